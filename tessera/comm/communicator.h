@@ -1,0 +1,60 @@
+// One narrow interface for everything that ranks say to each other.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include "tessera/layout/placement.h"
+
+namespace tessera::comm {
+
+using layout::ReduceOp;
+
+// A running collective. `wait` blocks until its tensors may be read and written again; it throws what the collective threw.
+// Every wait has the communicator's deadline. Destroying an unfinished Work waits for it (without throwing).
+class Work {
+ public:
+  virtual ~Work() = default;
+  virtual void wait() = 0;
+};
+using WorkPtr = std::unique_ptr<Work>;
+
+// The ranks of a group, and their collectives.
+//
+// Every method but `rank`, `size`, `ranks` and `name` is collective over the group (send and receive: over the pair): all members call them in
+// the same order with matching shapes and dtypes; a mismatch is a DivergenceError on every member that names both callers.
+// Tensors are plain, local and contiguous, and belong to the collective until `wait` returns. Tensors may be empty.
+// One thread uses a Communicator at a time. Sums have one fixed order: member 0 first.
+class Communicator {
+ public:
+  virtual ~Communicator() = default;
+
+  virtual int64_t rank() const = 0;                         // position in the group
+  virtual int64_t size() const = 0;
+  virtual const std::vector<int64_t>& ranks() const = 0;    // global ranks, by position
+  virtual const std::string& name() const = 0;              // for messages: the axis, `world`
+
+  // In place.
+  virtual WorkPtr all_reduce(at::Tensor tensor, ReduceOp op) = 0;
+  // outputs[i] becomes member i's input; the shapes may differ from member to member.
+  virtual WorkPtr all_gather(std::vector<at::Tensor> outputs, at::Tensor input) = 0;
+  // output becomes the combination over members j of their inputs[rank()].
+  virtual WorkPtr reduce_scatter(at::Tensor output, std::vector<at::Tensor> inputs, ReduceOp op) = 0;
+  // outputs[i] becomes member i's inputs[rank()].
+  virtual WorkPtr all_to_all(std::vector<at::Tensor> outputs, std::vector<at::Tensor> inputs) = 0;
+  virtual WorkPtr broadcast(at::Tensor tensor, int64_t root) = 0;
+  virtual WorkPtr send(at::Tensor tensor, int64_t to, int64_t tag) = 0;
+  virtual WorkPtr receive(at::Tensor tensor, int64_t from, int64_t tag) = 0;
+  virtual void barrier() = 0;
+
+  // The groups of a partition of this one: `groups` lists global ranks, the same on every member; returns the group that
+  // contains this rank.
+  virtual std::shared_ptr<Communicator> split(const std::vector<std::vector<int64_t>>& groups, std::string name) = 0;
+};
+
+}  // namespace tessera::comm

@@ -1,0 +1,93 @@
+// How one tensor is spread over a mesh.
+#pragma once
+
+#include <cstdint>
+#include <iosfwd>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <c10/core/ScalarType.h>
+#include <c10/util/ArrayRef.h>
+
+#include "tessera/layout/labels.h"
+#include "tessera/layout/mesh.h"
+#include "tessera/layout/placement.h"
+
+namespace tessera::layout {
+
+// The immutable record behind a Spec: mesh, placements, global shape and strides (those of the one-device program),
+// dtype and dim labels.
+struct SpecData {
+  Mesh mesh;
+  Placements placements;
+  std::vector<int64_t> sizes;
+  std::vector<int64_t> strides;
+  c10::ScalarType dtype = c10::ScalarType::Float;
+  Labels labels;
+  uint64_t hash = 0;
+
+  // Derived once: no axis is Partial; every axis is Replicate.
+  bool has_partial = false;
+  bool is_replicated = true;
+
+  int64_t ndim() const { return static_cast<int64_t>(sizes.size()); }
+  int64_t numel() const;
+  int64_t bytes() const;
+};
+
+// A handle to an interned SpecData: equal Specs are the same pointer, for the life of the process. Thread-safe.
+//
+// Normal form: an axis of size one is Replicate, unless Partial(avg) .. which is Replicate too (Note [Size-one axes]);
+// `order` is -1 where the axes that share a dim stand in mesh order; labels are empty when none is set.
+class Spec {
+ public:
+  Spec() = default;
+
+  // Throws if `placements` does not name every axis, a dim is out of range, a unit is below one, the axes that share a dim
+  // have no consistent order, or two Partial ops of different kinds meet.
+  static Spec make(const Mesh& mesh, const Placements& placements, c10::IntArrayRef sizes, c10::IntArrayRef strides,
+                   c10::ScalarType dtype, const Labels& labels = {});
+
+  // Contiguous strides.
+  static Spec contiguous(const Mesh& mesh, const Placements& placements, c10::IntArrayRef sizes, c10::ScalarType dtype,
+                         const Labels& labels = {});
+
+  const SpecData* operator->() const { return data_; }
+  const SpecData& operator*() const { return *data_; }
+  const SpecData* get() const { return data_; }
+  explicit operator bool() const { return data_ != nullptr; }
+  bool operator==(const Spec& other) const { return data_ == other.data_; }
+
+  // The same tensor, otherwise placed (or labelled).
+  Spec with(const Placements& placements) const;
+  Spec with_labels(const Labels& labels) const;
+
+  // What the rank at `coord` holds of each dim: nested cuts, always one contiguous run.
+  std::vector<Range> local_ranges(const Coord& coord) const;
+  std::vector<int64_t> local_sizes(const Coord& coord) const;
+
+  // `{dp: S(0), tp: R}`.
+  std::string layout_str() const;
+  // `float32[8, 16] {dp: S(0), tp: R}` with labels where there are any.
+  std::string str() const;
+
+ private:
+  explicit Spec(const SpecData* data) : data_(data) {}
+  const SpecData* data_ = nullptr;
+};
+
+std::ostream& operator<<(std::ostream& out, const Spec& spec);
+
+// Mesh axes that cut `dim`, slowest first (explicit order, then mesh order).
+std::vector<int64_t> axes_of_dim(const Mesh& mesh, const Placements& placements, int64_t dim);
+
+// The run of a dim of `size` that the rank at `coord` holds when the given placements cut it.
+Range local_range(const Mesh& mesh, const Placements& placements, int64_t dim, int64_t size, const Coord& coord);
+
+// `{dp: S(0), tp: R}`; parse_placements throws with the accepted form. Axes that are not named are Replicate.
+std::string str(const Mesh& mesh, const Placements& placements);
+Placements parse_placements(const Mesh& mesh, std::string_view text);
+Placement parse_placement(std::string_view text);
+
+}  // namespace tessera::layout

@@ -1,0 +1,41 @@
+// How many bytes were moved, by what, over which axis.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+namespace tessera::trace {
+
+// Bytes and calls of one kind of collective over one axis on behalf of one op.
+struct LedgerEntry {
+  std::string collective;  // all_reduce, all_gather, reduce_scatter, all_to_all, broadcast, send
+  std::string axis;        // mesh axis name
+  std::string op;          // the operator that needed it, or what the caller named
+  int64_t calls = 0;
+  // Bytes this rank sends under a ring algorithm (reference: P->R 2T(p-1)/p, S->R and P->S T(p-1)/p, S(i)->S(j) T(p-1)/p^2 .. per
+  // rank, T the tensor's bytes, p the ranks of the axis).
+  int64_t bytes = 0;
+};
+
+// What one rank sent. Not thread-safe: one per rank.
+class Ledger {
+ public:
+  void record(const char* collective, const std::string& axis, const char* op, int64_t bytes);
+  void clear();
+
+  // Sorted by axis, collective, op.
+  std::vector<LedgerEntry> entries() const;
+  int64_t total_bytes() const;
+  int64_t bytes_of(const std::string& collective, const std::string& axis) const;
+  int64_t calls_of(const std::string& collective, const std::string& axis) const;
+
+  // `{"entries": [...], "total_bytes": n}`.
+  std::string json() const;
+
+ private:
+  std::map<std::vector<std::string>, LedgerEntry> entries_;
+};
+
+}  // namespace tessera::trace
