@@ -5,7 +5,6 @@ option(TESSERA_BENCHMARKS "Build the benchmarks" OFF)
 set(CMAKE_CXX_STANDARD 20)
 set(CMAKE_CXX_STANDARD_REQUIRED ON)
 set(CMAKE_CXX_EXTENSIONS OFF)
-set(CMAKE_POSITION_INDEPENDENT_CODE ON)
 if(NOT CMAKE_BUILD_TYPE)
   set(CMAKE_BUILD_TYPE Release CACHE STRING "" FORCE)
 endif()
@@ -21,3 +20,9 @@ endif()
 
 # No contraction: the order and rounding of every sum is ours to choose.
 add_compile_options(-Wall -Wextra -Wno-unused-parameter -ffp-contract=off)
+
+# One kind of code for libraries and programs, so that all share the precompiled header.
+add_compile_options(-fPIC)
+
+# Messages name files as the repository does, wherever it lies.
+add_compile_options(-fmacro-prefix-map=${CMAKE_CURRENT_SOURCE_DIR}/=)
