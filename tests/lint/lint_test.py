@@ -1,0 +1,116 @@
+#!/usr/bin/env python3
+"""The checks of tools/ find what they are for."""
+
+import sys
+import tempfile
+import unittest
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tools"))
+
+import check_floors  # noqa: E402
+import check_paths  # noqa: E402
+import check_sizes  # noqa: E402
+import check_text  # noqa: E402
+
+
+class Tree(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.root = Path(folder.name)
+        self.write("CMakeLists.txt", "set(TESSERA_FLOORS\n  base layout  # low\n  comm models cli)\n")
+
+    def write(self, name, text):
+        path = self.root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+
+class Floors(Tree):
+    def setUp(self):
+        super().setUp()
+        self.write("tessera/base/CMakeLists.txt", "tessera_floor(NAME base SOURCES a.cpp)")
+        self.write("tessera/layout/CMakeLists.txt", "tessera_floor(NAME layout SOURCES a.cpp DEPENDS base)")
+        self.write("tessera/comm/CMakeLists.txt", "tessera_floor(NAME comm SOURCES a.cpp\n  DEPENDS layout LIBRARIES fmt)")
+
+    def test_lower_floors_are_free(self):
+        self.write("tessera/comm/a.cpp", '#include "tessera/base/a.h"\n#include "tessera/layout/a.h"\n')
+        self.write("tessera/models/a.h", "#include <torch/torch.h>\n")
+        self.write("tessera/tessera.h", '#include "tessera/models/a.h"\n')
+        self.assertEqual(check_floors.check(self.root), [])
+
+    def test_a_higher_floor_is_wrong(self):
+        self.write("tessera/layout/a.h", '#include "tessera/comm/a.h"\n')
+        self.assertIn("above layout", check_floors.check(self.root)[0])
+
+    def test_an_undeclared_floor_is_wrong(self):
+        self.write("tessera/layout/CMakeLists.txt", "tessera_floor(NAME layout SOURCES a.cpp)")
+        self.write("tessera/layout/a.h", '#include "tessera/base/a.h"\n')
+        self.assertIn("does not declare", check_floors.check(self.root)[0])
+
+    def test_all_of_torch_is_for_models(self):
+        self.write("tessera/comm/a.h", "#include <torch/torch.h>\n")
+        self.assertIn("ATen/ops", check_floors.check(self.root)[0])
+
+    def test_a_declaration_upwards_is_wrong(self):
+        self.write("tessera/base/CMakeLists.txt", "tessera_floor(NAME base SOURCES a.cpp DEPENDS comm)")
+        self.assertIn("not below it", check_floors.check(self.root)[0])
+
+    def test_a_folder_that_is_no_floor_is_wrong(self):
+        self.write("tessera/helpers/a.h", "")
+        self.assertIn("on no floor", check_floors.check(self.root)[0])
+
+
+class Sizes(Tree):
+    def functions(self, text):
+        return [(name, last - first + 1) for name, first, last in check_sizes.cpp_functions(text)]
+
+    def test_functions_are_found_and_measured(self):
+        text = """namespace a {
+        struct S { S(int x) : x_{x} {
+            if (x) { x_ = 1; }
+          }
+          int get() const { return x_; }
+          int x_ = 0;
+        };
+        template <class T>
+        T twice(T x) {
+          auto f = [](T y) { return y; };
+          return f(x) + f(x);
+        }
+        const int kTable[] = {1, 2};
+        #define BRACES ) { \\
+          {
+        TEST(Suite, Name) {
+          EXPECT_EQ("}", '}');  // }
+        }
+        }"""
+        self.assertEqual(self.functions(text), [("S", 3), ("get", 1), ("twice", 5), ("TEST", 3)])
+
+    def test_long_ones_are_reported(self):
+        self.write("tessera/base/a.h", "\n" * 401)
+        self.write("tessera/base/b.cpp", "void f() {\n" + "  g();\n" * 60 + "}\n")
+        self.write("tests/unit/base/c.cpp", "\n" * 900)
+        wrong, ask = check_sizes.check(self.root)
+        self.assertEqual(len(wrong), 1)
+        self.assertIn("a.h: a header of 401 lines", wrong[0])
+        self.assertIn("b.cpp:1 f: a function of 62 lines", ask[0])
+        self.assertIn("c.cpp: a test of 900 lines", ask[1])
+
+
+class Paths(Tree):
+    def test_a_home_is_found(self):
+        self.write("docs/a.md", "see https://example.com/home/x and build/work/a\nread " + "/home" + "/someone/a.txt\n")
+        self.assertEqual([line.split(": ")[0] for line in check_paths.check(self.root)], ["docs/a.md:2"])
+
+
+class Text(unittest.TestCase):
+    def test_a_cut_text_is_found(self):
+        text = (Path(__file__).resolve().parents[2] / "examples/data/kjv.txt").read_text()
+        self.assertEqual(check_text.check(text), [])
+        self.assertEqual(check_text.check(text[:-100]), ["31101 verses instead of 31102"])
+
+
+if __name__ == "__main__":
+    unittest.main()
