@@ -1,0 +1,332 @@
+#include "tessera/random/counter.h"
+
+#include <cmath>
+#include <limits>
+#include <type_traits>
+
+#include <c10/util/BFloat16.h>
+#include <c10/util/Half.h>
+
+#include "tessera/base/error.h"
+#include "tessera/base/hash.h"
+
+namespace tessera::random {
+namespace {
+
+constexpr int64_t kBatch = 64;  // blocks made at once
+constexpr int64_t kGroup = 8;   // of these, side by side in vector registers
+
+struct BlockSource {
+  explicit BlockSource(const Stream& stream) : step(static_cast<uint32_t>(stream.step)) {
+    TESSERA_CHECK(stream.step >> 32 == 0, "[random] step ", stream.step, "; the counter generator has 2^32 steps");
+    const uint64_t hash = base::hash_combine(base::hash_mix(stream.seed), stream.site);
+    key = {static_cast<uint32_t>(hash), static_cast<uint32_t>(hash >> 32)};
+  }
+
+  PhiloxWords block(int64_t sample, int64_t number) const {
+    return philox({static_cast<uint32_t>(number), static_cast<uint32_t>(number >> 32), static_cast<uint32_t>(sample), step},
+                  key);
+  }
+
+  // The words of `count` <= kBatch neighbouring blocks, one after the other.
+  void blocks(int64_t sample, int64_t first, int64_t count, uint32_t* words) const {
+    int64_t at = 0;
+    for (; at + kGroup <= count; at += kGroup) {
+      group(sample, first + at, words + 4 * at);
+    }
+    for (; at < count; ++at) {
+      const PhiloxWords one = block(sample, first + at);
+      std::copy(one.begin(), one.end(), words + 4 * at);
+    }
+  }
+
+  // philox() of kGroup blocks, lane by lane so that the compiler uses vector registers.
+  void group(int64_t sample, int64_t first, uint32_t* words) const {
+    uint32_t c0[kGroup], c1[kGroup], c2[kGroup], c3[kGroup];
+    for (int64_t j = 0; j < kGroup; ++j) {
+      c0[j] = static_cast<uint32_t>(first + j);
+      c1[j] = static_cast<uint32_t>((first + j) >> 32);
+      c2[j] = static_cast<uint32_t>(sample);
+      c3[j] = step;
+    }
+    uint32_t k0 = key[0];
+    uint32_t k1 = key[1];
+    for (int round = 0; round < 10; ++round, k0 += 0x9E3779B9, k1 += 0xBB67AE85) {
+      for (int64_t j = 0; j < kGroup; ++j) {
+        const uint64_t product0 = uint64_t{0xD2511F53} * c0[j];
+        const uint64_t product1 = uint64_t{0xCD9E8D57} * c2[j];
+        c0[j] = static_cast<uint32_t>(product1 >> 32) ^ c1[j] ^ k0;
+        c1[j] = static_cast<uint32_t>(product1);
+        c2[j] = static_cast<uint32_t>(product0 >> 32) ^ c3[j] ^ k1;
+        c3[j] = static_cast<uint32_t>(product0);
+      }
+    }
+    for (int64_t j = 0; j < kGroup; ++j) {
+      const uint32_t block_words[4] = {c0[j], c1[j], c2[j], c3[j]};
+      std::copy(block_words, block_words + 4, words + 4 * j);
+    }
+  }
+
+  PhiloxKey key;
+  uint32_t step;
+};
+
+uint64_t wide(const uint32_t* words) { return words[0] | uint64_t{words[1]} << 32; }
+
+uint64_t bounded(uint64_t bits, uint64_t range) {
+  return static_cast<uint64_t>(static_cast<unsigned __int128>(bits) * range >> 64);
+}
+
+// Each sampler turns the four words of a block into kValues neighbouring elements.
+
+template <typename T>
+struct UniformSampler {
+  static constexpr bool kDouble = std::is_same_v<T, double>;
+  static constexpr int64_t kValues = kDouble ? 2 : 4;
+  using Math = std::conditional_t<kDouble, double, float>;
+
+  explicit UniformSampler(const Uniform& d)
+      : from(static_cast<Math>(d.from)), range(static_cast<Math>(d.to) - from),
+        top(static_cast<Math>(static_cast<T>(d.to))) {
+    TESSERA_CHECK(d.from <= d.to && std::isfinite(range), "[uniform] cannot draw from [", d.from, ", ", d.to,
+                  "); give from <= to and a range that the dtype can hold");
+  }
+
+  void operator()(const uint32_t* words, T* out) const {
+    for (int64_t j = 0; j < kValues; ++j) {
+      Math unit;
+      if constexpr (kDouble) {
+        unit = static_cast<double>(wide(words + 2 * j) >> 11) * 0x1p-53;
+      } else {
+        unit = static_cast<float>(words[j] >> 8) * 0x1p-24f;
+      }
+      const T value = static_cast<T>(unit * range + from);
+      out[j] = static_cast<Math>(value) < top ? value : static_cast<T>(from);
+    }
+  }
+
+  Math from, range, top;
+};
+
+template <typename T>
+struct NormalSampler {
+  static constexpr int64_t kValues = std::is_same_v<T, double> ? 2 : 4;
+  using Math = std::conditional_t<std::is_same_v<T, double>, double, float>;
+
+  explicit NormalSampler(const Normal& d) : mean(d.mean), std(d.std) {
+    TESSERA_CHECK(d.std >= 0, "[normal] standard deviation ", d.std, "; it must be at least 0");
+  }
+
+  void operator()(const uint32_t* words, T* out) const {
+    for (int64_t j = 0; j < kValues; j += 2) {
+      double first, second;
+      if constexpr (kValues == 2) {
+        first = (static_cast<double>(wide(words) >> 11) + 0.5) * 0x1p-53;
+        second = (static_cast<double>(wide(words + 2) >> 11) + 0.5) * 0x1p-53;
+      } else {
+        first = (static_cast<double>(words[j]) + 0.5) * 0x1p-32;
+        second = (static_cast<double>(words[j + 1]) + 0.5) * 0x1p-32;
+      }
+      const double radius = std::sqrt(-2.0 * std::log(first));
+      const double angle = 6.283185307179586476925 * second;
+      out[j] = static_cast<T>(static_cast<Math>(radius * std::cos(angle) * std + mean));
+      out[j + 1] = static_cast<T>(static_cast<Math>(radius * std::sin(angle) * std + mean));
+    }
+  }
+
+  double mean, std;
+};
+
+template <typename T>
+struct ExponentialSampler {
+  static constexpr int64_t kValues = std::is_same_v<T, double> ? 2 : 4;
+  using Math = std::conditional_t<std::is_same_v<T, double>, double, float>;
+
+  explicit ExponentialSampler(const Exponential& d) : lambda(d.lambda) {
+    TESSERA_CHECK(d.lambda > 0, "[exponential] rate ", d.lambda, "; it must be positive");
+  }
+
+  void operator()(const uint32_t* words, T* out) const {
+    for (int64_t j = 0; j < kValues; ++j) {
+      double unit;
+      if constexpr (kValues == 2) {
+        unit = (static_cast<double>(wide(words + 2 * j) >> 12) + 0.5) * 0x1p-52;
+      } else {
+        unit = (static_cast<double>(words[j]) + 0.5) * 0x1p-32;
+      }
+      const T value = static_cast<T>(static_cast<Math>(-std::log(unit) / lambda));
+      out[j] = value > T(0) ? value : std::numeric_limits<T>::denorm_min();
+    }
+  }
+
+  double lambda;
+};
+
+template <typename T>
+struct BernoulliSampler {
+  static constexpr int64_t kValues = 4;
+
+  explicit BernoulliSampler(const Bernoulli& d) : threshold(static_cast<uint32_t>(std::ceil(d.p * 0x1p24))) {
+    TESSERA_CHECK(0 <= d.p && d.p <= 1, "[bernoulli] probability ", d.p, "; it must lie in [0, 1]");
+  }
+
+  void operator()(const uint32_t* words, T* out) const {
+    for (int64_t j = 0; j < kValues; ++j) {
+      out[j] = static_cast<T>((words[j] >> 8) < threshold ? 1.0f : 0.0f);
+    }
+  }
+
+  uint32_t threshold;
+};
+
+template <typename T, bool kWide>
+struct IntegerSampler {
+  static constexpr int64_t kValues = kWide ? 2 : 4;
+
+  void operator()(const uint32_t* words, T* out) const {
+    for (int64_t j = 0; j < kValues; ++j) {
+      const uint64_t place = kWide ? bounded(wide(words + 2 * j), range) : words[j] * range >> 32;
+      out[j] = static_cast<T>(static_cast<int64_t>(static_cast<uint64_t>(from) + place));
+    }
+  }
+
+  int64_t from;
+  uint64_t range;
+};
+
+template <typename T, typename Sampler>
+void fill_run(T* out, ElementRun run, const BlockSource& source, const Sampler& sampler) {
+  constexpr int64_t kValues = Sampler::kValues;
+  uint32_t words[4 * kBatch];
+  T values[kValues * kBatch];
+  int64_t block = run.element / kValues;
+  int64_t skip = run.element % kValues;
+  while (run.count > 0) {
+    const int64_t blocks = std::min(kBatch, (skip + run.count + kValues - 1) / kValues);
+    source.blocks(run.sample, block, blocks, words);
+    const int64_t count = std::min(run.count, blocks * kValues - skip);
+    const bool in_place = count == blocks * kValues;
+    T* target = in_place ? out : values;
+    for (int64_t j = 0; j < blocks; ++j) {
+      sampler(words + 4 * j, target + kValues * j);
+    }
+    if (!in_place) {
+      std::copy(values + skip, values + skip + count, out);
+    }
+    out += count;
+    run.count -= count;
+    block += blocks;
+    skip = 0;
+  }
+}
+
+template <typename T, typename Sampler>
+void fill_with(at::Tensor& local, const Region& region, const BlockSource& source, const Sampler& sampler) {
+  T* out = local.data_ptr<T>();
+  for_each_run(region, [&](const ElementRun& run) {
+    fill_run(out, run, source, sampler);
+    out += run.count;
+  });
+}
+
+template <typename T>
+void fill_real(at::Tensor& local, const Region& region, const BlockSource& source, const Distribution& distribution) {
+  if (const auto* uniform = std::get_if<Uniform>(&distribution)) {
+    fill_with<T>(local, region, source, UniformSampler<T>(*uniform));
+  } else if (const auto* normal = std::get_if<Normal>(&distribution)) {
+    fill_with<T>(local, region, source, NormalSampler<T>(*normal));
+  } else {
+    fill_with<T>(local, region, source, ExponentialSampler<T>(std::get<Exponential>(distribution)));
+  }
+}
+
+template <typename T>
+void fill_discrete(at::Tensor& local, const Region& region, const BlockSource& source, const Distribution& distribution) {
+  if (const auto* bernoulli = std::get_if<Bernoulli>(&distribution)) {
+    fill_with<T>(local, region, source, BernoulliSampler<T>(*bernoulli));
+    return;
+  }
+  const auto& integers = std::get<Integers>(distribution);
+  TESSERA_CHECK(integers.from < integers.to, "[random integers] cannot draw from [", integers.from, ", ", integers.to,
+                "); give from < to");
+  if constexpr (std::is_integral_v<T>) {
+    using Limits = std::numeric_limits<T>;
+    TESSERA_CHECK(integers.from >= static_cast<int64_t>(Limits::lowest()) &&
+                      integers.to - 1 <= static_cast<int64_t>(Limits::max()),
+                  "[random integers] [", integers.from, ", ", integers.to, ") does not fit ", local.scalar_type());
+  }
+  const uint64_t range = static_cast<uint64_t>(integers.to) - static_cast<uint64_t>(integers.from);
+  if (range >> 32 == 0) {
+    fill_with<T>(local, region, source, IntegerSampler<T, false>{integers.from, range});
+  } else {
+    fill_with<T>(local, region, source, IntegerSampler<T, true>{integers.from, range});
+  }
+}
+
+bool is_discrete(const Distribution& distribution) {
+  return std::holds_alternative<Bernoulli>(distribution) || std::holds_alternative<Integers>(distribution);
+}
+
+}  // namespace
+
+Site make_site(std::string_view name) { return {base::hash_string(name), std::string(name)}; }
+
+void fill(at::Tensor& local, const Region& region, const Stream& stream, const Distribution& distribution) {
+  TESSERA_CHECK(local.device().is_cpu() && local.is_contiguous(),
+                "[random fill] needs a contiguous tensor on the CPU; this one is on ", local.device(), " with strides ",
+                local.strides());
+  TESSERA_CHECK(local.sizes() == at::IntArrayRef(local_sizes(region)), "[random fill] local tensor of sizes ",
+                local.sizes(), " for a region of ", at::IntArrayRef(local_sizes(region)));
+  const BlockSource source(stream);
+  const auto fill_either = [&]<typename T>(T) {
+    is_discrete(distribution) ? fill_discrete<T>(local, region, source, distribution)
+                              : fill_real<T>(local, region, source, distribution);
+  };
+  switch (local.scalar_type()) {
+    case at::kDouble: return fill_either(double{});
+    case at::kFloat: return fill_either(float{});
+    case at::kHalf: return fill_either(at::Half{});
+    case at::kBFloat16: return fill_either(at::BFloat16{});
+    default: break;
+  }
+  TESSERA_CHECK(is_discrete(distribution), "[random fill] no ", local.scalar_type(),
+                " values of a continuous distribution; accepted: float64, float32, float16, bfloat16");
+  switch (local.scalar_type()) {
+    case at::kLong: return fill_discrete<int64_t>(local, region, source, distribution);
+    case at::kInt: return fill_discrete<int32_t>(local, region, source, distribution);
+    case at::kShort: return fill_discrete<int16_t>(local, region, source, distribution);
+    case at::kChar: return fill_discrete<int8_t>(local, region, source, distribution);
+    case at::kByte: return fill_discrete<uint8_t>(local, region, source, distribution);
+    case at::kBool: return fill_discrete<bool>(local, region, source, distribution);
+    default:
+      TESSERA_CHECK(false, "[random fill] no values of dtype ", local.scalar_type(),
+                    "; accepted: float64, float32, float16, bfloat16, int64, int32, int16, int8, uint8, bool");
+  }
+}
+
+void fill_permutation(at::Tensor& out, const Stream& stream) {
+  TESSERA_CHECK(out.device().is_cpu() && out.is_contiguous() && out.scalar_type() == at::kLong && out.dim() == 1,
+                "[randperm] needs a contiguous int64 tensor of one dim on the CPU");
+  const int64_t n = out.numel();
+  const BlockSource source(stream);
+  std::vector<std::pair<uint64_t, int64_t>> keys(static_cast<size_t>(n));
+  for (int64_t i = 0; i < n; i += 2) {
+    const PhiloxWords words = source.block(0, i / 2);
+    keys[i] = {wide(words.data()), i};
+    if (i + 1 < n) {
+      keys[i + 1] = {wide(words.data() + 2), i + 1};
+    }
+  }
+  std::sort(keys.begin(), keys.end());
+  std::transform(keys.begin(), keys.end(), out.data_ptr<int64_t>(), [](const auto& key) { return key.second; });
+}
+
+int64_t draw_integer(const Stream& stream, int64_t sample, int64_t element, int64_t range) {
+  TESSERA_CHECK(range > 0, "[random integer] range ", range, "; it must be positive");
+  TESSERA_CHECK(sample >= 0 && sample >> 32 == 0 && element >= 0 && element >> 40 == 0, "[random integer] sample ", sample,
+                ", element ", element, "; accepted: samples below 2^32, elements below 2^40");
+  const PhiloxWords words = BlockSource(stream).block(sample, element / 2);
+  return static_cast<int64_t>(bounded(wide(words.data() + 2 * (element % 2)), static_cast<uint64_t>(range)));
+}
+
+}  // namespace tessera::random
