@@ -28,7 +28,8 @@ class Mesh {
   // The mesh of one rank, with no axes.
   Mesh();
 
-  // Ranks 0..n-1 in order, n the product of the sizes. Throws if a name is empty or repeated, or a size is below one.
+  // Ranks 0..n-1 in order, n the product of the sizes. Throws if a name is repeated or is not made of letters, digits and _
+  // (a digit not first), or a size is below one.
   explicit Mesh(std::vector<Axis> axes);
 
   // The given ranks, row-major over the axes. Throws if their number is not the product of the sizes or one is repeated.
@@ -56,19 +57,22 @@ class Mesh {
   // The ranks that differ from `coord` along `axis` only, in order of that axis.
   std::vector<int64_t> line(int64_t axis, const Coord& coord) const;
 
-  // The mesh of the named axes that passes through `rank`.
+  // The mesh of the named axes, in the order named, that passes through `rank`.
   Mesh submesh(const std::vector<std::string>& axes, int64_t rank) const;
 
-  // The named axes merged into one called `name`, first named slowest, standing where the first of them stood.
+  // The named axes merged into one called `name`, first named slowest, standing where the first named stood.
   Mesh flatten(const std::vector<std::string>& axes, std::string name) const;
 
-  // `dp=2,tp=4`; `1` for the mesh of one.
+  // `dp=2,tp=4`; `1` for the mesh of one. The axes only: which ranks they hold is not printed.
   std::string str() const;
 
   bool operator==(const Mesh& other) const { return data_ == other.data_; }
 
   // Identity of the interned record: equal exactly for equal meshes, stable for the life of the process.
   const void* id() const { return data_; }
+
+  // A hash of the content: the same in every process.
+  uint64_t hash() const;
 
  private:
   struct Data;

@@ -38,14 +38,15 @@ struct SpecData {
 
 // A handle to an interned SpecData: equal Specs are the same pointer, for the life of the process. Thread-safe.
 //
-// Normal form: an axis of size one is Replicate, unless Partial(avg) .. which is Replicate too (Note [Size-one axes]);
-// `order` is -1 where the axes that share a dim stand in mesh order; labels are empty when none is set.
+// Normal form: an axis of size one is always Replicate (every placement on it means the same); `order` is -1 where the
+// axes that share a dim stand in mesh order, else 0, 1, ... slowest first; labels are as normal_labels makes them.
 class Spec {
  public:
   Spec() = default;
 
   // Throws if `placements` does not name every axis, a dim is out of range, a unit is below one, the axes that share a dim
-  // have no consistent order, or two Partial ops of different kinds meet.
+  // have no consistent order (all explicit and distinct; or those without one fill the free positions), or two Partial ops
+  // meet that do not commute (sum and avg do).
   static Spec make(const Mesh& mesh, const Placements& placements, c10::IntArrayRef sizes, c10::IntArrayRef strides,
                    c10::ScalarType dtype, const Labels& labels = {});
 
@@ -79,10 +80,17 @@ class Spec {
 
 std::ostream& operator<<(std::ostream& out, const Spec& spec);
 
+// The placements in the normal form of a Spec. Throws if they do not name every axis.
+Placements normal_form(const Mesh& mesh, const Placements& placements);
+
+// Whether Spec::make accepts these placements for a tensor of `ndim` dims.
+bool is_valid(const Mesh& mesh, const Placements& placements, int64_t ndim);
+
 // Mesh axes that cut `dim`, slowest first (explicit order, then mesh order).
 std::vector<int64_t> axes_of_dim(const Mesh& mesh, const Placements& placements, int64_t dim);
 
-// The run of a dim of `size` that the rank at `coord` holds when the given placements cut it.
+// The run of a dim of `size` that the rank at `coord` holds when the given placements cut it: every axis cuts, as cut()
+// does, what the slower ones left. An inner cut falls on global multiples of its unit only where the outer cuts do.
 Range local_range(const Mesh& mesh, const Placements& placements, int64_t dim, int64_t size, const Coord& coord);
 
 // `{dp: S(0), tp: R}`; parse_placements throws with the accepted form. Axes that are not named are Replicate.

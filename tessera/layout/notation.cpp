@@ -1,0 +1,180 @@
+// The one notation of layouts: what prints and what reads it.
+#include <algorithm>
+#include <ostream>
+
+#include "tessera/base/error.h"
+#include "tessera/base/text.h"
+#include "tessera/layout/spec.h"
+
+namespace tessera::layout {
+
+namespace {
+
+constexpr ReduceOp kOps[] = {ReduceOp::kSum, ReduceOp::kMax, ReduceOp::kMin, ReduceOp::kProd, ReduceOp::kAvg};
+
+// Takes `prefix` off the front of `text`.
+bool take(std::string_view& text, std::string_view prefix) {
+  if (text.substr(0, prefix.size()) != prefix) {
+    return false;
+  }
+  text.remove_prefix(prefix.size());
+  return true;
+}
+
+// Takes an integer off the front of `text`.
+std::optional<int64_t> take_int(std::string_view& text) {
+  const size_t end = std::min(text.find_first_not_of("0123456789"), text.size());
+  const auto value = base::try_parse_int(text.substr(0, end));
+  text.remove_prefix(end);
+  return value;
+}
+
+std::optional<Placement> try_parse_shard(std::string_view text) {
+  ShardOptions options;
+  const auto dim = take_int(text);
+  if (take(text, ";")) {
+    options.unit = take_int(text).value_or(0);
+  }
+  if (take(text, "@")) {
+    options.order = static_cast<int>(std::min<int64_t>(take_int(text).value_or(-2), 128));
+  }
+  const bool is_read = dim && *dim <= INT32_MAX && options.unit >= 1 && options.order >= -1 && options.order <= 127;
+  return is_read && text == ")" ? std::optional(Shard(*dim, options)) : std::nullopt;
+}
+
+std::optional<Placement> try_parse_placement(std::string_view text) {
+  if (text == "R") {
+    return Replicate();
+  }
+  if (text == "P") {
+    return Partial();
+  }
+  for (ReduceOp op : kOps) {
+    if (text == Partial(op).str() || text == std::string("P(") + name_of(op) + ")") {
+      return Partial(op);
+    }
+  }
+  return take(text, "S(") ? try_parse_shard(text) : std::nullopt;
+}
+
+std::string without_spaces(std::string_view text) {
+  std::string result;
+  for (char c : text) {
+    if (c != ' ' && c != '\t') {
+      result += c;
+    }
+  }
+  return result;
+}
+
+std::vector<std::string> axis_names(const Mesh& mesh) {
+  std::vector<std::string> names;
+  for (const Axis& axis : mesh.axes()) {
+    names.push_back(axis.name);
+  }
+  return names;
+}
+
+}  // namespace
+
+std::string Placement::str() const {
+  if (is_replicate()) {
+    return "R";
+  }
+  if (is_partial()) {
+    return op == ReduceOp::kSum ? "P" : std::string("P(") + name_of(op) + ")";
+  }
+  std::string text = "S(" + std::to_string(dim);
+  if (unit != 1) {
+    text += ";" + std::to_string(unit);
+  }
+  if (order >= 0) {
+    text += "@" + std::to_string(order);
+  }
+  return text + ")";
+}
+
+Placement parse_placement(std::string_view text) {
+  const auto placement = try_parse_placement(without_spaces(text));
+  TESSERA_CHECK_AS(ConfigError, placement, "[layout] \"", text,
+                   "\" is no placement; accepted: R, S(dim), S(dim;unit), S(dim@order), S(dim;unit@order), P, P(sum), P(max), "
+                   "P(min), P(prod), P(avg)");
+  return *placement;
+}
+
+std::string str(const Mesh& mesh, const Placements& placements) {
+  std::string text = "{";
+  for (size_t i = 0; i < placements.size(); ++i) {
+    text += i == 0 ? "" : ", ";
+    text += (static_cast<int64_t>(i) < mesh.ndim() ? mesh.axes()[i].name : "?") + ": " + placements[i].str();
+  }
+  return text + "}";
+}
+
+Placements parse_placements(const Mesh& mesh, std::string_view text) {
+  constexpr const char* kForm = "; accepted: {dp: S(0), tp: R}, axes that are not named being R";
+  std::string_view inner = base::trim(text);
+  TESSERA_CHECK_AS(ConfigError, inner.size() >= 2 && inner.front() == '{' && inner.back() == '}', "[layout] \"", text,
+                   "\" is no list of placements", kForm);
+  inner = inner.substr(1, inner.size() - 2);
+  Placements result(mesh.ndim());
+  std::vector<bool> is_named(mesh.ndim());
+  for (const std::string& item : base::trim(inner).empty() ? std::vector<std::string>{} : base::split(inner, ',')) {
+    const size_t colon = item.find(':');
+    TESSERA_CHECK_AS(ConfigError, colon != std::string::npos, "[layout] \"", item, "\" in \"", text,
+                     "\" has no `axis:`", kForm);
+    const std::string name(base::trim(std::string_view(item).substr(0, colon)));
+    const auto axis = mesh.find_axis(name);
+    TESSERA_CHECK_AS(ConfigError, axis, "[layout] no axis \"", name, "\" in mesh {", mesh.str(), "}, named by \"", text,
+                     "\"", base::did_you_mean(name, axis_names(mesh)));
+    TESSERA_CHECK_AS(ConfigError, !is_named[*axis], "[layout] axis ", name, " is named twice in \"", text, "\"");
+    is_named[*axis] = true;
+    result[*axis] = parse_placement(std::string_view(item).substr(colon + 1));
+  }
+  return result;
+}
+
+std::string Mesh::str() const {
+  if (axes().empty()) {
+    return "1";
+  }
+  return base::join(axes(), ",", [](std::ostream& out, const Axis& axis) { out << axis.name << '=' << axis.size; });
+}
+
+Mesh Mesh::parse(std::string_view text) {
+  constexpr const char* kForm = "; accepted: dp=2,tp=4 (distinct names, sizes of at least 1), or 1 for the mesh of one";
+  if (base::trim(text) == "1") {
+    return Mesh();
+  }
+  std::vector<Axis> axes;
+  for (const std::string& item : base::split(text, ',')) {
+    const size_t equals = item.find('=');
+    const auto size = equals == std::string::npos ? std::nullopt
+                                                  : base::try_parse_int(base::trim(std::string_view(item).substr(equals + 1)));
+    TESSERA_CHECK_AS(ConfigError, size && *size >= 1, "[mesh] \"", text, "\" is no mesh: \"", item, "\"", kForm);
+    axes.push_back({std::string(base::trim(std::string_view(item).substr(0, equals))), *size});
+  }
+  try {
+    return Mesh(std::move(axes));
+  } catch (const c10::Error& error) {
+    TESSERA_THROW(ConfigError, "[mesh] \"", text, "\" is no mesh: ", error.what_without_backtrace(), kForm);
+  }
+}
+
+std::string Spec::layout_str() const {
+  return layout::str(data_->mesh, data_->placements);
+}
+
+std::string Spec::str() const {
+  if (data_ == nullptr) {
+    return "no spec";
+  }
+  std::string text = std::string(c10::getDtypeNames(data_->dtype).first) + "[" + base::join(data_->sizes, ", ") + "] " + layout_str();
+  return data_->labels.empty() ? text : text + " " + layout::str(data_->labels);
+}
+
+std::ostream& operator<<(std::ostream& out, const Spec& spec) {
+  return out << spec.str();
+}
+
+}  // namespace tessera::layout

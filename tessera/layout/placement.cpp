@@ -1,0 +1,52 @@
+#include "tessera/layout/placement.h"
+
+#include <algorithm>
+#include <limits>
+
+#include "tessera/base/error.h"
+
+namespace tessera::layout {
+
+Placement Replicate() {
+  return {};
+}
+
+Placement Shard(int64_t dim, ShardOptions options) {
+  TESSERA_CHECK(dim >= 0 && dim <= std::numeric_limits<int32_t>::max(),
+                "[layout] Shard(", dim, "): the dim must be 0 or more; count negative dims from the front first");
+  TESSERA_CHECK(options.unit >= 1, "[layout] Shard(", dim, ") with unit ", options.unit, ": the unit must be at least 1");
+  TESSERA_CHECK(options.order >= -1 && options.order <= 127,
+                "[layout] Shard(", dim, ") with order ", options.order, ": the order must be -1 (mesh order) or 0 to 127");
+  Placement result;
+  result.kind = Placement::Kind::kShard;
+  result.dim = static_cast<int32_t>(dim);
+  result.order = static_cast<int8_t>(options.order);
+  result.unit = options.unit;
+  return result;
+}
+
+Placement Partial(ReduceOp op) {
+  Placement result;
+  result.kind = Placement::Kind::kPartial;
+  result.op = op;
+  return result;
+}
+
+const char* name_of(ReduceOp op) {
+  switch (op) {
+    case ReduceOp::kSum: return "sum";
+    case ReduceOp::kMax: return "max";
+    case ReduceOp::kMin: return "min";
+    case ReduceOp::kProd: return "prod";
+    case ReduceOp::kAvg: return "avg";
+  }
+  TESSERA_ASSERT(false, "ReduceOp ", static_cast<int>(op));
+}
+
+Range cut(int64_t size, int64_t parts, int64_t index, int64_t unit) {
+  const int64_t units = (size + unit - 1) / unit;
+  const int64_t step = (units + parts - 1) / parts * unit;
+  return {std::min(index * step, size), std::min((index + 1) * step, size)};
+}
+
+}  // namespace tessera::layout

@@ -1,0 +1,292 @@
+#include "tessera/layout/spec.h"
+
+#include <algorithm>
+#include <numeric>
+#include <ostream>
+
+#include <c10/util/SmallVector.h>
+
+#include "tessera/base/error.h"
+#include "tessera/base/hash.h"
+#include "tessera/base/text.h"
+#include "tessera/layout/intern.h"
+
+namespace tessera::layout {
+
+namespace {
+
+using AxisList = c10::SmallVector<int64_t, 8>;
+using PlacementList = c10::SmallVector<Placement, 8>;
+using PlacementsRef = c10::ArrayRef<Placement>;
+
+// The axes that cut `dim`, slowest first, or nothing when their orders contradict.
+bool find_axes_of_dim(PlacementsRef placements, int64_t dim, AxisList& axes) {
+  axes.clear();
+  bool is_explicit = false;
+  bool is_mixed = false;
+  for (size_t a = 0; a < placements.size(); ++a) {
+    if (placements[a].is_shard(dim)) {
+      (placements[a].order >= 0 ? is_explicit : is_mixed) = true;
+      axes.push_back(static_cast<int64_t>(a));
+    }
+  }
+  if (!is_explicit || axes.size() == 1) {
+    return true;
+  }
+  const auto order = [&](int64_t axis) { return placements[axis].order; };
+  if (!is_mixed) {
+    std::stable_sort(axes.begin(), axes.end(), [&](int64_t a, int64_t b) { return order(a) < order(b); });
+    return std::adjacent_find(axes.begin(), axes.end(), [&](int64_t a, int64_t b) { return order(a) == order(b); }) ==
+           axes.end();
+  }
+  AxisList placed(axes.size(), -1);
+  for (int64_t axis : axes) {
+    if (order(axis) >= 0) {
+      if (order(axis) >= static_cast<int64_t>(axes.size()) || placed[order(axis)] >= 0) {
+        return false;
+      }
+      placed[order(axis)] = axis;
+    }
+  }
+  auto free = placed.begin();
+  for (int64_t axis : axes) {
+    if (order(axis) < 0) {
+      free = std::find(free, placed.end(), -1);
+      *free = axis;
+    }
+  }
+  axes = placed;
+  return true;
+}
+
+// Writes the normal form of the orders of the axes that cut the dim of axis `first`.
+void normalise_orders(PlacementList& placements, size_t first) {
+  AxisList axes;
+  if (!find_axes_of_dim(placements, placements[first].dim, axes)) {
+    return;
+  }
+  const bool in_mesh_order = std::is_sorted(axes.begin(), axes.end());
+  for (size_t i = 0; i < axes.size(); ++i) {
+    placements[axes[i]].order = static_cast<int8_t>(in_mesh_order ? -1 : static_cast<int>(i));
+  }
+}
+
+void normalise(const Mesh& mesh, PlacementList& placements) {
+  for (size_t a = 0; a < placements.size(); ++a) {
+    if (placements[a].order >= 0) {
+      normalise_orders(placements, a);
+    }
+  }
+  bool has_dropped = false;
+  for (size_t a = 0; a < placements.size(); ++a) {
+    if (mesh.axes()[a].size == 1) {
+      placements[a] = Replicate();
+      has_dropped = true;
+    }
+  }
+  for (size_t a = 0; has_dropped && a < placements.size(); ++a) {
+    if (placements[a].order >= 0) {
+      normalise_orders(placements, a);
+    }
+  }
+}
+
+bool commute(ReduceOp a, ReduceOp b) {
+  const auto is_linear = [](ReduceOp op) { return op == ReduceOp::kSum || op == ReduceOp::kAvg; };
+  return a == b || (is_linear(a) && is_linear(b));
+}
+
+// What is wrong with the placements of a tensor of `ndim` dims, or nothing.
+std::string fault_of(PlacementsRef placements, int64_t ndim) {
+  std::optional<ReduceOp> op;
+  AxisList axes;
+  for (const Placement& placement : placements) {
+    if (placement.is_partial()) {
+      if (op && !commute(*op, placement.op)) {
+        return c10::str("P(", name_of(*op), ") and P(", name_of(placement.op), ") do not commute: merge one of them first");
+      }
+      op = placement.op;
+    }
+    if (!placement.is_shard()) {
+      continue;
+    }
+    if (placement.dim < 0 || placement.dim >= ndim) {
+      return c10::str(placement.str(), " on a tensor of ", ndim, " dims; accepted: dims 0 to ", ndim - 1);
+    }
+    if (placement.unit < 1) {
+      return c10::str(placement.str(), ": the unit must be at least 1");
+    }
+    if (!find_axes_of_dim(placements, placement.dim, axes)) {
+      return c10::str("the axes that cut dim ", placement.dim, " give no one order; accepted: each position once, or none");
+    }
+  }
+  return {};
+}
+
+void verify_count(const Mesh& mesh, const Placements& placements) {
+  TESSERA_CHECK(static_cast<int64_t>(placements.size()) == mesh.ndim(), "[layout] ", placements.size(),
+                " placements (", base::join(placements, ", ", [](std::ostream& out, const Placement& p) { out << p.str(); }),
+                ") for mesh {", mesh.str(), "}; accepted: one for each axis");
+}
+
+// What a Spec is looked up by.
+struct Key {
+  const Mesh& mesh;
+  PlacementsRef placements;
+  c10::IntArrayRef sizes;
+  c10::IntArrayRef strides;
+  c10::ScalarType dtype;
+  const Labels& labels;
+
+  uint64_t hash() const {
+    uint64_t hash = base::hash_combine(mesh.hash(), static_cast<uint64_t>(dtype));
+    for (const Placement& p : placements) {
+      const auto order = static_cast<uint8_t>(p.order);
+      hash = base::hash_combine(hash, static_cast<uint64_t>(p.kind) | static_cast<uint64_t>(p.op) << 8 |
+                                          static_cast<uint64_t>(order) << 16 | static_cast<uint64_t>(p.dim) << 32);
+      if (p.unit != 1) {
+        hash = base::hash_combine(hash, static_cast<uint64_t>(p.unit));
+      }
+    }
+    hash = base::hash_range(strides, base::hash_range(sizes, hash));
+    for (const DimLabels& dim : labels) {
+      for (const Factor& f : dim) {
+        hash = base::hash_combine(hash, static_cast<uint64_t>(f.label) | static_cast<uint64_t>(f.extent) << 8);
+        hash = base::hash_combine(hash, static_cast<uint64_t>(f.offset) ^ static_cast<uint64_t>(f.total) << 32);
+        hash = base::hash_combine(hash, static_cast<uint64_t>(f.unit));
+      }
+      hash = base::hash_combine(hash, dim.size());
+    }
+    return hash;
+  }
+
+  bool equals(const SpecData& data) const {
+    return data.mesh == mesh && data.dtype == dtype && placements == PlacementsRef(data.placements) &&
+           sizes == c10::IntArrayRef(data.sizes) && strides == c10::IntArrayRef(data.strides) && data.labels == labels;
+  }
+
+  SpecData make(uint64_t hash) const {
+    SpecData data{.mesh = mesh, .placements = placements.vec(), .sizes = sizes.vec(), .strides = strides.vec(),
+                  .dtype = dtype, .labels = labels, .hash = hash};
+    data.has_partial = std::any_of(placements.begin(), placements.end(), [](const Placement& p) { return p.is_partial(); });
+    data.is_replicated =
+        std::all_of(placements.begin(), placements.end(), [](const Placement& p) { return p.is_replicate(); });
+    return data;
+  }
+};
+
+void verify_labels(const Labels& labels, c10::IntArrayRef sizes) {
+  TESSERA_CHECK(labels.empty() || labels.size() == sizes.size(), "[layout] labels ", str(labels), " for a tensor of ",
+                sizes.size(), " dims");
+  for (size_t d = 0; d < labels.size(); ++d) {
+    int64_t extent = 1;
+    for (const Factor& factor : labels[d]) {
+      extent *= factor.extent;
+    }
+    TESSERA_CHECK(labels[d].empty() || extent == sizes[d], "[layout] labels ", str(labels), " for sizes ", sizes,
+                  ": the factors of dim ", d, " hold ", extent, " indices");
+  }
+}
+
+}  // namespace
+
+int64_t SpecData::numel() const {
+  return std::accumulate(sizes.begin(), sizes.end(), int64_t{1}, std::multiplies<>());
+}
+
+int64_t SpecData::bytes() const {
+  return numel() * static_cast<int64_t>(c10::elementSize(dtype));
+}
+
+Spec Spec::make(const Mesh& mesh, const Placements& placements, c10::IntArrayRef sizes, c10::IntArrayRef strides,
+                c10::ScalarType dtype, const Labels& labels) {
+  verify_count(mesh, placements);
+  if (!is_normal_labels(labels)) {
+    return make(mesh, placements, sizes, strides, dtype, normal_labels(labels));
+  }
+  PlacementList normal(placements.begin(), placements.end());
+  normalise(mesh, normal);
+  static auto& table = *new detail::InternTable<SpecData>;
+  const Key key{mesh, normal, sizes, strides, dtype, labels};
+  const uint64_t hash = key.hash();
+  const auto equals = [&](const SpecData& data) { return key.equals(data); };
+  return Spec(table.find_or_make(hash, equals, [&] {
+    const std::string fault = fault_of(normal, static_cast<int64_t>(sizes.size()));
+    TESSERA_CHECK(fault.empty(), "[layout] ", layout::str(mesh, placements), " on mesh {", mesh.str(), "}: ", fault);
+    TESSERA_CHECK(sizes.size() == strides.size(), "[layout] ", sizes.size(), " sizes and ", strides.size(), " strides");
+    verify_labels(labels, sizes);
+    return key.make(hash);
+  }));
+}
+
+Spec Spec::contiguous(const Mesh& mesh, const Placements& placements, c10::IntArrayRef sizes, c10::ScalarType dtype,
+                      const Labels& labels) {
+  c10::SmallVector<int64_t, 8> strides(sizes.size());
+  int64_t stride = 1;
+  for (size_t d = sizes.size(); d-- > 0;) {
+    strides[d] = stride;
+    stride *= std::max<int64_t>(sizes[d], 1);
+  }
+  return make(mesh, placements, sizes, strides, dtype, labels);
+}
+
+Spec Spec::with(const Placements& placements) const {
+  return make(data_->mesh, placements, data_->sizes, data_->strides, data_->dtype, data_->labels);
+}
+
+Spec Spec::with_labels(const Labels& labels) const {
+  return make(data_->mesh, data_->placements, data_->sizes, data_->strides, data_->dtype, labels);
+}
+
+std::vector<Range> Spec::local_ranges(const Coord& coord) const {
+  std::vector<Range> ranges(data_->sizes.size());
+  for (size_t d = 0; d < ranges.size(); ++d) {
+    ranges[d] = local_range(data_->mesh, data_->placements, static_cast<int64_t>(d), data_->sizes[d], coord);
+  }
+  return ranges;
+}
+
+std::vector<int64_t> Spec::local_sizes(const Coord& coord) const {
+  std::vector<int64_t> sizes;
+  for (const Range& range : local_ranges(coord)) {
+    sizes.push_back(range.size());
+  }
+  return sizes;
+}
+
+Placements normal_form(const Mesh& mesh, const Placements& placements) {
+  verify_count(mesh, placements);
+  PlacementList normal(placements.begin(), placements.end());
+  normalise(mesh, normal);
+  return {normal.begin(), normal.end()};
+}
+
+bool is_valid(const Mesh& mesh, const Placements& placements, int64_t ndim) {
+  if (static_cast<int64_t>(placements.size()) != mesh.ndim()) {
+    return false;
+  }
+  PlacementList normal(placements.begin(), placements.end());
+  normalise(mesh, normal);
+  return fault_of(normal, ndim).empty();
+}
+
+std::vector<int64_t> axes_of_dim(const Mesh& mesh, const Placements& placements, int64_t dim) {
+  AxisList axes;
+  TESSERA_CHECK(find_axes_of_dim(placements, dim, axes), "[layout] ", str(mesh, placements), " on mesh {", mesh.str(),
+                "}: the axes that cut dim ", dim, " give no one order");
+  return {axes.begin(), axes.end()};
+}
+
+Range local_range(const Mesh& mesh, const Placements& placements, int64_t dim, int64_t size, const Coord& coord) {
+  AxisList axes;
+  TESSERA_CHECK(find_axes_of_dim(placements, dim, axes), "[layout] ", str(mesh, placements), " on mesh {", mesh.str(),
+                "}: the axes that cut dim ", dim, " give no one order");
+  Range range{0, size};
+  for (int64_t axis : axes) {
+    const Range part = cut(range.size(), mesh.axes()[axis].size, coord[axis], placements[axis].unit);
+    range = {range.begin + part.begin, range.begin + part.end};
+  }
+  return range;
+}
+
+}  // namespace tessera::layout
