@@ -1,5 +1,6 @@
 # tessera_floor(NAME <floor> SOURCES ... DEPENDS <lower floors>)   one floor, as an object library tessera_<floor>
 # tessera_test(NAME <test> SOURCES ... FLOORS <floors> [LIBRARIES ...])   one GoogleTest program over some floors
+# tessera_benchmark(NAME <bench> SOURCES ... [LIBRARIES ...])   one Google Benchmark program over libtessera
 #
 # A floor (or a test) sees only the floors it names and what those depend on.
 
@@ -45,4 +46,18 @@ function(tessera_test)
   target_link_libraries(test_${T_NAME} PRIVATE tessera_torch GTest::gtest GTest::gtest_main ${T_LIBRARIES})
   target_precompile_headers(test_${T_NAME} REUSE_FROM tessera_pch)
   add_test(NAME ${T_NAME} COMMAND test_${T_NAME})
+  set_tests_properties(${T_NAME} PROPERTIES TIMEOUT 300)
+endfunction()
+
+function(tessera_benchmark)
+  cmake_parse_arguments(B "" "NAME" "SOURCES;LIBRARIES" ${ARGN})
+  find_package(benchmark REQUIRED)
+  add_executable(bench_${B_NAME} ${B_SOURCES})
+  target_link_libraries(bench_${B_NAME} PRIVATE tessera benchmark::benchmark benchmark::benchmark_main ${B_LIBRARIES})
+  target_precompile_headers(bench_${B_NAME} REUSE_FROM tessera_pch)
+  if(NOT TARGET run_benchmarks)
+    add_custom_target(run_benchmarks)
+  endif()
+  add_custom_command(TARGET run_benchmarks POST_BUILD COMMAND bench_${B_NAME})
+  add_dependencies(run_benchmarks bench_${B_NAME})
 endfunction()

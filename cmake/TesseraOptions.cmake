@@ -1,6 +1,7 @@
 # Options of the build, all prefixed TESSERA_, and the flags every target shares.
 option(TESSERA_TESTS "Build the tests" ON)
 option(TESSERA_BENCHMARKS "Build the benchmarks" OFF)
+set(TESSERA_SANITIZE "" CACHE STRING "Sanitizers, as -fsanitize= takes them")
 
 set(CMAKE_CXX_STANDARD 20)
 set(CMAKE_CXX_STANDARD_REQUIRED ON)
@@ -26,3 +27,8 @@ add_compile_options(-fPIC)
 
 # Messages name files as the repository does, wherever it lies.
 add_compile_options(-fmacro-prefix-map=${CMAKE_CURRENT_SOURCE_DIR}/=)
+
+if(TESSERA_SANITIZE)
+  add_compile_options(-fsanitize=${TESSERA_SANITIZE} -fno-omit-frame-pointer -O1)
+  add_link_options(-fsanitize=${TESSERA_SANITIZE})
+endif()

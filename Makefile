@@ -1,0 +1,48 @@
+# `make train` trains the example, `make test` runs every test; each installs and builds what it needs first.
+BUILD  := build
+CONFIG ?= examples/llama.toml
+JOBS   ?= $(shell nproc)
+export TESSERA_PYTHON ?=
+
+.PHONY: help deps configure build train test bench install clean
+.DEFAULT_GOAL := help
+
+help:
+	@echo "make train    install what is missing, build, and train CONFIG=$(CONFIG)"
+	@echo "make test     the same, then build and run every test"
+	@echo "make bench    the same, then build and run the benchmarks"
+	@echo "make build    the program $(BUILD)/bin/tessera and the library $(BUILD)/lib/libtessera.so"
+	@echo "make deps     only the Debian packages and the Python environment"
+	@echo "make install  into PREFIX, for find_package(tessera)"
+	@echo "make clean    remove $(BUILD)/; the environment .venv/ stays"
+	@echo "variables: CONFIG, JOBS=$(JOBS), PREFIX, TESSERA_PYTHON (a python that has torch, instead of .venv)"
+
+deps:
+	@tools/deps
+	@mkdir -p $(BUILD) && tools/venv >$(BUILD)/.python.new
+	@cmp -s $(BUILD)/.python.new $(BUILD)/.python || cp $(BUILD)/.python.new $(BUILD)/.python
+
+# Ninja configures again by itself when a CMake file changes; here only when there is no build or another python.
+configure: deps
+	@test $(BUILD)/build.ninja -nt $(BUILD)/.python || cmake --preset release -DTESSERA_PYTHON="$$(cat $(BUILD)/.python)"
+
+build: configure
+	@cmake --build $(BUILD) -j $(JOBS) --target tessera_program
+
+train: build
+	@$(BUILD)/bin/tessera train $(CONFIG)
+
+test: configure
+	@cmake --build $(BUILD) -j $(JOBS)
+	@ctest --test-dir $(BUILD) -j $(JOBS) --output-on-failure --timeout 300
+
+bench: configure
+	@tools/deps bench
+	@cmake -DTESSERA_BENCHMARKS=ON $(BUILD) >/dev/null
+	@cmake --build $(BUILD) -j $(JOBS) --target run_benchmarks
+
+install: build
+	@cmake --install $(BUILD) $(if $(PREFIX),--prefix $(PREFIX))
+
+clean:
+	@rm -rf $(BUILD)
