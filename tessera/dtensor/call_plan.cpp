@@ -1,0 +1,327 @@
+#include "tessera/dtensor/call_plan.h"
+
+#include <ATen/EmptyTensor.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+
+#include "tessera/base/error.h"
+#include "tessera/base/hash.h"
+#include "tessera/dtensor/dispatch.h"
+#include "tessera/rules/propagate.h"
+
+namespace tessera::dtensor {
+
+namespace {
+
+using c10::IValue;
+using layout::Placements;
+using torch::jit::Stack;
+
+const layout::Mesh& mesh_of(const OpInfo& info, c10::ArrayRef<IValue> args) {
+  const layout::Mesh* mesh = nullptr;
+  for_each_tensor(args, [&](const at::Tensor& tensor, int, int) {
+    if (!is_dtensor(tensor)) return;
+    const Spec& spec = meta_of(tensor)->spec;
+    TESSERA_CHECK(!mesh || *mesh == spec->mesh, "[", info.name, "] the operands live on different meshes: ", mesh->str(), " and ",
+                  spec->mesh.str(), ". Redistribute one of them to the other's mesh first.");
+    mesh = &spec->mesh;
+  });
+  TESSERA_ASSERT(mesh);
+  return *mesh;
+}
+
+rules::Call make_call(const OpInfo& info, c10::ArrayRef<IValue> args) {
+  rules::Call call;
+  call.name = info.name;
+  call.schema = &info.op.schema();
+  call.args = args.vec();
+  const layout::Mesh& mesh = mesh_of(info, args);
+  for_each_tensor(args, [&](const at::Tensor& tensor, int arg, int) {
+    rules::Operand operand;
+    operand.arg = arg;
+    operand.is_written = info.args[arg].written;
+    if (is_dtensor(tensor)) {
+      operand.spec = meta_of(tensor)->spec;
+      operand.is_parameter = meta_of(tensor)->parameter != nullptr;
+    } else {
+      operand.is_plain = true;
+      operand.spec = Spec::make(mesh, Placements(mesh.ndim()), tensor.sizes(), tensor.strides(), tensor.scalar_type());
+    }
+    call.operands.push_back(std::move(operand));
+  });
+  return call;
+}
+
+// Writing into a plain tensor keeps it plain, so every rank must write the same value.
+void check_plain_writes(const rules::Call& call) {
+  for (const rules::Operand& written : call.operands) {
+    if (!written.is_written || !written.is_plain) continue;
+    for (const rules::Operand& read : call.operands) {
+      TESSERA_CHECK(read.spec->is_replicated, "[", rules::describe(call), "] cannot write a distributed value into a plain tensor: each "
+                    "rank would keep another part. Create the target as a DTensor (zeros_like of a DTensor, or a factory inside the "
+                    "job), or write full_tensor(value).");
+    }
+  }
+}
+
+IValue meta_argument(const IValue& value) {
+  const auto meta_tensor = [](const at::Tensor& tensor) {
+    if (!tensor.defined()) return tensor;
+    at::Tensor meta = at::detail::empty_strided_meta(tensor.sizes(), tensor.strides(), tensor.scalar_type());
+    if (tensor.unsafeGetTensorImpl()->is_wrapped_number()) meta.unsafeGetTensorImpl()->set_wrapped_number(true);
+    return meta;
+  };
+  if (value.isTensor()) return meta_tensor(value.toTensor());
+  if (value.isTensorList()) {
+    c10::List<at::Tensor> list;
+    for (const at::Tensor& tensor : value.toTensorVector()) list.push_back(meta_tensor(tensor));
+    return list;
+  }
+  if (value.isDevice()) return c10::Device(c10::kMeta);
+  if (value.isList() && value.toListRef().size() > 0 && value.toListRef()[0].type()->kind() != c10::TypeKind::IntType) {
+    bool tensors = false;
+    for (const IValue& item : value.toListRef()) tensors |= item.isTensor();
+    if (!tensors) return value;
+    c10::List<std::optional<at::Tensor>> list;
+    for (const IValue& item : value.toListRef()) {
+      list.push_back(item.isTensor() ? std::optional<at::Tensor>(meta_tensor(item.toTensor())) : std::nullopt);
+    }
+    return list;
+  }
+  return value;
+}
+
+rules::Output output_like(const at::Tensor& tensor) {
+  rules::Output output;
+  if (!tensor.defined()) return output;
+  output.sizes = tensor.sizes().vec();
+  output.strides = tensor.strides().vec();
+  output.dtype = tensor.scalar_type();
+  return output;
+}
+
+// The operand that argument `arg` is.
+int operand_of_arg(const rules::Call& call, int arg) {
+  for (size_t i = 0; i < call.operands.size(); ++i) {
+    if (call.operands[i].arg == arg) return static_cast<int>(i);
+  }
+  return -1;
+}
+
+// Shapes of the results, from the operator itself on meta tensors. Fills `defined` for each output.
+void infer_outputs(const OpInfo& info, rules::Call& call, CallPlan& plan, std::vector<bool>& defined) {
+  c10::impl::ExcludeDispatchKeyGuard no_interception(c10::DispatchKey::DeferredInit);
+  LocalScope scope;
+  Stack stack;
+  stack.reserve(call.args.size());
+  for (const IValue& value : call.args) stack.push_back(meta_argument(value));
+  info.op.callBoxed(stack);
+  for (size_t i = 0; i < info.num_returns(); ++i) {
+    const IValue& result = stack[stack.size() - info.num_returns() + i];
+    if (result.isTensorList()) {
+      plan.list_returns.push_back(static_cast<int>(result.toTensorList().size()));
+      for (const at::Tensor& tensor : result.toTensorVector()) {
+        call.outputs.push_back(output_like(tensor));
+        call.outputs.back().is_view = info.is_view;
+        defined.push_back(true);
+      }
+      continue;
+    }
+    plan.list_returns.push_back(-1);
+    if (!result.isTensor()) continue;
+    call.outputs.push_back(output_like(result.toTensor()));
+    defined.push_back(result.toTensor().defined());
+    call.outputs.back().is_view = info.is_view;
+    if (info.written_return[i] >= 0) call.outputs.back().written_operand = operand_of_arg(call, info.written_return[i]);
+  }
+}
+
+void outputs_from_factors(const OpInfo& info, rules::Call& call, const rules::FactorMap& map, CallPlan& plan, std::vector<bool>& defined) {
+  for (const rules::TensorFactors& tensor : map.outputs) {
+    rules::Output output;
+    for (const rules::DimFactors& dim : tensor) {
+      int64_t size = 1;
+      for (int factor : dim) size *= map.factors[factor].extent;
+      output.sizes.push_back(size);
+    }
+    output.strides.resize(output.sizes.size());
+    int64_t stride = 1;
+    for (size_t d = output.sizes.size(); d-- > 0;) {
+      output.strides[d] = stride;
+      stride *= std::max<int64_t>(output.sizes[d], 1);
+    }
+    output.dtype = call.operands.at(0).spec->dtype;
+    call.outputs.push_back(std::move(output));
+    defined.push_back(true);
+    plan.list_returns.push_back(-1);
+  }
+  TESSERA_ASSERT(plan.list_returns.size() == info.num_returns());
+}
+
+// What the forward value's layout asks of a gradient: a Partial is merged into the layout of the forward result, and a
+// parameter's gradient is cut as the parameter is.
+rules::Wishes wishes_of(const rules::Call& call, const CallPlan* forward) {
+  rules::Wishes wishes;
+  if (!forward) return wishes;
+  wishes.operands.resize(call.operands.size());
+  wishes.outputs.resize(call.outputs.size());
+  for (size_t i = 0; i < call.operands.size(); ++i) {
+    if (!call.operands[i].spec->has_partial) continue;
+    for (const CallPlan::Output& output : forward->outputs) {
+      if (output.defined && output.final_spec->sizes == call.operands[i].spec->sizes) {
+        wishes.operands[i] = output.final_spec->placements;
+        break;
+      }
+    }
+  }
+  for (size_t i = 0; i < call.outputs.size(); ++i) {
+    int matches = 0;
+    const layout::SpecData* found = nullptr;
+    for (size_t k = 0; k < forward->operands.size(); ++k) {
+      if (forward->operands[k]->sizes != call.outputs[i].sizes) continue;
+      ++matches;
+      if (forward->operand_is_parameter[k]) found = forward->operands[k].get();
+    }
+    if (found && matches == 1) wishes.outputs[i] = found->placements;
+  }
+  return wishes;
+}
+
+const ParameterInfo* wanting_parameter(c10::ArrayRef<IValue> args) {
+  const ParameterInfo* found = nullptr;
+  for_each_tensor(args, [&](const at::Tensor& tensor, int, int) {
+    if (!is_dtensor(tensor)) return;
+    const ParameterInfo* parameter = meta_of(tensor)->parameter;
+    if (parameter && (parameter->input || parameter->output)) found = parameter;
+  });
+  return found;
+}
+
+bool sizes_match(const Placements& placements, const layout::SpecData& spec) {
+  for (const layout::Placement& placement : placements) {
+    if (placement.is_shard() && placement.dim >= spec.ndim()) return false;
+  }
+  return true;
+}
+
+// Rewrites the arguments that carry sizes of the result to this rank's sizes.
+void rewrite_sizes(const rules::FactorMap& map, const CallPlan& decided, const layout::Coord& coord, CallPlan& plan) {
+  for (const rules::SizeArg& size : map.sizes) {
+    const auto local = decided.outputs.at(size.output).spec.local_sizes(coord);
+    if (size.dim < 0) {
+      plan.rewritten.emplace_back(size.arg, c10::List<int64_t>(local));
+    } else {
+      plan.rewritten.emplace_back(size.arg, local.at(size.dim));
+    }
+  }
+}
+
+void check_explicit(const RankState& state, const rules::Call& call, const CallPlan& plan) {
+  if (state.mode == Mode::kImplicit) return;
+  for (const CallPlan::OperandMove& action : plan.moves) {
+    if (!action.move->communicates) continue;
+    const std::string message =
+        c10::str("[", rules::describe(call), "] needs a redistribution that the program did not write: argument ", action.arg, " (",
+                 call.schema->arguments()[action.arg].name(), ") from ", action.move->from.layout_str(), " to ", action.move->to.layout_str(),
+                 " (rank ", state.ctx.rank, "). Write: ", call.schema->arguments()[action.arg].name(), " = tessera::redistribute(",
+                 call.schema->arguments()[action.arg].name(), ", \"", action.move->to.layout_str(), "\");");
+    TESSERA_CHECK(state.mode != Mode::kExplicit, message);
+    TORCH_WARN(message);
+  }
+}
+
+uint64_t program_key_of(const rules::Call& call) {
+  uint64_t key = hash_bytes(call.name);
+  for (const rules::Operand& operand : call.operands) key = hash_combine(key, operand.spec->hash);
+  for (const IValue& value : call.args) {
+    if (value.isInt()) key = hash_combine(key, static_cast<uint64_t>(value.toInt()));
+    if (value.isIntList()) {
+      for (int64_t item : value.toIntVector()) key = hash_combine(key, static_cast<uint64_t>(item));
+    }
+  }
+  return key;
+}
+
+bool is_reshape_like(const std::string& name) {
+  return name == "aten::view" || name == "aten::_unsafe_view";
+}
+
+}  // namespace
+
+std::unique_ptr<CallPlan> make_call_plan(RankState& state, const OpInfo& info, c10::ArrayRef<IValue> args, const CallPlan* forward) {
+  auto plan = std::make_unique<CallPlan>();
+  rules::Call call = make_call(info, args);
+  TESSERA_CHECK(info.rule, "[", rules::describe(call), "] this operator has no sharding rule, so tessera cannot say what a distributed "
+                "result would be (rank ", state.ctx.rank, "). Call it on full_tensor(x), or add a rule (docs/adding.md).");
+  check_plain_writes(call);
+  for (const rules::Operand& operand : call.operands) {
+    plan->operands.push_back(operand.spec);
+    plan->operand_is_parameter.push_back(operand.is_parameter);
+  }
+  plan->program_key = program_key_of(call);
+
+  std::vector<bool> defined;
+  if (info.rule->shape == rules::ShapeSource::kMeta && !(info.rule->decompose && !info.rule->decompose_when)) {
+    infer_outputs(info, call, *plan, defined);
+  }
+  if (info.rule->decompose && (!info.rule->decompose_when || info.rule->decompose_when(call))) {
+    plan->decompose = info.rule->decompose;
+    return plan;
+  }
+
+  // What the plan wants of the activations that meet a parameter.
+  const ParameterInfo* wants = forward ? nullptr : wanting_parameter(args);
+  if (wants && wants->input) {
+    for (rules::Operand& operand : call.operands) {
+      if (!operand.is_parameter && sizes_match(*wants->input, *operand.spec)) {
+        operand.spec = operand.spec.with(*wants->input);
+        break;
+      }
+    }
+  }
+
+  const rules::FactorMap map = info.rule->map(call);
+  if (info.rule->shape == rules::ShapeSource::kFactors) outputs_from_factors(info, call, map, *plan, defined);
+  const rules::Propagation decided = rules::propagate(call, map, wishes_of(call, forward));
+
+  size_t operand = 0;
+  for_each_tensor(args, [&](const at::Tensor&, int arg, int item) {
+    const Spec from = plan->operands[operand];
+    const Spec to = decided.operands.at(operand);
+    if (from->placements != to->placements && !map.metadata_only) {
+      plan->moves.push_back({arg, item, state.moves.find_or_plan(from, from.with(to->placements))});
+    }
+    ++operand;
+  });
+  check_explicit(state, call, *plan);
+
+  bool detached = false;
+  for (const CallPlan::OperandMove& action : plan->moves) detached |= info.is_view && action.move->communicates && !action.move->from->has_partial;
+  for (size_t i = 0; i < decided.outputs.size(); ++i) {
+    CallPlan::Output output;
+    output.spec = output.final_spec = decided.outputs[i];
+    output.defined = defined[i];
+    output.is_view = call.outputs[i].is_view;
+    output.detached_view = detached;
+    if (wants && wants->output && defined[i] && sizes_match(*wants->output, *output.spec)) {
+      output.final_spec = output.spec.with(*wants->output);
+      if (!(output.final_spec == output.spec)) output.move = state.moves.find_or_plan(output.spec, output.final_spec);
+    }
+    plan->outputs.push_back(std::move(output));
+  }
+
+  const layout::Coord& coord = state.ctx.coord(call.operands.at(0).spec->mesh);
+  rewrite_sizes(map, *plan, coord, *plan);
+  plan->reshape = is_reshape_like(info.name) && plan->rewritten.size() == 1;
+  if (info.rule->local) {
+    plan->local = info.rule->local;
+    plan->local_call = std::make_unique<rules::LocalCall>();
+    plan->local_call->op = &info.op;
+    plan->local_call->operands = decided.operands;
+    plan->local_call->outputs = decided.outputs;
+    for (const Spec& spec : decided.operands) plan->local_call->operand_ranges.push_back(spec.local_ranges(coord));
+    for (const Spec& spec : decided.outputs) plan->local_call->output_ranges.push_back(spec.local_ranges(coord));
+  }
+  return plan;
+}
+
+}  // namespace tessera::dtensor

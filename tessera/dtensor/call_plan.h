@@ -1,0 +1,43 @@
+// How one kind of call runs: everything that depends on shapes and layouts, decided at the first one.
+#pragma once
+
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include <ATen/core/ivalue.h>
+
+#include "tessera/dtensor/redistribute.h"
+#include "tessera/rules/rule.h"
+
+namespace tessera::dtensor {
+
+struct CallPlan {
+  struct OperandMove {
+    int arg = 0;
+    int item = -1;  // of a tensor list
+    const Move* move = nullptr;
+  };
+  struct Output {
+    layout::Spec spec;
+    bool defined = true;
+    bool is_view = false;
+    bool detached_view = false;         // a view whose operand had to communicate
+    const Move* move = nullptr;         // to the layout that the plan wants
+    layout::Spec final_spec;            // after `move`
+  };
+
+  std::vector<OperandMove> moves;
+  std::vector<Output> outputs;             // of all returns, lists flattened
+  std::vector<int> list_returns;           // for each return: the length of the list, or -1 for a single tensor
+  bool reshape = false;                    // the local call is `reshape` to the rewritten sizes (view and its kin)
+  std::vector<std::pair<int, c10::IValue>> rewritten;
+  rules::LocalKernel local = nullptr;
+  std::unique_ptr<rules::LocalCall> local_call;
+  rules::Decomposition decompose = nullptr;
+  uint64_t program_key = 0;           // equal on every rank that runs the same call
+  std::vector<layout::Spec> operands;   // as the call came in, before moves
+  std::vector<bool> operand_is_parameter;
+};
+
+}  // namespace tessera::dtensor

@@ -1,0 +1,63 @@
+// The kernel behind every operator on DTensors.
+#pragma once
+
+#include <vector>
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/stack.h>
+
+#include "tessera/dtensor/call_plan.h"
+#include "tessera/dtensor/op_info.h"
+#include "tessera/dtensor/state.h"
+
+namespace tessera::dtensor {
+
+// Runs `info`'s operator on the arguments on top of the stack, of which at least one is (or was taken for) a DTensor.
+// Hit: the key is looked up, operands are moved as the plan says, the local operator runs and its results are wrapped.
+void dispatch(const OpInfo& info, torch::jit::Stack& stack);
+
+// Decides how a call of this kind runs. `args` are the call's arguments; `forward` is the plan of the forward operator
+// whose gradient is being computed, or null.
+std::unique_ptr<CallPlan> make_call_plan(RankState& state, const OpInfo& info, c10::ArrayRef<c10::IValue> args,
+                                         const CallPlan* forward);
+
+// Operators with a kernel of their own (reading a value, drawing random numbers, results whose size depends on data, tensor lists without rules).
+using SpecialKernel = void (*)(RankState& state, const OpInfo& info, torch::jit::Stack& stack);
+SpecialKernel find_special(const std::string& op);
+
+// Calls `visit(tensor, index of the argument, index in a list or -1)` for every defined tensor among the arguments.
+template <typename Visit>
+void for_each_tensor(c10::ArrayRef<c10::IValue> args, Visit&& visit) {
+  for (size_t i = 0; i < args.size(); ++i) {
+    const c10::IValue& value = args[i];
+    if (value.isTensor()) {
+      if (value.toTensor().defined()) visit(value.toTensor(), static_cast<int>(i), -1);
+    } else if (value.isTensorList()) {
+      const auto list = value.toTensorList();
+      for (size_t k = 0; k < list.size(); ++k) visit(list.get(k), static_cast<int>(i), static_cast<int>(k));
+    } else if (value.isList() && value.toListRef().size() > 0) {
+      const auto items = value.toListRef();  // List[Optional[Tensor]]
+      for (size_t k = 0; k < items.size(); ++k) {
+        if (items[k].isTensor() && items[k].toTensor().defined()) visit(items[k].toTensor(), static_cast<int>(i), static_cast<int>(k));
+      }
+    }
+  }
+}
+
+// Replaces one tensor among the arguments.
+void replace_tensor(c10::IValue& arg, int item, at::Tensor tensor);
+
+// While it lives, factories and random operators on plain tensors are the local kernels' own and are not intercepted.
+class LocalScope {
+ public:
+  LocalScope() { ++depth(); }
+  ~LocalScope() { --depth(); }
+  LocalScope(const LocalScope&) = delete;
+  LocalScope& operator=(const LocalScope&) = delete;
+  static bool active() { return depth() > 0; }
+
+ private:
+  static int& depth();
+};
+
+}  // namespace tessera::dtensor

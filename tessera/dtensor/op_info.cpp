@@ -1,0 +1,27 @@
+#include "tessera/dtensor/op_info.h"
+
+namespace tessera::dtensor {
+
+OpInfo::OpInfo(const c10::OperatorHandle& handle, int number)
+    : op(handle), id(number), name(c10::toString(handle.operator_name())) {
+  const c10::FunctionSchema& schema = handle.schema();
+  for (const c10::Argument& argument : schema.arguments()) {
+    const c10::AliasInfo* alias = argument.alias_info();
+    args.push_back({alias && alias->isWrite(), argument.type()->kind() == c10::TypeKind::ListType});
+    if (argument.is_out()) is_out = true;
+  }
+  for (const c10::Argument& result : schema.returns()) {
+    int written = -1;
+    if (const c10::AliasInfo* alias = result.alias_info()) {
+      if (!alias->isWrite()) is_view = true;
+      for (size_t i = 0; alias->isWrite() && i < args.size(); ++i) {
+        const c10::AliasInfo* of_argument = schema.arguments()[i].alias_info();
+        if (of_argument && *of_argument == *alias) written = static_cast<int>(i);
+      }
+    }
+    written_return.push_back(written);
+  }
+  rule = rules::RuleTable::instance().find(name);
+}
+
+}  // namespace tessera::dtensor

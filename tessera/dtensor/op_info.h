@@ -1,0 +1,37 @@
+// What the dispatch kernel knows about an operator before any call.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include <ATen/core/dispatch/Dispatcher.h>
+
+#include "tessera/rules/rule.h"
+
+namespace tessera::dtensor {
+
+// One per operator, made when the kernels are registered; immutable afterwards.
+struct OpInfo {
+  explicit OpInfo(const c10::OperatorHandle& op, int id);
+
+  struct Arg {
+    bool written = false;
+    bool is_list = false;
+  };
+
+  c10::OperatorHandle op;
+  int id;
+  std::string name;                 // `aten::add.Tensor`
+  std::vector<Arg> args;
+  std::vector<int> written_return;  // for each return: the argument it is, or -1
+  bool is_view = false;             // returns alias an argument without writing
+  bool is_out = false;              // has out= arguments
+  const rules::Rule* rule = nullptr;
+  void (*special)(struct RankState&, const OpInfo&, std::vector<c10::IValue>&) = nullptr;  // a kernel of its own
+
+  size_t num_args() const { return args.size(); }
+  size_t num_returns() const { return written_return.size(); }
+};
+
+}  // namespace tessera::dtensor

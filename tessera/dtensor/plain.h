@@ -1,0 +1,43 @@
+// Plain tensors inside a rank: what happens to factories and random draws that see no DTensor.
+#pragma once
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/ivalue.h>
+
+#include "tessera/dtensor/op_info.h"
+#include "tessera/dtensor/state.h"
+
+namespace tessera::dtensor {
+
+// Hashes the plain tensors among the arguments and throws if a rank of the mesh holds another value: they count as
+// replicated, so every rank must have computed the same. Collective over the operands' mesh.
+void check_plain_operands(RankState& state, const OpInfo& info, c10::ArrayRef<c10::IValue> args);
+
+// Catches factories while it lives: `make` gets the operator and its arguments on the stack and leaves a tensor there. One per
+// thread, innermost first.
+class FactoryHook {
+ public:
+  virtual ~FactoryHook() = default;
+  virtual void make(const c10::OperatorHandle& op, std::vector<c10::IValue>* stack) = 0;
+};
+
+class FactoryScope {
+ public:
+  explicit FactoryScope(FactoryHook* hook);
+  ~FactoryScope();
+  FactoryScope(const FactoryScope&) = delete;
+  FactoryScope& operator=(const FactoryScope&) = delete;
+
+ private:
+  FactoryHook* previous_;
+  bool included_;
+};
+
+// Puts the calling thread under interception (Note [Interception]) until the returned guard dies; run_ranks calls it
+// for each rank.
+std::shared_ptr<void> intercept_this_thread();
+
+// Registers the kernels of the intercepting key. Called once, with the other kernels.
+void register_plain_kernels(class KernelRegistry& registry);
+
+}  // namespace tessera::dtensor

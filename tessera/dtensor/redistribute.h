@@ -1,0 +1,41 @@
+// Moving a tensor from one layout to another: planned once, then replayed.
+#pragma once
+
+#include <memory>
+#include <unordered_map>
+
+#include <ATen/core/Tensor.h>
+
+#include "tessera/comm/context.h"
+#include "tessera/layout/spec.h"
+#include "tessera/reshard/path.h"
+
+namespace tessera::dtensor {
+
+// One planned redistribution. Belongs to the rank that planned it.
+struct Move {
+  layout::Spec from;
+  layout::Spec to;
+  reshard::Path path;
+  bool communicates = false;  // some step is more than a local cut or relabel
+};
+
+// The moves of one rank, by pair of layouts.
+class Moves {
+ public:
+  const Move* find_or_plan(layout::Spec from, layout::Spec to);
+
+ private:
+  struct Hash {
+    size_t operator()(const std::pair<const void*, const void*>& key) const {
+      return reinterpret_cast<size_t>(key.first) * 31 + reinterpret_cast<size_t>(key.second);
+    }
+  };
+  std::unordered_map<std::pair<const void*, const void*>, std::unique_ptr<Move>, Hash> moves_;
+};
+
+// Runs the steps on this rank's part. `op` names who asked, for the ledger and for messages.
+// Collective over the axes that the steps name. Never writes to `local`; the result may share its storage.
+at::Tensor run_move(comm::RankContext& ctx, const Move& move, const at::Tensor& local, const char* op);
+
+}  // namespace tessera::dtensor

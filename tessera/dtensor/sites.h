@@ -1,0 +1,47 @@
+// Where in the program a random number is drawn, and the step and seed it belongs to.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <unordered_map>
+
+#include "tessera/dtensor/meta.h"
+#include "tessera/random/counter.h"
+
+namespace tessera::dtensor {
+
+// A site is the parameter that the program read last, which reading of it in this forward pass, and the index of the draw
+// since: known below autograd without module hooks, the same under every layout, schedule and micro-batch count.
+class Sites {
+ public:
+  // A value that recomputation takes at the entry of what it will run again, and restores before it does.
+  struct Position {
+    const ParameterInfo* parameter = nullptr;
+    uint64_t reading = 0;
+    uint64_t draws = 0;
+    std::unordered_map<const ParameterInfo*, uint64_t> readings;
+  };
+
+  uint64_t seed = 0;
+  uint64_t step = 0;
+
+  void note_read(const ParameterInfo* parameter) {
+    position_.parameter = parameter;
+    position_.reading = position_.readings[parameter]++;
+    position_.draws = 0;
+  }
+
+  // The stream of the next draw.
+  random::Stream next();
+
+  Position position() const { return position_; }
+  void restore(Position position) { position_ = std::move(position); }
+  // A new forward pass (a micro-batch, a step).
+  void begin_pass() { position_ = {}; }
+
+ private:
+  Position position_;
+};
+
+}  // namespace tessera::dtensor

@@ -1,0 +1,102 @@
+// What the dtensor floor keeps for each rank.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <c10/util/SmallVector.h>
+
+#include "tessera/comm/context.h"
+#include "tessera/dtensor/call_plan.h"
+#include "tessera/dtensor/meta.h"
+#include "tessera/dtensor/redistribute.h"
+#include "tessera/dtensor/sites.h"
+
+namespace tessera::dtensor {
+
+// What happens when an operator needs a redistribution that the program did not write.
+enum class Mode : uint8_t { kImplicit, kExplicit, kWarn };
+
+// The plans of one operator on one rank, by key.
+class PlanCache {
+ public:
+  using Key = c10::SmallVector<uint64_t, 24>;
+
+  CallPlan* find(const Key& key, uint64_t hash) const;
+  CallPlan* insert(const Key& key, uint64_t hash, std::unique_ptr<CallPlan> plan);
+  size_t size() const { return count_; }
+
+ private:
+  struct Entry {
+    uint64_t hash = 0;
+    Key key;
+    std::unique_ptr<CallPlan> plan;
+  };
+  std::vector<std::unique_ptr<Entry>> slots_;
+  size_t count_ = 0;
+};
+
+// Which plan built which autograd node: a gradient takes the layout of its forward value (mechanisms: C2). First write wins;
+// the newest kSize nodes are kept.
+class ForwardPlans {
+ public:
+  void record(uint64_t sequence, const CallPlan* plan) {
+    Slot& slot = slots_[sequence % kSize];
+    if (slot.sequence != sequence) slot = {sequence, plan};
+  }
+  const CallPlan* find(uint64_t sequence) const {
+    const Slot& slot = slots_[sequence % kSize];
+    return slot.sequence == sequence ? slot.plan : nullptr;
+  }
+
+ private:
+  static constexpr size_t kSize = 1 << 14;
+  struct Slot {
+    uint64_t sequence = ~uint64_t{0};
+    const CallPlan* plan = nullptr;
+  };
+  std::vector<Slot> slots_ = std::vector<Slot>(kSize);
+};
+
+// Gathered copies kept beside the tensors they were gathered from, oldest dropped first when they exceed the budget.
+// The newest always stays.
+class GatherCache {
+ public:
+  int64_t budget = 0;
+  void add(const MetaPtr& meta, int64_t bytes);
+  void clear();
+
+ private:
+  struct Entry {
+    c10::weak_intrusive_ptr<Meta> meta;
+    int64_t bytes = 0;
+  };
+  std::deque<Entry> entries_;
+  int64_t bytes_ = 0;
+};
+
+struct RankState {
+  explicit RankState(comm::RankContext& context) : ctx(context) {}
+
+  // The state of the calling rank; `current` is null outside of a rank.
+  static RankState* current();
+  static RankState& require();
+
+  comm::RankContext& ctx;
+  std::vector<PlanCache> caches;  // by OpInfo::id
+  Moves moves;
+  ForwardPlans forward_plans;
+  GatherCache gathered;
+  Sites sites;
+  Mode mode = Mode::kImplicit;
+  bool check_plain = false;               // hash plain operands across ranks
+  std::optional<layout::Mesh> region;     // factories on plain tensors give DTensors on this mesh
+  std::deque<ParameterInfo> parameters;
+};
+
+}  // namespace tessera::dtensor
