@@ -4,17 +4,18 @@ CONFIG ?= examples/llama.toml
 JOBS   ?= $(shell nproc)
 export TESSERA_PYTHON ?=
 
-.PHONY: help deps configure build train test bench install clean
+.PHONY: help deps configure build train test bench oldest install clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make train    install what is missing, build, and train CONFIG=$(CONFIG)"
 	@echo "make test     the same, then build and run every test"
 	@echo "make bench    the same, then build and run the benchmarks"
+	@echo "make oldest   compile everything against the oldest torch that is supported, tools/oldest.txt"
 	@echo "make build    the program $(BUILD)/bin/tessera and the library $(BUILD)/lib/libtessera.so"
 	@echo "make deps     only the Debian packages and the Python environment"
 	@echo "make install  into PREFIX, for find_package(tessera)"
-	@echo "make clean    remove $(BUILD)/; the environment .venv/ stays"
+	@echo "make clean    remove $(BUILD)/ and $(BUILD)-oldest/; the environment .venv/ stays"
 	@echo "variables: CONFIG, JOBS=$(JOBS), PREFIX, TESSERA_PYTHON (a python that has torch, instead of .venv)"
 
 deps:
@@ -41,8 +42,13 @@ bench: configure
 	@cmake -DTESSERA_BENCHMARKS=ON $(BUILD) >/dev/null
 	@cmake --build $(BUILD) -j $(JOBS) --target run_benchmarks
 
+oldest: deps
+	@PIP_NO_DEPS=1 TESSERA_PYTHON= tools/venv $(BUILD)-oldest/venv tools/oldest.txt >/dev/null
+	@cmake --preset release -B $(BUILD)-oldest -DTESSERA_PYTHON=$(CURDIR)/$(BUILD)-oldest/venv/bin/python
+	@cmake --build $(BUILD)-oldest -j $(JOBS)
+
 install: build
 	@cmake --install $(BUILD) $(if $(PREFIX),--prefix $(PREFIX))
 
 clean:
-	@rm -rf $(BUILD)
+	@rm -rf $(BUILD) $(BUILD)-oldest
