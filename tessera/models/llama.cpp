@@ -1,0 +1,113 @@
+#include "tessera/models/llama.h"
+
+#include <cmath>
+
+#include <ATen/ops/linear.h>
+#include <ATen/ops/silu.h>
+
+#include "tessera/base/error.h"
+#include "tessera/nn/attention.h"
+#include "tessera/nn/make.h"
+
+namespace tessera::models {
+namespace {
+
+nn::Init inner_init(const LlamaConfig& config) { return {config.dtype, config.init_std}; }
+
+nn::Init residual_init(const LlamaConfig& config) {
+  return {config.dtype, config.init_std / std::sqrt(2.0 * static_cast<double>(config.layers))};
+}
+
+torch::nn::Linear projection(int64_t in, int64_t out, const nn::Init& init) {
+  return nn::make_linear(in, out, nn::Bias::kNone, init);
+}
+
+}  // namespace
+
+void LlamaConfig::verify() const {
+  TESSERA_CHECK_AS(ConfigError, std::min({vocab_size, dim, layers, heads, kv_heads, hidden, max_seq}) > 0,
+                   "[llama] vocab_size, dim, layers, heads, kv_heads, hidden and max_seq must all be positive; got ",
+                   vocab_size, ", ", dim, ", ", layers, ", ", heads, ", ", kv_heads, ", ", hidden, ", ", max_seq);
+  TESSERA_CHECK_AS(ConfigError, dim % heads == 0 && head_dim() % 2 == 0, "[llama] dim ", dim, " with ", heads,
+                   " heads; dim must be an even multiple of heads (rotary embedding turns pairs)");
+  TESSERA_CHECK_AS(ConfigError, heads % kv_heads == 0, "[llama] ", heads, " heads with ", kv_heads,
+                   " kv_heads; heads must be a multiple of kv_heads");
+}
+
+LlamaAttentionImpl::LlamaAttentionImpl(const LlamaConfig& config) : config_(config) {
+  const int64_t kv_dim = config.kv_heads * config.head_dim();
+  q_proj = register_module("q_proj", projection(config.dim, config.dim, inner_init(config)));
+  k_proj = register_module("k_proj", projection(config.dim, kv_dim, inner_init(config)));
+  v_proj = register_module("v_proj", projection(config.dim, kv_dim, inner_init(config)));
+  o_proj = register_module("o_proj", projection(config.dim, config.dim, residual_init(config)));
+}
+
+at::Tensor LlamaAttentionImpl::forward(const at::Tensor& x, const nn::RotaryTables& rotary) {
+  const auto heads_of = [&](const at::Tensor& y, int64_t heads) {
+    return y.unflatten(-1, {heads, config_.head_dim()}).transpose(1, 2);
+  };
+  const int64_t group = config_.heads / config_.kv_heads;
+  const at::Tensor q = nn::apply_rotary(heads_of(q_proj(x), config_.heads), rotary);
+  const at::Tensor k = nn::apply_rotary(heads_of(k_proj(x), config_.kv_heads), rotary);
+  const at::Tensor v = heads_of(v_proj(x), config_.kv_heads);
+  const at::Tensor mixed = nn::causal_attention(q, nn::repeat_heads(k, group), nn::repeat_heads(v, group),
+                                                {.fused = config_.fused_attention});
+  return o_proj(mixed.transpose(1, 2).flatten(2));
+}
+
+LlamaMlpImpl::LlamaMlpImpl(const LlamaConfig& config) {
+  gate_proj = register_module("gate_proj", projection(config.dim, config.hidden, inner_init(config)));
+  up_proj = register_module("up_proj", projection(config.dim, config.hidden, inner_init(config)));
+  down_proj = register_module("down_proj", projection(config.hidden, config.dim, residual_init(config)));
+}
+
+at::Tensor LlamaMlpImpl::forward(const at::Tensor& x) { return down_proj(at::silu(gate_proj(x)) * up_proj(x)); }
+
+LlamaBlockImpl::LlamaBlockImpl(const LlamaConfig& config) {
+  input_layernorm = register_module("input_layernorm", nn::RMSNorm(config.dim, config.norm_eps, config.dtype));
+  self_attn = register_module("self_attn", LlamaAttention(config));
+  post_attention_layernorm =
+      register_module("post_attention_layernorm", nn::RMSNorm(config.dim, config.norm_eps, config.dtype));
+  mlp = register_module("mlp", LlamaMlp(config));
+}
+
+at::Tensor LlamaBlockImpl::forward(const at::Tensor& x, const nn::RotaryTables& rotary) {
+  const at::Tensor attended = x + self_attn(input_layernorm(x), rotary);
+  return attended + mlp(post_attention_layernorm(attended));
+}
+
+LlamaBodyImpl::LlamaBodyImpl(const LlamaConfig& config) : config_(config) {
+  embed_tokens = register_module("embed_tokens", nn::make_embedding(config.vocab_size, config.dim, inner_init(config)));
+  layers = register_module("layers", torch::nn::ModuleList());
+  for (int64_t i = 0; i < config.layers; ++i) {
+    layers->push_back(LlamaBlock(config));
+  }
+  norm = register_module("norm", nn::RMSNorm(config.dim, config.norm_eps, config.dtype));
+}
+
+at::Tensor LlamaBodyImpl::forward(const at::Tensor& tokens) {
+  TESSERA_CHECK(tokens.dim() == 2 && tokens.size(1) <= config_.max_seq, "[llama] tokens of sizes ", tokens.sizes(),
+                "; accepted: [batch, length] with length at most max_seq = ", config_.max_seq);
+  at::Tensor x = embed_tokens(tokens);
+  const nn::RotaryTables rotary =
+      nn::rotary_tables(tokens.size(1), config_.head_dim(), config_.rope_theta, x.options());
+  for (const auto& layer : *layers) {
+    x = layer->as<LlamaBlock>()->forward(x, rotary);
+  }
+  return norm(x);
+}
+
+LlamaImpl::LlamaImpl(const LlamaConfig& config) : config_(config) {
+  config.verify();
+  model = register_module("model", LlamaBody(config));
+  if (!config.tie_embeddings) {
+    lm_head = register_module("lm_head", projection(config.dim, config.vocab_size, inner_init(config)));
+  }
+}
+
+at::Tensor LlamaImpl::forward(const at::Tensor& tokens) {
+  const at::Tensor x = model(tokens);
+  return config_.tie_embeddings ? at::linear(x, model->embed_tokens->weight) : lm_head(x);
+}
+
+}  // namespace tessera::models
