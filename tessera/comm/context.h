@@ -6,7 +6,9 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
+#include "tessera/comm/call.h"
 #include "tessera/comm/communicator.h"
 #include "tessera/layout/mesh.h"
 #include "tessera/trace/ledger.h"
@@ -30,33 +32,55 @@ struct Program {
   }
 };
 
+// How messages print the `detail` of an op where programs parted; null (the default) leaves it out. Called on any rank's thread.
+using DetailPrinter = std::string (*)(const void* detail);
+void set_detail_printer(DetailPrinter printer);
+DetailPrinter detail_printer();
+
 // One rank of a job: made by run_ranks (or by a launcher), found from any thread that works for the rank.
 //
 // The pointer lives in a thread_local for speed and in libtorch's thread-local snapshot besides, so that it survives
 // re-entrant backward on a pool thread (`current` repairs the thread_local from the snapshot).
 class RankContext {
  public:
-  virtual ~RankContext() = default;
+  RankContext();
+  virtual ~RankContext();
+  RankContext(const RankContext&) = delete;
+  RankContext& operator=(const RankContext&) = delete;
 
+  // A number that no other context of this process has had.
+  const uint64_t id;
   int64_t rank = 0;
   int64_t world_size = 1;
   std::shared_ptr<Communicator> world;
   Program program;
+  // Whether this rank's program rides on its collectives. Off where ranks run different programs on purpose.
+  bool compare_programs = true;
+  // The op that runs now, for messages and watchers; see Caller.
+  const char* current_op = "";
   trace::Ledger ledger;
   std::chrono::milliseconds deadline{60000};
+  // request_stop calls before the job began: a later one stops it.
+  uint64_t stops_before = 0;
+  // Observers of this rank's collectives.
+  std::vector<std::shared_ptr<Watcher>> watchers;
 
   // The position of this rank on `mesh`, cached. Throws if the mesh does not contain it.
   const layout::Coord& coord(const layout::Mesh& mesh);
 
-  // The communicator of `axis` of `mesh` that contains this rank, made at first use.
-  // Collective over the mesh at first use: every rank of the mesh must ask for the same axis.
+  // The communicator of `axis` of `mesh` that contains this rank, made at first use, named as the axis.
+  // Collective at first use over the ranks of that line of the mesh: each of them must ask for it, in the same order as for
+  // other lines of the same ranks. Other ranks take no part.
   Communicator& axis(const layout::Mesh& mesh, int64_t axis);
 
-  // The communicator over all ranks of `mesh` (for transitions that no single axis serves).
+  // The communicator over all ranks of `mesh` (for transitions that no single axis serves). Collective over them at first use.
   Communicator& whole(const layout::Mesh& mesh);
 
   // Anything other floors keep per rank (plan caches and the like), by key; dies with the context.
   std::shared_ptr<void>& slot(const void* key);
+
+  // Calls `tell` with each watcher; one that throws is dropped.
+  void tell(const std::function<void(Watcher&)>& tell);
 
   // The context of the calling thread; null outside of a rank.
   static RankContext* current();
@@ -65,7 +89,20 @@ class RankContext {
 
  private:
   struct State;
-  std::shared_ptr<State> state_;
+  std::unique_ptr<State> state_;
+};
+
+// Names the op that the calling rank's collectives serve, for a scope. `op` must outlive the scope.
+class Caller {
+ public:
+  Caller(RankContext& context, const char* op) : context_(context), previous_(context.current_op) { context.current_op = op; }
+  ~Caller() { context_.current_op = previous_; }
+  Caller(const Caller&) = delete;
+  Caller& operator=(const Caller&) = delete;
+
+ private:
+  RankContext& context_;
+  const char* previous_;
 };
 
 // Makes `context` the calling thread's for a scope (and for the autograd threads that work on its behalf).

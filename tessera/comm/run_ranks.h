@@ -3,6 +3,7 @@
 
 #include <chrono>
 #include <functional>
+#include <memory>
 
 #include "tessera/comm/context.h"
 
@@ -13,21 +14,37 @@ struct RunOptions {
   std::chrono::milliseconds deadline{60000};
   // Intra-op threads of each rank; 0: max(1, cores / ranks).
   int intra_op_threads = 0;
+  // Whether ranks compare the programs they have run (Program) on every collective.
+  bool compare_programs = true;
 };
 
 // Runs `body(rank)` on `ranks` threads, each with a RankContext over a shared thread group, and waits for all.
 // When a rank throws, the others are woken with its error, its rank and the collective they were in; the first real error is
-// thrown here, after every thread has ended. Autograd's own threads are off inside a rank.
+// thrown here, after every thread has ended, its message prefixed with its rank (a type that cannot be made from a message
+// passes unchanged). Each rank starts with the caller's libtorch thread-local state (grad mode, autocast); autograd's own
+// threads are off inside a rank. A rank cannot start ranks.
 void run_ranks(int64_t ranks, const std::function<void(int64_t rank)>& body, RunOptions options = {});
 
 // Runs `body` on the calling thread as `rank` of an imagined job of `ranks`: collectives succeed at once and move nothing
 // (outputs keep what they held). For planning, ledgers and costs on any mesh size.
 void run_fake(int64_t ranks, int64_t rank, const std::function<void()>& body);
 
+// Has every later rank thread call `hook` at its start and drop the returned guard at its end: for thread-local state that
+// higher floors need in every rank. Hooks run in the order added, within the rank's context; never removed. Thread-safe.
+void add_rank_hook(std::function<std::shared_ptr<void>()> hook);
+
 // Intra-op threads that run_ranks gives each of `ranks` ranks.
 int threads_per_rank(int64_t ranks);
 
 // Asks every rank of every running job in this process to stop at its next collective (for Ctrl-C). Async-signal-safe.
+// A later run_ranks starts afresh. Ranks throw Stopped.
 void request_stop();
+
+// Throws Stopped if request_stop came after the calling rank's job began: for loops of ranks that may have no collective.
+// Nothing outside of a rank.
+void throw_if_stopped();
+
+// How often request_stop was called in this process.
+uint64_t stop_requests();
 
 }  // namespace tessera::comm

@@ -2,8 +2,10 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <string>
+#include <tuple>
 #include <vector>
 
 namespace tessera::trace {
@@ -22,6 +24,7 @@ struct LedgerEntry {
 // What one rank sent. Not thread-safe: one per rank.
 class Ledger {
  public:
+  // Adds one call. A null `op` counts as an empty name.
   void record(const char* collective, const std::string& axis, const char* op, int64_t bytes);
   void clear();
 
@@ -35,7 +38,8 @@ class Ledger {
   std::string json() const;
 
  private:
-  std::map<std::vector<std::string>, LedgerEntry> entries_;
+  // By axis, collective, op; compared transparently, so that a repeated record allocates nothing.
+  std::map<std::tuple<std::string, std::string, std::string>, LedgerEntry, std::less<>> entries_;
 };
 
 }  // namespace tessera::trace

@@ -1,0 +1,18 @@
+// Finds where ranks that should run one program do not.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "tessera/comm/call.h"
+
+namespace tessera::comm {
+
+// What the members' calls of one collective disagree about, naming two ranks, what each called, and the first op where their
+// programs parted; empty if they agree. Members without a program are compared by their calls alone.
+std::string divergence_of(const std::vector<const Call*>& calls);
+
+// What a receive expects and what was sent; empty if they agree.
+std::string divergence_of(const Call& receive, const at::Tensor& sent);
+
+}  // namespace tessera::comm

@@ -1,0 +1,87 @@
+#include "tessera/trace/ledger.h"
+
+#include <cstdio>
+#include <string_view>
+
+namespace tessera::trace {
+namespace {
+
+std::string json_text(std::string_view text) {
+  std::string out = "\"";
+  for (const char c : text) {
+    if (c == '"' || c == '\\') {
+      out += '\\';
+      out += c;
+    } else if (static_cast<unsigned char>(c) < 0x20) {
+      char code[8];
+      std::snprintf(code, sizeof(code), "\\u%04x", c);
+      out += code;
+    } else {
+      out += c;
+    }
+  }
+  return out + '"';
+}
+
+}  // namespace
+
+void Ledger::record(const char* collective, const std::string& axis, const char* op, int64_t bytes) {
+  const std::string_view op_name = op ? op : "";
+  auto it = entries_.find(std::tuple<std::string_view, std::string_view, std::string_view>(axis, collective, op_name));
+  if (it == entries_.end()) {
+    LedgerEntry entry{.collective = collective, .axis = axis, .op = std::string(op_name)};
+    it = entries_.emplace(std::tuple(entry.axis, entry.collective, entry.op), entry).first;
+  }
+  ++it->second.calls;
+  it->second.bytes += bytes;
+}
+
+void Ledger::clear() { entries_.clear(); }
+
+std::vector<LedgerEntry> Ledger::entries() const {
+  std::vector<LedgerEntry> list;
+  list.reserve(entries_.size());
+  for (const auto& [key, entry] : entries_) {
+    list.push_back(entry);
+  }
+  return list;
+}
+
+int64_t Ledger::total_bytes() const {
+  int64_t total = 0;
+  for (const auto& [key, entry] : entries_) {
+    total += entry.bytes;
+  }
+  return total;
+}
+
+int64_t Ledger::bytes_of(const std::string& collective, const std::string& axis) const {
+  int64_t total = 0;
+  for (const auto& [key, entry] : entries_) {
+    total += entry.collective == collective && entry.axis == axis ? entry.bytes : 0;
+  }
+  return total;
+}
+
+int64_t Ledger::calls_of(const std::string& collective, const std::string& axis) const {
+  int64_t total = 0;
+  for (const auto& [key, entry] : entries_) {
+    total += entry.collective == collective && entry.axis == axis ? entry.calls : 0;
+  }
+  return total;
+}
+
+std::string Ledger::json() const {
+  std::string out = "{\"entries\": [";
+  const char* separator = "";
+  for (const auto& [key, entry] : entries_) {
+    out += separator;
+    out += "{\"axis\": " + json_text(entry.axis) + ", \"collective\": " + json_text(entry.collective) +
+           ", \"op\": " + json_text(entry.op) + ", \"calls\": " + std::to_string(entry.calls) +
+           ", \"bytes\": " + std::to_string(entry.bytes) + "}";
+    separator = ", ";
+  }
+  return out + "], \"total_bytes\": " + std::to_string(total_bytes()) + "}";
+}
+
+}  // namespace tessera::trace
