@@ -143,7 +143,9 @@ class Dealer {
         right /= to_[++d];
       }
     }
-    std::fill(dims_.begin() + static_cast<int64_t>(group_), dims_.begin() + static_cast<int64_t>(d) + 1, DimLabels{});
+    for (size_t e = group_; e <= d; ++e) {
+      dims_[e] = {unlabelled(to_[e])};
+    }
     is_split_ = false;
     return d;
   }

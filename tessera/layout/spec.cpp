@@ -221,7 +221,7 @@ Spec Spec::make(const Mesh& mesh, const Placements& placements, c10::IntArrayRef
 
 Spec Spec::contiguous(const Mesh& mesh, const Placements& placements, c10::IntArrayRef sizes, c10::ScalarType dtype,
                       const Labels& labels) {
-  c10::SmallVector<int64_t, 8> strides(sizes.size());
+  std::vector<int64_t> strides(sizes.size());
   int64_t stride = 1;
   for (size_t d = sizes.size(); d-- > 0;) {
     strides[d] = stride;

@@ -1,17 +1,150 @@
 #include "tessera/layout/spec.h"
 
+#include <thread>
+
 #include <gtest/gtest.h>
+
+#include <c10/util/Exception.h>
+
+#include "tests/unit/layout/random_layout.h"
 
 namespace tessera::layout {
 namespace {
 
+constexpr auto kFloat = c10::ScalarType::Float;
+
 TEST(Spec, EqualSpecsAreOneRecord) {
   const Mesh mesh = Mesh::parse("dp=2,tp=4");
-  const Spec a = Spec::contiguous(mesh, {Shard(0), Replicate()}, {8, 16}, c10::ScalarType::Float);
-  const Spec b = Spec::contiguous(Mesh({{"dp", 2}, {"tp", 4}}), parse_placements(mesh, "{dp: S(0)}"), {8, 16},
-                                  c10::ScalarType::Float);
-  EXPECT_EQ(a, b);
-  EXPECT_EQ(a.str(), "float32[8, 16] {dp: S(0), tp: R}");
+  const Spec a = Spec::contiguous(mesh, {Shard(0), Replicate()}, {8, 16}, kFloat);
+  EXPECT_EQ(a, Spec::contiguous(Mesh({{"dp", 2}, {"tp", 4}}), parse_placements(mesh, "{dp: S(0)}"), {8, 16}, kFloat));
+  EXPECT_EQ(a, a.with({Shard(1), Replicate()}).with({Shard(0), Replicate()}));
+  EXPECT_NE(a, a.with({Replicate(), Replicate()}));
+  EXPECT_NE(a, Spec::contiguous(mesh, {Shard(0), Replicate()}, {8, 16}, c10::ScalarType::Double));
+  EXPECT_NE(a, Spec::contiguous(mesh, {Shard(0), Replicate()}, {16, 8}, kFloat));
+  EXPECT_NE(a, Spec::make(mesh, {Shard(0), Replicate()}, {8, 16}, {1, 8}, kFloat));
+  EXPECT_NE(a, a.with_labels({{{Label::kBatch, 8, 0, 8, 1}}, {}}));
+  EXPECT_EQ(a, a.with_labels({{{Label::kBatch, 8, 0, 8, 1}}, {}}).with_labels({}));
+}
+
+TEST(Spec, ThreadsAgreeOnTheRecord) {
+  const Mesh mesh = Mesh::parse("x=4");
+  std::vector<std::vector<Spec>> made(4, std::vector<Spec>(200));
+  std::vector<std::thread> threads;
+  for (auto& specs : made) {
+    threads.emplace_back([&] {
+      for (size_t i = 0; i < specs.size(); ++i) {
+        specs[i] = Spec::contiguous(mesh, {Shard(0)}, {static_cast<int64_t>(1000 + i)}, kFloat);
+      }
+    });
+  }
+  for (auto& thread : threads) {
+    thread.join();
+  }
+  EXPECT_EQ(made[0], made[1]);
+  EXPECT_EQ(made[0], made[2]);
+  EXPECT_EQ(made[0], made[3]);
+}
+
+TEST(Spec, NormalForm) {
+  const Mesh mesh = Mesh::parse("a=2,one=1,b=3");
+  const Placements r3(3);
+  EXPECT_EQ(normal_form(mesh, {Replicate(), Partial(ReduceOp::kMax), Replicate()}), r3);
+  EXPECT_EQ(normal_form(mesh, {Shard(0, {.order = 0}), Shard(1), Replicate()}), (Placements{Shard(0), Replicate(), Replicate()}));
+  EXPECT_EQ(normal_form(mesh, {Shard(0, {.order = 0}), Replicate(), Shard(0, {.order = 1})}),
+            (Placements{Shard(0), Replicate(), Shard(0)}));
+  const Placements swapped{Shard(0, {.order = 1}), Replicate(), Shard(0, {.order = 0})};
+  EXPECT_EQ(normal_form(mesh, swapped), swapped);
+  // An axis of size one leaves its place in the order to the others.
+  EXPECT_EQ(normal_form(mesh, {Shard(0, {.order = 2}), Shard(0, {.order = 0}), Shard(0, {.order = 1})}), swapped);
+  // Those that say no order fill the free positions.
+  EXPECT_EQ(normal_form(mesh, {Shard(0, {.order = 1}), Replicate(), Shard(0)}), swapped);
+  EXPECT_EQ(normal_form(mesh, {Shard(0), Replicate(), Shard(0, {.order = 0})}), swapped);
+  EXPECT_EQ(Spec::contiguous(mesh, {Shard(0), Partial(), Replicate()}, {4}, kFloat).str(), "float32[4] {a: S(0), one: R, b: R}");
+}
+
+TEST(Spec, DerivedFacts) {
+  const Mesh mesh = Mesh::parse("a=2,b=2");
+  const Spec spec = Spec::contiguous(mesh, {Partial(), Replicate()}, {3, 0, 4}, kFloat);
+  EXPECT_TRUE(spec->has_partial);
+  EXPECT_FALSE(spec->is_replicated);
+  EXPECT_TRUE(spec.with({Replicate(), Replicate()})->is_replicated);
+  EXPECT_EQ(spec->numel(), 0);
+  EXPECT_EQ(spec->strides, (std::vector<int64_t>{4, 4, 1}));
+  const Spec scalar = Spec::contiguous(mesh, {Replicate(), Replicate()}, {}, kFloat);
+  EXPECT_EQ(scalar->numel(), 1);
+  EXPECT_EQ(scalar->bytes(), 4);
+  EXPECT_TRUE(scalar.local_ranges({1, 0}).empty());
+  EXPECT_FALSE(Spec());
+}
+
+TEST(Spec, RefusesNonsense) {
+  const Mesh mesh = Mesh::parse("a=2,b=2");
+  const auto make = [&](const Placements& placements) { return Spec::contiguous(mesh, placements, {4, 4}, kFloat); };
+  EXPECT_THROW(make({Replicate()}), c10::Error);
+  EXPECT_THROW(make({Replicate(), Shard(2)}), c10::Error);
+  EXPECT_THROW(make({Shard(0, {.order = 1}), Shard(0, {.order = 1})}), c10::Error);
+  EXPECT_THROW(make({Shard(0, {.order = 2}), Shard(0)}), c10::Error);
+  EXPECT_THROW(make({Partial(ReduceOp::kSum), Partial(ReduceOp::kMax)}), c10::Error);
+  EXPECT_NO_THROW(make({Partial(ReduceOp::kSum), Partial(ReduceOp::kAvg)}));
+  EXPECT_THROW(make({Replicate(), Replicate()}).with_labels({{{Label::kBatch, 3, 0, 3, 1}}, {}}), c10::Error);
+  EXPECT_THROW(Spec::make(mesh, {Replicate(), Replicate()}, {4}, {}, kFloat), c10::Error);
+  EXPECT_FALSE(is_valid(mesh, {Shard(0), Replicate()}, 0));
+  EXPECT_TRUE(is_valid(mesh, {Shard(0), Partial()}, 1));
+}
+
+TEST(Spec, AxesOfADimSlowestFirst) {
+  const Mesh mesh = Mesh::parse("a=2,b=2,c=2");
+  EXPECT_EQ(axes_of_dim(mesh, {Shard(0), Replicate(), Shard(0)}, 0), (std::vector<int64_t>{0, 2}));
+  EXPECT_EQ(axes_of_dim(mesh, {Shard(0, {.order = 1}), Shard(1), Shard(0, {.order = 0})}, 0), (std::vector<int64_t>{2, 0}));
+  EXPECT_TRUE(axes_of_dim(mesh, {Shard(0), Partial(), Shard(0)}, 1).empty());
+}
+
+// The placements of axes that replicate make groups; inside each, every element is owned exactly once.
+void expect_tiles(const Spec& spec) {
+  std::map<Coord, std::vector<int64_t>> counts;
+  for (int64_t rank : spec->mesh.ranks()) {
+    const Coord coord = *spec->mesh.coord_of(rank);
+    Coord group = coord;
+    for (int64_t a = 0; a < spec->mesh.ndim(); ++a) {
+      group[a] = spec->placements[a].is_shard() ? 0 : coord[a];
+    }
+    auto& count = counts[group];
+    count.resize(spec->numel());
+    const auto ranges = spec.local_ranges(coord);
+    for (int64_t e = 0; e < spec->numel(); ++e) {
+      bool is_mine = true;
+      for (int64_t d = 0, rest = e; d < spec->ndim(); ++d) {
+        const int64_t index = rest / spec->strides[d];
+        rest %= spec->strides[d];
+        is_mine &= ranges[d].begin <= index && index < ranges[d].end;
+      }
+      count[e] += is_mine;
+    }
+  }
+  for (const auto& [group, count] : counts) {
+    EXPECT_EQ(count, std::vector<int64_t>(spec->numel(), 1)) << spec.str() << " mesh " << spec->mesh.str();
+  }
+}
+
+TEST(Spec, NestedCutsTileTheTensor) {
+  const uint32_t seed = std::random_device{}();
+  SCOPED_TRACE("seed " + std::to_string(seed));
+  RandomLayouts random(seed);
+  for (int i = 0; i < 1000; ++i) {
+    const auto sizes = random.sizes(3, 9);
+    const Mesh mesh = random.mesh(3, 4);
+    expect_tiles(Spec::contiguous(mesh, random.placements(mesh, static_cast<int64_t>(sizes.size()), true), sizes, kFloat));
+  }
+}
+
+TEST(Spec, ExplicitOrderIsTheNesting) {
+  const Mesh mesh = Mesh::parse("dp=2,tp=3");
+  const Spec swapped = Spec::contiguous(mesh, {Shard(0, {.order = 1}), Shard(0, {.order = 0})}, {13}, kFloat);
+  // tp cuts 13 into 5, 5, 3; dp cuts those into 3 + 2, 3 + 2, 2 + 1.
+  EXPECT_EQ(swapped.local_ranges({0, 0}), (std::vector<Range>{{0, 3}}));
+  EXPECT_EQ(swapped.local_ranges({1, 0}), (std::vector<Range>{{3, 5}}));
+  EXPECT_EQ(swapped.local_ranges({1, 2}), (std::vector<Range>{{12, 13}}));
+  EXPECT_EQ(swapped.local_sizes({0, 1}), (std::vector<int64_t>{3}));
 }
 
 }  // namespace
