@@ -49,17 +49,16 @@ std::optional<Failure> ThreadJob::failure() {
   return failure_;
 }
 
-std::shared_ptr<ThreadGroup> ThreadJob::open(const std::shared_ptr<ThreadJob>& job, const std::string& name,
-                                             const std::vector<int64_t>& ranks, int64_t rank) {
-  auto fresh = std::make_shared<ThreadGroup>(job, ranks);  // its destructor wants the mutex: it outlives the lock
-  std::lock_guard lock(job->mutex_);
-  auto& family = job->families_[{name, ranks}];
+std::shared_ptr<ThreadGroup> ThreadJob::open(const std::string& name, const std::vector<int64_t>& ranks, int64_t rank) {
+  auto fresh = std::make_shared<ThreadGroup>(*this, ranks);  // its destructor wants the mutex: it outlives the lock
+  std::lock_guard lock(mutex_);
+  auto& family = families_[{name, ranks}];
   const auto number = family.joined_by[rank]++;
   auto& opening = family.openings[number];
-  auto group = opening.group.lock();
-  if (!group) {
-    opening.group = group = fresh;
+  if (!opening.group) {
+    opening.group = fresh;
   }
+  auto group = opening.group;
   if (++opening.joined == ranks.size()) {
     family.openings.erase(number);
   }
@@ -93,19 +92,19 @@ std::string ThreadJob::where_is(int64_t rank) const {
   return "in no collective";
 }
 
-ThreadGroup::ThreadGroup(std::shared_ptr<ThreadJob> job, std::vector<int64_t> ranks)
-    : job_(std::move(job)), ranks_(std::move(ranks)), calls_(ranks_.size()) {
-  std::lock_guard lock(job_->mutex_);
-  job_->groups_.insert(this);
+ThreadGroup::ThreadGroup(ThreadJob& job, std::vector<int64_t> ranks)
+    : job_(job), ranks_(std::move(ranks)), calls_(ranks_.size()) {
+  std::lock_guard lock(job_.mutex_);
+  job_.groups_.insert(this);
 }
 
 ThreadGroup::~ThreadGroup() {
-  std::lock_guard lock(job_->mutex_);
-  job_->groups_.erase(this);
+  std::lock_guard lock(job_.mutex_);
+  job_.groups_.erase(this);
 }
 
 void ThreadGroup::meet(size_t member, uint64_t round, const Call& call, std::chrono::milliseconds deadline) {
-  Lock lock(job_->mutex_);
+  Lock lock(job_.mutex_);
   throw_if_failed(call, member);
   calls_[member] = &call;
   if (++arrived_ == ranks_.size()) {
@@ -115,8 +114,8 @@ void ThreadGroup::meet(size_t member, uint64_t round, const Call& call, std::chr
   } else {
     follow(lock, member, round, call, deadline);
   }
-  if (job_->failed_) {
-    lock = Lock(job_->mutex_);
+  if (job_.failed_) {
+    lock = Lock(job_.mutex_);
     throw_failure(call, member);
   }
 }
@@ -124,8 +123,8 @@ void ThreadGroup::meet(size_t member, uint64_t round, const Call& call, std::chr
 // The last to arrive. Everybody is held until it closes or opens the round, or fails the job.
 void ThreadGroup::lead(size_t member, uint64_t round) {
   const auto stop = [&](std::string message, const ThreadGroup* diverged) {
-    Lock lock(job_->mutex_);
-    job_->set_failure({ranks_[member], std::move(message), diverged});
+    Lock lock(job_.mutex_);
+    job_.set_failure({ranks_[member], std::move(message), diverged});
     running_ = false;
     changed_.notify_all();
   };
@@ -142,7 +141,7 @@ void ThreadGroup::lead(size_t member, uint64_t round) {
     throw;
   }
   {
-    Lock lock(job_->mutex_);
+    Lock lock(job_.mutex_);
     opened_ = round + 1;
   }
   changed_.notify_all();
@@ -152,7 +151,7 @@ void ThreadGroup::lead(size_t member, uint64_t round) {
 void ThreadGroup::follow(Lock& lock, size_t member, uint64_t round, const Call& call, std::chrono::milliseconds deadline) {
   const auto is_open = [&] { return opened_ > round || closed_ > round; };
   lock.unlock();
-  yield_until([&] { return is_open() || job_->failed_; });
+  yield_until([&] { return is_open() || job_.failed_; });
   if (!is_open()) {
     lock.lock();
     wait(lock, {call, member, deadline, is_open, [&] { return !running_; }, [&](size_t m) { return !calls_[m]; }});
@@ -170,7 +169,7 @@ void ThreadGroup::run_together(size_t member, uint64_t round) {
     transfer(calls_, member);
   } catch (...) {
     error = std::current_exception();
-    job_->fail(ranks_[member], base::message_of(error));
+    job_.fail(ranks_[member], base::message_of(error));
   }
   if (finished_.fetch_add(1) + 1 == ranks_.size()) {
     close(round);
@@ -178,7 +177,7 @@ void ThreadGroup::run_together(size_t member, uint64_t round) {
     const auto is_closed = [&] { return closed_ > round; };
     yield_until(is_closed);
     if (!is_closed()) {
-      Lock lock(job_->mutex_);
+      Lock lock(job_.mutex_);
       changed_.wait(lock, is_closed);
     }
   }
@@ -195,7 +194,7 @@ void ThreadGroup::run_alone() {
 
 void ThreadGroup::close(uint64_t round) {
   {
-    Lock lock(job_->mutex_);
+    Lock lock(job_.mutex_);
     std::fill(calls_.begin(), calls_.end(), nullptr);
     arrived_ = 0;
     finished_ = 0;
@@ -215,9 +214,9 @@ bool ThreadGroup::is_small() const {
 
 void ThreadGroup::post(const Call& call, size_t from, int64_t number, at::Tensor message) {
   const auto to = static_cast<size_t>(call.peer);
-  Lock lock(job_->mutex_);
+  Lock lock(job_.mutex_);
   throw_if_failed(call, from);
-  if (job_->finished_[static_cast<size_t>(ranks_[to])]) {
+  if (job_.finished_[static_cast<size_t>(ranks_[to])]) {
     throw_finished({call, from, {}, {}, {}, {}}, to);
   }
   messages_.emplace(MessageKey(from, to, call.tag, number), std::move(message));
@@ -226,14 +225,14 @@ void ThreadGroup::post(const Call& call, size_t from, int64_t number, at::Tensor
 
 at::Tensor ThreadGroup::take(const Call& call, size_t to, int64_t number, std::chrono::milliseconds deadline) {
   const MessageKey key(static_cast<size_t>(call.peer), to, call.tag, number);
-  Lock lock(job_->mutex_);
+  Lock lock(job_.mutex_);
   throw_if_failed(call, to);
   wait(lock, {call, to, deadline, [&] { return messages_.count(key) > 0; }, [] { return true; },
               [&](size_t member) { return member == static_cast<size_t>(call.peer); }});
   auto message = std::move(messages_.at(key));
   messages_.erase(key);
   if (auto text = divergence_of(call, message); !text.empty()) {
-    job_->set_failure({ranks_[to], text});
+    job_.set_failure({ranks_[to], text});
     TESSERA_THROW(DivergenceError, text);
   }
   return message;
@@ -249,12 +248,12 @@ void ThreadGroup::wait(Lock& lock, const Waiter& waiter) {
       }
     }
     throw_if_failed(waiter.call, waiter.member);
-    if (stop_requests() != job_->stops_before_) {
-      job_->set_failure({ranks_[waiter.member], "stopped by a signal"});
+    if (stop_requests() != job_.stops_before_) {
+      job_.set_failure({ranks_[waiter.member], "stopped by a signal"});
       TESSERA_THROW(Stopped, "stopped by a signal");
     }
     for (size_t member = 0; member < ranks_.size(); ++member) {
-      if (waiter.is_missing(member) && job_->finished_[static_cast<size_t>(ranks_[member])]) {
+      if (waiter.is_missing(member) && job_.finished_[static_cast<size_t>(ranks_[member])]) {
         throw_finished(waiter, member);
       }
     }
@@ -265,13 +264,13 @@ void ThreadGroup::wait(Lock& lock, const Waiter& waiter) {
 }
 
 void ThreadGroup::throw_if_failed(const Call& call, size_t member) {
-  if (job_->failure_) {
+  if (job_.failure_) {
     throw_failure(call, member);
   }
 }
 
 void ThreadGroup::throw_failure(const Call& call, size_t member) {
-  const auto& failure = *job_->failure_;
+  const auto& failure = *job_.failure_;
   if (failure.diverged == this) {
     TESSERA_THROW(DivergenceError, failure.message);
   }
@@ -283,7 +282,7 @@ void ThreadGroup::throw_failure(const Call& call, size_t member) {
 void ThreadGroup::throw_finished(const Waiter& waiter, size_t missing) {
   auto message = c10::str("[comm] rank ", ranks_[missing], " has finished; rank ", ranks_[waiter.member], " waits in ",
                           waiter.call.str());
-  job_->set_failure({ranks_[waiter.member], message, this});
+  job_.set_failure({ranks_[waiter.member], message, this});
   TESSERA_THROW(DivergenceError, message);
 }
 
@@ -294,11 +293,11 @@ void ThreadGroup::throw_timeout(const Waiter& waiter) {
   const char* separator = " ";
   for (size_t member = 0; member < ranks_.size(); ++member) {
     if (waiter.is_missing(member)) {
-      out << separator << "rank " << ranks_[member] << " (" << job_->where_is(ranks_[member]) << ")";
+      out << separator << "rank " << ranks_[member] << " (" << job_.where_is(ranks_[member]) << ")";
       separator = ", ";
     }
   }
-  job_->set_failure({ranks_[waiter.member], out.str()});
+  job_.set_failure({ranks_[waiter.member], out.str()});
   TESSERA_THROW(base::CommTimeout, out.str());
 }
 

@@ -35,6 +35,8 @@ struct Failure {
 class ThreadJob {
  public:
   explicit ThreadJob(int64_t ranks);
+  ThreadJob(const ThreadJob&) = delete;
+  ThreadJob& operator=(const ThreadJob&) = delete;
 
   int64_t size() const { return static_cast<int64_t>(finished_.size()); }
 
@@ -52,8 +54,7 @@ class ThreadJob {
 
   // The group over global `ranks` that `rank`, one of them, joins: its k-th with that name and these ranks is the k-th of the
   // others. Waits for nobody.
-  static std::shared_ptr<ThreadGroup> open(const std::shared_ptr<ThreadJob>& job, const std::string& name,
-                                           const std::vector<int64_t>& ranks, int64_t rank);
+  std::shared_ptr<ThreadGroup> open(const std::string& name, const std::vector<int64_t>& ranks, int64_t rank);
 
  private:
   friend class ThreadGroup;
@@ -62,7 +63,7 @@ class ThreadJob {
   struct Family {
     std::map<int64_t, int64_t> joined_by;  // groups joined so far, by rank
     struct Opening {
-      std::weak_ptr<ThreadGroup> group;  // weak: a group owns its job
+      std::shared_ptr<ThreadGroup> group;
       size_t joined = 0;
     };
     std::map<int64_t, Opening> openings;  // by number
@@ -82,10 +83,10 @@ class ThreadJob {
 };
 
 // The rendezvous of one group. Each round all members bring a Call; once the last has come nobody leaves before all is done,
-// so that a member's tensors outlive their readers. Small rounds are done by the last to arrive, large ones by all together.
+// so that a member's tensors outlive their readers. The job must outlive its groups. Small rounds are done by the last to arrive, large ones by all together.
 class ThreadGroup {
  public:
-  ThreadGroup(std::shared_ptr<ThreadJob> job, std::vector<int64_t> ranks);
+  ThreadGroup(ThreadJob& job, std::vector<int64_t> ranks);
   ~ThreadGroup();
 
   // Runs the member's `round`-th collective.
@@ -97,7 +98,6 @@ class ThreadGroup {
   // Waits for that message.
   at::Tensor take(const Call& call, size_t to, int64_t number, std::chrono::milliseconds deadline);
 
-  const std::shared_ptr<ThreadJob>& job() const { return job_; }
   const std::vector<int64_t>& ranks() const { return ranks_; }
 
  private:
@@ -128,7 +128,7 @@ class ThreadGroup {
   void close(uint64_t round);
   bool is_small() const;
 
-  const std::shared_ptr<ThreadJob> job_;
+  ThreadJob& job_;
   const std::vector<int64_t> ranks_;
   std::condition_variable changed_;
   std::vector<const Call*> calls_;    // by position; null: not arrived

@@ -58,8 +58,8 @@ class ReceiveWork : public Work {
 
 class ThreadCommunicator : public Communicator, public std::enable_shared_from_this<ThreadCommunicator> {
  public:
-  ThreadCommunicator(std::shared_ptr<ThreadGroup> group, size_t member, std::string name)
-      : group_(std::move(group)), member_(member), name_(std::move(name)) {}
+  ThreadCommunicator(std::shared_ptr<ThreadJob> job, std::shared_ptr<ThreadGroup> group, size_t member, std::string name)
+      : job_(std::move(job)), group_(std::move(group)), member_(member), name_(std::move(name)) {}
 
   int64_t rank() const override { return static_cast<int64_t>(member_); }
   int64_t size() const override { return static_cast<int64_t>(group_->ranks().size()); }
@@ -116,6 +116,7 @@ class ThreadCommunicator : public Communicator, public std::enable_shared_from_t
     return finished_work();
   }
 
+  std::shared_ptr<ThreadJob> job_;  // before the group, which it must outlive
   std::shared_ptr<ThreadGroup> group_;
   size_t member_;
   std::string name_;
@@ -126,12 +127,12 @@ class ThreadCommunicator : public Communicator, public std::enable_shared_from_t
 std::shared_ptr<Communicator> join(const std::shared_ptr<ThreadJob>& job, const std::vector<int64_t>& ranks, int64_t rank,
                                    std::string name) {
   const auto member = std::find(ranks.begin(), ranks.end(), rank) - ranks.begin();
-  auto group = ThreadJob::open(job, name, ranks, rank);
-  return std::make_shared<ThreadCommunicator>(std::move(group), static_cast<size_t>(member), std::move(name));
+  auto group = job->open(name, ranks, rank);
+  return std::make_shared<ThreadCommunicator>(job, std::move(group), static_cast<size_t>(member), std::move(name));
 }
 
 std::shared_ptr<Communicator> ThreadCommunicator::split(const std::vector<std::vector<int64_t>>& groups, std::string name) {
-  return join(group_->job(), own_group(*this, groups, name), ranks()[member_], name);
+  return join(job_, own_group(*this, groups, name), ranks()[member_], name);
 }
 
 }  // namespace
