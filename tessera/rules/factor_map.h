@@ -29,7 +29,7 @@ using TensorFactors = std::vector<DimFactors>;
 enum class PartialFlow : uint8_t {
   kMerge,   // none: every Partial is merged first (the default)
   kAny,     // the operator only moves values: any Partial in operand 0 passes (views, clone)
-  kLinear,  // linear in operand 0 alone, the other operands being numbers or absent: P(sum) and P(avg) pass
+  kLinear,  // linear in operand 0, the other operands being replicated: P(sum) and P(avg) pass
   kJoint,   // linear in all operands together (add, sub, cat): passes when every operand is the same P(sum) or P(avg)
 };
 
@@ -53,6 +53,8 @@ struct FactorMap {
   std::vector<SizeArg> sizes;
   // The operator looks at shapes only (zeros_like): nothing is redistributed, a Partial counts as Replicate.
   bool metadata_only = false;
+  // An operand whose shape and layout are read only: it is not moved, and output 0 should be laid out like it. -1: none.
+  int like = -1;
   // Labels of the outputs where the factors do not say them (views, slices); empty: from the factors.
   std::vector<layout::Labels> labels;
 
@@ -63,13 +65,14 @@ struct FactorMap {
   // Forbids cutting the factors of one dim of a tensor.
   void block(const DimFactors& dim);
 
-  // `(0,1),(1,2)->(0,2)`, for messages.
+  // The notation of parse_factors, with letters in order: `(a,b),(b,c)->(a,c)`.
   std::string str() const;
 };
 
 // From one notation, as design and documents write it: `(i,k),(k,j)->(i,j)`; several factors in a dim are joined by `*`
-// (`(b*s,f)->(b,s,f)` with extents from where they stand alone), `1` is a dim without a factor, `!k` in the list after `;` blocks a factor: `(b,i,k),(b,k,j)->(b,i,j);!k`.
-// Extents come from the operands' sizes. Operands of the call beyond those named are an error.
+// (`(b*s,f)->(b,s,f)`, where extents come from where a factor stands alone, or with known ones), `1` is a dim without a factor,
+// `!k` in the list after `;` blocks a factor: `(b,i,k),(b,k,j)->(b,i,j);!k`. Extents come from the sizes of the operands and
+// outputs. Operands beyond those named must be outputs that the call writes.
 FactorMap parse_factors(std::string_view notation, const Call& call);
 
 // The dims of every operand aligned from the right with `sizes`, size-one dims broadcasting: the map of elementwise operators.

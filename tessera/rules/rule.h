@@ -4,6 +4,7 @@
 #include <functional>
 #include <string>
 #include <string_view>
+#include <unordered_map>
 #include <vector>
 
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -22,7 +23,8 @@ struct LocalCall {
   std::vector<std::vector<layout::Range>> output_ranges;
 };
 
-// Replaces the plain local call: the stack holds the arguments with local tensors and leaves with local results.
+// Replaces the plain local call: the stack holds the arguments with local tensors, sizes rewritten (FactorMap::sizes), and
+// leaves with local results. It is right for whole tensors too.
 using LocalKernel = void (*)(const LocalCall&, torch::jit::Stack&);
 
 // Replaces the whole call by other operators on DTensors, below autograd: the stack holds the arguments as the user gave
@@ -53,9 +55,11 @@ class RuleTable {
   // The table of every family (rules/families.cpp lists them).
   static const RuleTable& instance();
 
-  // Throws if a name is taken or no such operator exists in this libtorch and `optional` is false.
+  // Throws if a name is taken or no such operator exists in this libtorch.
   void add(std::string_view op, Rule rule);
-  void add(const std::vector<std::string>& ops, const Rule& rule);
+  void add_all(const std::vector<std::string>& ops, const Rule& rule);
+  // For an operator that some releases of libtorch lack, or that a higher floor defines.
+  void add_optional(std::string_view op, Rule rule);
 
   // The rule of `op`, of its functional form for an in-place or out= operator, or null.
   const Rule* find(std::string_view op) const;

@@ -1,0 +1,67 @@
+// What to do on one mesh axis: the candidates, and which of them costs the fewest bytes.
+#pragma once
+
+#include <optional>
+#include <vector>
+
+#include "tessera/rules/propagate.h"
+
+namespace tessera::rules::detail {
+
+// Where a factor leads a dim of a tensor: it is the slowest one there.
+struct Stand {
+  int32_t dim = -1;   // -1: nowhere
+  int64_t inner = 1;  // product of the faster factors
+};
+
+// What holds on every axis: which factors can be cut, and where they stand.
+class Frame {
+ public:
+  Frame(const Call& call, const FactorMap& map);
+
+  const Call& call() const { return call_; }
+  const FactorMap& map() const { return map_; }
+  const layout::Mesh& mesh() const { return call_.operands.front().spec->mesh; }
+  bool can_shard(int factor) const { return can_shard_[factor] != 0; }
+  const Stand& at_operand(size_t operand, int factor) const { return operands_[operand * factors_ + factor]; }
+  const Stand& at_output(size_t output, int factor) const { return outputs_[output * factors_ + factor]; }
+
+ private:
+  void place(const TensorFactors& tensor, Stand* stands);
+
+  const Call& call_;
+  const FactorMap& map_;
+  size_t factors_;
+  std::vector<char> can_shard_;
+  std::vector<Stand> operands_;
+  std::vector<Stand> outputs_;
+};
+
+// The slowest factor of a dim that is longer than one, else its first; -1 if it has none.
+int leading_factor(const FactorMap& map, const DimFactors& dim);
+
+// What one axis does.
+struct Choice {
+  enum class Kind : uint8_t { kReplicate, kFactor, kPartial };
+  Kind kind = Kind::kReplicate;
+  int factor = -1;
+  int64_t unit = 1;  // of the factor
+  layout::ReduceOp op = layout::ReduceOp::kSum;
+  bool operator==(const Choice&) const = default;
+};
+
+// Where the operand (output) is on the axis under a choice; of an output, nothing if the operator cannot give it.
+layout::Placement operand_target(const Frame& frame, const Choice& choice, size_t operand);
+std::optional<layout::Placement> output_target(const Frame& frame, const Choice& choice, size_t output);
+
+struct Decision {
+  Choice choice;
+  double bytes = 0;
+};
+
+// The best choice for `axis`, or nothing if none is allowed. `partials` are the kinds of Partial that other axes gave the
+// outputs: a choice that does not commute with them is not allowed.
+std::optional<Decision> choose(const Frame& frame, const Wishes& wishes, int64_t axis,
+                               const std::vector<layout::ReduceOp>& partials);
+
+}  // namespace tessera::rules::detail

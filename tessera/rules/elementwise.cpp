@@ -1,0 +1,163 @@
+// Operators that compute each element of the result from the elements at its place.
+#include "tessera/rules/families.h"
+
+namespace tessera::rules {
+
+namespace {
+
+using Names = std::vector<std::string>;
+
+Rule elementwise(PartialFlow flow = PartialFlow::kMerge) {
+  return {.map = [flow](const Call& call) {
+    FactorMap map = broadcast_factors(call);
+    map.partial = flow;
+    return map;
+  }};
+}
+
+// Linear in operand 0 when the others are single numbers, in whatever form.
+FactorMap scaling_map(const Call& call) {
+  FactorMap map = broadcast_factors(call);
+  const bool by_numbers = std::all_of(call.operands.begin() + 1, call.operands.end(),
+                                      [](const Operand& operand) { return operand.spec->ndim() == 0; });
+  map.partial = by_numbers ? PartialFlow::kLinear : PartialFlow::kMerge;
+  return map;
+}
+
+bool is_widening(c10::ScalarType from, c10::ScalarType to) {
+  return c10::isFloatingType(from) && c10::isFloatingType(to) && c10::promoteTypes(from, to) == to;
+}
+
+// A cast that loses nothing commutes with every merge.
+FactorMap cast_map(const Call& call) {
+  FactorMap map = broadcast_factors(call);
+  const auto from = call.spec(0)->dtype;
+  const auto to = call.outputs.empty() ? from : call.outputs[0].dtype;
+  map.partial = from == to || is_widening(from, to) ? PartialFlow::kAny : PartialFlow::kMerge;
+  return map;
+}
+
+// self = src: casts as above, and the parts of src replace those of a self that is split alike.
+FactorMap copy_map(const Call& call) {
+  FactorMap map = broadcast_factors(call);
+  const auto from = call.spec(1)->dtype;
+  const auto to = call.spec(0)->dtype;
+  map.partial = from == to || is_widening(from, to) ? PartialFlow::kJoint : PartialFlow::kMerge;
+  return map;
+}
+
+// Zero is the zero of every part.
+FactorMap masked_fill_map(const Call& call) {
+  FactorMap map = broadcast_factors(call);
+  const c10::IValue& value = call.arg("value");
+  map.partial = value.isScalar() && value.toScalar().equal(0) ? PartialFlow::kAny : PartialFlow::kMerge;
+  return map;
+}
+
+// Another reading of the same bits: elementwise where the element sizes agree, else the last dim stays whole.
+FactorMap view_dtype_map(const Call& call) {
+  FactorMap map;
+  map.operands = {map.add_all(call.spec(0)->sizes)};
+  map.outputs = map.operands;
+  const auto& from = call.spec(0)->sizes;
+  if (!from.empty() && from.back() != call.outputs.at(0).sizes.back()) {
+    map.block(map.operands[0].back());
+    map.outputs[0].back() = {map.add(call.outputs[0].sizes.back(), false)};
+  }
+  return map;
+}
+
+// Halves of one dim meet.
+FactorMap glu_map(const Call& call) {
+  FactorMap map;
+  const size_t last = call.operands.size() - 1;
+  const int64_t dim = wrap_dim(call.integer("dim"), call.dim_of(last));
+  TensorFactors whole = map.add_all(call.spec(last)->sizes);
+  map.block(whole[dim]);
+  TensorFactors half = whole;
+  half[dim] = {map.add(call.spec(last)->sizes[dim] / 2, false)};
+  if (last == 0) {
+    map.operands = {whole};
+    map.outputs = {half};
+  } else {
+    map.operands = {half, whole};
+    map.outputs = {whole};
+  }
+  return map;
+}
+
+const Names& moving() {
+  static const Names names = {"aten::alias", "aten::clone", "aten::detach", "aten::lift_fresh", "aten::lift_fresh_copy",
+                              "aten::alias_copy", "aten::detach_copy", "aten::zero"};
+  return names;
+}
+
+const Names& linear() {
+  static const Names names = {"aten::neg", "aten::native_dropout_backward", "aten::mul.Scalar", "aten::div.Scalar"};
+  return names;
+}
+
+const Names& unary() {
+  static const Names names = {
+      "aten::abs", "aten::acos", "aten::acosh", "aten::angle", "aten::asin", "aten::asinh", "aten::atan", "aten::atanh",
+      "aten::bitwise_not", "aten::ceil", "aten::celu", "aten::cos", "aten::cosh", "aten::deg2rad", "aten::digamma",
+      "aten::elu", "aten::erf", "aten::erfc", "aten::erfinv", "aten::exp", "aten::exp2", "aten::expm1", "aten::floor",
+      "aten::frac", "aten::gelu", "aten::hardshrink", "aten::hardsigmoid", "aten::hardswish", "aten::hardtanh",
+      "aten::isinf", "aten::isnan", "aten::isneginf", "aten::isposinf", "aten::leaky_relu", "aten::lgamma", "aten::log",
+      "aten::log10", "aten::log1p", "aten::log2", "aten::log_sigmoid_forward", "aten::logical_not", "aten::logit",
+      "aten::mish", "aten::nan_to_num", "aten::rad2deg", "aten::reciprocal", "aten::relu", "aten::round",
+      "aten::round.decimals", "aten::rsqrt", "aten::sgn", "aten::sigmoid", "aten::sign", "aten::signbit", "aten::silu",
+      "aten::sin", "aten::sinc", "aten::sinh", "aten::softplus", "aten::softshrink", "aten::sqrt", "aten::tan",
+      "aten::tanh", "aten::threshold", "aten::trunc"};
+  return names;
+}
+
+const Names& with_scalar() {
+  static const Names names = {
+      "aten::add.Scalar", "aten::bitwise_and.Scalar", "aten::bitwise_and.Scalar_Tensor",
+      "aten::bitwise_left_shift.Scalar_Tensor", "aten::bitwise_left_shift.Tensor_Scalar", "aten::bitwise_or.Scalar",
+      "aten::bitwise_or.Scalar_Tensor", "aten::bitwise_right_shift.Scalar_Tensor",
+      "aten::bitwise_right_shift.Tensor_Scalar", "aten::bitwise_xor.Scalar", "aten::bitwise_xor.Scalar_Tensor",
+      "aten::clamp", "aten::clamp_max", "aten::clamp_min", "aten::div.Scalar_mode", "aten::eq.Scalar",
+      "aten::floor_divide.Scalar", "aten::fmod.Scalar", "aten::ge.Scalar", "aten::gt.Scalar", "aten::le.Scalar",
+      "aten::lt.Scalar", "aten::ne.Scalar", "aten::pow.Scalar", "aten::pow.Tensor_Scalar", "aten::remainder.Scalar",
+      "aten::remainder.Scalar_Tensor", "aten::rsub.Scalar", "aten::sub.Scalar"};
+  return names;
+}
+
+const Names& several() {
+  static const Names names = {
+      "aten::_prelu_kernel", "aten::_prelu_kernel_backward", "aten::addcdiv", "aten::addcmul", "aten::atan2",
+      "aten::bitwise_and.Tensor", "aten::bitwise_left_shift.Tensor",
+      "aten::bitwise_or.Tensor", "aten::bitwise_right_shift.Tensor", "aten::bitwise_xor.Tensor", "aten::clamp.Tensor",
+      "aten::clamp_max.Tensor", "aten::clamp_min.Tensor", "aten::copysign.Tensor", "aten::div.Tensor_mode",
+      "aten::elu_backward", "aten::eq.Tensor", "aten::fill.Tensor", "aten::floor_divide", "aten::fmax", "aten::fmin",
+      "aten::fmod.Tensor", "aten::ge.Tensor", "aten::gelu_backward", "aten::gt.Tensor", "aten::hardshrink_backward",
+      "aten::hardsigmoid_backward", "aten::hardswish_backward", "aten::hardtanh_backward", "aten::heaviside",
+      "aten::hypot", "aten::le.Tensor", "aten::leaky_relu_backward", "aten::lerp.Tensor", "aten::log_sigmoid_backward",
+      "aten::logaddexp", "aten::logaddexp2", "aten::logical_and", "aten::logical_or", "aten::logical_xor",
+      "aten::logit_backward", "aten::lt.Tensor", "aten::masked_fill.Tensor", "aten::maximum", "aten::minimum",
+      "aten::mish_backward", "aten::ne.Tensor", "aten::pow.Tensor_Tensor", "aten::remainder.Tensor", "aten::rsub.Tensor",
+      "aten::sigmoid_backward", "aten::silu_backward", "aten::softplus_backward", "aten::softshrink_backward",
+      "aten::tanh_backward", "aten::threshold_backward", "aten::where.self", "aten::xlogy.Tensor"};
+  return names;
+}
+
+}  // namespace
+
+void add_elementwise_rules(RuleTable& table) {
+  table.add_all(moving(), elementwise(PartialFlow::kAny));
+  table.add_all(linear(), elementwise(PartialFlow::kLinear));
+  table.add_all(unary(), elementwise());
+  table.add_all(with_scalar(), elementwise());
+  table.add_all(several(), elementwise());
+  table.add_all({"aten::add.Tensor", "aten::sub.Tensor", "aten::lerp.Scalar"}, elementwise(PartialFlow::kJoint));
+  table.add_all({"aten::mul.Tensor", "aten::div.Tensor"}, {.map = scaling_map});
+  table.add("aten::_to_copy", {.map = cast_map});
+  table.add_all({"aten::copy", "aten::copy_"}, {.map = copy_map});
+  table.add("aten::masked_fill.Scalar", {.map = masked_fill_map, .reads_numbers = true});
+  table.add("aten::view.dtype", {.map = view_dtype_map});
+  table.add_all({"aten::glu", "aten::glu_backward"}, {.map = glu_map});
+}
+
+}  // namespace tessera::rules
