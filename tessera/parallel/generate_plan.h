@@ -16,20 +16,25 @@ struct PlanOptions {
   // Number of ranks; used when `mesh` is not given (then tp = as many as heads and widths allow up to 8, dp = the rest).
   int64_t devices = 1;
   // `dp=2,tp=2`: axis names say what they are for: dp (and anything else) cuts the batch, tp cuts the model.
-  std::optional<layout::Mesh> mesh;
+  std::optional<layout::Mesh> mesh = std::nullopt;
   // Norms, dropouts and residuals work on sequence shards on the tp axis.
   bool sequence_parallel = false;
-  // Query heads and key/value heads of attention (0: unknown, cuts fall wherever torch.chunk cuts). Cuts fall between heads.
+  // Query heads and key/value heads of attention (0: unknown, cuts fall wherever torch.chunk cuts). Cuts fall between heads,
+  // and where there are as many key/value heads as ranks, between whole groups; a fused product is taken to have its rows
+  // in the order [kv_heads, (queries of the group, key, value), head_dim].
   int64_t heads = 0;
   int64_t kv_heads = 0;
-  // Keep gathered activations for backward, or gather them again.
+  // Keep gathered activations for backward, or gather them again (only the newest is kept).
   bool keep_gathered = true;
 };
 
-// Decides without acting: reads the modules' kinds, names and shapes only. Every Linear among the children of one module is column-parallel
-// (its output features cut) except the one that leads back to the residual width, which is row-parallel; embeddings and the
-// head are cut along the vocabulary; everything else is replicated. What does not divide evenly is cut unevenly or kept
-// whole, and said in `notes`.
+// Decides without acting: reads the modules' kinds, names and shapes only. Every Linear among the children of one module is
+// column-parallel (its output features cut) except the one that leads back to the residual width, which is row-parallel;
+// embeddings and the head are cut along the vocabulary (tables of positions, named `wpe` or `...pos...`, stay whole);
+// everything else is replicated. What does not divide evenly is cut unevenly or kept whole, and said in `notes`. Entries
+// that differ in the number of a layer only are one, with `*` for the number.
+//
+// Throws PlanError if the heads contradict each other.
 Plan generate_plan(const torch::nn::Module& model, const PlanOptions& options);
 
 }  // namespace tessera::parallel

@@ -44,8 +44,8 @@ struct Plan {
   // The entry for a parameter, or null.
   const ParameterPlan* find(std::string_view name) const;
 
-  // Throws PlanError if an entry matches nothing, a dim does not exist or a placement is Partial; `sizes` are the model's
-  // parameters with their global shapes.
+  // Throws PlanError if an entry matches nothing (or nothing that earlier entries leave), a dim does not exist, a placement is
+  // Partial or a batch axis is not in the mesh; `sizes` are the model's parameters with their global shapes.
   void verify(const std::map<std::string, std::vector<int64_t>>& sizes) const;
 
   std::string json() const;

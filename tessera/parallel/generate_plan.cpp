@@ -1,0 +1,256 @@
+#include "tessera/parallel/generate_plan.h"
+
+#include <algorithm>
+#include <numeric>
+
+#include "tessera/base/error.h"
+#include "tessera/base/text.h"
+#include "tessera/parallel/roles.h"
+
+namespace tessera::parallel {
+namespace {
+
+constexpr int64_t kMostTensorRanks = 8;
+constexpr const char* kTensorAxis = "tp";
+
+// Heads in whole groups, when a group of Linears is attention: what the cuts of Q (and of the product that reads it) and of
+// K and V fall on.
+struct AttentionCut {
+  int64_t query_unit = 1;
+  int64_t key_unit = 1;
+  bool keeps_keys_whole = false;
+  bool is_fused = false;
+};
+
+std::string weight_of(const std::string& module) { return module.empty() ? "weight" : module + ".weight"; }
+std::string bias_of(const std::string& module) { return module.empty() ? "bias" : module + ".bias"; }
+
+// Every all-digit part as `*`: `layers.*.mlp.up.weight`.
+std::string general(const std::string& name) {
+  return base::join(base::split(name, '.'), ".", [](std::ostream& out, const std::string& part) {
+    out << (base::try_parse_int(part) ? "*" : part);
+  });
+}
+
+// The same remark about every layer is made once.
+void add_note(Plan& plan, const std::string& note) {
+  if (std::find(plan.notes.begin(), plan.notes.end(), note) == plan.notes.end()) {
+    plan.notes.push_back(note);
+  }
+}
+
+int64_t head_dim_of(const LinearGroup& group, int64_t heads) {
+  return heads > 0 && group.row && group.row->in % heads == 0 ? group.row->in / heads : 0;
+}
+
+// Separate Q, K and V, or one fused product of them, read by the output product.
+bool is_attention(const LinearGroup& group, int64_t heads, int64_t kv_heads) {
+  const auto head_dim = head_dim_of(group, heads);
+  if (head_dim == 0) {
+    return false;
+  }
+  const auto& columns = group.columns;
+  const auto keys = kv_heads * head_dim, queries = heads * head_dim;
+  if (columns.size() == 1) {
+    return columns[0].out == queries + 2 * keys;
+  }
+  const auto makes = [&](int64_t width) {
+    return std::count_if(columns.begin(), columns.end(), [&](const LinearInfo& linear) { return linear.out == width; });
+  };
+  return columns.size() == 3 && (keys == queries ? makes(queries) == 3 : makes(queries) == 1 && makes(keys) == 2);
+}
+
+class Generator {
+ public:
+  Generator(const torch::nn::Module& model, const PlanOptions& options) : model_(model), options_(options) {
+    options_.kv_heads = options.kv_heads > 0 ? options.kv_heads : options.heads;
+    TESSERA_CHECK_AS(PlanError, options.devices >= 1 && options.heads >= 0 && options.kv_heads >= 0,
+                     "[generate_plan] devices ", options.devices, ", heads ", options.heads, ", kv_heads ", options.kv_heads,
+                     "; accepted: at least one device, and numbers of heads that are not negative (0: unknown)");
+    TESSERA_CHECK_AS(PlanError, options.heads > 0 ? options.heads % options_.kv_heads == 0 : options.kv_heads == 0,
+                     "[generate_plan] heads ", options.heads, " with kv_heads ", options.kv_heads,
+                     "; accepted: heads a multiple of kv_heads, or neither given");
+  }
+
+  Plan run() {
+    roles_ = find_roles(model_);
+    plan_.mesh = options_.mesh ? *options_.mesh : choose_mesh();
+    if (!options_.keep_gathered) {
+      plan_.keep_gathered_bytes = 1;  // the largest activation is unknown here: only the newest gathered tensor stays
+    }
+    for (const auto& axis : plan_.mesh.axes()) {
+      if (axis.name != kTensorAxis) {
+        plan_.batch_axes.push_back(axis.name);
+      }
+    }
+    tensor_axis_ = plan_.mesh.find_axis(kTensorAxis);
+    ranks_ = tensor_axis_ ? plan_.mesh.axis(*tensor_axis_).size : 1;
+    if (ranks_ > 1) {
+      plan_embeddings();
+      std::for_each(roles_.groups.begin(), roles_.groups.end(), [this](const LinearGroup& group) { plan_group(group); });
+      for (const auto& name : roles_.unknown) {
+        add_note(plan_, general(name) + " stays whole: it belongs to no Linear and no Embedding");
+      }
+    }
+    collapse();
+    return std::move(plan_);
+  }
+
+ private:
+  // The most ranks up to 8 that divide the devices, the heads and every width that would be cut.
+  layout::Mesh choose_mesh() const {
+    int64_t divisible = std::gcd(options_.heads, options_.kv_heads);
+    for (const auto& group : roles_.groups) {
+      for (const auto& linear : group.columns) {
+        divisible = std::gcd(divisible, linear.out);
+      }
+    }
+    int64_t ranks = 1;
+    for (int64_t n = 2; n <= std::min(kMostTensorRanks, options_.devices) && divisible > 0; ++n) {
+      ranks = options_.devices % n == 0 && divisible % n == 0 ? n : ranks;
+    }
+    std::vector<layout::Axis> axes;
+    if (options_.devices / ranks > 1) {
+      axes.push_back({"dp", options_.devices / ranks});
+    }
+    if (ranks > 1) {
+      axes.push_back({kTensorAxis, ranks});
+    }
+    return axes.empty() ? layout::Mesh() : layout::Mesh(axes);
+  }
+
+  layout::Placements on_tensor_axis(layout::Placement placement) const {
+    layout::Placements placements(static_cast<size_t>(plan_.mesh.ndim()));
+    placements[static_cast<size_t>(*tensor_axis_)] = placement;
+    return placements;
+  }
+
+  // [batch, sequence, ...] with the batch cut by the batch axes and the sequence by tp.
+  layout::Placements sequence_shards() const {
+    auto placements = on_tensor_axis(layout::Shard(1));
+    for (const auto& axis : plan_.batch_axes) {
+      placements[static_cast<size_t>(plan_.mesh.axis_index(axis))] = layout::Shard(0);
+    }
+    return placements;
+  }
+
+  void add(const std::string& name, layout::Placement placement, std::optional<layout::Placements> output = {}) {
+    plan_.parameters.push_back({name, on_tensor_axis(placement), {}, std::move(output)});
+  }
+
+  // Says so when `width` does not fall into equal parts of whole units.
+  void note_cut(const std::string& name, int64_t width, int64_t unit) {
+    if (width % (unit * ranks_) == 0) {
+      return;
+    }
+    std::vector<int64_t> parts;
+    for (int64_t i = 0; i < ranks_; ++i) {
+      parts.push_back(layout::cut(width, ranks_, i, unit).size());
+    }
+    add_note(plan_, general(name) + ": " + std::to_string(width) + (unit > 1 ? " in units of " + std::to_string(unit) : "") +
+                        " over " + std::to_string(ranks_) + " ranks is uneven: " + base::join(parts, ", "));
+  }
+
+  void plan_embeddings() {
+    std::optional<layout::Placements> output;
+    if (options_.sequence_parallel) {
+      output = sequence_shards();
+    }
+    for (const auto& embedding : roles_.embeddings) {
+      if (!embedding.is_position) {
+        note_cut(weight_of(embedding.name), embedding.rows, 1);
+        add(weight_of(embedding.name), layout::Shard(0), output);
+      } else if (output) {
+        add(weight_of(embedding.name), layout::Replicate(), output);
+      }
+    }
+  }
+
+  AttentionCut attention_cut(const LinearGroup& group) {
+    const auto head_dim = head_dim_of(group, options_.heads);
+    const auto per_key = options_.heads / options_.kv_heads;
+    AttentionCut cut{per_key * head_dim, head_dim};
+    if (group.columns.size() == 1) {
+      cut.is_fused = true;
+      cut.key_unit = group.columns[0].out / options_.kv_heads;
+    } else if (options_.kv_heads < ranks_) {
+      cut.keeps_keys_whole = options_.heads > options_.kv_heads;
+      cut.query_unit = head_dim;
+      if (cut.keeps_keys_whole) {
+        add_note(plan_, general(group.row->name) + ": " + std::to_string(options_.kv_heads) + " key/value heads for " +
+                            std::to_string(ranks_) + " ranks: K and V stay whole, queries are cut by single heads");
+      }
+    }
+    return cut;
+  }
+
+  void plan_group(const LinearGroup& group) {
+    const bool has_heads = is_attention(group, options_.heads, options_.kv_heads);
+    const auto cut = has_heads ? attention_cut(group) : AttentionCut();
+    for (const auto& linear : group.columns) {
+      // With as many key heads as query heads all three have one width, and one unit.
+      const bool is_query = has_heads && !cut.is_fused && linear.out == group.row->in;
+      if (has_heads && !is_query && !cut.is_fused && cut.keeps_keys_whole) {
+        continue;
+      }
+      const auto unit = is_query ? cut.query_unit : cut.key_unit;
+      if (group.row && group.columns.size() == 1 && !has_heads && linear.out == 3 * group.row->in) {
+        add_note(plan_, general(weight_of(linear.name)) + " looks like fused Q, K and V: without `heads` its cuts may fall "
+                            "inside a head, which costs communication; give `heads` and `kv_heads`");
+      }
+      note_cut(weight_of(linear.name), linear.out, unit);
+      add(weight_of(linear.name), layout::Shard(0, {.unit = unit}));
+      if (linear.has_bias) {
+        add(bias_of(linear.name), layout::Shard(0, {.unit = unit}));
+      }
+    }
+    if (group.row) {
+      note_cut(weight_of(group.row->name), group.row->in, cut.query_unit);
+      add(weight_of(group.row->name), layout::Shard(1, {.unit = cut.query_unit}));
+    }
+  }
+
+  // Entries that differ in layer numbers only become one, where its pattern then means the same for every parameter.
+  void collapse() {
+    const auto entries = std::exchange(plan_.parameters, {});
+    std::map<std::string, const ParameterPlan*> exact;
+    for (const auto& parameter : model_.named_parameters()) {
+      exact[parameter.key()] = nullptr;
+    }
+    for (const auto& entry : entries) {
+      exact[entry.pattern] = &entry;
+    }
+    std::map<std::string, bool> verdicts;
+    const auto means_the_same = [&](const ParameterPlan& wide) {
+      return std::all_of(exact.begin(), exact.end(), [&](const auto& named) {
+        const auto* entry = named.second;
+        return !matches(wide.pattern, named.first) ||
+               (entry != nullptr && entry->storage == wide.storage && entry->output == wide.output);
+      });
+    };
+    for (const auto& entry : entries) {
+      auto wide = entry;
+      wide.pattern = general(entry.pattern);
+      const auto [verdict, is_new] = verdicts.try_emplace(wide.pattern, false);
+      if (is_new) {
+        verdict->second = means_the_same(wide);
+      }
+      if (is_new || !verdict->second) {
+        plan_.parameters.push_back(verdict->second ? wide : entry);
+      }
+    }
+  }
+
+  const torch::nn::Module& model_;
+  PlanOptions options_;
+  ModelRoles roles_;
+  Plan plan_;
+  std::optional<int64_t> tensor_axis_;
+  int64_t ranks_ = 1;
+};
+
+}  // namespace
+
+Plan generate_plan(const torch::nn::Module& model, const PlanOptions& options) { return Generator(model, options).run(); }
+
+}  // namespace tessera::parallel
