@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "tessera/base/error.h"
+#include "tessera/base/hash.h"
 
 namespace tessera::layout {
 
@@ -30,6 +31,12 @@ Placement Partial(ReduceOp op) {
   result.kind = Placement::Kind::kPartial;
   result.op = op;
   return result;
+}
+
+uint64_t Placement::hash() const {
+  const uint64_t small = static_cast<uint64_t>(kind) | static_cast<uint64_t>(op) << 8 |
+                         static_cast<uint64_t>(static_cast<uint8_t>(order)) << 16 | static_cast<uint64_t>(dim) << 32;
+  return base::hash_combine(small, static_cast<uint64_t>(unit));
 }
 
 const char* name_of(ReduceOp op) {

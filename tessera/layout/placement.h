@@ -37,6 +37,9 @@ struct Placement {
   bool is_partial() const { return kind == Kind::kPartial; }
   bool operator==(const Placement&) const = default;
 
+  // The same in every process.
+  uint64_t hash() const;
+
   std::string str() const;
 };
 

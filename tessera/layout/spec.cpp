@@ -141,12 +141,7 @@ struct Key {
   uint64_t hash() const {
     uint64_t hash = base::hash_combine(mesh.hash(), static_cast<uint64_t>(dtype));
     for (const Placement& p : placements) {
-      const auto order = static_cast<uint8_t>(p.order);
-      hash = base::hash_combine(hash, static_cast<uint64_t>(p.kind) | static_cast<uint64_t>(p.op) << 8 |
-                                          static_cast<uint64_t>(order) << 16 | static_cast<uint64_t>(p.dim) << 32);
-      if (p.unit != 1) {
-        hash = base::hash_combine(hash, static_cast<uint64_t>(p.unit));
-      }
+      hash = base::hash_combine(hash, p.hash());
     }
     hash = base::hash_range(strides, base::hash_range(sizes, hash));
     for (const DimLabels& dim : labels) {

@@ -1,0 +1,183 @@
+#include "tessera/reshard/path.h"
+
+#include <algorithm>
+#include <array>
+#include <limits>
+#include <mutex>
+#include <optional>
+#include <unordered_map>
+
+#include "tessera/base/error.h"
+#include "tessera/base/hash.h"
+#include "tessera/base/text.h"
+#include "tessera/reshard/search.h"
+
+namespace tessera::reshard {
+
+namespace {
+
+constexpr double kNever = std::numeric_limits<double>::infinity();
+
+double sum_bytes(const std::vector<detail::Move>& moves) {
+  double bytes = 0;
+  for (const detail::Move& move : moves) {
+    bytes += move.bytes;
+  }
+  return bytes;
+}
+
+void append(Path& path, Step step) {
+  path.bytes += step.bytes;
+  path.steps.push_back(std::move(step));
+}
+
+// The steps on one mesh. `from` and `to` differ in placements only.
+void append_moves(Path& path, const Spec& from, const Spec& to) {
+  Spec at = from;
+  for (detail::Move& move : detail::search_moves(*from, from->placements, to->placements)) {
+    Step step{.axis = move.axis, .before = at, .after = at.with(move.after), .bytes = move.bytes};
+    if (move.rule == nullptr) {
+      step.kind = StepKind::kExchange;
+      step.axes = exchange_axes(from->mesh, at->placements, move.after);
+    } else {
+      step.kind = move.rule->kind;
+      step.from = at->placements[move.axis];
+      step.to = step.after->placements[move.axis];
+    }
+    at = step.after;
+    append(path, std::move(step));
+  }
+}
+
+std::vector<int64_t> sorted(std::vector<int64_t> values) {
+  std::sort(values.begin(), values.end());
+  return values;
+}
+
+Placements replace_partial(const Placements& placements, const Placement& by) {
+  Placements result = placements;
+  std::replace_if(result.begin(), result.end(), [](const Placement& p) { return p.is_partial(); }, by);
+  return result;
+}
+
+Step exchange_between_meshes(const Spec& from, const Spec& to) {
+  const Exchange exchange{Holdings(from), Holdings(to)};
+  Step step{.kind = StepKind::kRelabel, .before = from, .after = to};
+  if (!exchange.is_identity()) {
+    step.kind = StepKind::kExchange;
+    step.bytes = static_cast<double>(exchange.moved()) * static_cast<double>(c10::elementSize(from->dtype)) /
+                 static_cast<double>(to->mesh.size());
+  }
+  return step;
+}
+
+// Merges all that is Partial, by cutting one dim or by replicating, whichever is cheapest in all.
+Path merge_and_exchange(const Spec& from, const Spec& to) {
+  std::optional<Path> best;
+  for (int64_t dim = -1; dim < (from->has_partial ? from->ndim() : 0); ++dim) {
+    Placements merged = from->placements;
+    for (size_t a = 0; a < merged.size(); ++a) {
+      if (merged[a].is_partial()) {
+        merged = after_change(from->mesh, merged, static_cast<int64_t>(a), dim < 0 ? layout::Replicate() : layout::Shard(dim));
+      }
+    }
+    Path path;
+    append_moves(path, from, from.with(merged));
+    append(path, exchange_between_meshes(from.with(merged), to));
+    if (!best || path.bytes < best->bytes) {
+      best = std::move(path);
+    }
+  }
+  return std::move(*best);
+}
+
+Path plan_between_meshes(const Spec& from, const Spec& to) {
+  TESSERA_CHECK(sorted(from->mesh.ranks()) == sorted(to->mesh.ranks()), "[redistribute] from mesh {", from->mesh.str(),
+                "} to mesh {", to->mesh.str(), "}, which hold different ranks; accepted: two meshes over the same ranks");
+  const Spec whole = to.with(replace_partial(to->placements, layout::Replicate()));
+  Path path = merge_and_exchange(from, whole);
+  append_moves(path, whole, to);
+  return path;
+}
+
+// Costs of paths that change several axes, by layout and wanted placements.
+class CostCache {
+ public:
+  double find_or_search(const Spec& from, const Placements& to) {
+    uint64_t hash = from->hash;
+    for (const Placement& p : to) {
+      hash = base::hash_combine(hash, p.hash());
+    }
+    Part& part = parts_[hash >> 60];
+    {
+      std::lock_guard<std::mutex> lock(part.mutex);
+      auto [it, end] = part.costs.equal_range(hash);
+      for (; it != end; ++it) {
+        if (it->second.from == from && it->second.to == to) {
+          return it->second.bytes;
+        }
+      }
+    }
+    const bool is_valid = layout::is_valid(from->mesh, to, from->ndim());
+    const double bytes = is_valid ? sum_bytes(detail::search_moves(*from, from->placements, to)) : kNever;
+    std::lock_guard<std::mutex> lock(part.mutex);
+    part.costs.emplace(hash, Entry{from, to, bytes});
+    return bytes;
+  }
+
+ private:
+  struct Entry {
+    Spec from;
+    Placements to;
+    double bytes;
+  };
+  struct Part {
+    std::mutex mutex;
+    std::unordered_multimap<uint64_t, Entry> costs;
+  };
+  std::array<Part, 16> parts_;
+};
+
+}  // namespace
+
+std::string Path::str() const {
+  if (steps.empty()) {
+    return "nothing";
+  }
+  return base::join(steps, "; ", [](std::ostream& out, const Step& step) { out << step.str(); });
+}
+
+Path plan_path(const Spec& from, const Spec& to) {
+  TESSERA_CHECK(from->sizes == to->sizes && from->dtype == to->dtype, "[redistribute] from ", from.str(), " to ", to.str(),
+                ": sizes and dtype must agree");
+  if (from->mesh != to->mesh) {
+    return plan_between_meshes(from, to);
+  }
+  Path path;
+  append_moves(path, from, from.with(to->placements));
+  if (!path.steps.empty()) {
+    path.steps.back().after = to;
+  }
+  return path;
+}
+
+double cost_bytes(const Spec& from, const Placements& to) {
+  static auto& cache = *new CostCache;
+  const Placements wanted = layout::normal_form(from->mesh, to);
+  if (wanted == from->placements) {
+    return 0;
+  }
+  const auto in_range = [&](const Placement& p) { return !p.is_shard() || p.dim < from->ndim(); };
+  if (std::all_of(wanted.begin(), wanted.end(), in_range)) {
+    if (const auto move = detail::find_one_move(*from, from->placements, wanted)) {
+      return layout::is_valid(from->mesh, wanted, from->ndim()) ? move->bytes : kNever;
+    }
+  }
+  return cache.find_or_search(from, wanted);
+}
+
+double cost_bytes(const Spec& from, const Spec& to) {
+  return from->mesh == to->mesh ? cost_bytes(from, to->placements) : plan_path(from, to).bytes;
+}
+
+}  // namespace tessera::reshard

@@ -1,0 +1,302 @@
+#include "tessera/reshard/steps.h"
+
+#include <algorithm>
+
+#include "tessera/base/error.h"
+
+namespace tessera::reshard {
+
+using layout::ReduceOp;
+using layout::SpecData;
+
+namespace {
+
+constexpr int64_t kMostRanksCounted = 1024;
+
+// The share that a rank of a ring sends of what the line holds.
+double ring_share(const Change& change) {
+  return static_cast<double>(change.parts - 1) / static_cast<double>(change.parts);
+}
+
+double no_bytes(const Change&) {
+  return 0;
+}
+
+double gather_bytes(const Change& change) {
+  return change.line_bytes * ring_share(change);
+}
+
+constexpr StepRule kTable[] = {
+    {StepKind::kRelabel,
+     [](const Change& c) { return c.from.is_shard() && c.to.is_shard() && c.has_same_cuts; },
+     no_bytes},
+    {StepKind::kSlice,
+     [](const Change& c) { return c.from.is_replicate() && c.to.is_shard(); },
+     no_bytes},
+    {StepKind::kPartialize,
+     [](const Change& c) { return c.from.is_replicate() && c.to.is_partial(); },
+     no_bytes},
+    {StepKind::kPad,
+     [](const Change& c) { return c.from.is_shard() && c.is_innermost && c.to.is_partial() && c.to.op != ReduceOp::kAvg; },
+     no_bytes},
+    {StepKind::kAllToAll,
+     [](const Change& c) { return c.from.is_shard() && c.is_innermost && c.to.is_shard(); },
+     [](const Change& c) { return c.line_bytes * (1 - c.kept) / static_cast<double>(c.parts); }},
+    {StepKind::kAllGather,
+     [](const Change& c) { return c.from.is_shard() && c.is_innermost && c.to.is_replicate(); },
+     gather_bytes},
+    {StepKind::kReduceScatter,
+     [](const Change& c) { return c.from.is_partial() && c.to.is_shard(); },
+     gather_bytes},
+    {StepKind::kAllReduce,
+     [](const Change& c) { return c.from.is_partial() && c.to.is_replicate(); },
+     [](const Change& c) { return 2 * gather_bytes(c); }},
+};
+
+// Whether `b` cuts the dim of `a` inside `a`.
+bool is_inside(const Placements& placements, size_t a, size_t b) {
+  if (a == b || !placements[b].is_shard(placements[a].dim)) {
+    return false;
+  }
+  return placements[a].order >= 0 ? placements[b].order > placements[a].order : b > a;
+}
+
+bool is_innermost(const Placements& placements, size_t axis) {
+  for (size_t b = 0; b < placements.size(); ++b) {
+    if (is_inside(placements, axis, b)) {
+      return false;
+    }
+  }
+  return true;
+}
+
+// The sizes of a dim that the cuts outside `axis` leave to some rank (and perhaps 0), the first rank's first.
+std::vector<int64_t> outer_sizes(const SpecData& tensor, const Placements& placements, int64_t dim, int64_t axis) {
+  std::vector<int64_t> sizes{tensor.sizes[dim]};
+  for (int64_t outer : layout::axes_of_dim(tensor.mesh, placements, dim)) {
+    if (outer == axis) {
+      break;
+    }
+    std::vector<int64_t> next;
+    for (int64_t size : sizes) {
+      const int64_t parts = tensor.mesh.axes()[outer].size;
+      const int64_t step = layout::cut(size, parts, 0, placements[outer].unit).size();
+      for (int64_t part : {step, step == 0 ? 0 : size % step}) {
+        if (std::find(next.begin(), next.end(), part) == next.end()) {
+          next.push_back(part);
+        }
+      }
+    }
+    sizes = std::move(next);
+  }
+  return sizes;
+}
+
+bool has_same_cuts(const std::vector<int64_t>& sizes, int64_t parts, int64_t unit, int64_t other) {
+  return std::all_of(sizes.begin(), sizes.end(), [&](int64_t size) {
+    return layout::cut(size, parts, 0, unit) == layout::cut(size, parts, 0, other);
+  });
+}
+
+// The share of the elements that stay when one axis goes from cutting a dim to cutting another.
+double kept_between_dims(int64_t from_size, int64_t from_unit, int64_t to_size, int64_t to_unit, int64_t parts) {
+  const int64_t from_step = layout::cut(from_size, parts, 0, from_unit).size();
+  const int64_t to_step = layout::cut(to_size, parts, 0, to_unit).size();
+  if (from_step == 0 || to_step == 0) {
+    return 0;
+  }
+  // Full parts stand first, then one remainder, then nothing.
+  const int64_t full = std::min(from_size / from_step, to_size / to_step);
+  const double rest = static_cast<double>(layout::cut(from_size, parts, full, from_unit).size()) *
+                      static_cast<double>(layout::cut(to_size, parts, full, to_unit).size());
+  const double kept = static_cast<double>(full) * static_cast<double>(from_step) * static_cast<double>(to_step) + rest;
+  return kept / (static_cast<double>(from_size) * static_cast<double>(to_size));
+}
+
+int64_t overlap(const Range& a, const Range& b) {
+  return std::max<int64_t>(0, std::min(a.end, b.end) - std::max(a.begin, b.begin));
+}
+
+// The same when the cuts of one dim change.
+double kept_in_dim(int64_t size, int64_t from_unit, int64_t to_unit, int64_t parts) {
+  int64_t kept = 0;
+  for (int64_t i = 0; i < parts; ++i) {
+    kept += overlap(layout::cut(size, parts, i, from_unit), layout::cut(size, parts, i, to_unit));
+  }
+  return size == 0 ? 0 : static_cast<double>(kept) / static_cast<double>(size);
+}
+
+// The dims that the axes cut, on either side.
+std::vector<bool> dims_of(const std::vector<int64_t>& axes, const Placements& from, const Placements& to, size_t ndim) {
+  std::vector<bool> result(ndim);
+  for (int64_t axis : axes) {
+    for (const Placement& placement : {from[axis], to[axis]}) {
+      if (placement.is_shard()) {
+        result[placement.dim] = true;
+      }
+    }
+  }
+  return result;
+}
+
+// Elements of the given dims that a rank lacks, averaged over the ranks of the given axes.
+double mean_missing(const SpecData& tensor, const Placements& from, const Placements& to, const std::vector<int64_t>& axes,
+                    const std::vector<bool>& dims) {
+  const Mesh& mesh = tensor.mesh;
+  Coord coord(mesh.ndim());
+  double missing = 0;
+  int64_t ranks = 0;
+  size_t moved = 0;
+  do {
+    double wanted = 1;
+    double kept = 1;
+    for (size_t d = 0; d < dims.size(); ++d) {
+      if (dims[d]) {
+        const auto dim = static_cast<int64_t>(d);
+        const Range after = layout::local_range(mesh, to, dim, tensor.sizes[d], coord);
+        wanted *= static_cast<double>(after.size());
+        kept *= static_cast<double>(overlap(after, layout::local_range(mesh, from, dim, tensor.sizes[d], coord)));
+      }
+    }
+    missing += wanted - kept;
+    ++ranks;
+    for (moved = axes.size(); moved > 0; --moved) {
+      const int64_t axis = axes[moved - 1];
+      if (++coord[axis] < mesh.axes()[axis].size) {
+        break;
+      }
+      coord[axis] = 0;
+    }
+  } while (moved > 0);
+  return missing / static_cast<double>(ranks);
+}
+
+}  // namespace
+
+std::string Step::str() const {
+  if (axis < 0) {
+    return std::string(name_of(kind)) + " " + before.layout_str() + " -> " + after.layout_str();
+  }
+  const Placement now = to.is_shard() ? after->placements[axis] : to;
+  return std::string(name_of(kind)) + " " + after->mesh.axis(axis).name + ": " + before->placements[axis].str() + " -> " +
+         now.str();
+}
+
+const char* name_of(StepKind kind) {
+  switch (kind) {
+    case StepKind::kAllReduce: return "all_reduce";
+    case StepKind::kReduceScatter: return "reduce_scatter";
+    case StepKind::kAllGather: return "all_gather";
+    case StepKind::kAllToAll: return "all_to_all";
+    case StepKind::kSlice: return "slice";
+    case StepKind::kPartialize: return "partialize";
+    case StepKind::kPad: return "pad";
+    case StepKind::kRelabel: return "relabel";
+    case StepKind::kExchange: return "exchange";
+  }
+  TESSERA_ASSERT(false, "StepKind ", static_cast<int>(kind));
+}
+
+bool is_local(StepKind kind) {
+  return kind == StepKind::kSlice || kind == StepKind::kPartialize || kind == StepKind::kPad || kind == StepKind::kRelabel;
+}
+
+Change change_of(const SpecData& tensor, const Placements& placements, int64_t axis, const Placement& to) {
+  Change change{.from = placements[axis], .to = to, .parts = tensor.mesh.axes()[axis].size};
+  change.line_bytes = static_cast<double>(tensor.bytes());
+  for (size_t a = 0; a < placements.size(); ++a) {
+    if (placements[a].is_shard() && static_cast<int64_t>(a) != axis) {
+      change.line_bytes /= static_cast<double>(tensor.mesh.axes()[a].size);
+    }
+  }
+  if (!change.from.is_shard()) {
+    return change;
+  }
+  change.is_innermost = is_innermost(placements, axis);
+  if (!to.is_shard()) {
+    return change;
+  }
+  const auto sizes = outer_sizes(tensor, placements, change.from.dim, axis);
+  if (to.is_shard(change.from.dim)) {
+    change.has_same_cuts = has_same_cuts(sizes, change.parts, change.from.unit, to.unit);
+    change.kept = kept_in_dim(sizes[0], change.from.unit, to.unit, change.parts);
+  } else {
+    const auto to_sizes = outer_sizes(tensor, placements, to.dim, -1);
+    change.kept = kept_between_dims(sizes[0], change.from.unit, to_sizes[0], to.unit, change.parts);
+  }
+  return change;
+}
+
+Placements after_change(const Mesh& mesh, const Placements& placements, int64_t axis, const Placement& to) {
+  Placements result = placements;
+  result[axis] = to;
+  result[axis].order = -1;
+  if (to.is_shard() && placements[axis].is_shard(to.dim)) {
+    result[axis].order = placements[axis].order;
+  } else if (to.is_shard()) {
+    int8_t order = 0;
+    for (int64_t outer : layout::axes_of_dim(mesh, placements, to.dim)) {
+      result[outer].order = order++;
+    }
+    result[axis].order = order;
+  }
+  return layout::normal_form(mesh, result);
+}
+
+c10::ArrayRef<StepRule> step_table() {
+  return kTable;
+}
+
+const StepRule* find_step(const Change& change) {
+  const auto row = std::find_if(std::begin(kTable), std::end(kTable), [&](const StepRule& rule) { return rule.applies(change); });
+  return row == std::end(kTable) ? nullptr : row;
+}
+
+std::vector<int64_t> exchange_axes(const Mesh& mesh, const Placements& from, const Placements& to) {
+  std::vector<int64_t> axes;
+  for (int64_t a = 0; a < mesh.ndim(); ++a) {
+    if (from[a] != to[a]) {
+      axes.push_back(a);
+    }
+  }
+  // Whoever cuts a dim that those cut moves with them, and so on.
+  for (size_t count = 0; count != axes.size();) {
+    count = axes.size();
+    for (int64_t a = 0; a < mesh.ndim(); ++a) {
+      const auto shares = [&](int64_t b) {
+        return (from[a].is_shard() && (from[b].is_shard(from[a].dim) || to[b].is_shard(from[a].dim))) ||
+               (to[a].is_shard() && (from[b].is_shard(to[a].dim) || to[b].is_shard(to[a].dim)));
+      };
+      if (std::find(axes.begin(), axes.end(), a) == axes.end() && std::any_of(axes.begin(), axes.end(), shares)) {
+        axes.push_back(a);
+      }
+    }
+  }
+  std::sort(axes.begin(), axes.end());
+  return axes;
+}
+
+double exchange_bytes(const SpecData& tensor, const Placements& from, const Placements& to) {
+  const Mesh& mesh = tensor.mesh;
+  const auto axes = exchange_axes(mesh, from, to);
+  const auto dims = dims_of(axes, from, to, tensor.sizes.size());
+  int64_t ranks = 1;
+  for (int64_t axis : axes) {
+    ranks *= mesh.axes()[axis].size;
+  }
+  double elements = 1;
+  for (size_t d = 0; d < dims.size(); ++d) {
+    if (!dims[d] || ranks > kMostRanksCounted) {
+      elements *= static_cast<double>(tensor.sizes[d]);
+    }
+  }
+  for (int64_t a = 0; a < mesh.ndim(); ++a) {
+    if (to[a].is_shard() && (!dims[to[a].dim] || ranks > kMostRanksCounted)) {
+      elements /= static_cast<double>(mesh.axes()[a].size);
+    }
+  }
+  const double missing = ranks > kMostRanksCounted ? 1 : mean_missing(tensor, from, to, axes, dims);
+  return missing * elements * static_cast<double>(c10::elementSize(tensor.dtype));
+}
+
+}  // namespace tessera::reshard
