@@ -230,12 +230,12 @@ void check_explicit(const RankState& state, const rules::Call& call, const CallP
 }
 
 uint64_t program_key_of(const rules::Call& call) {
-  uint64_t key = hash_bytes(call.name);
-  for (const rules::Operand& operand : call.operands) key = hash_combine(key, operand.spec->hash);
+  uint64_t key = base::hash_string(call.name);
+  for (const rules::Operand& operand : call.operands) key = base::hash_combine(key, operand.spec->hash);
   for (const IValue& value : call.args) {
-    if (value.isInt()) key = hash_combine(key, static_cast<uint64_t>(value.toInt()));
+    if (value.isInt()) key = base::hash_combine(key, static_cast<uint64_t>(value.toInt()));
     if (value.isIntList()) {
-      for (int64_t item : value.toIntVector()) key = hash_combine(key, static_cast<uint64_t>(item));
+      for (int64_t item : value.toIntVector()) key = base::hash_combine(key, static_cast<uint64_t>(item));
     }
   }
   return key;
@@ -295,7 +295,9 @@ std::unique_ptr<CallPlan> make_call_plan(RankState& state, const OpInfo& info, c
   check_explicit(state, call, *plan);
 
   bool detached = false;
-  for (const CallPlan::OperandMove& action : plan->moves) detached |= info.is_view && action.move->communicates && !action.move->from->has_partial;
+  for (const CallPlan::OperandMove& action : plan->moves) {
+    detached |= info.is_view && !action.move->keeps_storage && !action.move->from->has_partial;
+  }
   for (size_t i = 0; i < decided.outputs.size(); ++i) {
     CallPlan::Output output;
     output.spec = output.final_spec = decided.outputs[i];

@@ -102,7 +102,7 @@ void scan_argument(const IValue& value, bool reads_numbers, Scan& scan) {
     scan_list(value, scan);
   } else if (value.isString()) {
     scan.key.push_back(kString);
-    scan.key.push_back(hash_bytes(value.toStringRef()));
+    scan.key.push_back(base::hash_string(value.toStringRef()));
   } else {
     scan.key.push_back(kOther);
   }
@@ -287,7 +287,7 @@ void dispatch(const OpInfo& info, Stack& stack) {
 
   const auto node = torch::autograd::get_current_node();
   const CallPlan* forward = nullptr;
-  if (node) {
+  if (node && !state.recomputing) {
     forward = state.forward_plans.find(node->sequence_nr());
     scan.key.push_back(reinterpret_cast<uint64_t>(forward));
   } else if (scan.parameter) {

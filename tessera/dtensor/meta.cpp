@@ -11,7 +11,7 @@ namespace tessera::dtensor {
 
 namespace {
 
-c10::DispatchKeySet key_set() {
+c10::DispatchKeySet dtensor_keys() {
   static const c10::DispatchKeySet keys = c10::DispatchKeySet(kKey) | c10::DispatchKeySet(c10::DispatchKey::AutocastCPU) |
                                           c10::getAutogradRelatedKeySetFromBackend(c10::BackendComponent::PrivateUse3Bit);
   return keys;
@@ -20,7 +20,7 @@ c10::DispatchKeySet key_set() {
 // A TensorImpl that can be given sizes and a Meta from outside; nothing in it differs from its base afterwards.
 struct Maker final : c10::TensorImpl {
   Maker(MetaPtr meta, c10::IntArrayRef sizes, c10::IntArrayRef strides, caffe2::TypeMeta dtype, c10::Device device)
-      : TensorImpl(key_set(), dtype, device) {
+      : TensorImpl(dtensor_keys(), dtype, device) {
     set_storage_access_should_throw();
     set_sizes_and_strides(sizes, strides);
     set_backend_meta(std::move(meta));

@@ -30,7 +30,6 @@ class FactoryScope {
 
  private:
   FactoryHook* previous_;
-  bool included_;
 };
 
 // Puts the calling thread under interception (Note [Interception]) until the returned guard dies; run_ranks calls it

@@ -17,7 +17,8 @@ struct Move {
   layout::Spec from;
   layout::Spec to;
   reshard::Path path;
-  bool communicates = false;  // some step is more than a local cut or relabel
+  bool communicates = false;  // some step needs other ranks
+  bool keeps_storage = true;  // the part stays the same memory
 };
 
 // The moves of one rank, by pair of layouts.

@@ -76,6 +76,7 @@ class GatherCache {
     c10::weak_intrusive_ptr<Meta> meta;
     int64_t bytes = 0;
   };
+  void drop_oldest();
   std::deque<Entry> entries_;
   int64_t bytes_ = 0;
 };
@@ -94,6 +95,7 @@ struct RankState {
   GatherCache gathered;
   Sites sites;
   Mode mode = Mode::kImplicit;
+  bool recomputing = false;               // a forward run inside backward
   bool check_plain = false;               // hash plain operands across ranks
   std::optional<layout::Mesh> region;     // factories on plain tensors give DTensors on this mesh
   std::deque<ParameterInfo> parameters;

@@ -1,0 +1,204 @@
+#include "tessera/dtensor/plain.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/lt.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+
+#include "tessera/base/error.h"
+#include "tessera/base/hash.h"
+#include "tessera/dtensor/dispatch.h"
+#include "tessera/dtensor/random_ops.h"
+#include "tessera/dtensor/registry.h"
+
+namespace tessera::dtensor {
+
+// Note [Interception]. A rank thread (and a thread inside `deferred`) includes the out-of-core key DeferredInit in its
+// dispatch state. The key falls through for every operator but the few below, so that other operators pay nothing:
+// factories, which give DTensors inside a job and recordings inside `deferred`, and random draws on plain tensors, which
+// come from the counter generator instead of libtorch's one generator per process, for which rank threads would race.
+
+namespace {
+
+using c10::IValue;
+using torch::jit::Stack;
+
+constexpr c10::DispatchKey kIntercept = c10::DispatchKey::DeferredInit;
+
+thread_local FactoryHook* factory_hook = nullptr;
+
+// The operator's own kernel.
+void call_plain(const c10::OperatorHandle& op, Stack* stack) {
+  c10::impl::ExcludeDispatchKeyGuard guard(kIntercept);
+  op.callBoxed(*stack);
+}
+
+// Replicated values: every rank computes the same.
+at::Tensor in_region(const RankState& state, at::Tensor plain) {
+  if (!state.region || is_dtensor(plain)) return plain;
+  const layout::Mesh& mesh = *state.region;
+  const Spec spec = Spec::make(mesh, layout::Placements(mesh.ndim()), plain.sizes(), plain.strides(), plain.scalar_type());
+  return wrap(std::move(plain), spec);
+}
+
+void factory(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* stack) {
+  if (LocalScope::active()) return call_plain(op, stack);
+  if (factory_hook) return factory_hook->make(op, stack);
+  call_plain(op, stack);
+  if (const RankState* state = RankState::current()) stack->back() = in_region(*state, stack->back().toTensor());
+}
+
+random::Region plain_region(const at::Tensor& tensor) { return random::whole_region(tensor.sizes().vec()); }
+
+void fill_plain(RankState& state, at::Tensor& tensor, const random::Distribution& distribution) {
+  LocalScope scope;
+  at::Tensor dense = tensor.is_contiguous() && !tensor.requires_grad() ? tensor : at::empty(tensor.sizes(), tensor.options().requires_grad(false));
+  random::fill(dense, plain_region(dense), state.sites.next(), distribution);
+  at::NoGradGuard no_grad;
+  if (!dense.is_same(tensor)) tensor.copy_(dense);
+}
+
+std::string schema_name(const c10::OperatorHandle& op) { return c10::toString(op.operator_name()); }
+
+bool takes_dtensor(const Stack& stack, size_t arguments) {
+  bool found = false;
+  const c10::ArrayRef<IValue> args(stack.data() + (stack.size() - arguments), arguments);
+  for_each_tensor(args, [&](const at::Tensor& tensor, int, int) { found |= is_dtensor(tensor); });
+  return found;
+}
+
+// uniform_ and its kin on a plain tensor of a rank.
+void random_plain(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* stack) {
+  RankState* state = RankState::current();
+  const size_t n = op.schema().arguments().size();
+  if (LocalScope::active() || !state || takes_dtensor(*stack, n)) {
+    // Below this key a DTensor finds its own kernel; a plain tensor outside of a rank, libtorch's.
+    return call_plain(op, stack);
+  }
+  const c10::ArrayRef<IValue> args(stack->data() + (stack->size() - n), n);
+  at::Tensor self = args[0].toTensor();
+  const auto distribution = distribution_of(schema_name(op), args, self.scalar_type());
+  TESSERA_ASSERT(distribution.has_value());
+  at::Tensor target = op.schema().arguments()[0].alias_info() ? self : at::empty(self.sizes(), self.options());
+  fill_plain(*state, target, *distribution);
+  stack->resize(stack->size() - n);
+  stack->push_back(std::move(target));
+}
+
+// bernoulli with a probability for each element.
+void bernoulli_plain(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* stack) {
+  RankState* state = RankState::current();
+  const size_t n = op.schema().arguments().size();
+  if (LocalScope::active() || !state || takes_dtensor(*stack, n)) return call_plain(op, stack);
+  const c10::ArrayRef<IValue> args(stack->data() + (stack->size() - n), n);
+  at::Tensor self = args[0].toTensor();
+  const bool in_place = op.schema().arguments()[0].alias_info() != nullptr;
+  const at::Tensor p = in_place ? args[1].toTensor() : self;
+  at::Tensor uniform = at::empty(self.sizes(), self.options().dtype(at::kFloat));
+  fill_plain(*state, uniform, random::Uniform{0, 1});
+  const at::Tensor drawn = at::lt(uniform, p);
+  at::Tensor result = in_place ? self.copy_(drawn) : drawn.to(self.scalar_type());
+  stack->resize(stack->size() - n);
+  stack->push_back(std::move(result));
+}
+
+struct RandomFactory {
+  std::optional<random::Distribution> distribution;  // nothing: a permutation
+  std::vector<int64_t> sizes;
+};
+
+RandomFactory read_random_factory(const std::string& name, c10::ArrayRef<IValue> args) {
+  if (name.rfind("aten::randn", 0) == 0) return {random::Normal{0, 1}, args[0].toIntVector()};
+  if (name.rfind("aten::rand.", 0) == 0 || name == "aten::rand") return {random::Uniform{0, 1}, args[0].toIntVector()};
+  if (name.rfind("aten::randint.low", 0) == 0) return {random::Integers{args[0].toInt(), args[1].toInt()}, args[2].toIntVector()};
+  if (name.rfind("aten::randint", 0) == 0) return {random::Integers{0, args[0].toInt()}, args[1].toIntVector()};
+  return {std::nullopt, {args[0].toInt()}};
+}
+
+// rand, randn, randint, randperm: an empty tensor, filled from the counter generator.
+void random_factory(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* stack) {
+  RankState* state = RankState::current();
+  if (LocalScope::active() || (!state && !factory_hook)) return call_plain(op, stack);
+  if (factory_hook) return factory_hook->make(op, stack);
+  const c10::FunctionSchema& schema = op.schema();
+  const size_t n = schema.arguments().size();
+  const c10::ArrayRef<IValue> args(stack->data() + (stack->size() - n), n);
+  const std::string name = schema_name(op);
+  const RandomFactory wanted = read_random_factory(name, args);
+  const bool integers = !wanted.distribution || std::holds_alternative<random::Integers>(*wanted.distribution);
+  at::TensorOptions options = at::TensorOptions().dtype(integers ? at::kLong : c10::typeMetaToScalarType(at::get_default_dtype()));
+  for (size_t i = 0; i < n; ++i) {
+    if (schema.arguments()[i].name() == "dtype" && !args[i].isNone()) options = options.dtype(args[i].toScalarType());
+    if (schema.arguments()[i].name() == "device" && !args[i].isNone()) options = options.device(args[i].toDevice());
+  }
+  at::Tensor result;
+  {
+    LocalScope scope;
+    result = at::empty(wanted.sizes, wanted.distribution ? options : options.dtype(at::kLong));
+  }
+  if (wanted.distribution) {
+    fill_plain(*state, result, *wanted.distribution);
+  } else {
+    random::fill_permutation(result, state->sites.next());
+    result = result.to(options.dtype());
+  }
+  stack->resize(stack->size() - n);
+  stack->push_back(in_region(*state, std::move(result)));
+}
+
+const std::vector<const char*> kFactories = {
+    "aten::arange", "aten::arange.start", "aten::arange.start_step", "aten::empty.memory_format", "aten::empty_strided", "aten::eye",
+    "aten::eye.m", "aten::full", "aten::linspace", "aten::logspace", "aten::ones", "aten::scalar_tensor", "aten::tril_indices",
+    "aten::triu_indices", "aten::zeros",
+};
+const std::vector<const char*> kRandomFactories = {
+    "aten::rand", "aten::rand.generator", "aten::randint", "aten::randint.generator", "aten::randint.low", "aten::randint.low_generator",
+    "aten::randn", "aten::randn.generator", "aten::randperm", "aten::randperm.generator",
+};
+const std::vector<const char*> kRandomFills = {
+    "aten::bernoulli.p", "aten::bernoulli_.float", "aten::exponential_", "aten::normal_", "aten::rand_like", "aten::randint_like",
+    "aten::randint_like.low_dtype", "aten::randn_like", "aten::random_", "aten::random_.from", "aten::random_.to", "aten::uniform_",
+};
+const std::vector<const char*> kBernoullis = {"aten::bernoulli", "aten::bernoulli_.Tensor"};
+
+}  // namespace
+
+void check_plain_operands(RankState& state, const OpInfo& info, c10::ArrayRef<IValue> args) {
+  uint64_t hash = 0;
+  const layout::Mesh* mesh = nullptr;
+  LocalScope scope;
+  for_each_tensor(args, [&](const at::Tensor& tensor, int, int) {
+    if (is_dtensor(tensor)) {
+      mesh = &meta_of(tensor)->spec->mesh;
+      return;
+    }
+    const at::Tensor dense = tensor.detach().contiguous();
+    hash = base::hash_combine(hash, base::hash_bytes(dense.const_data_ptr(), dense.nbytes()));
+  });
+  if (!mesh) return;
+  comm::Communicator& whole = state.ctx.whole(*mesh);
+  const at::Tensor mine = at::empty({1}, at::kLong).fill_(static_cast<int64_t>(hash));
+  std::vector<at::Tensor> all;
+  for (int64_t i = 0; i < whole.size(); ++i) all.push_back(at::empty({1}, at::kLong));
+  whole.all_gather(all, mine)->wait();
+  for (int64_t i = 0; i < whole.size(); ++i) {
+    TESSERA_CHECK(all[i].item<int64_t>() == static_cast<int64_t>(hash), "[", info.name, "] a plain operand differs between rank ", whole.ranks()[i],
+                  " and rank ", state.ctx.rank, ". Plain tensors count as replicated: every rank must compute the same value. Distribute it "
+                  "(from_local for parts that differ), or draw it from the job's generator.");
+  }
+}
+
+FactoryScope::FactoryScope(FactoryHook* hook) : previous_(factory_hook) { factory_hook = hook; }
+FactoryScope::~FactoryScope() { factory_hook = previous_; }
+
+std::shared_ptr<void> intercept_this_thread() { return std::make_shared<c10::impl::IncludeDispatchKeyGuard>(kIntercept); }
+
+void register_plain_kernels(KernelRegistry& registry) {
+  registry.library("_", kIntercept).fallback(torch::CppFunction::makeFallthrough());
+  torch::Library& library = registry.library("aten", kIntercept);
+  for (const char* op : kFactories) library.impl(op, torch::CppFunction::makeFromBoxedFunction<&factory>());
+  for (const char* op : kRandomFactories) library.impl(op, torch::CppFunction::makeFromBoxedFunction<&random_factory>());
+  for (const char* op : kRandomFills) library.impl(op, torch::CppFunction::makeFromBoxedFunction<&random_plain>());
+  for (const char* op : kBernoullis) library.impl(op, torch::CppFunction::makeFromBoxedFunction<&bernoulli_plain>());
+}
+
+}  // namespace tessera::dtensor

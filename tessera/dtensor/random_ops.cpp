@@ -1,0 +1,206 @@
+#include "tessera/dtensor/random_ops.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_strided.h>
+#include <ATen/ops/lt.h>
+
+#include "tessera/base/error.h"
+#include "tessera/dtensor/redistribute.h"
+
+namespace tessera::dtensor {
+
+namespace {
+
+using c10::IValue;
+using torch::jit::Stack;
+
+// Fills `local`, the part `ranges` of a global tensor, for samples that follow each other from row `row` = sample `sample` on.
+void fill_piece(at::Tensor& local, const layout::SpecData& spec, const std::vector<layout::Range>& ranges, int64_t batch_dim,
+                int64_t inner, int64_t batch_offset, const random::Stream& stream, const random::Distribution& distribution) {
+  random::Region region;
+  region.sizes = spec.sizes;
+  for (const layout::Range& range : ranges) region.held.push_back({random::Range{range.begin, range.end}});
+  region.batch_dim = batch_dim;
+  region.batch_inner = inner;
+  region.batch_offset = batch_offset;
+  random::fill(local, region, stream, distribution);
+}
+
+int64_t inner_extent(const layout::SpecData& spec, int64_t dim) {
+  int64_t inner = 1;
+  for (size_t i = 1; i < spec.labels[dim].size(); ++i) inner *= spec.labels[dim][i].extent;
+  return inner;
+}
+
+// The element's sample is its row's: each run of rows of the origin is filled with its own offset.
+void fill_rows(at::Tensor& local, const layout::SpecData& spec, const std::vector<layout::Range>& ranges, int64_t dim, const Origin* origin,
+               const random::Stream& stream, const random::Distribution& distribution) {
+  const int64_t inner = inner_extent(spec, dim);
+  if (!origin) return fill_piece(local, spec, ranges, dim, inner, 0, stream, distribution);
+  const layout::Range whole = ranges[dim];
+  for (size_t i = 0; i < origin->pieces.size(); ++i) {
+    const Origin::Piece& piece = origin->pieces[i];
+    const int64_t next = i + 1 < origin->pieces.size() ? origin->pieces[i + 1].row * inner : whole.end;
+    std::vector<layout::Range> part = ranges;
+    part[dim] = {std::max(whole.begin, piece.row * inner), std::min(whole.end, next)};
+    if (part[dim].size() <= 0) continue;
+    at::Tensor target = local.narrow(dim, part[dim].begin - whole.begin, part[dim].size());
+    at::Tensor dense = target.is_contiguous() ? target : at::empty(target.sizes(), target.options());
+    fill_piece(dense, spec, part, dim, inner, piece.sample - piece.row, stream, distribution);
+    if (!dense.is_same(target)) target.copy_(dense);
+  }
+}
+
+bool is_batch(const layout::SpecData& spec, int64_t dim) {
+  return spec.labels[dim].front().label == layout::Label::kBatch;
+}
+
+}  // namespace
+
+void fill_local(RankState& state, at::Tensor& local, const Spec& spec, const Origin* origin, const random::Stream& stream,
+                const random::Distribution& distribution) {
+  LocalScope scope;
+  const auto ranges = spec.local_ranges(state.ctx.coord(spec->mesh));
+  at::Tensor dense = local.is_contiguous() ? local : at::empty(local.sizes(), local.options());
+  const auto dim = layout::batch_dim(spec->labels);
+  if (dim && is_batch(*spec, *dim)) {
+    fill_rows(dense, *spec, ranges, *dim, origin, stream, distribution);
+  } else {
+    TESSERA_CHECK(!origin || origin->pieces.size() < 2, "[random] a tensor of ", spec.str(),
+                  " has lost its batch label, so its random numbers would depend on the micro-batches. Draw them for a tensor whose "
+                  "samples are one dim.");
+    fill_piece(dense, *spec, ranges, -1, 1, 0, stream, distribution);
+  }
+  if (!dense.is_same(local)) local.copy_(dense);
+}
+
+namespace {
+
+double number(const IValue& value, double if_none) { return value.isNone() ? if_none : value.toScalar().toDouble(); }
+
+// Largest integer that torch's `random_` draws for a dtype, plus one.
+int64_t integer_limit(c10::ScalarType type) {
+  switch (type) {
+    case c10::ScalarType::Bool: return 2;
+    case c10::ScalarType::Byte: return 1 << 8;
+    case c10::ScalarType::Char: return 1 << 7;
+    case c10::ScalarType::Short: return 1 << 15;
+    case c10::ScalarType::Int: return int64_t{1} << 31;
+    case c10::ScalarType::Long: return std::numeric_limits<int64_t>::max();
+    case c10::ScalarType::Half: return (1 << 11) + 1;
+    case c10::ScalarType::BFloat16: return (1 << 8) + 1;
+    case c10::ScalarType::Float: return (1 << 24) + 1;
+    default: return (int64_t{1} << 53) + 1;
+  }
+}
+
+}  // namespace
+
+std::optional<random::Distribution> distribution_of(const std::string& op, c10::ArrayRef<IValue> args, c10::ScalarType dtype) {
+  if (op == "aten::uniform_" || op == "aten::uniform") return random::Uniform{number(args[1], 0), number(args[2], 1)};
+  if (op == "aten::normal_" || op == "aten::normal_functional") return random::Normal{number(args[1], 0), number(args[2], 1)};
+  if (op == "aten::bernoulli_.float") return random::Bernoulli{number(args[1], 0.5)};
+  if (op == "aten::bernoulli.p") return random::Bernoulli{number(args[1], 0.5)};
+  if (op == "aten::exponential_") return random::Exponential{number(args[1], 1)};
+  if (op == "aten::random_") return random::Integers{0, integer_limit(dtype)};
+  if (op == "aten::random_.to") return random::Integers{0, args[1].toInt()};
+  if (op == "aten::random_.from") return random::Integers{args[1].toInt(), args[2].isNone() ? integer_limit(dtype) : args[2].toInt()};
+  if (op == "aten::rand_like") return random::Uniform{0, 1};
+  if (op == "aten::randn_like") return random::Normal{0, 1};
+  if (op == "aten::randint_like") return random::Integers{0, args[1].toInt()};
+  if (op == "aten::randint_like.low_dtype") return random::Integers{args[1].toInt(), args[2].toInt()};
+  return std::nullopt;
+}
+
+namespace {
+
+void note(RankState& state, const OpInfo& info, const Spec& spec) {
+  state.ctx.program.note(info.name.c_str(), spec->hash);
+}
+
+// A Partial has no elements of its own to draw: what it held is overwritten, so it becomes Replicate without being merged.
+Spec without_partial(const Spec& spec) {
+  if (!spec->has_partial) return spec;
+  layout::Placements placements = spec->placements;
+  for (layout::Placement& placement : placements) {
+    if (placement.is_partial()) placement = layout::Replicate();
+  }
+  return spec.with(placements);
+}
+
+}  // namespace
+
+void random_inplace(RankState& state, const OpInfo& info, Stack& stack) {
+  const c10::ArrayRef<IValue> args(stack.data() + (stack.size() - info.num_args()), info.num_args());
+  const at::Tensor self = args[0].toTensor();
+  TESSERA_CHECK(is_dtensor(self), "[", info.name, "] expected a DTensor to fill");
+  Meta* meta = meta_of(self);
+  if (meta->spec->has_partial) meta->replace(meta->local, without_partial(meta->spec));
+  note(state, info, meta->spec);
+  const auto distribution = distribution_of(info.name, args, meta->spec->dtype);
+  TESSERA_ASSERT(distribution.has_value());
+  fill_local(state, meta->local, meta->spec, meta->origin, state.sites.next(), *distribution);
+  stack.resize(stack.size() - info.num_args());
+  stack.push_back(self);
+}
+
+namespace {
+
+at::Tensor filled_like(RankState& state, const OpInfo& info, const at::Tensor& self, c10::ScalarType dtype, const random::Distribution& distribution) {
+  const Meta* meta = meta_of(self);
+  const Spec like = without_partial(meta->spec);
+  const Spec spec = Spec::make(like->mesh, like->placements, like->sizes, like->strides, dtype, like->labels);
+  note(state, info, spec);
+  at::Tensor local;
+  {
+    LocalScope scope;
+    local = at::empty(meta->local.sizes(), meta->local.options().dtype(dtype));
+  }
+  fill_local(state, local, spec, meta->origin, state.sites.next(), distribution);
+  return wrap(local, spec, meta->origin);
+}
+
+}  // namespace
+
+void random_like(RankState& state, const OpInfo& info, Stack& stack) {
+  const c10::ArrayRef<IValue> args(stack.data() + (stack.size() - info.num_args()), info.num_args());
+  const at::Tensor self = args[0].toTensor();
+  c10::ScalarType dtype = self.scalar_type();
+  for (size_t i = 0; i < args.size(); ++i) {
+    if (info.op.schema().arguments()[i].name() == "dtype" && !args[i].isNone()) dtype = args[i].toScalarType();
+  }
+  const auto distribution = distribution_of(info.name, args, dtype);
+  TESSERA_ASSERT(distribution.has_value());
+  at::Tensor result = filled_like(state, info, self, dtype, *distribution);
+  stack.resize(stack.size() - info.num_args());
+  stack.push_back(std::move(result));
+}
+
+// bernoulli(p) and bernoulli_(self, p): a uniform number below the probability.
+void bernoulli_tensor(RankState& state, const OpInfo& info, Stack& stack) {
+  const c10::ArrayRef<IValue> args(stack.data() + (stack.size() - info.num_args()), info.num_args());
+  const at::Tensor self = args[0].toTensor();
+  const at::Tensor p = info.name == "aten::bernoulli" ? self : args[1].toTensor();
+  const at::Tensor like = is_dtensor(self) ? self : p;
+  const at::Tensor uniform = filled_like(state, info, like, c10::ScalarType::Float, random::Uniform{0, 1});
+  at::Tensor drawn = at::lt(uniform, p);
+  at::Tensor result = info.name == "aten::bernoulli" ? drawn.to(self.scalar_type()) : self.copy_(drawn);
+  stack.resize(stack.size() - info.num_args());
+  stack.push_back(std::move(result));
+}
+
+// (dropped and scaled input, keep mask)
+void native_dropout(RankState& state, const OpInfo& info, Stack& stack) {
+  const c10::ArrayRef<IValue> args(stack.data() + (stack.size() - info.num_args()), info.num_args());
+  const at::Tensor input = args[0].toTensor();
+  const double p = args[1].toDouble();
+  const bool train = args[2].isNone() || args[2].toBool();
+  at::Tensor mask = filled_like(state, info, input, c10::ScalarType::Bool, random::Bernoulli{train ? 1 - p : 1.0});
+  const double scale = !train ? 1 : p == 1 ? 0 : 1 / (1 - p);
+  at::Tensor result = input.mul(mask).mul(scale);
+  stack.resize(stack.size() - info.num_args());
+  stack.push_back(std::move(result));
+  stack.push_back(std::move(mask));
+}
+
+}  // namespace tessera::dtensor

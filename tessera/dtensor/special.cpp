@@ -1,0 +1,133 @@
+// Operators whose result is not a tensor, depends on the data, or is this very tensor.
+
+#include <unordered_map>
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/all.h>
+#include <ATen/ops/eq.h>
+
+#include "tessera/base/error.h"
+#include "tessera/dtensor/dispatch.h"
+#include "tessera/dtensor/dtensor.h"
+#include "tessera/dtensor/random_ops.h"
+
+namespace tessera::dtensor {
+
+namespace {
+
+using c10::IValue;
+using torch::jit::Stack;
+
+IValue& argument(const OpInfo& info, Stack& stack, size_t index) { return stack[stack.size() - info.num_args() + index]; }
+
+void leave(const OpInfo& info, Stack& stack, IValue result) {
+  stack.resize(stack.size() - info.num_args());
+  stack.push_back(std::move(result));
+}
+
+// The whole value on this rank, merged in place if it was partial.
+at::Tensor whole_local(RankState& state, const OpInfo& info, const at::Tensor& tensor) {
+  if (!is_dtensor(tensor)) return tensor;
+  Meta* meta = meta_of(tensor);
+  const Spec whole = meta->spec.with(layout::Placements(meta->spec->mesh.ndim()));
+  if (meta->spec == whole) return meta->local;
+  at::Tensor local = run_move(state.ctx, *state.moves.find_or_plan(meta->spec, whole), meta->local, info.name.c_str());
+  if (meta->spec->has_partial) meta->replace(local, whole);
+  return local;
+}
+
+// A new tensor that shares everything with the old one.
+void alias(RankState& state, const OpInfo& info, Stack& stack) {
+  const at::Tensor self = argument(info, stack, 0).toTensor();
+  state.ctx.program.note(info.name.c_str(), meta_of(self)->spec->hash);
+  leave(info, stack, wrap(MetaPtr::reclaim_copy(meta_of(self))));
+}
+
+void item(RankState& state, const OpInfo& info, Stack& stack) {
+  const at::Tensor self = argument(info, stack, 0).toTensor();
+  state.ctx.program.note(info.name.c_str(), meta_of(self)->spec->hash);
+  leave(info, stack, whole_local(state, info, self).item());
+}
+
+// Results whose size depends on the values: computed whole on every rank.
+void whole_call(RankState& state, const OpInfo& info, Stack& stack) {
+  const size_t begin = stack.size() - info.num_args();
+  const layout::Mesh* mesh = nullptr;
+  for (size_t i = begin; i < stack.size(); ++i) {
+    const IValue value = stack[i];
+    for_each_tensor({value}, [&](const at::Tensor& tensor, int, int item) {
+      if (!is_dtensor(tensor)) return;
+      mesh = &meta_of(tensor)->spec->mesh;
+      state.ctx.program.note(info.name.c_str(), meta_of(tensor)->spec->hash);
+      replace_tensor(stack[i], item, whole_local(state, info, tensor));
+    });
+  }
+  TESSERA_ASSERT(mesh);
+  {
+    LocalScope scope;
+    info.op.callBoxed(stack);
+  }
+  for (size_t i = stack.size() - info.num_returns(); i < stack.size(); ++i) {
+    if (!stack[i].isTensor() || !stack[i].toTensor().defined()) continue;
+    const at::Tensor local = stack[i].toTensor();
+    stack[i] = wrap(local, Spec::make(*mesh, layout::Placements(mesh->ndim()), local.sizes(), local.strides(), local.scalar_type()));
+  }
+}
+
+// Which attention kernel: the plain formula, whose parts have rules.
+void attention_choice(RankState&, const OpInfo& info, Stack& stack) { leave(info, stack, int64_t{0}); }
+
+void same_size(RankState&, const OpInfo& info, Stack& stack) {
+  const bool same = argument(info, stack, 0).toTensor().sizes() == argument(info, stack, 1).toTensor().sizes();
+  leave(info, stack, same);
+}
+
+void equal(RankState&, const OpInfo& info, Stack& stack) {
+  const at::Tensor a = argument(info, stack, 0).toTensor(), b = argument(info, stack, 1).toTensor();
+  const bool same = a.sizes() == b.sizes() && at::all(at::eq(a, b)).item().toBool();
+  leave(info, stack, same);
+}
+
+void refuse(RankState&, const OpInfo& info, Stack&) {
+  TESSERA_CHECK(false, "[", info.name, "] a DTensor has no storage to set, resize or share. Build a new one with distribute(value, mesh, "
+                "placements) or from_local(part, mesh, placements), or copy_ into this one.");
+}
+
+}  // namespace
+
+SpecialKernel find_special(const std::string& op) {
+  static const std::unordered_map<std::string, SpecialKernel> table = {
+      {"aten::_fused_sdp_choice", attention_choice},
+      {"aten::_local_scalar_dense", item},
+      {"aten::alias", alias},
+      {"aten::bernoulli", bernoulli_tensor},
+      {"aten::bernoulli.p", random_like},
+      {"aten::bernoulli_.Tensor", bernoulli_tensor},
+      {"aten::bernoulli_.float", random_inplace},
+      {"aten::detach", alias},
+      {"aten::equal", equal},
+      {"aten::exponential_", random_inplace},
+      {"aten::is_same_size", same_size},
+      {"aten::masked_select", whole_call},
+      {"aten::native_dropout", native_dropout},
+      {"aten::nonzero", whole_call},
+      {"aten::normal_", random_inplace},
+      {"aten::rand_like", random_like},
+      {"aten::randint_like", random_like},
+      {"aten::randint_like.low_dtype", random_like},
+      {"aten::randn_like", random_like},
+      {"aten::random_", random_inplace},
+      {"aten::random_.from", random_inplace},
+      {"aten::random_.to", random_inplace},
+      {"aten::resize_", refuse},
+      {"aten::set_", refuse},
+      {"aten::set_.source_Storage", refuse},
+      {"aten::set_.source_Storage_storage_offset", refuse},
+      {"aten::set_.source_Tensor", refuse},
+      {"aten::uniform_", random_inplace},
+  };
+  const auto found = table.find(op);
+  return found == table.end() ? nullptr : found->second;
+}
+
+}  // namespace tessera::dtensor

@@ -1,0 +1,86 @@
+#include "tessera/dtensor/state.h"
+
+#include "tessera/base/error.h"
+#include "tessera/base/hash.h"
+#include "tessera/dtensor/registry.h"
+
+namespace tessera::dtensor {
+
+CallPlan* PlanCache::find(const Key& key, uint64_t hash) const {
+  if (slots_.empty()) return nullptr;
+  const size_t mask = slots_.size() - 1;
+  for (size_t i = hash & mask;; i = (i + 1) & mask) {
+    const Entry* entry = slots_[i].get();
+    if (!entry) return nullptr;
+    if (entry->hash == hash && entry->key == key) return entry->plan.get();
+  }
+}
+
+CallPlan* PlanCache::insert(const Key& key, uint64_t hash, std::unique_ptr<CallPlan> plan) {
+  if (2 * (count_ + 1) > slots_.size()) {
+    std::vector<std::unique_ptr<Entry>> old = std::move(slots_);
+    slots_ = std::vector<std::unique_ptr<Entry>>(std::max<size_t>(8, 2 * old.size()));
+    for (auto& entry : old) {
+      if (!entry) continue;
+      size_t i = entry->hash & (slots_.size() - 1);
+      while (slots_[i]) i = (i + 1) & (slots_.size() - 1);
+      slots_[i] = std::move(entry);
+    }
+  }
+  size_t i = hash & (slots_.size() - 1);
+  while (slots_[i]) i = (i + 1) & (slots_.size() - 1);
+  slots_[i] = std::make_unique<Entry>(Entry{hash, key, std::move(plan)});
+  ++count_;
+  return slots_[i]->plan.get();
+}
+
+void GatherCache::add(const MetaPtr& meta, int64_t bytes) {
+  entries_.push_back({c10::weak_intrusive_ptr<Meta>(meta), bytes});
+  bytes_ += bytes;
+  while (entries_.size() > 1 && bytes_ > budget) drop_oldest();
+}
+
+void GatherCache::clear() {
+  while (!entries_.empty()) drop_oldest();
+}
+
+void GatherCache::drop_oldest() {
+  const Entry oldest = std::move(entries_.front());
+  entries_.pop_front();
+  bytes_ -= oldest.bytes;
+  if (const MetaPtr alive = oldest.meta.lock(); alive && alive->rare) {
+    alive->rare->gathered = at::Tensor();
+    alive->rare->gathered_spec = Spec();
+  }
+}
+
+RankState* RankState::current() {
+  static thread_local comm::RankContext* known = nullptr;
+  static thread_local RankState* state = nullptr;
+  static thread_local uint64_t known_id = 0;
+  comm::RankContext* ctx = comm::RankContext::current();
+  if (C10_LIKELY(ctx == known && ctx && ctx->id == known_id)) return state;
+  if (!ctx) return nullptr;
+  static const char kSlot = 0;
+  std::shared_ptr<void>& slot = ctx->slot(&kSlot);
+  if (!slot) slot = std::make_shared<RankState>(*ctx);
+  state = static_cast<RankState*>(slot.get());
+  known = ctx;
+  known_id = ctx->id;
+  return state;
+}
+
+RankState& RankState::require() {
+  ensure_registered();
+  comm::RankContext::require();
+  return *current();
+}
+
+random::Stream Sites::next() {
+  // Equal to the hash of (name, reading, draw): the name's own hash is the parameter's site.
+  uint64_t site = position_.parameter ? position_.parameter->site : base::hash_string("start");
+  site = base::hash_combine(base::hash_combine(site, position_.reading), position_.draws++);
+  return {seed, site, step};
+}
+
+}  // namespace tessera::dtensor
