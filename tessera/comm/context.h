@@ -40,7 +40,8 @@ DetailPrinter detail_printer();
 // One rank of a job: made by run_ranks (or by a launcher), found from any thread that works for the rank.
 //
 // The pointer lives in a thread_local for speed and in libtorch's thread-local snapshot besides, so that it survives
-// re-entrant backward on a pool thread (`current` repairs the thread_local from the snapshot).
+// re-entrant backward on a pool thread (where `current` reads the snapshot). Work that a rank hands to other threads must end
+// before the rank does.
 class RankContext {
  public:
   RankContext();

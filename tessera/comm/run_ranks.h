@@ -36,8 +36,8 @@ void add_rank_hook(std::function<std::shared_ptr<void>()> hook);
 // Intra-op threads that run_ranks gives each of `ranks` ranks.
 int threads_per_rank(int64_t ranks);
 
-// Asks every rank of every running job in this process to stop at its next collective (for Ctrl-C). Async-signal-safe.
-// A later run_ranks starts afresh. Ranks throw Stopped.
+// Asks every rank of every running job in this process to stop in its collective or at its next (for Ctrl-C).
+// Async-signal-safe. A later run_ranks starts afresh. Ranks throw Stopped.
 void request_stop();
 
 // Throws Stopped if request_stop came after the calling rank's job began: for loops of ranks that may have no collective.

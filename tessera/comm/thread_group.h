@@ -83,7 +83,8 @@ class ThreadJob {
 };
 
 // The rendezvous of one group. Each round all members bring a Call; once the last has come nobody leaves before all is done,
-// so that a member's tensors outlive their readers. The job must outlive its groups. Small rounds are done by the last to arrive, large ones by all together.
+// so that a member's tensors outlive their readers. Small rounds are done by the last to arrive, large ones by all together.
+// The job must outlive its groups.
 class ThreadGroup {
  public:
   ThreadGroup(ThreadJob& job, std::vector<int64_t> ranks);

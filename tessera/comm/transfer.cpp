@@ -33,53 +33,63 @@ T smaller(T a, T b) {
   return a != a ? a : b < a || b != b ? b : a;
 }
 
+// acc[i] = merge(acc[i], values[i]). Always inlined: with a constant `count` it becomes vector code.
 template <typename Acc, typename T, typename Merge>
-void merge_block(Acc* acc, const T* values, int64_t count, Merge merge) {
+C10_ALWAYS_INLINE void merge_each(Acc* acc, const T* values, int64_t count, Merge merge) {
   for (int64_t i = 0; i < count; ++i) {
     acc[i] = merge(acc[i], static_cast<Acc>(values[i]));
   }
 }
 
 template <typename Acc, typename T>
-void merge_block(Acc* acc, const T* values, int64_t count, ReduceOp op) {
+C10_ALWAYS_INLINE void merge_block(Acc* acc, const T* values, int64_t count, ReduceOp op) {
   switch (op) {
     case ReduceOp::kSum:
     case ReduceOp::kAvg:
-      return merge_block(acc, values, count, [](Acc a, Acc b) { return static_cast<Acc>(a + b); });
+      return merge_each(acc, values, count, [](Acc a, Acc b) { return static_cast<Acc>(a + b); });
     case ReduceOp::kProd:
-      return merge_block(acc, values, count, [](Acc a, Acc b) { return static_cast<Acc>(a * b); });
+      return merge_each(acc, values, count, [](Acc a, Acc b) { return static_cast<Acc>(a * b); });
     case ReduceOp::kMax:
     case ReduceOp::kMin:
       if constexpr (!kIsComplex<Acc>) {
-        return op == ReduceOp::kMax ? merge_block(acc, values, count, larger<Acc>) : merge_block(acc, values, count, smaller<Acc>);
+        return op == ReduceOp::kMax ? merge_each(acc, values, count, larger<Acc>)
+                                    : merge_each(acc, values, count, smaller<Acc>);
       }
   }
 }
 
-// outputs[k][i] = the combination of inputs[0][i], inputs[1][i], ... for i in [begin, end), each i read before it is written.
+// outputs[k][at + i] = the combination of inputs[0][at + i], inputs[1][at + i], ... for i below `count`, at most kBlock. Each is
+// read before it is written.
 template <typename T>
-void reduce(const std::vector<const T*>& inputs, const std::vector<T*>& outputs, int64_t begin, int64_t end, ReduceOp op) {
+C10_ALWAYS_INLINE void reduce_block(const std::vector<const T*>& inputs, const std::vector<T*>& outputs, int64_t at,
+                                    int64_t count, ReduceOp op) {
   using Acc = at::opmath_type<T>;
   Acc acc[kBlock];
-  for (auto at = begin; at < end; at += kBlock) {
-    const auto count = std::min(kBlock, end - at);
+  for (int64_t i = 0; i < count; ++i) {
+    acc[i] = static_cast<Acc>(inputs[0][at + i]);
+  }
+  for (size_t j = 1; j < inputs.size(); ++j) {
+    merge_block(acc, inputs[j] + at, count, op);
+  }
+  if (op == ReduceOp::kAvg) {
     for (int64_t i = 0; i < count; ++i) {
-      acc[i] = static_cast<Acc>(inputs[0][at + i]);
-    }
-    for (size_t j = 1; j < inputs.size(); ++j) {
-      merge_block(acc, inputs[j] + at, count, op);
-    }
-    if (op == ReduceOp::kAvg) {
-      for (int64_t i = 0; i < count; ++i) {
-        acc[i] = static_cast<Acc>(acc[i] / static_cast<Acc>(inputs.size()));
-      }
-    }
-    for (auto* output : outputs) {
-      for (int64_t i = 0; i < count; ++i) {
-        output[at + i] = static_cast<T>(acc[i]);
-      }
+      acc[i] = static_cast<Acc>(acc[i] / static_cast<Acc>(inputs.size()));
     }
   }
+  for (auto* output : outputs) {
+    for (int64_t i = 0; i < count; ++i) {
+      output[at + i] = static_cast<T>(acc[i]);
+    }
+  }
+}
+
+template <typename T>
+void reduce(const std::vector<const T*>& inputs, const std::vector<T*>& outputs, int64_t begin, int64_t end, ReduceOp op) {
+  auto at = begin;
+  for (; at + kBlock <= end; at += kBlock) {
+    reduce_block(inputs, outputs, at, kBlock, op);
+  }
+  reduce_block(inputs, outputs, at, end - at, op);
 }
 
 void reduce(const std::vector<at::Tensor>& inputs, const std::vector<at::Tensor>& outputs, int64_t begin, int64_t end,
@@ -106,6 +116,9 @@ void transfer(const std::vector<const Call*>& calls, size_t part) {
   const auto& own = *calls[part];
   switch (own.kind) {
     case Kind::kAllReduce: {
+      if (calls.size() == 1) {
+        return;
+      }
       std::vector<at::Tensor> tensors;
       for (const auto* call : calls) {
         tensors.push_back(call->outputs[0]);
