@@ -101,17 +101,14 @@ void bernoulli_plain(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* 
   stack->push_back(std::move(result));
 }
 
-struct RandomFactory {
-  std::optional<random::Distribution> distribution;  // nothing: a permutation
-  std::vector<int64_t> sizes;
-};
-
-RandomFactory read_random_factory(const std::string& name, c10::ArrayRef<IValue> args) {
-  if (name.rfind("aten::randn", 0) == 0) return {random::Normal{0, 1}, args[0].toIntVector()};
-  if (name.rfind("aten::rand.", 0) == 0 || name == "aten::rand") return {random::Uniform{0, 1}, args[0].toIntVector()};
-  if (name.rfind("aten::randint.low", 0) == 0) return {random::Integers{args[0].toInt(), args[1].toInt()}, args[2].toIntVector()};
-  if (name.rfind("aten::randint", 0) == 0) return {random::Integers{0, args[0].toInt()}, args[1].toIntVector()};
-  return {std::nullopt, {args[0].toInt()}};
+// The argument that holds the sizes of a random factory.
+std::vector<int64_t> factory_sizes(const c10::FunctionSchema& schema, c10::ArrayRef<IValue> args) {
+  for (size_t i = 0; i < args.size(); ++i) {
+    if (schema.arguments()[i].name() == "size") return args[i].toIntVector();
+    if (schema.arguments()[i].name() == "n") return {args[i].toInt()};
+  }
+  TESSERA_ASSERT(false);
+  return {};
 }
 
 // rand, randn, randint, randperm: an empty tensor, filled from the counter generator.
@@ -122,9 +119,9 @@ void random_factory(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* s
   const c10::FunctionSchema& schema = op.schema();
   const size_t n = schema.arguments().size();
   const c10::ArrayRef<IValue> args(stack->data() + (stack->size() - n), n);
-  const std::string name = schema_name(op);
-  const RandomFactory wanted = read_random_factory(name, args);
-  const bool integers = !wanted.distribution || std::holds_alternative<random::Integers>(*wanted.distribution);
+  const auto distribution = factory_distribution(schema_name(op), args);  // nothing: a permutation
+  const std::vector<int64_t> sizes = factory_sizes(schema, args);
+  const bool integers = !distribution || std::holds_alternative<random::Integers>(*distribution);
   at::TensorOptions options = at::TensorOptions().dtype(integers ? at::kLong : c10::typeMetaToScalarType(at::get_default_dtype()));
   for (size_t i = 0; i < n; ++i) {
     if (schema.arguments()[i].name() == "dtype" && !args[i].isNone()) options = options.dtype(args[i].toScalarType());
@@ -133,10 +130,10 @@ void random_factory(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* s
   at::Tensor result;
   {
     LocalScope scope;
-    result = at::empty(wanted.sizes, wanted.distribution ? options : options.dtype(at::kLong));
+    result = at::empty(sizes, distribution ? options : options.dtype(at::kLong));
   }
-  if (wanted.distribution) {
-    fill_plain(*state, result, *wanted.distribution);
+  if (distribution) {
+    fill_plain(*state, result, *distribution);
   } else {
     random::fill_permutation(result, state->sites.next());
     result = result.to(options.dtype());
@@ -161,6 +158,15 @@ const std::vector<const char*> kRandomFills = {
 const std::vector<const char*> kBernoullis = {"aten::bernoulli", "aten::bernoulli_.Tensor"};
 
 }  // namespace
+
+std::optional<random::Distribution> factory_distribution(const std::string& op, c10::ArrayRef<IValue> args) {
+  const auto is = [&](const char* name) { return op == name || op == std::string(name) + ".generator"; };
+  if (is("aten::rand")) return random::Uniform{0, 1};
+  if (is("aten::randn")) return random::Normal{0, 1};
+  if (is("aten::randint")) return random::Integers{0, args[0].toInt()};
+  if (op == "aten::randint.low" || op == "aten::randint.low_generator") return random::Integers{args[0].toInt(), args[1].toInt()};
+  return std::nullopt;
+}
 
 void check_plain_operands(RankState& state, const OpInfo& info, c10::ArrayRef<IValue> args) {
   uint64_t hash = 0;

@@ -32,6 +32,9 @@ class FactoryScope {
   FactoryHook* previous_;
 };
 
+// What a random factory (rand, randn, randint and their overloads) draws; nothing for any other operator.
+std::optional<random::Distribution> factory_distribution(const std::string& op, c10::ArrayRef<c10::IValue> args);
+
 // Puts the calling thread under interception (Note [Interception]) until the returned guard dies; run_ranks calls it
 // for each rank.
 std::shared_ptr<void> intercept_this_thread();

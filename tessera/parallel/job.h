@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <string>
+#include <utility>
 #include <vector>
 
 #include <torch/nn/module.h>
@@ -19,41 +19,42 @@ struct JobOptions {
   int64_t accumulate = 1;
 };
 
-// What `parallelize` returns for a model whose forward is `forward`.
+// A model on a mesh, and its steps. Made by `parallelize`. One per rank; the rank's own thread uses it.
 //
-// `job(batch...)` takes the step's whole batch (each a plain tensor with the samples along dim 0, or only this rank's rows, see
-// `local_rows`), cuts it over the plan's batch axes and into micro-batches, labels dim 0 as batch and dim 1 as sequence, runs
-// forward and backward of every micro-batch and returns the mean loss over the step's samples, a replicated DTensor scalar whose `backward()` scales and deposits the
-// gradients into the parameters' `.grad`, reduced once. Under NoGradGuard only the loss is computed.
-// Collective over the mesh.
+// `job(batch...)` takes the step's whole batch, plain tensors with the samples along dim 0, the same on every rank; cuts it
+// over the plan's batch axes and into micro-batches, labels dim 0 as batch and dim 1 as sequence, runs forward and backward
+// of every micro-batch and returns the mean loss over the step's samples: a replicated DTensor scalar whose `backward()`
+// scales the gradients and deposits them into the parameters' `.grad`, reduced once. Under NoGradGuard it only computes the loss.
+// The model's loss must be a mean over its samples. Collective over the mesh.
 class Job {
  public:
-  using Forward = std::function<at::Tensor(const std::vector<at::Tensor>&)>;
+  // The loss of one micro-batch, from its tensors (DTensors).
+  using Loss = std::function<at::Tensor(const std::vector<at::Tensor>& batch)>;
+  // The tensors of samples [begin, end) of the step, plain.
+  using ReadRows = std::function<std::vector<at::Tensor>(int64_t begin, int64_t end)>;
 
-  Job(std::shared_ptr<torch::nn::Module> model, Plan plan, torch::optim::Optimizer* optimizer, Forward forward, JobOptions options);
+  // `model` is placed already (see `place`).
+  Job(std::shared_ptr<torch::nn::Module> model, Plan plan, Loss loss, JobOptions options = {});
 
-  // The step's batch, whole: the same tensors on every rank.
   template <typename... Tensors>
   at::Tensor operator()(const Tensors&... batch) {
     return run({at::Tensor(batch)...});
   }
   at::Tensor run(const std::vector<at::Tensor>& batch);
 
-  // The samples of a step of `samples` that this rank reads, in the order in which `run_local` takes them: one run per
-  // micro-batch. Each rank owns the same sample ranges whatever the number of micro-batches is? See rows_of.
-  // Rows [begin, end) of micro-batch `index` that this rank holds.
+  // As `run`, but this rank reads only the samples it works on: `read` is called once for every micro-batch.
+  at::Tensor run_rows(int64_t samples, const ReadRows& read);
+
+  // The samples of a step of `samples` that this rank reads for micro-batch `index`. Over a step they are one contiguous block.
   layout::Range rows_of(int64_t samples, int64_t index) const;
-  int64_t micro_batches() const;
 
-  // As `run`, but reading rows on demand: `read(begin, end)` gives the tensors of those samples of the step.
-  at::Tensor run_rows(int64_t samples, const std::function<std::vector<at::Tensor>(int64_t begin, int64_t end)>& read);
-
-  // The step that random numbers of the next call belong to; each call that builds a graph advances it by one.
+  // The step that random numbers of the next call belong to; each call that computes gradients advances it by one.
   int64_t step() const;
   void set_step(int64_t step);
 
-  torch::nn::Module& model();
+  torch::nn::Module& model() const;
   const Plan& plan() const;
+  const JobOptions& options() const;
 
  private:
   struct State;
@@ -61,12 +62,34 @@ class Job {
 };
 
 // Makes the model's parameters and buffers DTensors as the plan says, in place: typed members, tied aliases and an
-// optimizer built before stay valid. A model from `deferred` gets its values now, each rank its own part; one built without
-// it is accepted with a warning that states the bytes. Collective over the plan's mesh.
+// optimizer built before stay valid, and its state is converted too. A model from `deferred` gets its values now, each rank
+// its own part; one built without it is accepted with a warning that states the bytes that every rank held.
+// Throws PlanError if the plan does not fit the model, or if a parameter's memory has other owners. Collective over the
+// plan's mesh.
 void place(torch::nn::Module& model, const Plan& plan, torch::optim::Optimizer* optimizer = nullptr);
 
-// `place`, then a Job around the holder's `forward(batch...)`, which must return the mean loss over its samples as a scalar.
-template <typename ModuleHolder>
-Job parallelize(ModuleHolder& model, const Plan& plan, torch::optim::Optimizer& optimizer, JobOptions options = {});
+namespace detail {
+
+// model->forward(batch[0], batch[1], ...) for as many tensors as it takes.
+template <typename Holder, size_t... I>
+at::Tensor call_forward(Holder& model, const std::vector<at::Tensor>& batch, std::index_sequence<I...>) {
+  if constexpr (requires { { model->forward(batch[I]...) } -> std::convertible_to<at::Tensor>; }) {
+    if (batch.size() == sizeof...(I)) return model->forward(batch[I]...);
+  }
+  if constexpr (sizeof...(I) < 8) return call_forward(model, batch, std::make_index_sequence<sizeof...(I) + 1>());
+  TORCH_CHECK(false, "[job] the model's forward does not take ", batch.size(), " tensors and return a loss");
+}
+
+}  // namespace detail
+
+// `place`, then a Job whose loss is the model's `forward(batch...)`. `model` is a module holder (TORCH_MODULE).
+template <typename Holder>
+Job parallelize(Holder& model, const Plan& plan, torch::optim::Optimizer& optimizer, JobOptions options = {}) {
+  place(*model, plan, &optimizer);
+  Holder kept = model;
+  return Job(model.ptr(), plan, [kept](const std::vector<at::Tensor>& batch) mutable {
+    return detail::call_forward(kept, batch, std::make_index_sequence<1>());
+  }, options);
+}
 
 }  // namespace tessera::parallel

@@ -1,0 +1,270 @@
+#include "tessera/parallel/job.h"
+
+#include <ATen/ops/mul.h>
+#include <torch/csrc/autograd/autograd.h>
+#include <torch/csrc/autograd/functions/utils.h>
+
+#include "tessera/base/error.h"
+#include "tessera/dtensor/dtensor.h"
+
+namespace tessera::parallel {
+
+namespace {
+
+using dtensor::Origin;
+using dtensor::RankState;
+using layout::Coord;
+using layout::Placements;
+using layout::Range;
+using layout::Spec;
+using torch::autograd::variable_list;
+
+// Stands behind the step's loss: backward scales the gradients that the job holds and hands them to the parameters.
+struct Deposit final : torch::autograd::Node {
+  std::vector<at::Tensor> gradients;
+
+  variable_list apply(variable_list&& grads) override {
+    at::NoGradGuard no_grad;
+    const at::Tensor scale = grads.at(0);
+    const bool is_one = !scale.defined() || scale.item().toDouble() == 1;
+    variable_list result;
+    for (const at::Tensor& gradient : gradients) {
+      result.push_back(!gradient.defined() || is_one ? gradient : at::mul(gradient, scale));
+    }
+    return result;
+  }
+
+  void release_variables() override { gradients.clear(); }
+};
+
+// Which samples of a step each rank works on: the micro-batches are cut from the step's samples, each is cut over the batch
+// axes, and a rank's parts of all of them follow each other in one block.
+class Rows {
+ public:
+  Rows(const Plan& plan, int64_t samples, int64_t micro_batches) : plan_(plan), samples_(samples), micro_batches_(micro_batches) {
+    placements_.resize(plan.mesh.ndim());
+    for (size_t i = 0; i < plan.batch_axes.size(); ++i) {
+      placements_[plan.mesh.axis_index(plan.batch_axes[i])] = layout::Shard(0, {.order = static_cast<int>(i)});
+    }
+    Coord coord(plan.mesh.ndim(), 0);
+    list_blocks(0, coord);
+  }
+
+  const Placements& placements() const { return placements_; }
+  int64_t size_of(int64_t index) const { return layout::cut(samples_, micro_batches_, index).size(); }
+
+  // The samples of micro-batch `index` for the rank at `coord`.
+  Range samples_of(const Coord& coord, int64_t index) const {
+    const Coord own = batch_coord(coord);
+    int64_t begin = 0;
+    for (const Coord& block : blocks_) {
+      if (block == own) break;
+      for (int64_t k = 0; k < micro_batches_; ++k) begin += rows(block, k).size();
+    }
+    for (int64_t k = 0; k < index; ++k) begin += rows(own, k).size();
+    return {begin, begin + rows(own, index).size()};
+  }
+
+  const Origin* origin(int64_t index) const {
+    std::vector<Origin::Piece> pieces;
+    for (const Coord& block : blocks_) {
+      const Range held = rows(block, index);
+      if (held.size() > 0) pieces.push_back({held.begin, samples_of(block, index).begin});
+    }
+    return Origin::make(std::move(pieces));
+  }
+
+ private:
+  void list_blocks(size_t next, Coord& coord) {
+    if (next == plan_.batch_axes.size()) {
+      blocks_.push_back(coord);
+      return;
+    }
+    const int64_t axis = plan_.mesh.axis_index(plan_.batch_axes[next]);
+    for (coord[axis] = 0; coord[axis] < plan_.mesh.axis(axis).size; ++coord[axis]) list_blocks(next + 1, coord);
+    coord[axis] = 0;
+  }
+
+  Coord batch_coord(const Coord& coord) const {
+    Coord own(coord.size(), 0);
+    for (const std::string& name : plan_.batch_axes) own[plan_.mesh.axis_index(name)] = coord[plan_.mesh.axis_index(name)];
+    return own;
+  }
+
+  Range rows(const Coord& block, int64_t index) const { return layout::local_range(plan_.mesh, placements_, 0, size_of(index), block); }
+
+  const Plan& plan_;
+  int64_t samples_, micro_batches_;
+  Placements placements_;
+  std::vector<Coord> blocks_;  // coordinates on the batch axes, slowest first
+};
+
+// Factories inside the job's forward give DTensors, and gathered activations are shared within the plan's budget.
+class Region {
+ public:
+  Region(RankState& state, const Plan& plan) : state_(state), previous_(state.region) {
+    state_.region = plan.mesh;
+    state_.gathered.budget = plan.keep_gathered_bytes;
+  }
+  ~Region() {
+    state_.region = previous_;
+    state_.gathered.clear();
+  }
+  Region(const Region&) = delete;
+  Region& operator=(const Region&) = delete;
+
+ private:
+  RankState& state_;
+  std::optional<layout::Mesh> previous_;
+};
+
+}  // namespace
+
+struct Job::State {
+  std::shared_ptr<torch::nn::Module> model;
+  Plan plan;
+  Loss loss;
+  JobOptions options;
+  int64_t step = 0;
+
+  std::vector<at::Tensor> parameters() const {
+    std::vector<at::Tensor> wanted;
+    for (const at::Tensor& parameter : model->parameters()) {
+      if (parameter.requires_grad()) wanted.push_back(parameter);
+    }
+    return wanted;
+  }
+
+  std::vector<at::Tensor> micro_batch(const Rows& rows, int64_t samples, int64_t index, const ReadRows& read) const;
+  at::Tensor forward(const std::vector<at::Tensor>& batch) const;
+};
+
+namespace {
+
+layout::Labels batch_labels(const at::Tensor& tensor, int64_t samples, int64_t total) {
+  layout::Labels labels(tensor.dim());
+  if (tensor.dim() >= 1) labels[0] = {{.label = layout::Label::kBatch, .extent = samples, .total = total}};
+  if (tensor.dim() >= 2) labels[1] = {{.label = layout::Label::kSequence, .extent = tensor.size(1), .total = tensor.size(1)}};
+  return labels;
+}
+
+// Adds this micro-batch's gradients, weighted, to those held.
+void hold(std::vector<at::Tensor>& held, const variable_list& gradients) {
+  at::NoGradGuard no_grad;
+  held.resize(gradients.size());
+  for (size_t i = 0; i < gradients.size(); ++i) {
+    if (!gradients[i].defined()) continue;
+    held[i] = held[i].defined() ? held[i].add(gradients[i]) : gradients[i];
+  }
+}
+
+// Merged over the data-parallel axes, once, into the parameter's own layout.
+void reduce(std::vector<at::Tensor>& held, const std::vector<at::Tensor>& parameters) {
+  at::NoGradGuard no_grad;
+  for (size_t i = 0; i < held.size(); ++i) {
+    if (!held[i].defined() || !dtensor::is_dtensor(held[i])) continue;
+    const Placements& placements = dtensor::spec_of(parameters[i])->placements;
+    if (dtensor::spec_of(held[i])->placements != placements) held[i] = dtensor::redistribute(held[i], placements);
+  }
+}
+
+at::Tensor with_deposit(const at::Tensor& loss, std::vector<at::Tensor> held, const std::vector<at::Tensor>& parameters) {
+  at::Tensor result = loss.detach();
+  auto node = std::make_shared<Deposit>();
+  node->gradients = std::move(held);
+  torch::autograd::edge_list edges;
+  for (const at::Tensor& parameter : parameters) edges.push_back(torch::autograd::impl::gradient_edge(parameter));
+  node->set_next_edges(std::move(edges));
+  torch::autograd::create_gradient_edge(result, node);
+  return result;
+}
+
+}  // namespace
+
+std::vector<at::Tensor> Job::State::micro_batch(const Rows& rows, int64_t samples, int64_t index, const ReadRows& read) const {
+  RankState& rank = RankState::require();
+  const Range mine = rows.samples_of(rank.ctx.coord(plan.mesh), index);
+  const int64_t size = rows.size_of(index);
+  std::vector<at::Tensor> batch;
+  for (const at::Tensor& part : read(mine.begin, mine.end)) {
+    TESSERA_CHECK(!dtensor::is_dtensor(part) && part.dim() >= 1 && part.size(0) == mine.size(), "[job] expected plain tensors with the ", mine.size(),
+                  " samples [", mine.begin, ", ", mine.end, ") along dim 0, got ", part.sizes(), " (rank ", rank.ctx.rank, ")");
+    std::vector<int64_t> sizes = part.sizes().vec();
+    sizes[0] = size;
+    const Spec spec = Spec::contiguous(plan.mesh, rows.placements(), sizes, part.scalar_type(), batch_labels(part, size, samples));
+    batch.push_back(dtensor::wrap(part.contiguous(), spec, rows.origin(index)));
+  }
+  return batch;
+}
+
+at::Tensor Job::State::forward(const std::vector<at::Tensor>& batch) const {
+  at::Tensor result = loss(batch);
+  TESSERA_CHECK(result.defined() && result.numel() == 1, "[job] the model must return its mean loss as a scalar, got ",
+                result.defined() ? c10::str("a tensor of ", result.sizes()) : "nothing");
+  TESSERA_CHECK(dtensor::is_dtensor(result), "[job] the loss is a plain tensor: no parameter of the placed model took part in it");
+  return result;
+}
+
+Job::Job(std::shared_ptr<torch::nn::Module> model, Plan plan, Loss loss, JobOptions options) : state_(std::make_shared<State>()) {
+  TESSERA_CHECK(options.accumulate >= 1, "[job] accumulate must be at least 1, got ", options.accumulate);
+  state_->model = std::move(model);
+  state_->plan = std::move(plan);
+  state_->loss = std::move(loss);
+  state_->options = options;
+}
+
+at::Tensor Job::run(const std::vector<at::Tensor>& batch) {
+  TESSERA_CHECK(!batch.empty() && batch[0].dim() >= 1, "[job] expected the step's batch: tensors with the samples along dim 0");
+  const int64_t samples = batch[0].size(0);
+  for (const at::Tensor& tensor : batch) {
+    TESSERA_CHECK(tensor.dim() >= 1 && tensor.size(0) == samples, "[job] the batch's tensors disagree on the number of samples: ", samples, " and ",
+                  tensor.sizes());
+  }
+  return run_rows(samples, [&](int64_t begin, int64_t end) {
+    std::vector<at::Tensor> rows;
+    for (const at::Tensor& tensor : batch) rows.push_back(tensor.narrow(0, begin, end - begin));
+    return rows;
+  });
+}
+
+at::Tensor Job::run_rows(int64_t samples, const ReadRows& read) {
+  RankState& rank = RankState::require();
+  const int64_t micro_batches = std::min(state_->options.accumulate, samples);
+  TESSERA_CHECK(samples >= 1, "[job] a step needs at least one sample");
+  const Rows rows(state_->plan, samples, micro_batches);
+  const bool with_gradients = at::GradMode::is_enabled();
+  const std::vector<at::Tensor> parameters = state_->parameters();
+  Region region(rank, state_->plan);
+  rank.sites.step = static_cast<uint64_t>(state_->step);
+
+  at::Tensor total;
+  std::vector<at::Tensor> held;
+  for (int64_t k = 0; k < micro_batches; ++k) {
+    if (rows.size_of(k) == 0) continue;
+    rank.sites.begin_pass();
+    at::Tensor loss = state_->forward(state_->micro_batch(rows, samples, k, read));
+    const double weight = static_cast<double>(rows.size_of(k)) / static_cast<double>(samples);
+    if (weight != 1) loss = at::mul(loss, weight);
+    if (with_gradients) hold(held, torch::autograd::grad({loss}, parameters, {}, std::nullopt, false, /*allow_unused=*/true));
+    total = total.defined() ? total.add(loss.detach()) : loss.detach();
+    rank.gathered.clear();
+  }
+  total = dtensor::redistribute(total, Placements(state_->plan.mesh.ndim()));
+  if (!with_gradients) return total;
+  reduce(held, parameters);
+  ++state_->step;
+  return with_deposit(total, std::move(held), parameters);
+}
+
+Range Job::rows_of(int64_t samples, int64_t index) const {
+  const Rows rows(state_->plan, samples, std::min(state_->options.accumulate, samples));
+  return rows.samples_of(RankState::require().ctx.coord(state_->plan.mesh), index);
+}
+
+int64_t Job::step() const { return state_->step; }
+void Job::set_step(int64_t step) { state_->step = step; }
+torch::nn::Module& Job::model() const { return *state_->model; }
+const Plan& Job::plan() const { return state_->plan; }
+const JobOptions& Job::options() const { return state_->options; }
+
+}  // namespace tessera::parallel
