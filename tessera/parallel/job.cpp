@@ -37,6 +37,18 @@ struct Deposit final : torch::autograd::Node {
   void release_variables() override { gradients.clear(); }
 };
 
+// libtorch 2.13 counts the owners of a node inside it, 2.11 beside it.
+using NodePtr = decltype(torch::autograd::Edge::function);
+
+template <typename Node>
+auto make_node() {
+  if constexpr (std::is_same_v<NodePtr, std::shared_ptr<torch::autograd::Node>>) {
+    return std::make_shared<Node>();
+  } else {
+    return c10::make_intrusive<Node>();
+  }
+}
+
 // Which samples of a step each rank works on: the micro-batches are cut from the step's samples, each is cut over the batch
 // axes, and a rank's parts of all of them follow each other in one block.
 class Rows {
@@ -170,7 +182,7 @@ void reduce(std::vector<at::Tensor>& held, const std::vector<at::Tensor>& parame
 
 at::Tensor with_deposit(const at::Tensor& loss, std::vector<at::Tensor> held, const std::vector<at::Tensor>& parameters) {
   at::Tensor result = loss.detach();
-  auto node = std::make_shared<Deposit>();
+  auto node = make_node<Deposit>();
   node->gradients = std::move(held);
   torch::autograd::edge_list edges;
   for (const at::Tensor& parameter : parameters) edges.push_back(torch::autograd::impl::gradient_edge(parameter));
