@@ -149,7 +149,7 @@ void outputs_from_factors(const OpInfo& info, rules::Call& call, const rules::Fa
       output.strides[d] = stride;
       stride *= std::max<int64_t>(output.sizes[d], 1);
     }
-    output.dtype = call.operands.at(0).spec->dtype;
+    output.dtype = map.dtypes.empty() ? call.operands.at(0).spec->dtype : map.dtypes.at(call.outputs.size());
     call.outputs.push_back(std::move(output));
     defined.push_back(true);
     plan.list_returns.push_back(-1);
@@ -260,7 +260,8 @@ std::unique_ptr<CallPlan> make_call_plan(RankState& state, const OpInfo& info, c
   plan->program_key = program_key_of(call);
 
   std::vector<bool> defined;
-  if (info.rule->shape == rules::ShapeSource::kMeta && !(info.rule->decompose && !info.rule->decompose_when)) {
+  const bool from_meta = info.rule->shape == rules::ShapeSource::kMeta && info.has_meta;
+  if (from_meta && !(info.rule->decompose && !info.rule->decompose_when)) {
     infer_outputs(info, call, *plan, defined);
   }
   if (info.rule->decompose && (!info.rule->decompose_when || info.rule->decompose_when(call))) {
@@ -280,7 +281,7 @@ std::unique_ptr<CallPlan> make_call_plan(RankState& state, const OpInfo& info, c
   }
 
   const rules::FactorMap map = info.rule->map(call);
-  if (info.rule->shape == rules::ShapeSource::kFactors) outputs_from_factors(info, call, map, *plan, defined);
+  if (!from_meta) outputs_from_factors(info, call, map, *plan, defined);
   const rules::Propagation decided = rules::propagate(call, map, wishes_of(call, forward));
 
   size_t operand = 0;

@@ -21,6 +21,7 @@ OpInfo::OpInfo(const c10::OperatorHandle& handle, int number)
     }
     written_return.push_back(written);
   }
+  has_meta = handle.hasComputedKernelForDispatchKey(c10::DispatchKey::Meta);
   rule = rules::RuleTable::instance().find(name);
 }
 
