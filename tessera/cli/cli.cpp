@@ -1,0 +1,200 @@
+#include "tessera/cli/cli.h"
+
+#include <csignal>
+#include <optional>
+#include <ostream>
+
+#include <CLI/CLI.hpp>
+
+#include "tessera/base/error.h"
+#include "tessera/cli/info.h"
+#include "tessera/comm/errors.h"
+#include "tessera/comm/run_ranks.h"
+#include "tessera/parallel/deferred.h"
+#include "tessera/train/compare.h"
+#include "tessera/train/setup.h"
+#include "tessera/train/trainer.h"
+
+namespace tessera::cli {
+namespace {
+
+constexpr int kFailed = 1, kUsage = 2, kStopped = 130;
+
+// What the command line says.
+struct Arguments {
+  std::string config;
+  std::vector<std::string> sets;
+  std::vector<std::string> meshes;
+  std::optional<int64_t> ranks, steps, seed;
+  std::string dtype;
+  std::string metrics, ledger;
+  double tolerance = 0;
+  bool is_quiet = false;
+  bool is_json = false;
+};
+
+// Asks all ranks to stop at the first SIGINT or SIGTERM, while it lives; a second one kills.
+class StopOnSignal {
+ public:
+  StopOnSignal() {
+    for (const int signal : kSignals) {
+      std::signal(signal, [](int received) {
+        std::signal(received, SIG_DFL);
+        comm::request_stop();
+      });
+    }
+  }
+  ~StopOnSignal() {
+    for (const int signal : kSignals) {
+      std::signal(signal, SIG_DFL);
+    }
+  }
+  StopOnSignal(const StopOnSignal&) = delete;
+  StopOnSignal& operator=(const StopOnSignal&) = delete;
+
+ private:
+  static constexpr int kSignals[] = {SIGINT, SIGTERM};
+};
+
+void add_config_options(CLI::App& command, Arguments& arguments) {
+  command.add_option("config", arguments.config, "TOML file, such as examples/llama.toml")->required();
+  command.add_option("--dtype", arguments.dtype, "float32 or float64: train.dtype");
+  command.add_option("--seed", arguments.seed, "train.seed");
+  command.add_option("--set", arguments.sets, "section.key=value: change one field; may be repeated")->allow_extra_args(false);
+}
+
+void add_layout_options(CLI::App& command, Arguments& arguments) {
+  command.add_option("--mesh", arguments.meshes, "dp=2,tp=2: parallel.mesh; sets the number of ranks too")->expected(1);
+  command.add_option("--ranks", arguments.ranks, "parallel.ranks; without --mesh the mesh is chosen");
+}
+
+std::unique_ptr<CLI::App> make_app(Arguments& arguments) {
+  auto app = std::make_unique<CLI::App>("tessera: one program, any mesh, the one-device curve", "tessera");
+  app->require_subcommand(1);
+  auto* train = app->add_subcommand("train", "train a language model on a text");
+  add_config_options(*train, arguments);
+  add_layout_options(*train, arguments);
+  train->add_option("--steps", arguments.steps, "train.steps");
+  train->add_option("--metrics", arguments.metrics, "JSONL file, one object a step");
+  train->add_option("--ledger", arguments.ledger, "JSON file: bytes and calls by axis, collective and op, of every rank");
+  train->add_flag("--quiet", arguments.is_quiet, "no progress lines");
+
+  auto* compare = app->add_subcommand("compare", "train on several layouts and compare every number with the first");
+  add_config_options(*compare, arguments);
+  compare->add_option("--mesh", arguments.meshes,
+                      "a layout, at least twice: 1, dp=2,tp=2, \"tp=2;sp;regather;accumulate=2;section.key=value\"")
+      ->allow_extra_args(false);
+  compare->add_option("--steps", arguments.steps, "steps of the configuration's schedule, 20 if not given");
+  compare->add_option("--tolerance", arguments.tolerance, "largest relative error; by the dtype if not given");
+  compare->add_flag("--json", arguments.is_json, "print one JSON object");
+
+  auto* plan = app->add_subcommand("plan", "print the plan for a configuration as JSON");
+  add_config_options(*plan, arguments);
+  add_layout_options(*plan, arguments);
+
+  app->add_subcommand("info", "print versions, cores and threads");
+  return app;
+}
+
+// The file, with what the command line changes.
+train::Config config_of(const Arguments& arguments) {
+  auto config = train::read_config(arguments.config);
+  for (const auto& set : arguments.sets) {
+    train::set_field(config, set);
+  }
+  const auto set = [&](const char* field, const auto& value) { train::set_field(config, c10::str(field, "=", value)); };
+  if (arguments.seed) {
+    set("train.seed", *arguments.seed);
+  }
+  if (!arguments.dtype.empty()) {
+    set("train.dtype", arguments.dtype);
+  }
+  return config;
+}
+
+// For train and plan: --mesh without --ranks takes as many ranks as it has, and the other way round.
+train::Config placed_config_of(const Arguments& arguments) {
+  auto config = config_of(arguments);
+  if (!arguments.meshes.empty() || arguments.ranks) {
+    config.parallel.mesh = arguments.meshes.empty() ? "" : arguments.meshes.front();
+    train::set_field(config, c10::str("parallel.ranks=", arguments.ranks.value_or(0)));
+  }
+  if (arguments.steps) {
+    train::set_field(config, c10::str("train.steps=", *arguments.steps));
+  }
+  train::verify_run(config);
+  return config;
+}
+
+int run_train(const Arguments& arguments, std::ostream& out) {
+  const auto result = train::train(placed_config_of(arguments), {
+      .metrics = arguments.metrics,
+      .ledger = arguments.ledger,
+      .out = arguments.is_quiet ? nullptr : &out,
+  });
+  return result.proof && !result.proof->holds() ? kFailed : 0;
+}
+
+int run_compare(const Arguments& arguments, std::ostream& out) {
+  const auto base = config_of(arguments);
+  std::vector<train::Side> sides;
+  for (const auto& mesh : arguments.meshes) {
+    sides.push_back(train::parse_side(base, mesh));
+  }
+  const auto comparison =
+      train::compare(sides, {.steps = arguments.steps.value_or(20), .tolerance = arguments.tolerance});
+  out << (arguments.is_json ? comparison.json() + "\n" : comparison.text());
+  return comparison.is_inside() ? 0 : kFailed;
+}
+
+int run_plan(const Arguments& arguments, std::ostream& out) {
+  const auto config = placed_config_of(arguments);
+  const auto model = parallel::deferred([&] { return train::make_model(config); });
+  out << train::make_plan(config, *model).json();
+  return 0;
+}
+
+int run_command(const std::string& command, const Arguments& arguments, std::ostream& out) {
+  return command == "train"     ? run_train(arguments, out)
+         : command == "compare" ? run_compare(arguments, out)
+         : command == "plan"    ? run_plan(arguments, out)
+                                : (out << info_text(), 0);
+}
+
+}  // namespace
+
+int run(int argc, const char* const* argv, std::ostream& out, std::ostream& err) {
+  Arguments arguments;
+  const auto app = make_app(arguments);
+  try {
+    app->parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    return app->exit(error, out, err) == 0 ? 0 : kUsage;
+  }
+  const StopOnSignal stop;
+  try {
+    return run_command(app->get_subcommands().front()->get_name(), arguments, out);
+  } catch (const Stopped&) {
+    err << "tessera: stopped" << std::endl;
+    return kStopped;
+  } catch (...) {
+    err << "tessera: " << base::message_of(std::current_exception()) << std::endl;
+    return kFailed;
+  }
+}
+
+std::string flag_list() {
+  Arguments arguments;
+  const auto app = make_app(arguments);
+  std::string text;
+  for (const auto* command : app->get_subcommands({})) {
+    text += command->get_name() + ":";
+    for (const auto* option : command->get_options()) {
+      text += " " + option->get_name();
+    }
+    text += "\n";
+  }
+  return text;
+}
+
+}  // namespace tessera::cli

@@ -1,0 +1,17 @@
+// The program `tessera`: subcommands train, compare, plan, info.
+#pragma once
+
+#include <iosfwd>
+#include <string>
+
+namespace tessera::cli {
+
+// Runs the command line. Results go to `out`, errors to `err` as one paragraph. Returns the exit code: 0; 1 for a failed run,
+// a proof that does not hold or a comparison outside of its tolerance; 2 for a command line that cannot be meant; 130 when
+// SIGINT or SIGTERM stopped it (a second signal kills).
+int run(int argc, const char* const* argv, std::ostream& out, std::ostream& err);
+
+// Every subcommand with its options, one line each: what a test freezes.
+std::string flag_list();
+
+}  // namespace tessera::cli

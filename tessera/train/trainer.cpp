@@ -1,0 +1,163 @@
+#include "tessera/train/trainer.h"
+
+#include <chrono>
+#include <cmath>
+#include <fstream>
+
+#include <fmt/format.h>
+
+#include "tessera/base/error.h"
+#include "tessera/base/text.h"
+#include "tessera/comm/run_ranks.h"
+#include "tessera/train/loop.h"
+#include "tessera/train/setup.h"
+
+namespace tessera::train {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+std::ofstream open_for_writing(const std::string& path, const char* option) {
+  std::ofstream file;
+  if (!path.empty()) {
+    file.open(path);
+    TESSERA_CHECK_AS(ConfigError, file, "[train] cannot write ", option, " \"", path,
+                     "\"; accepted: a path in a folder that exists and may be written to");
+  }
+  return file;
+}
+
+// What rank 0 shows and keeps.
+class Console : public Observer {
+ public:
+  Console(const Config& config, const data::Sampler& sampler, const TrainOptions& options, TrainResult& result)
+      : config_(config), sampler_(sampler), out_(options.out), metrics_(open_for_writing(options.metrics, "--metrics")),
+        result_(result) {}
+
+  void on_start(const models::LanguageModel& model, const parallel::Plan& plan) override {
+    const auto ranks = config_.ranks();
+    mesh_ = plan.mesh.str();
+    print(fmt::format("{} of {} parameters in {} on {} rank{} ({}), {} intra-op thread{} each", config_.model.kind,
+                      base::human_count(models::parameter_count(model)), config_.train.dtype, ranks,
+                      ranks == 1 ? "" : "s", mesh_, comm::threads_per_rank(ranks),
+                      comm::threads_per_rank(ranks) == 1 ? "" : "s"));
+    const auto& text = sampler_.text();
+    print(fmt::format("{}: {} bytes to train on, {} held out; {} tokens a step", text.path(),
+                      with_commas(static_cast<int64_t>(text.train().size())),
+                      with_commas(static_cast<int64_t>(text.held_out().size())),
+                      with_commas(config_.train.batch * config_.data.sequence)));
+    for (const auto& note : plan.notes) {
+      print("plan: " + note);
+    }
+    start_ = last_line_ = Clock::now();
+  }
+
+  void on_step(const StepRecord& record, const models::LanguageModel&) override {
+    result_.steps.push_back(record);
+    if (metrics_.is_open()) {
+      metrics_ << metrics_line(record) << std::endl;
+    }
+    tokens_ += record.tokens;
+    const auto steps = config_.train.steps;
+    if (record.step == 1 || record.step % config_.train.log_every == 0 || record.step == steps) {
+      const auto now = Clock::now();
+      const auto left = seconds(start_, now) / static_cast<double>(record.step) * static_cast<double>(steps - record.step);
+      print(progress_line(record, steps, static_cast<double>(tokens_) / seconds(last_line_, now), left));
+      last_line_ = now;
+      tokens_ = 0;
+    }
+  }
+
+  const std::string& mesh() const { return mesh_; }
+
+  void on_eval(const EvalRecord& record) override {
+    result_.held_out = record;
+    print(eval_line(record));
+    last_line_ = Clock::now();
+  }
+
+ private:
+  static double seconds(Clock::time_point from, Clock::time_point to) {
+    return std::chrono::duration<double>(to - from).count();
+  }
+  void print(const std::string& line) {
+    if (out_ != nullptr) {
+      *out_ << line << std::endl;
+    }
+  }
+
+  const Config& config_;
+  const data::Sampler& sampler_;
+  std::ostream* out_;
+  std::ofstream metrics_;
+  TrainResult& result_;
+  Clock::time_point start_, last_line_;
+  int64_t tokens_ = 0;
+  std::string mesh_;
+};
+
+// Keeps the losses, says nothing.
+class Losses : public Observer {
+ public:
+  void on_step(const StepRecord& record, const models::LanguageModel&) override { losses.push_back(record.loss); }
+  std::vector<double> losses;
+};
+
+// The same training on one rank.
+Config on_one_rank(Config config) {
+  config.parallel = {};
+  return config;
+}
+
+Proof prove(const Config& config, const std::string& mesh, const data::Sampler& sampler,
+            const std::vector<StepRecord>& steps) {
+  const auto count = std::min<int64_t>(Proof::kSteps, static_cast<int64_t>(steps.size()));
+  const auto alone = on_one_rank(config);
+  Losses reference;
+  comm::run_ranks(1, [&](int64_t) { run_loop(alone, sampler, {.steps = count, .evaluate = false}, reference); });
+  Proof proof{count, config.ranks(), mesh, 0, default_tolerance(config)};
+  for (int64_t i = 0; i < count; ++i) {
+    const auto a = reference.losses[static_cast<size_t>(i)], b = steps[static_cast<size_t>(i)].loss;
+    proof.difference = std::max(proof.difference, std::abs(a - b) / std::abs(a));
+  }
+  return proof;
+}
+
+void write_ledgers(std::ofstream& file, const std::vector<std::string>& ledgers, size_t steps) {
+  file << "{\"steps\": " << steps << ", \"ranks\": [\n" << base::join(ledgers, ",\n") << "\n]}\n";
+}
+
+}  // namespace
+
+std::string proof_line(const Proof& proof) {
+  return fmt::format("proof: first {} steps on 1 rank and on {} ({}): largest relative difference of the loss {:.1e} ({} {:.0e}): {}",
+                     proof.steps, proof.ranks, proof.mesh, proof.difference, proof.holds() ? "<=" : ">", proof.tolerance,
+                     proof.holds() ? "same training" : "NOT the same training");
+}
+
+TrainResult train(const Config& config, const TrainOptions& options) {
+  verify_run(config);
+  const auto sampler = make_sampler(config);
+  auto ledger_file = open_for_writing(options.ledger, "--ledger");
+  const auto ranks = config.ranks();
+  TrainResult result;
+  Console console(config, sampler, options, result);
+  std::vector<std::string> ledgers(static_cast<size_t>(ranks));
+  comm::run_ranks(ranks, [&](int64_t rank) {
+    Observer silent;
+    run_loop(config, sampler, {}, rank == 0 ? console : silent);
+    ledgers[static_cast<size_t>(rank)] = comm::RankContext::require().ledger.json();
+  });
+  if (ledger_file.is_open()) {
+    write_ledgers(ledger_file, ledgers, result.steps.size());
+  }
+  if (config.train.proof && ranks > 1) {
+    result.proof = prove(config, console.mesh(), sampler, result.steps);
+    if (options.out != nullptr) {
+      *options.out << proof_line(*result.proof) << std::endl;
+    }
+  }
+  return result;
+}
+
+}  // namespace tessera::train

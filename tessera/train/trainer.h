@@ -1,0 +1,45 @@
+// A training run on ranks that are threads of this process.
+#pragma once
+
+#include <iosfwd>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "tessera/train/config.h"
+#include "tessera/train/report.h"
+
+namespace tessera::train {
+
+struct TrainOptions {
+  std::string metrics;           // JSONL file, one object a step; empty: none
+  std::string ledger;            // JSON file of what every rank sent, by axis, collective and op; empty: none
+  std::ostream* out = nullptr;   // progress for people; null: none
+};
+
+// How far the first steps on one rank and on all of them are apart.
+struct Proof {
+  static constexpr int64_t kSteps = 20;
+  int64_t steps = 0;
+  int64_t ranks = 0;
+  std::string mesh;
+  double difference = 0;         // largest |a - b| / |a| of the loss over the steps
+  double tolerance = 0;
+  bool holds() const { return difference <= tolerance; }
+};
+
+// `proof: first 20 steps on 1 rank and on 4 (dp=2,tp=2): largest relative difference of the loss 3.1e-07 (<= 1e-05): same
+// training`.
+std::string proof_line(const Proof& proof);
+
+struct TrainResult {
+  std::vector<StepRecord> steps;
+  std::optional<EvalRecord> held_out;   // the last evaluation; nothing if nothing is held out
+  std::optional<Proof> proof;           // if the configuration asks for it
+};
+
+// Runs the configuration, and the proof if it asks for one. Throws what a rank threw; ConfigError and DataError come before
+// any rank starts.
+TrainResult train(const Config& config, const TrainOptions& options = {});
+
+}  // namespace tessera::train

@@ -1,0 +1,215 @@
+#include "tessera/cli/cli.h"
+
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+#include <thread>
+
+#include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
+#include <unistd.h>
+
+#include "tessera/comm/run_ranks.h"
+
+namespace tessera::cli {
+namespace {
+
+struct Outcome {
+  int code = 0;
+  std::string out, err;
+};
+
+Outcome call(std::vector<std::string> arguments) {
+  std::vector<const char*> argv = {"tessera"};
+  for (const auto& argument : arguments) {
+    argv.push_back(argument.c_str());
+  }
+  std::ostringstream out, err;
+  const int code = run(static_cast<int>(argv.size()), argv.data(), out, err);
+  return {code, out.str(), err.str()};
+}
+
+bool has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+
+// A folder with a text and a configuration of a model that trains in no time.
+class Cli : public testing::Test {
+ protected:
+  void SetUp() override {
+    folder_ = std::filesystem::temp_directory_path() / ("tessera_cli_" + std::to_string(::getpid()));
+    std::filesystem::create_directories(folder_);
+    std::ofstream text(folder_ / "text.txt");
+    for (int i = 0; i < 400; ++i) {
+      text << "line " << i << " of a text that repeats itself, line after line.\n";
+    }
+    std::ofstream(folder_ / "empty.txt");
+    std::ofstream(folder_ / "small.toml") << R"([model]
+kind = "llama"
+dim = 16
+layers = 1
+heads = 2
+hidden = 24
+[data]
+file = "text.txt"
+sequence = 8
+[train]
+steps = 4
+batch = 4
+lr = 1e-2
+eval_batches = 1
+[parallel]
+mesh = "dp=2,tp=2"
+)";
+  }
+  void TearDown() override { std::filesystem::remove_all(folder_); }
+
+  std::string path(const std::string& name) const { return (folder_ / name).string(); }
+
+  // The lines of a file.
+  std::vector<std::string> lines(const std::string& name) const {
+    std::ifstream file(folder_ / name);
+    std::vector<std::string> all;
+    for (std::string line; std::getline(file, line);) {
+      all.push_back(line);
+    }
+    return all;
+  }
+
+ private:
+  std::filesystem::path folder_;
+};
+
+TEST_F(Cli, TheFlagsAreTheseAndNoOthers) {
+  EXPECT_EQ(flag_list(),
+            "train: --help config --dtype --seed --set --mesh --ranks --steps --metrics --ledger --quiet\n"
+            "compare: --help config --dtype --seed --set --mesh --steps --tolerance --json\n"
+            "plan: --help config --dtype --seed --set --mesh --ranks\n"
+            "info: --help\n");
+}
+
+TEST_F(Cli, UsageErrorsAreTwo) {
+  EXPECT_EQ(call({}).code, 2);
+  EXPECT_EQ(call({"trian"}).code, 2);
+  EXPECT_EQ(call({"train"}).code, 2);
+  EXPECT_EQ(call({"train", "a.toml", "--step", "3"}).code, 2);
+  EXPECT_EQ(call({"train", "a.toml", "--steps", "many"}).code, 2);
+  EXPECT_EQ(call({"--help"}).code, 0);
+  EXPECT_TRUE(has(call({"train", "--help"}).out, "--metrics"));
+}
+
+TEST_F(Cli, InfoSaysVersionsAndThreads) {
+  const auto outcome = call({"info"});
+  EXPECT_EQ(outcome.code, 0);
+  for (const char* part : {"tessera ", "libtorch ", "cpu capability ", "cores ", "  1 rank ", "  8 ranks  1"}) {
+    EXPECT_TRUE(has(outcome.out, part)) << part << "\n" << outcome.out;
+  }
+}
+
+TEST_F(Cli, AFailedRunLeavesOneParagraph) {
+  struct Case {
+    std::vector<std::string> arguments;
+    std::string says;
+  };
+  const std::string config = path("small.toml");
+  const std::vector<Case> cases = {
+      {{"train", path("none.toml")}, "cannot read"},
+      {{"train", config, "--set", "train.lrr=1"}, "did you mean \"train.lr\"?"},
+      {{"train", config, "--mesh", "dp=2,tp"}, "is no mesh"},
+      {{"train", config, "--mesh", "dp=2,tp=2", "--ranks", "3"}, "has 4 ranks, but parallel.ranks is 3"},
+      {{"train", config, "--dtype", "float16"}, "accepted: \"float32\" or \"float64\""},
+      {{"train", config, "--set", "data.file=" + path("none.txt")}, "cannot open"},
+      {{"train", config, "--set", "data.file=" + path("empty.txt")}, "is empty"},
+      {{"train", config, "--set", "data.sequence=1000000"}, "a shorter sequence"},
+      {{"train", config, "--set", "parallel.plan=" + path("none.json")}, "cannot read parallel.plan"},
+      {{"train", config, "--metrics", path("no/folder/m.jsonl")}, "cannot write --metrics"},
+      {{"compare", config, "--mesh", "1"}, "at least two"},
+      {{"compare", config, "--mesh", "1", "--mesh", "tp=2;fast"}, "\"fast\" in \"tp=2;fast\" is no option"},
+      {{"compare", config, "--mesh", "1", "--mesh", "tp=2", "--steps", "9"}, "accepted: 1 to the configuration's train.steps 4"},
+  };
+  for (const auto& [arguments, says] : cases) {
+    const auto outcome = call(arguments);
+    SCOPED_TRACE(says + "\n" + outcome.err);
+    EXPECT_EQ(outcome.code, 1);
+    EXPECT_TRUE(has(outcome.err, says));
+    EXPECT_EQ(std::count(outcome.err.begin(), outcome.err.end(), '\n'), 1);
+    EXPECT_FALSE(has(outcome.err, "frame #"));
+  }
+}
+
+TEST_F(Cli, PlanPrintsWhatTrainReads) {
+  const auto printed = call({"plan", path("small.toml")});
+  ASSERT_EQ(printed.code, 0) << printed.err;
+  EXPECT_TRUE(has(printed.out, "\"mesh\": \"dp=2,tp=2\"")) << printed.out;
+  std::ofstream(path("plan.json")) << printed.out;
+  const auto read = call({"train", path("small.toml"), "--steps", "1", "--set", "parallel.plan=" + path("plan.json")});
+  EXPECT_EQ(read.code, 0) << read.err;
+  const auto other = call({"train", path("small.toml"), "--mesh", "tp=2", "--set", "parallel.plan=" + path("plan.json")});
+  EXPECT_EQ(other.code, 1);
+  EXPECT_TRUE(has(other.err, "is for mesh {dp=2,tp=2}, but parallel.mesh is {tp=2}")) << other.err;
+}
+
+TEST_F(Cli, TrainReportsAndProves) {
+  const auto outcome = call({"train", path("small.toml"), "--set", "train.proof=true", "--set", "train.log_every=2",
+                             "--metrics", path("m.jsonl"), "--ledger", path("l.json")});
+  ASSERT_EQ(outcome.code, 0) << outcome.err;
+  for (const char* part : {"llama of ", "on 4 ranks (dp=2,tp=2)", "step 1/4  loss ", "step 2/4  ", "step 4/4  ",
+                           "held out after 4 steps  loss ", "proof: first 4 steps on 1 rank and on 4 (dp=2,tp=2)",
+                           ": same training\n"}) {
+    EXPECT_TRUE(has(outcome.out, part)) << part << "\n" << outcome.out;
+  }
+  EXPECT_FALSE(has(outcome.out, "step 3/4"));
+
+  const auto metrics = lines("m.jsonl");
+  ASSERT_EQ(metrics.size(), 4u);
+  for (size_t i = 0; i < metrics.size(); ++i) {
+    const auto record = nlohmann::json::parse(metrics[i]);
+    EXPECT_EQ(record.at("step"), i + 1);
+    EXPECT_EQ(record.at("tokens"), 32);
+    EXPECT_GT(record.at("loss").get<double>(), 0);
+    EXPECT_GT(record.at("grad_norm").get<double>(), 0);
+  }
+  std::ifstream file(path("l.json"));
+  const auto ledger = nlohmann::json::parse(file);
+  EXPECT_EQ(ledger.at("ranks").size(), 4u);
+  EXPECT_GT(ledger.at("ranks")[0].at("total_bytes").get<int64_t>(), 0);
+
+  const auto quiet = call({"train", path("small.toml"), "--steps", "1", "--quiet"});
+  EXPECT_EQ(quiet.code, 0);
+  EXPECT_EQ(quiet.out, "");
+}
+
+TEST_F(Cli, ALossThatIsNotFiniteNamesTheStep) {
+  const auto outcome = call({"train", path("small.toml"), "--set", "train.lr=1e30"});
+  EXPECT_EQ(outcome.code, 1);
+  EXPECT_TRUE(has(outcome.err, "of step 2 is nan; try a smaller train.lr")) << outcome.err;
+}
+
+TEST_F(Cli, ASignalStopsEveryRank) {
+  std::thread interrupt([] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1500));
+    ::kill(::getpid(), SIGINT);
+  });
+  const auto outcome = call({"train", path("small.toml"), "--steps", "100000000", "--quiet"});
+  interrupt.join();
+  EXPECT_EQ(outcome.code, 130);
+  EXPECT_EQ(outcome.err, "tessera: stopped\n");
+}
+
+TEST_F(Cli, CompareHoldsLayoutsTogether) {
+  const auto outcome = call({"compare", path("small.toml"), "--mesh", "1", "--mesh", "dp=2;accumulate=2", "--mesh", "tp=2;sp",
+                             "--steps", "3", "--dtype", "float64", "--json"});
+  EXPECT_EQ(outcome.code, 0) << outcome.err << outcome.out;
+  const auto json = nlohmann::json::parse(outcome.out);
+  EXPECT_EQ(json.at("reference"), "1");
+  EXPECT_EQ(json.at("tolerance"), 1e-12);
+  ASSERT_EQ(json.at("sides").size(), 2u);
+  EXPECT_EQ(json.at("sides")[1].at("mesh"), "tp=2;sp");
+  EXPECT_TRUE(json.at("sides")[1].at("inside").get<bool>());
+
+  const auto seeds = call({"compare", path("small.toml"), "--mesh", "1", "--mesh", "1;train.seed=1", "--steps", "2"});
+  EXPECT_EQ(seeds.code, 1);
+  EXPECT_TRUE(has(seeds.out, "1;train.seed=1: OUTSIDE")) << seeds.out;
+  EXPECT_TRUE(has(seeds.out, "first difference in step 1 (loss)")) << seeds.out;
+}
+
+}  // namespace
+}  // namespace tessera::cli

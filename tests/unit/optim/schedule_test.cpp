@@ -1,0 +1,38 @@
+#include "tessera/optim/schedule.h"
+
+#include <cmath>
+
+#include <gtest/gtest.h>
+
+namespace tessera::optim {
+namespace {
+
+TEST(WarmupCosine, HasItsClosedForm) {
+  const WarmupCosine rate{.peak = 3e-3, .floor = 3e-4, .warmup = 10, .steps = 110};
+  EXPECT_DOUBLE_EQ(rate(0), 3e-4);
+  EXPECT_DOUBLE_EQ(rate(4), 1.5e-3);
+  EXPECT_DOUBLE_EQ(rate(9), 3e-3);
+  EXPECT_DOUBLE_EQ(rate(10), 3e-3);
+  EXPECT_DOUBLE_EQ(rate(35), 3e-4 + 2.7e-3 * (1 + std::sqrt(0.5)) / 2);
+  EXPECT_DOUBLE_EQ(rate(60), 3e-4 + 2.7e-3 / 2);
+  EXPECT_DOUBLE_EQ(rate(110), 3e-4);
+  EXPECT_DOUBLE_EQ(rate(1000), 3e-4);
+}
+
+TEST(WarmupCosine, RisesThenFalls) {
+  const WarmupCosine rate{.peak = 1, .floor = 0.1, .warmup = 7, .steps = 50};
+  for (int64_t step = 1; step < 60; ++step) {
+    EXPECT_TRUE(step < 7 ? rate(step) > rate(step - 1) : rate(step) <= rate(step - 1)) << step;
+  }
+}
+
+TEST(WarmupCosine, EdgesAreDefined) {
+  EXPECT_DOUBLE_EQ((WarmupCosine{.peak = 2, .floor = 1, .warmup = 0, .steps = 10}(0)), 2);
+  EXPECT_DOUBLE_EQ((WarmupCosine{.peak = 2, .floor = 1, .warmup = 10, .steps = 10}(9)), 2);
+  EXPECT_DOUBLE_EQ((WarmupCosine{.peak = 2, .floor = 1, .warmup = 10, .steps = 10}(10)), 1);
+  // A run shorter than its warm-up.
+  EXPECT_DOUBLE_EQ((WarmupCosine{.peak = 2, .floor = 1, .warmup = 10, .steps = 3}(4)), 1);
+}
+
+}  // namespace
+}  // namespace tessera::optim
