@@ -135,6 +135,16 @@ void infer_outputs(const OpInfo& info, rules::Call& call, CallPlan& plan, std::v
   }
 }
 
+std::vector<int64_t> contiguous_strides(const std::vector<int64_t>& sizes) {
+  std::vector<int64_t> strides(sizes.size());
+  int64_t stride = 1;
+  for (size_t d = sizes.size(); d-- > 0;) {
+    strides[d] = stride;
+    stride *= std::max<int64_t>(sizes[d], 1);
+  }
+  return strides;
+}
+
 void outputs_from_factors(const OpInfo& info, rules::Call& call, const rules::FactorMap& map, CallPlan& plan, std::vector<bool>& defined) {
   for (const rules::TensorFactors& tensor : map.outputs) {
     rules::Output output;
@@ -143,13 +153,11 @@ void outputs_from_factors(const OpInfo& info, rules::Call& call, const rules::Fa
       for (int factor : dim) size *= map.factors[factor].extent;
       output.sizes.push_back(size);
     }
-    output.strides.resize(output.sizes.size());
-    int64_t stride = 1;
-    for (size_t d = output.sizes.size(); d-- > 0;) {
-      output.strides[d] = stride;
-      stride *= std::max<int64_t>(output.sizes[d], 1);
-    }
-    output.dtype = map.dtypes.empty() ? call.operands.at(0).spec->dtype : map.dtypes.at(call.outputs.size());
+    const layout::SpecData& first = *call.operands.at(0).spec;
+    const size_t index = call.outputs.size();
+    output.dtype = map.dtypes.empty() ? first.dtype : map.dtypes.at(index);
+    output.strides = output.sizes == first.sizes ? first.strides : contiguous_strides(output.sizes);
+    if (info.written_return.at(index) >= 0) output.written_operand = operand_of_arg(call, info.written_return[index]);
     call.outputs.push_back(std::move(output));
     defined.push_back(true);
     plan.list_returns.push_back(-1);

@@ -156,6 +156,14 @@ TensorFactors FactorMap::add_all(c10::IntArrayRef sizes) {
   return tensor;
 }
 
+void FactorMap::set_operand(const Call& call, const char* arg, TensorFactors tensor) {
+  const int operand = call.has_arg(arg) ? call.operand_of(arg) : -1;
+  if (operand >= 0) {
+    operands.resize(std::max(operands.size(), static_cast<size_t>(operand) + 1));
+    operands[operand] = std::move(tensor);
+  }
+}
+
 void FactorMap::block(const DimFactors& dim) {
   for (int factor : dim) {
     factors[factor].can_shard = false;

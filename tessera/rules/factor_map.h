@@ -57,11 +57,15 @@ struct FactorMap {
   int like = -1;
   // Labels of the outputs where the factors do not say them (views, slices); empty: from the factors.
   std::vector<layout::Labels> labels;
+  // With ShapeSource::kFactors, the dtypes of the outputs; empty: that of operand 0.
+  std::vector<c10::ScalarType> dtypes;
 
   // A new factor; returns its number.
   int add(int64_t extent, bool can_shard = true);
   // One new factor for each dim.
   TensorFactors add_all(c10::IntArrayRef sizes);
+  // Gives these factors to the operand that argument `arg` became, if there is one.
+  void set_operand(const Call& call, const char* arg, TensorFactors tensor);
   // Forbids cutting the factors of one dim of a tensor.
   void block(const DimFactors& dim);
 

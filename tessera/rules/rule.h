@@ -39,7 +39,7 @@ enum class ShapeSource : uint8_t {
 
 // The rule of one operator. `foo_` and `foo.out` without a rule of their own use that of `foo`.
 struct Rule {
-  std::function<FactorMap(const Call&)> map;
+  std::function<FactorMap(const Call&)> map;  // null where the rule always decomposes
   LocalKernel local = nullptr;
   // Decompose when `decompose_when` says so (always, if it is null).
   Decomposition decompose = nullptr;
