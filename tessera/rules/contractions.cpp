@@ -1,12 +1,8 @@
 // Products that sum over a shared index.
 #include "tessera/rules/families.h"
 
-#include <ATen/ops/addbmm.h>
-#include <ATen/ops/addmm.h>
-#include <ATen/ops/addmv.h>
-#include <ATen/ops/baddbmm.h>
-
 #include "tessera/base/error.h"
+#include "tessera/rules/local_args.h"
 
 namespace tessera::rules {
 
@@ -60,13 +56,11 @@ void add_once(const LocalCall& call, torch::jit::Stack& stack) {
   for (size_t dim : summed_dims(*call.op)) {
     is_first = is_first && call.operand_ranges[1][dim].begin == 0;
   }
-  const auto& arguments = call.op->schema().arguments();
-  for (size_t i = 0; i < arguments.size() && !is_first; ++i) {
-    if (arguments[i].name() == "beta") {
-      stack[stack.size() - arguments.size() + i] = 0;
-    }
+  StackArgs args(*call.op, stack);
+  if (!is_first) {
+    args["beta"] = 0;
   }
-  call.op->callBoxed(stack);
+  args.run();
 }
 
 Rule with_addend_rule(const char* notation) {

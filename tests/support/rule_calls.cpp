@@ -71,7 +71,7 @@ void add_outputs_of_meta(Call& call, const c10::OperatorHandle& op) {
 void add_outputs_of_factors(Call& call, const FactorMap& map) {
   for (const TensorFactors& tensor : map.outputs) {
     Output output;
-    output.dtype = call.spec(0)->dtype;
+    output.dtype = map.dtypes.empty() ? call.spec(0)->dtype : map.dtypes.at(call.outputs.size());
     for (const DimFactors& dim : tensor) {
       int64_t size = 1;
       for (int factor : dim) {
@@ -90,6 +90,23 @@ c10::OperatorHandle find_op(const std::string& name) {
   const size_t dot = name.find('.');
   return c10::Dispatcher::singleton().findSchemaOrThrow(name.substr(0, dot).c_str(),
                                                         dot == std::string::npos ? "" : name.substr(dot + 1).c_str());
+}
+
+std::vector<c10::IValue> make_args(const std::string& op, const std::vector<at::Tensor>& tensors, const Named& rest) {
+  std::vector<c10::IValue> args;
+  size_t next = 0;
+  for (const c10::Argument& argument : find_op(op).schema().arguments()) {
+    const auto named = std::find_if(rest.begin(), rest.end(), [&](const auto& e) { return e.first == argument.name(); });
+    const bool takes_tensor = argument.type()->kind() == c10::TypeKind::TensorType;
+    if (named != rest.end()) {
+      args.push_back(named->second);
+    } else if (takes_tensor && next < tensors.size()) {
+      args.emplace_back(tensors[next++]);
+    } else {
+      args.push_back(argument.default_value().value_or(c10::IValue()));
+    }
+  }
+  return args;
 }
 
 std::vector<std::pair<at::Tensor, int>> tensors_of(const std::vector<c10::IValue>& args) {
@@ -136,24 +153,14 @@ layout::Spec Caller::spec(const Arg& arg) const {
 }
 
 Call Caller::call(const std::string& op, const std::vector<Arg>& tensors, const Named& rest) const {
-  const c10::OperatorHandle handle = find_op(op);
-  std::vector<c10::IValue> args;
   std::vector<layout::Spec> specs;
-  for (const c10::Argument& argument : handle.schema().arguments()) {
-    const auto named = std::find_if(rest.begin(), rest.end(), [&](const auto& e) { return e.first == argument.name(); });
-    const auto kind = argument.type()->kind();
-    const bool takes_tensor = kind == c10::TypeKind::TensorType;
-    if (named != rest.end()) {
-      args.push_back(named->second);
-    } else if (takes_tensor && specs.size() < tensors.size()) {
-      specs.push_back(spec(tensors[specs.size()]));
-      args.emplace_back(at::empty_strided(specs.back()->sizes, specs.back()->strides,
-                                          at::TensorOptions(c10::kMeta).dtype(specs.back()->dtype)));
-    } else {
-      args.push_back(argument.default_value().value_or(c10::IValue()));
-    }
+  std::vector<at::Tensor> metas;
+  for (const Arg& arg : tensors) {
+    specs.push_back(spec(arg));
+    metas.push_back(at::empty_strided(specs.back()->sizes, specs.back()->strides,
+                                      at::TensorOptions(c10::kMeta).dtype(specs.back()->dtype)));
   }
-  Call call = make_call(op, std::move(args), specs);
+  Call call = make_call(op, make_args(op, metas, rest), specs);
   for (size_t i = 0; i < tensors.size() && i < call.operands.size(); ++i) {
     call.operands[i].is_parameter = tensors[i].is_parameter;
   }

@@ -15,6 +15,12 @@ namespace tessera::rules::testing {
 // The operator called `name` (`aten::add.Tensor`).
 c10::OperatorHandle find_op(const std::string& name);
 
+// Arguments by name.
+using Named = std::vector<std::pair<std::string, c10::IValue>>;
+
+// The arguments of `op`: those named, the tensors in order for other tensor arguments, defaults (or None) for the rest.
+std::vector<c10::IValue> make_args(const std::string& op, const std::vector<at::Tensor>& tensors, const Named& rest = {});
+
 // The defined tensors of an argument list in order, those in lists one by one, with the argument each belongs to.
 std::vector<std::pair<at::Tensor, int>> tensors_of(const std::vector<c10::IValue>& args);
 
@@ -31,8 +37,6 @@ struct Arg {
   bool is_parameter = false;
   c10::ScalarType dtype = c10::kDouble;
 };
-
-using Named = std::vector<std::pair<std::string, c10::IValue>>;
 
 // Calls on one mesh, written as text. Other arguments than tensors are named, or keep their default.
 class Caller {

@@ -1,0 +1,246 @@
+// Reads at given indices, and what joins or orders tensors along a dim.
+//
+// A dim that is looked up may be cut: each rank reads what it holds, zeros elsewhere, and the results add up.
+#include "tessera/rules/families.h"
+
+#include <ATen/ops/embedding.h>
+#include <ATen/ops/embedding_dense_backward.h>
+#include <ATen/ops/gather.h>
+#include <ATen/ops/index_select.h>
+#include <ATen/ops/zeros.h>
+
+#include "tessera/rules/local_args.h"
+#include "tessera/rules/lookups.h"
+
+namespace tessera::rules {
+
+namespace {
+
+bool holds_all(const LocalCall& call, int64_t dim) {
+  return call.operand_ranges[0][dim].size() == call.operands[0]->sizes[dim];
+}
+
+// The zeros of the output, for a rank that holds nothing of the looked up dim.
+at::Tensor zeros_of_output(const LocalCall& call, const at::Tensor& like) {
+  return at::zeros(sizes_of(call.output_ranges[0]), like.options());
+}
+
+FactorMap embedding_map(const Call& call) {
+  FactorMap map;
+  map.partial = PartialFlow::kLinear;
+  const TensorFactors weight = map.add_all(call.spec(0)->sizes);
+  const TensorFactors indices = map.add_all(call.spec(1)->sizes);
+  map.operands = {weight, indices};
+  map.outputs = {indices};
+  map.outputs[0].push_back(weight.at(1));
+  return map;
+}
+
+void run_embedding(const LocalCall& call, torch::jit::Stack& stack) {
+  StackArgs args(*call.op, stack);
+  if (holds_all(call, 0)) {
+    args.run();
+    return;
+  }
+  const at::Tensor weight = args.tensor("weight");
+  const layout::Range range = call.operand_ranges[0][0];
+  const Window window = make_window(args.tensor("indices"), range, call.operands[0]->sizes[0], 0);
+  args.give_value(range.size() == 0 ? zeros_of_output(call, weight)
+                                    : at::embedding(weight, window.index).masked_fill_(window.outside.unsqueeze(-1), 0));
+}
+
+FactorMap embedding_backward_map(const Call& call) {
+  FactorMap map;
+  map.partial = PartialFlow::kLinear;
+  const TensorFactors indices = map.add_all(call.spec(1)->sizes);
+  if (call.flag("scale_grad_by_freq")) {
+    for (const DimFactors& dim : indices) {
+      map.block(dim);
+    }
+  }
+  const DimFactors feature = {map.add(call.spec(0)->sizes.back())};
+  map.operands = {indices, indices};
+  map.operands[0].push_back(feature);
+  map.outputs = {{{map.add(call.integer("num_weights"))}, feature}};
+  map.sizes = {{.arg = call.arg_index("num_weights"), .output = 0, .dim = 0}};
+  return map;
+}
+
+void run_embedding_backward(const LocalCall& call, torch::jit::Stack& stack) {
+  StackArgs args(*call.op, stack);
+  const layout::Range range = call.output_ranges[0][0];
+  const int64_t size = call.outputs[0]->sizes[0];
+  if (range.size() == size) {
+    args.run();
+    return;
+  }
+  const at::Tensor indices = args.tensor("indices");
+  const Window window = make_window(indices, range, size, range.size());
+  const at::Tensor index = window.index.masked_fill(indices.eq(args["padding_idx"].toInt()), range.size());
+  const at::Tensor grad = at::embedding_dense_backward(args.tensor("grad_output"), index, range.size() + 1, -1,
+                                                       args["scale_grad_by_freq"].toBool());
+  args.give_value(without_spare(grad, {0}));
+}
+
+FactorMap gather_map(const Call& call) {
+  FactorMap map;
+  map.partial = PartialFlow::kAny;
+  const auto& self = call.spec(0)->sizes;
+  const auto& index = call.spec(1)->sizes;
+  map.operands = {map.add_all(self), map.add_all(index)};
+  const int64_t dim = wrap_dim(call.integer("dim"), call.dim_of(0));
+  for (size_t d = 0; d < index.size(); ++d) {
+    if (self.empty()) {
+      map.block(map.operands[1][d]);
+    } else if (static_cast<int64_t>(d) != dim && self[d] == index[d]) {
+      map.operands[1][d] = map.operands[0][d];
+    } else if (static_cast<int64_t>(d) != dim) {
+      map.block(map.operands[0][d]);
+      map.block(map.operands[1][d]);
+    }
+  }
+  map.outputs = {map.operands[1]};
+  return map;
+}
+
+void run_gather(const LocalCall& call, torch::jit::Stack& stack) {
+  StackArgs args(*call.op, stack);
+  const at::Tensor self = args.tensor("self");
+  const int64_t dim = wrap_dim(args["dim"].toInt(), self.dim());
+  if (self.dim() == 0 || holds_all(call, dim)) {
+    args.run();
+    return;
+  }
+  const layout::Range range = call.operand_ranges[0][dim];
+  const Window window = make_window(args.tensor("index"), range, call.operands[0]->sizes[dim], 0);
+  args.give_value(range.size() == 0 ? zeros_of_output(call, self)
+                                    : at::gather(self, dim, window.index).masked_fill_(window.outside, 0));
+}
+
+FactorMap index_select_map(const Call& call) {
+  FactorMap map;
+  map.partial = PartialFlow::kAny;
+  map.operands = {map.add_all(call.spec(0)->sizes), map.add_all(call.spec(1)->sizes)};
+  map.outputs = {map.operands[0]};
+  const int64_t dim = wrap_dim(call.integer("dim"), call.dim_of(0));
+  if (call.dim_of(0) == 0 || call.dim_of(1) == 0) {
+    for (Factor& factor : map.factors) {
+      factor.can_shard = false;
+    }
+  }
+  if (call.dim_of(0) > 0) {
+    map.outputs[0][dim] = call.dim_of(1) > 0 ? map.operands[1][0] : DimFactors();
+  }
+  return map;
+}
+
+void run_index_select(const LocalCall& call, torch::jit::Stack& stack) {
+  StackArgs args(*call.op, stack);
+  const at::Tensor self = args.tensor("self");
+  const int64_t dim = wrap_dim(args["dim"].toInt(), self.dim());
+  if (self.dim() == 0 || holds_all(call, dim)) {
+    args.run();
+    return;
+  }
+  const layout::Range range = call.operand_ranges[0][dim];
+  const Window window = make_window(args.tensor("index"), range, call.operands[0]->sizes[dim], 0);
+  std::vector<int64_t> shape(self.dim(), 1);
+  shape[dim] = window.outside.numel();
+  args.give_value(range.size() == 0
+                      ? zeros_of_output(call, self)
+                      : at::index_select(self, dim, window.index).masked_fill_(window.outside.view(shape), 0));
+}
+
+// The tensors share all dims but `dim`. Legacy: a tensor of sizes [0] joins nothing.
+FactorMap cat_map(const Call& call) {
+  FactorMap map;
+  map.partial = PartialFlow::kJoint;
+  const auto& to = call.outputs.at(0).sizes;
+  const int64_t dim = wrap_dim(call.integer("dim"), static_cast<int64_t>(to.size()));
+  const TensorFactors out = map.add_all(to);
+  map.block(out.at(dim));
+  for (size_t i = 0; i < call.operands.size(); ++i) {
+    const auto& from = call.spec(i)->sizes;
+    if (from.size() != to.size()) {
+      map.operands.push_back(map.add_all(from));
+      map.block(map.operands.back()[0]);
+      continue;
+    }
+    map.operands.push_back(out);
+    map.operands.back()[dim] = {map.add(from[dim], false)};
+  }
+  map.outputs = {out};
+  return map;
+}
+
+FactorMap stack_map(const Call& call) {
+  FactorMap map;
+  map.partial = PartialFlow::kJoint;
+  const TensorFactors item = map.add_all(call.spec(0)->sizes);
+  map.operands.assign(call.operands.size(), item);
+  map.outputs = {item};
+  const int64_t dim = wrap_dim(call.integer("dim"), call.dim_of(0) + 1);
+  const auto count = static_cast<int64_t>(call.operands.size());
+  map.outputs[0].insert(map.outputs[0].begin() + dim, DimFactors{map.add(count, false)});
+  return map;
+}
+
+FactorMap topk_map(const Call& call) {
+  FactorMap map;
+  map.operands = {map.add_all(call.spec(0)->sizes)};
+  TensorFactors out = map.operands[0];
+  if (!out.empty()) {
+    const int64_t dim = wrap_dim(call.integer("dim"), call.dim_of(0));
+    map.block(out[dim]);
+    out[dim] = {map.add(call.integer("k"), false)};
+  }
+  map.outputs = {out, out};
+  return map;
+}
+
+// Operand 0 elementwise against the whole of the others.
+FactorMap against_whole_map(const Call& call) {
+  FactorMap map;
+  for (size_t i = 0; i < call.operands.size(); ++i) {
+    map.operands.push_back(map.add_all(call.spec(i)->sizes));
+    for (const DimFactors& dim : map.operands.back()) {
+      if (i > 0) {
+        map.block(dim);
+      }
+    }
+  }
+  map.outputs = {map.operands[0]};
+  return map;
+}
+
+// Everything whole.
+FactorMap replicated_map(const Call& call) {
+  FactorMap map;
+  for (const Operand& operand : call.operands) {
+    map.operands.push_back(map.add_all(operand.spec->sizes));
+  }
+  for (const Output& output : call.outputs) {
+    map.outputs.push_back(map.add_all(output.sizes));
+  }
+  for (Factor& factor : map.factors) {
+    factor.can_shard = false;
+  }
+  return map;
+}
+
+}  // namespace
+
+void add_indexing_rules(RuleTable& table) {
+  table.add("aten::embedding", {.map = embedding_map, .local = run_embedding});
+  table.add("aten::embedding_dense_backward",
+            {.map = embedding_backward_map, .local = run_embedding_backward, .shape = ShapeSource::kFactors});
+  table.add("aten::gather", {.map = gather_map, .local = run_gather});
+  table.add("aten::index_select", {.map = index_select_map, .local = run_index_select});
+  table.add("aten::cat", {.map = cat_map});
+  table.add("aten::stack", {.map = stack_map});
+  table.add("aten::topk", {.map = topk_map});
+  table.add_all({"aten::isin.Tensor_Tensor", "aten::bucketize.Tensor"}, {.map = against_whole_map});
+  table.add_all({"aten::take", "aten::masked_scatter", "aten::trace"}, {.map = replicated_map});
+}
+
+}  // namespace tessera::rules

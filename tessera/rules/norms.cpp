@@ -1,0 +1,244 @@
+// Softmax and normalisation.
+#include "tessera/rules/families.h"
+
+#include <limits>
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/amax.h>
+#include <ATen/ops/exp.h>
+#include <ATen/ops/log.h>
+#include <ATen/ops/sum.h>
+
+#include "tessera/base/error.h"
+#include "tessera/rules/local_args.h"
+
+namespace tessera::rules {
+
+namespace {
+
+// Every operand and output has the same dims; `dim` stays whole.
+FactorMap softmax_map(const Call& call) {
+  FactorMap map;
+  const TensorFactors tensor = map.add_all(call.spec(0)->sizes);
+  if (!tensor.empty()) {
+    map.block(tensor[wrap_dim(call.integer("dim"), call.dim_of(0))]);
+  }
+  map.operands.assign(call.operands.size(), tensor);
+  map.outputs = {tensor};
+  return map;
+}
+
+bool softmax_is_cut(const Call& call) {
+  const int64_t dim = wrap_dim(call.integer("dim"), call.dim_of(0));
+  return std::any_of(call.operands.begin(), call.operands.end(), [&](const Operand& operand) {
+    const auto& placements = operand.spec->placements;
+    return std::any_of(placements.begin(), placements.end(),
+                       [&](const layout::Placement& placement) { return placement.is_shard(dim); });
+  });
+}
+
+// What a kernel accumulates in: half-precision types are rounded once, at the end.
+at::Tensor widened(const at::Tensor& x) { return x.is_floating_point() && x.element_size() < 4 ? x.to(c10::kFloat) : x; }
+
+// `dim` is cut below: maximum and sum are small and merged, the elements stay where they are.
+
+at::Tensor less_maximum(const at::Tensor& x, int64_t dim) { return x - at::amax(x, dim, /*keepdim=*/true); }
+
+c10::ScalarType softmax_dtype(StackArgs& args) {
+  return args["half_to_float"].toBool() ? c10::kFloat : args.tensor("self").scalar_type();
+}
+
+void decompose_softmax(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
+  StackArgs args(op, stack);
+  const int64_t dim = args["dim"].toInt();
+  const at::Tensor e = at::exp(less_maximum(widened(args.tensor("self")), dim));
+  args.give_value((e / at::sum(e, dim, /*keepdim=*/true)).to(softmax_dtype(args)));
+}
+
+void decompose_log_softmax(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
+  StackArgs args(op, stack);
+  const int64_t dim = args["dim"].toInt();
+  const at::Tensor shifted = less_maximum(widened(args.tensor("self")), dim);
+  const at::Tensor total = at::sum(at::exp(shifted), dim, /*keepdim=*/true);
+  args.give_value((shifted - at::log(total)).to(softmax_dtype(args)));
+}
+
+// A row of nothing but -inf is zero instead of NaN.
+void decompose_safe_softmax(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
+  StackArgs args(op, stack);
+  const int64_t dim = args["dim"].toInt();
+  const at::Tensor self = args.tensor("self");
+  const at::Tensor x = args["dtype"].isNone() ? self : self.to(args["dtype"].toScalarType());
+  const at::Tensor wide = widened(x);
+  const at::Tensor largest = at::amax(wide, dim, /*keepdim=*/true);
+  const at::Tensor is_nothing = largest == -std::numeric_limits<double>::infinity();
+  const at::Tensor e = at::exp(wide - largest.masked_fill(is_nothing, 0));
+  const at::Tensor total = at::sum(e, dim, /*keepdim=*/true).masked_fill(is_nothing, 1);
+  args.give_value((e / total).to(x.scalar_type()));
+}
+
+void decompose_softmax_backward(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
+  StackArgs args(op, stack);
+  const at::Tensor output = widened(args.tensor("output"));
+  const at::Tensor weighted = widened(args.tensor("grad_output")) * output;
+  const at::Tensor grad = weighted - output * at::sum(weighted, args["dim"].toInt(), /*keepdim=*/true);
+  args.give_value(grad.to(args["input_dtype"].toScalarType()));
+}
+
+void decompose_log_softmax_backward(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
+  StackArgs args(op, stack);
+  const at::Tensor grad_output = widened(args.tensor("grad_output"));
+  const at::Tensor total = at::sum(grad_output, args["dim"].toInt(), /*keepdim=*/true);
+  const at::Tensor grad = grad_output - at::exp(widened(args.tensor("output"))) * total;
+  args.give_value(grad.to(args["input_dtype"].toScalarType()));
+}
+
+// The dtype of an argument's gradient; that of `otherwise` if the argument is not there.
+c10::ScalarType dtype_of(const Call& call, const char* arg, const char* otherwise) {
+  const int operand = call.has_arg(arg) ? call.operand_of(arg) : -1;
+  return call.spec(operand >= 0 ? operand : call.operand_of(otherwise))->dtype;
+}
+
+// Backward returns the gradients of input, weight and bias. One that output_mask declines stays undefined, whatever its factors.
+void set_gradients(FactorMap& map, const Call& call, const TensorFactors& input, const TensorFactors& weight) {
+  map.outputs = {input, weight, weight};
+  const c10::ScalarType dtype = dtype_of(call, "weight", "input");
+  map.dtypes = {dtype_of(call, "input", "input"), dtype, dtype};
+}
+
+// [rows..., normalised...]: rows may be cut, the normalised dims stay whole.
+struct RowFactors {
+  TensorFactors input;
+  TensorFactors row;         // [rows..., 1...]: statistics
+  TensorFactors normalised;  // weights
+};
+
+RowFactors add_rows(FactorMap& map, const Call& call) {
+  const auto& sizes = call.spec(call.operand_of("input"))->sizes;
+  const size_t rows = sizes.size() - call.ints("normalized_shape").size();
+  RowFactors result;
+  result.input = map.add_all(sizes);
+  result.row = result.input;
+  for (size_t d = rows; d < sizes.size(); ++d) {
+    map.block(result.input[d]);
+    result.row[d].clear();
+    result.normalised.push_back(result.input[d]);
+  }
+  return result;
+}
+
+FactorMap row_norm_map(const Call& call) {
+  FactorMap map;
+  const RowFactors factors = add_rows(map, call);
+  map.set_operand(call, "input", factors.input);
+  map.set_operand(call, "weight", factors.normalised);
+  map.set_operand(call, "bias", factors.normalised);
+  map.outputs = {factors.input, factors.row, factors.row};
+  return map;
+}
+
+FactorMap row_norm_backward_map(const Call& call) {
+  FactorMap map;
+  const RowFactors factors = add_rows(map, call);
+  map.set_operand(call, "grad_out", factors.input);
+  map.set_operand(call, "input", factors.input);
+  map.set_operand(call, "mean", factors.row);
+  map.set_operand(call, "rstd", factors.row);
+  map.set_operand(call, "weight", factors.normalised);
+  map.set_operand(call, "bias", factors.normalised);
+  set_gradients(map, call, factors.input, factors.normalised);
+  return map;
+}
+
+// Samples may be cut; what a group is made of stays whole.
+FactorMap group_norm_map(const Call& call) {
+  FactorMap map;
+  const TensorFactors input = map.add_all(call.spec(call.operand_of("input"))->sizes);
+  for (size_t d = 1; d < input.size(); ++d) {
+    map.block(input[d]);
+  }
+  const TensorFactors channel = {input.at(1)};
+  const TensorFactors statistics = {input[0], {map.add(call.integer("group"), false)}};
+  map.set_operand(call, "grad_out", input);
+  map.set_operand(call, "input", input);
+  map.set_operand(call, "mean", statistics);
+  map.set_operand(call, "rstd", statistics);
+  map.set_operand(call, "weight", channel);
+  map.set_operand(call, "bias", channel);
+  map.outputs = {input, statistics, statistics};
+  if (call.has_arg("output_mask")) {
+    set_gradients(map, call, input, channel);
+  }
+  return map;
+}
+
+// N counts the samples of the input that is here.
+void run_group_norm(const LocalCall& call, torch::jit::Stack& stack) {
+  StackArgs args(*call.op, stack);
+  args["N"] = args.tensor("input").size(0);
+  args.run();
+}
+
+// Training takes statistics of the whole batch and writes the running ones, though the schema does not say so: everything is
+// whole. Evaluation only reads them: samples, channels and places may be cut.
+FactorMap batch_norm_map(const Call& call) {
+  FactorMap map;
+  const bool trains = call.flag(call.has_arg("train") ? "train" : "training");
+  const TensorFactors input = map.add_all(call.spec(call.operand_of("input"))->sizes);
+  for (const DimFactors& dim : input) {
+    if (trains) {
+      map.block(dim);
+    }
+  }
+  const TensorFactors channel = {input.at(1)};
+  const TensorFactors saved = trains ? channel : TensorFactors{{map.add(0, false)}};
+  map.set_operand(call, "grad_out", input);
+  map.set_operand(call, "input", input);
+  map.set_operand(call, "save_mean", saved);
+  map.set_operand(call, "save_invstd", saved);
+  for (const char* arg : {"weight", "bias", "running_mean", "running_var"}) {
+    map.set_operand(call, arg, channel);
+  }
+  map.outputs = {input, saved, saved};
+  if (call.has_arg("output_mask")) {
+    set_gradients(map, call, input, channel);
+    return map;
+  }
+  for (const char* arg : {"running_mean", "running_var"}) {
+    const int operand = call.operand_of(arg);
+    TESSERA_CHECK(!trains || operand < 0 || call.spec(operand)->is_replicated, "[batch_norm] ", arg, " is ",
+                  call.spec(operand).layout_str(), "; training writes it on every rank: leave it replicated");
+  }
+  return map;
+}
+
+// Evaluation saves nothing, on every device.
+void run_batch_norm(const LocalCall& call, torch::jit::Stack& stack) {
+  const bool trains = StackArgs(*call.op, stack)["training"].toBool();
+  call.op->callBoxed(stack);
+  for (size_t i = stack.size() - 2; i < stack.size() && !trains; ++i) {
+    stack[i] = stack[i].toTensor().new_empty({0});
+  }
+}
+
+}  // namespace
+
+void add_norm_rules(RuleTable& table) {
+  const auto softmax = [](Decomposition decompose) {
+    return Rule{.map = softmax_map, .decompose = decompose, .decompose_when = softmax_is_cut};
+  };
+  table.add("aten::_softmax", softmax(decompose_softmax));
+  table.add("aten::_log_softmax", softmax(decompose_log_softmax));
+  table.add("aten::_safe_softmax", softmax(decompose_safe_softmax));
+  table.add("aten::_softmax_backward_data", softmax(decompose_softmax_backward));
+  table.add("aten::_log_softmax_backward_data", softmax(decompose_log_softmax_backward));
+  table.add("aten::native_layer_norm", {.map = row_norm_map});
+  table.add("aten::native_layer_norm_backward", {.map = row_norm_backward_map, .shape = ShapeSource::kFactors});
+  table.add("aten::native_group_norm", {.map = group_norm_map, .local = run_group_norm});
+  table.add("aten::native_group_norm_backward",
+            {.map = group_norm_map, .local = run_group_norm, .shape = ShapeSource::kFactors});
+  table.add("aten::native_batch_norm", {.map = batch_norm_map, .local = run_batch_norm, .shape = ShapeSource::kFactors});
+  table.add("aten::native_batch_norm_backward", {.map = batch_norm_map, .shape = ShapeSource::kFactors});
+}
+
+}  // namespace tessera::rules

@@ -1,0 +1,266 @@
+// Operators that take, put back, pad or reverse parts of dims: what they touch stays whole.
+#include "tessera/rules/families.h"
+
+#include "tessera/rules/local_args.h"
+
+namespace tessera::rules {
+
+namespace {
+
+// One operand and one output that agree in all dims but some, which stay whole: map them, then change `outputs[0]`.
+FactorMap same_map(const Call& call, size_t operand = 0) {
+  FactorMap map;
+  map.partial = PartialFlow::kAny;
+  map.operands = {map.add_all(call.spec(operand)->sizes)};
+  map.outputs = map.operands;
+  return map;
+}
+
+// Dim `dim` of the output is a part of that of the operand.
+void cut_dim(FactorMap& map, int64_t dim, int64_t size) {
+  map.block(map.operands[0][dim]);
+  map.outputs[0][dim] = {map.add(size, false)};
+}
+
+struct Slice {
+  int64_t dim = 0;
+  int64_t start = 0;
+  int64_t length = 0;
+  int64_t step = 1;
+  bool is_whole = false;
+};
+
+// The slice that a call asks for, of a dim of the given tensor sizes.
+Slice slice_of(const Call& call, c10::IntArrayRef sizes) {
+  Slice slice;
+  slice.dim = wrap_dim(call.integer("dim"), static_cast<int64_t>(sizes.size()));
+  const int64_t size = sizes[slice.dim];
+  const auto clamped = [&](int64_t at) { return std::clamp<int64_t>(at < 0 ? at + size : at, 0, size); };
+  slice.start = clamped(call.integer("start", 0));
+  const int64_t end = std::max(slice.start, clamped(call.integer("end", size)));
+  slice.step = call.integer("step", 1);
+  slice.length = (end - slice.start + slice.step - 1) / slice.step;
+  slice.is_whole = slice.start == 0 && slice.length == size && slice.step == 1;
+  return slice;
+}
+
+FactorMap slice_map(const Call& call) {
+  const auto& from = *call.spec(0);
+  const Slice slice = slice_of(call, from.sizes);
+  FactorMap map = same_map(call);
+  if (slice.is_whole) {
+    return map;
+  }
+  cut_dim(map, slice.dim, slice.length);
+  if (!from.labels.empty()) {
+    map.labels = {layout::slice_labels(from.labels, from.sizes, slice.dim, slice.start, slice.length, slice.step)};
+  }
+  return map;
+}
+
+FactorMap select_map(const Call& call) {
+  FactorMap map = same_map(call);
+  const int64_t dim = wrap_dim(call.integer("dim"), call.dim_of(0));
+  map.block(map.operands[0][dim]);
+  map.outputs[0].erase(map.outputs[0].begin() + dim);
+  return map;
+}
+
+// split, unbind: each output is a part of one dim, which unbind drops.
+FactorMap parts_map(const Call& call) {
+  const auto& from = *call.spec(0);
+  const int64_t dim = wrap_dim(call.integer("dim"), call.dim_of(0));
+  const bool drops = call.outputs.empty() || call.outputs[0].sizes.size() < from.sizes.size();
+  FactorMap map = same_map(call);
+  map.block(map.operands[0][dim]);
+  map.outputs.assign(call.outputs.size(), map.operands[0]);
+  int64_t start = 0;
+  for (size_t i = 0; i < call.outputs.size(); ++i) {
+    if (drops) {
+      map.outputs[i].erase(map.outputs[i].begin() + dim);
+      continue;
+    }
+    const int64_t length = call.outputs[i].sizes[dim];
+    map.outputs[i][dim] = {map.add(length, false)};
+    if (!from.labels.empty()) {
+      map.labels.push_back(layout::slice_labels(from.labels, from.sizes, dim, start, length, 1));
+    }
+    start += length;
+  }
+  return map;
+}
+
+FactorMap diagonal_map(const Call& call) {
+  FactorMap map = same_map(call);
+  const int64_t dim1 = wrap_dim(call.integer("dim1"), call.dim_of(0));
+  const int64_t dim2 = wrap_dim(call.integer("dim2"), call.dim_of(0));
+  map.block(map.operands[0][dim1]);
+  map.block(map.operands[0][dim2]);
+  TensorFactors& out = map.outputs[0];
+  out.erase(out.begin() + std::max(dim1, dim2));
+  out.erase(out.begin() + std::min(dim1, dim2));
+  out.push_back({map.add(call.outputs.at(0).sizes.back(), false)});
+  return map;
+}
+
+FactorMap unfold_map(const Call& call) {
+  FactorMap map = same_map(call);
+  if (call.dim_of(0) > 0) {
+    const int64_t dim = wrap_dim(call.integer("dimension"), call.dim_of(0));
+    cut_dim(map, dim, call.outputs.at(0).sizes[dim]);
+  }
+  map.outputs[0].push_back({map.add(call.integer("size"), false)});
+  return map;
+}
+
+// The whole that a part (operand 0) came from; `input_sizes` becomes the local sizes. `dims` of the whole were touched.
+FactorMap backward_map(const Call& call, const std::vector<int64_t>& touched, bool keeps_dims) {
+  FactorMap map;
+  map.partial = PartialFlow::kAny;
+  const std::vector<int64_t> sizes = call.ints("input_sizes");
+  map.outputs = {map.add_all(sizes)};
+  TensorFactors part;
+  for (size_t d = 0; d < sizes.size(); ++d) {
+    const bool is_touched = std::find(touched.begin(), touched.end(), static_cast<int64_t>(d)) != touched.end();
+    if (!is_touched) {
+      part.push_back(map.outputs[0][d]);
+      continue;
+    }
+    map.block(map.outputs[0][d]);
+    if (keeps_dims) {
+      part.push_back({map.add(call.spec(0)->sizes[d], false)});
+    }
+  }
+  while (static_cast<int64_t>(part.size()) < call.dim_of(0)) {
+    part.push_back({map.add(call.spec(0)->sizes[part.size()], false)});
+  }
+  map.operands = {std::move(part)};
+  map.sizes = {{.arg = call.arg_index("input_sizes"), .output = 0}};
+  return map;
+}
+
+FactorMap slice_backward_map(const Call& call) {
+  const std::vector<int64_t> sizes = call.ints("input_sizes");
+  const Slice slice = slice_of(call, sizes);
+  return backward_map(call, slice.is_whole ? std::vector<int64_t>{} : std::vector<int64_t>{slice.dim}, true);
+}
+
+FactorMap select_backward_map(const Call& call) {
+  const auto ndim = static_cast<int64_t>(call.ints("input_sizes").size());
+  return backward_map(call, {wrap_dim(call.integer("dim"), ndim)}, false);
+}
+
+FactorMap diagonal_backward_map(const Call& call) {
+  const auto ndim = static_cast<int64_t>(call.ints("input_sizes").size());
+  return backward_map(call, {wrap_dim(call.integer("dim1"), ndim), wrap_dim(call.integer("dim2"), ndim)}, false);
+}
+
+FactorMap unfold_backward_map(const Call& call) {
+  const auto ndim = static_cast<int64_t>(call.ints("input_sizes").size());
+  return backward_map(call, ndim == 0 ? std::vector<int64_t>{} : std::vector<int64_t>{wrap_dim(call.integer("dim"), ndim)},
+                      true);
+}
+
+// self with a part replaced by src: as the part's backward, joined with self.
+FactorMap scatter_of(const Call& call, const std::vector<int64_t>& touched, bool keeps_dims) {
+  FactorMap map = same_map(call);
+  map.partial = PartialFlow::kJoint;
+  TensorFactors part;
+  for (int64_t d = 0; d < call.dim_of(0); ++d) {
+    if (std::find(touched.begin(), touched.end(), d) == touched.end()) {
+      part.push_back(map.operands[0][d]);
+      continue;
+    }
+    map.block(map.operands[0][d]);
+    if (keeps_dims) {
+      part.push_back({map.add(call.spec(1)->sizes[d], false)});
+    }
+  }
+  while (static_cast<int64_t>(part.size()) < call.dim_of(1)) {
+    part.push_back({map.add(call.spec(1)->sizes[part.size()], false)});
+  }
+  map.operands.push_back(std::move(part));
+  return map;
+}
+
+FactorMap slice_scatter_map(const Call& call) {
+  const Slice slice = slice_of(call, call.spec(0)->sizes);
+  return scatter_of(call, slice.is_whole ? std::vector<int64_t>{} : std::vector<int64_t>{slice.dim}, true);
+}
+
+FactorMap select_scatter_map(const Call& call) {
+  return scatter_of(call, {wrap_dim(call.integer("dim"), call.dim_of(0))}, false);
+}
+
+FactorMap diagonal_scatter_map(const Call& call) {
+  return scatter_of(call, {wrap_dim(call.integer("dim1"), call.dim_of(0)), wrap_dim(call.integer("dim2"), call.dim_of(0))},
+                    false);
+}
+
+// Zeros around the parts are zeros around the whole; other values are not.
+FactorMap pad_map(const Call& call) {
+  const std::vector<int64_t> pad = call.ints("pad");
+  FactorMap map = same_map(call);
+  map.partial = call.arg("value").toScalar().equal(0) ? PartialFlow::kAny : PartialFlow::kMerge;
+  for (size_t i = 0; i + 1 < pad.size(); i += 2) {
+    const int64_t dim = call.dim_of(0) - 1 - static_cast<int64_t>(i / 2);
+    if (pad[i] != 0 || pad[i + 1] != 0) {
+      cut_dim(map, dim, call.outputs.at(0).sizes[dim]);
+    }
+  }
+  return map;
+}
+
+FactorMap reversed_map(const Call& call) {
+  FactorMap map = same_map(call);
+  for (int64_t dim : call.dims("dims", call.dim_of(0))) {
+    map.block(map.operands[0][dim]);
+  }
+  return map;
+}
+
+FactorMap flip_map(const Call& call) { return call.ints("dims").empty() ? same_map(call) : reversed_map(call); }
+
+FactorMap rot90_map(const Call& call) {
+  FactorMap map = same_map(call);
+  for (int64_t dim : call.dims("dims", call.dim_of(0))) {
+    cut_dim(map, dim, call.outputs.at(0).sizes[dim]);
+  }
+  return map;
+}
+
+// The diagonal of a block of the matrix lies where its rows and columns begin.
+void run_triangle(const LocalCall& call, torch::jit::Stack& stack) {
+  StackArgs args(*call.op, stack);
+  const auto& ranges = call.operand_ranges[0];
+  c10::IValue& diagonal = args["diagonal"];
+  diagonal = diagonal.toInt() + ranges[ranges.size() - 2].begin - ranges[ranges.size() - 1].begin;
+  args.run();
+}
+
+}  // namespace
+
+void add_slice_rules(RuleTable& table) {
+  table.add_all({"aten::slice.Tensor", "aten::slice_copy.Tensor"}, {.map = slice_map});
+  table.add_all({"aten::select.int", "aten::select_copy.int"}, {.map = select_map});
+  table.add_all({"aten::split.Tensor", "aten::split_with_sizes", "aten::unbind.int", "aten::unsafe_split.Tensor",
+                 "aten::unsafe_split_with_sizes"},
+                {.map = parts_map});
+  table.add("aten::diagonal", {.map = diagonal_map});
+  table.add("aten::unfold", {.map = unfold_map});
+  table.add("aten::slice_backward", {.map = slice_backward_map});
+  table.add("aten::select_backward", {.map = select_backward_map});
+  table.add("aten::diagonal_backward", {.map = diagonal_backward_map});
+  table.add("aten::unfold_backward", {.map = unfold_backward_map, .shape = ShapeSource::kFactors});
+  table.add("aten::slice_scatter", {.map = slice_scatter_map});
+  table.add("aten::select_scatter", {.map = select_scatter_map});
+  table.add("aten::diagonal_scatter", {.map = diagonal_scatter_map});
+  table.add("aten::constant_pad_nd", {.map = pad_map, .reads_numbers = true});
+  table.add("aten::flip", {.map = flip_map});
+  table.add("aten::roll", {.map = reversed_map});
+  table.add("aten::rot90", {.map = rot90_map});
+  table.add_all({"aten::tril", "aten::triu"},
+                {.map = [](const Call& call) { return same_map(call); }, .local = run_triangle});
+}
+
+}  // namespace tessera::rules
