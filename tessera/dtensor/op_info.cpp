@@ -21,7 +21,10 @@ OpInfo::OpInfo(const c10::OperatorHandle& handle, int number)
     }
     written_return.push_back(written);
   }
-  has_meta = handle.hasComputedKernelForDispatchKey(c10::DispatchKey::Meta);
+  for (c10::DispatchKey key : {c10::DispatchKey::Meta, c10::DispatchKey::CompositeExplicitAutograd,
+                               c10::DispatchKey::CompositeExplicitAutogradNonFunctional}) {
+    has_meta |= handle.hasKernelForDispatchKey(key);
+  }
   rule = rules::RuleTable::instance().find(name);
 }
 
