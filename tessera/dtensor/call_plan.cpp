@@ -165,6 +165,17 @@ void outputs_from_factors(const OpInfo& info, rules::Call& call, const rules::Fa
   TESSERA_ASSERT(plan.list_returns.size() == info.num_returns());
 }
 
+// Operators that libtorch runs on meta tensors from Python only are elementwise: their results are like their first operand.
+void outputs_like_first(const OpInfo& info, rules::Call& call, CallPlan& plan, std::vector<bool>& defined) {
+  const layout::SpecData& first = *call.operands.at(0).spec;
+  for (size_t i = 0; i < info.num_returns(); ++i) {
+    const int written = info.written_return[i] >= 0 ? operand_of_arg(call, info.written_return[i]) : -1;
+    call.outputs.push_back({.sizes = first.sizes, .strides = first.strides, .dtype = first.dtype, .written_operand = written});
+    defined.push_back(true);
+    plan.list_returns.push_back(-1);
+  }
+}
+
 // What the forward value's layout asks of a gradient: a Partial is merged into the layout of the forward result, and a
 // parameter's gradient is cut as the parameter is.
 rules::Wishes wishes_of(const rules::Call& call, const CallPlan* forward) {
@@ -268,9 +279,9 @@ std::unique_ptr<CallPlan> make_call_plan(RankState& state, const OpInfo& info, c
   plan->program_key = program_key_of(call);
 
   std::vector<bool> defined;
-  const bool from_meta = info.rule->shape == rules::ShapeSource::kMeta && info.has_meta;
-  if (from_meta && !(info.rule->decompose && !info.rule->decompose_when)) {
-    infer_outputs(info, call, *plan, defined);
+  const bool from_factors = info.rule->shape == rules::ShapeSource::kFactors;
+  if (!from_factors && !(info.rule->decompose && !info.rule->decompose_when)) {
+    info.has_meta ? infer_outputs(info, call, *plan, defined) : outputs_like_first(info, call, *plan, defined);
   }
   if (info.rule->decompose && (!info.rule->decompose_when || info.rule->decompose_when(call))) {
     plan->decompose = info.rule->decompose;
@@ -289,7 +300,7 @@ std::unique_ptr<CallPlan> make_call_plan(RankState& state, const OpInfo& info, c
   }
 
   const rules::FactorMap map = info.rule->map(call);
-  if (!from_meta) outputs_from_factors(info, call, map, *plan, defined);
+  if (from_factors) outputs_from_factors(info, call, map, *plan, defined);
   const rules::Propagation decided = rules::propagate(call, map, wishes_of(call, forward));
 
   size_t operand = 0;
