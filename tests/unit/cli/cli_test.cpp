@@ -1,5 +1,7 @@
 #include "tessera/cli/cli.h"
 
+#include <atomic>
+#include <csignal>
 #include <filesystem>
 #include <fstream>
 #include <sstream>
@@ -8,8 +10,6 @@
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 #include <unistd.h>
-
-#include "tessera/comm/run_ranks.h"
 
 namespace tessera::cli {
 namespace {
@@ -184,11 +184,18 @@ TEST_F(Cli, ALossThatIsNotFiniteNamesTheStep) {
 }
 
 TEST_F(Cli, ASignalStopsEveryRank) {
-  std::thread interrupt([] {
-    std::this_thread::sleep_for(std::chrono::milliseconds(1500));
-    ::kill(::getpid(), SIGINT);
+  // Once a step is done, so that it is the running job that is stopped.
+  std::atomic<bool> is_over = false;
+  std::thread interrupt([&] {
+    while (!is_over && lines("m.jsonl").empty()) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    }
+    if (!is_over) {
+      ::kill(::getpid(), SIGINT);
+    }
   });
-  const auto outcome = call({"train", path("small.toml"), "--steps", "100000000", "--quiet"});
+  const auto outcome = call({"train", path("small.toml"), "--steps", "100000000", "--quiet", "--metrics", path("m.jsonl")});
+  is_over = true;
   interrupt.join();
   EXPECT_EQ(outcome.code, 130);
   EXPECT_EQ(outcome.err, "tessera: stopped\n");
