@@ -17,6 +17,7 @@ struct Operand {
   layout::Spec spec;          // a plain tensor counts as replicated
   int arg = 0;                // index of the argument it belongs to
   bool is_plain = false;      // not a DTensor
+  bool is_number = false;     // a number that libtorch wrapped: it takes part in type promotion as numbers do
   bool is_parameter = false;  // stays where its plan put it: the rule moves the others
   bool is_written = false;    // in place, or out=
 };

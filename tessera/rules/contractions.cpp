@@ -8,8 +8,8 @@ namespace tessera::rules {
 
 namespace {
 
-Rule from_notation(const char* notation) {
-  return {.map = [notation](const Call& call) { return parse_factors(notation, call); }};
+Rule from_notation(const char* notation, ShapeSource shape = ShapeSource::kMeta) {
+  return {.map = [notation](const Call& call) { return parse_factors(notation, call); }, .shape = shape};
 }
 
 // Operand 0 is added to a product of the others, to whose result it broadcasts. The parts of a split sum must add it once:
@@ -63,8 +63,8 @@ void add_once(const LocalCall& call, torch::jit::Stack& stack) {
   args.run();
 }
 
-Rule with_addend_rule(const char* notation) {
-  return {.map = [notation](const Call& call) { return with_addend(notation, call); }, .local = add_once};
+Rule with_addend_rule(const char* notation, ShapeSource shape = ShapeSource::kMeta) {
+  return {.map = [notation](const Call& call) { return with_addend(notation, call); }, .local = add_once, .shape = shape};
 }
 
 // tessera::contract(a, b, equation, like): an einsum of two operands. `like` gives the layout that is wanted.
@@ -107,10 +107,10 @@ void add_contraction_rules(RuleTable& table) {
   table.add("aten::mm", from_notation("(i,k),(k,j)->(i,j)"));
   table.add("aten::bmm", from_notation("(b,i,k),(b,k,j)->(b,i,j)"));
   table.add("aten::mv", from_notation("(i,k),(k)->(i)"));
-  table.add("aten::dot", from_notation("(i),(i)->()"));
+  table.add("aten::dot", from_notation("(i),(i)->()", ShapeSource::kFactors));
   table.add("aten::addmm", with_addend_rule("(i,k),(k,j)->(i,j)"));
   table.add("aten::baddbmm", with_addend_rule("(b,i,k),(b,k,j)->(b,i,j)"));
-  table.add("aten::addbmm", with_addend_rule("(b,i,k),(b,k,j)->(i,j)"));
+  table.add("aten::addbmm", with_addend_rule("(b,i,k),(b,k,j)->(i,j)", ShapeSource::kFactors));
   table.add("aten::addmv", with_addend_rule("(i,k),(k)->(i)"));
   table.add("aten::addr", {.map = [](const Call& call) { return with_addend("(i),(j)->(i,j)", call); }});
   table.add_optional("tessera::contract", {.map = contract_map, .shape = ShapeSource::kFactors});

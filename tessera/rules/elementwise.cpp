@@ -1,4 +1,5 @@
 // Operators that compute each element of the result from the elements at its place.
+#include "tessera/rules/dtypes.h"
 #include "tessera/rules/families.h"
 
 namespace tessera::rules {
@@ -14,6 +15,24 @@ Rule elementwise(PartialFlow flow = PartialFlow::kMerge) {
     return map;
   }};
 }
+
+// For operators without a meta kernel: `dtype(call)` is that of the results.
+template <typename Dtype>
+Rule without_meta(Dtype dtype, PartialFlow flow = PartialFlow::kMerge) {
+  return {.map = [flow, dtype](const Call& call) {
+            FactorMap map = broadcast_factors(call);
+            map.partial = flow;
+            map.dtypes.assign(map.outputs.size(), dtype(call));
+            return map;
+          },
+          .shape = ShapeSource::kFactors};
+}
+
+c10::ScalarType first_dtype(const Call& call) { return call.spec(0)->dtype; }
+c10::ScalarType bool_dtype(const Call& call) { return call.operands[0].is_written ? first_dtype(call) : c10::kBool; }
+c10::ScalarType float_dtype(const Call& call) { return fractional_dtype(first_dtype(call)); }
+c10::ScalarType any_dtype(const Call& call) { return promoted_dtype(call); }
+c10::ScalarType branch_dtype(const Call& call) { return promoted_dtype(call, 1); }
 
 // Linear in operand 0 when the others are single numbers, in whatever form.
 FactorMap scaling_map(const Call& call) {
@@ -47,7 +66,7 @@ FactorMap copy_map(const Call& call) {
 }
 
 // Zero is the zero of every part.
-FactorMap masked_fill_map(const Call& call) {
+FactorMap fill_map(const Call& call) {
   FactorMap map = broadcast_factors(call);
   const c10::IValue& value = call.arg("value");
   map.partial = value.isScalar() && value.toScalar().equal(0) ? PartialFlow::kAny : PartialFlow::kMerge;
@@ -86,6 +105,18 @@ FactorMap glu_map(const Call& call) {
   return map;
 }
 
+// The kernel of some devices keeps an empty buffer.
+FactorMap log_sigmoid_backward_map(const Call& call) {
+  FactorMap map;
+  const TensorFactors tensor = map.add_all(call.spec(0)->sizes);
+  map.operands.assign(call.operands.size(), tensor);
+  if (call.spec(2)->sizes != call.spec(0)->sizes) {
+    map.operands[2] = map.add_all(call.spec(2)->sizes);
+  }
+  map.outputs = {tensor};
+  return map;
+}
+
 const Names& moving() {
   static const Names names = {"aten::alias", "aten::clone", "aten::detach", "aten::lift_fresh", "aten::lift_fresh_copy",
                               "aten::alias_copy", "aten::detach_copy", "aten::zero"};
@@ -93,19 +124,18 @@ const Names& moving() {
 }
 
 const Names& linear() {
-  static const Names names = {"aten::neg", "aten::native_dropout_backward", "aten::mul.Scalar", "aten::div.Scalar"};
+  static const Names names = {"aten::neg", "aten::mul.Scalar", "aten::div.Scalar"};
   return names;
 }
 
 const Names& unary() {
   static const Names names = {
-      "aten::abs", "aten::acos", "aten::acosh", "aten::angle", "aten::asin", "aten::asinh", "aten::atan", "aten::atanh",
+      "aten::acos", "aten::acosh", "aten::asin", "aten::asinh", "aten::atan", "aten::atanh",
       "aten::bitwise_not", "aten::ceil", "aten::celu", "aten::cos", "aten::cosh", "aten::deg2rad", "aten::digamma",
       "aten::elu", "aten::erf", "aten::erfc", "aten::erfinv", "aten::exp", "aten::exp2", "aten::expm1", "aten::floor",
-      "aten::frac", "aten::gelu", "aten::hardshrink", "aten::hardsigmoid", "aten::hardswish", "aten::hardtanh",
-      "aten::isinf", "aten::isnan", "aten::isneginf", "aten::isposinf", "aten::leaky_relu", "aten::lgamma", "aten::log",
-      "aten::log10", "aten::log1p", "aten::log2", "aten::log_sigmoid_forward", "aten::logical_not", "aten::logit",
-      "aten::mish", "aten::nan_to_num", "aten::rad2deg", "aten::reciprocal", "aten::relu", "aten::round",
+      "aten::frac", "aten::gelu", "aten::hardshrink", "aten::hardsigmoid",
+      "aten::isneginf", "aten::isposinf", "aten::leaky_relu", "aten::lgamma", "aten::log",
+      "aten::log10", "aten::log1p", "aten::log2", "aten::mish", "aten::rad2deg", "aten::reciprocal", "aten::round",
       "aten::round.decimals", "aten::rsqrt", "aten::sgn", "aten::sigmoid", "aten::sign", "aten::signbit", "aten::silu",
       "aten::sin", "aten::sinc", "aten::sinh", "aten::softplus", "aten::softshrink", "aten::sqrt", "aten::tan",
       "aten::tanh", "aten::threshold", "aten::trunc"};
@@ -119,27 +149,26 @@ const Names& with_scalar() {
       "aten::bitwise_or.Scalar_Tensor", "aten::bitwise_right_shift.Scalar_Tensor",
       "aten::bitwise_right_shift.Tensor_Scalar", "aten::bitwise_xor.Scalar", "aten::bitwise_xor.Scalar_Tensor",
       "aten::clamp", "aten::clamp_max", "aten::clamp_min", "aten::div.Scalar_mode", "aten::eq.Scalar",
-      "aten::floor_divide.Scalar", "aten::fmod.Scalar", "aten::ge.Scalar", "aten::gt.Scalar", "aten::le.Scalar",
-      "aten::lt.Scalar", "aten::ne.Scalar", "aten::pow.Scalar", "aten::pow.Tensor_Scalar", "aten::remainder.Scalar",
-      "aten::remainder.Scalar_Tensor", "aten::rsub.Scalar", "aten::sub.Scalar"};
+      "aten::fmod.Scalar", "aten::ge.Scalar", "aten::gt.Scalar", "aten::le.Scalar",
+      "aten::lt.Scalar", "aten::ne.Scalar", "aten::pow.Scalar", "aten::pow.Tensor_Scalar", "aten::remainder.Scalar", "aten::rsub.Scalar", "aten::sub.Scalar"};
   return names;
 }
 
 const Names& several() {
   static const Names names = {
-      "aten::_prelu_kernel", "aten::_prelu_kernel_backward", "aten::addcdiv", "aten::addcmul", "aten::atan2",
+      "aten::addcdiv", "aten::addcmul", "aten::atan2",
       "aten::bitwise_and.Tensor", "aten::bitwise_left_shift.Tensor",
       "aten::bitwise_or.Tensor", "aten::bitwise_right_shift.Tensor", "aten::bitwise_xor.Tensor", "aten::clamp.Tensor",
       "aten::clamp_max.Tensor", "aten::clamp_min.Tensor", "aten::copysign.Tensor", "aten::div.Tensor_mode",
-      "aten::elu_backward", "aten::eq.Tensor", "aten::fill.Tensor", "aten::floor_divide", "aten::fmax", "aten::fmin",
+      "aten::elu_backward", "aten::eq.Tensor", "aten::fill.Tensor", "aten::fmax", "aten::fmin",
       "aten::fmod.Tensor", "aten::ge.Tensor", "aten::gelu_backward", "aten::gt.Tensor", "aten::hardshrink_backward",
-      "aten::hardsigmoid_backward", "aten::hardswish_backward", "aten::hardtanh_backward", "aten::heaviside",
-      "aten::hypot", "aten::le.Tensor", "aten::leaky_relu_backward", "aten::lerp.Tensor", "aten::log_sigmoid_backward",
-      "aten::logaddexp", "aten::logaddexp2", "aten::logical_and", "aten::logical_or", "aten::logical_xor",
+      "aten::hardsigmoid_backward", "aten::heaviside",
+      "aten::hypot", "aten::le.Tensor", "aten::leaky_relu_backward", "aten::lerp.Tensor",
+      "aten::logaddexp", "aten::logaddexp2",
       "aten::logit_backward", "aten::lt.Tensor", "aten::masked_fill.Tensor", "aten::maximum", "aten::minimum",
-      "aten::mish_backward", "aten::ne.Tensor", "aten::pow.Tensor_Tensor", "aten::remainder.Tensor", "aten::rsub.Tensor",
+      "aten::mish_backward", "aten::ne.Tensor", "aten::pow.Tensor_Tensor", "aten::remainder.Tensor", 
       "aten::sigmoid_backward", "aten::silu_backward", "aten::softplus_backward", "aten::softshrink_backward",
-      "aten::tanh_backward", "aten::threshold_backward", "aten::where.self", "aten::xlogy.Tensor"};
+      "aten::tanh_backward", "aten::threshold_backward", "aten::xlogy.Tensor"};
   return names;
 }
 
@@ -153,11 +182,25 @@ void add_elementwise_rules(RuleTable& table) {
   table.add_all(several(), elementwise());
   table.add_all({"aten::add.Tensor", "aten::sub.Tensor", "aten::lerp.Scalar"}, elementwise(PartialFlow::kJoint));
   table.add_all({"aten::mul.Tensor", "aten::div.Tensor"}, {.map = scaling_map});
+  table.add_all({"aten::_prelu_kernel", "aten::_prelu_kernel_backward", "aten::abs", "aten::hardswish",
+                 "aten::hardswish_backward", "aten::hardtanh", "aten::hardtanh_backward", "aten::log_sigmoid_forward",
+                 "aten::nan_to_num", "aten::relu"},
+                without_meta(first_dtype));
+  table.add("aten::native_dropout_backward", without_meta(first_dtype, PartialFlow::kLinear));
+  table.add("aten::log_sigmoid_backward", {.map = log_sigmoid_backward_map, .shape = ShapeSource::kFactors});
+  table.add_all({"aten::isinf", "aten::isnan", "aten::logical_and", "aten::logical_not", "aten::logical_or",
+                 "aten::logical_xor"},
+                without_meta(bool_dtype));
+  table.add_all({"aten::angle", "aten::logit"}, without_meta(float_dtype));
+  table.add_all({"aten::floor_divide", "aten::floor_divide.Scalar", "aten::remainder.Scalar_Tensor", "aten::rsub.Tensor"},
+                without_meta(any_dtype));
+  table.add("aten::where.self", without_meta(branch_dtype));
   table.add("aten::_to_copy", {.map = cast_map});
   table.add_all({"aten::copy", "aten::copy_"}, {.map = copy_map});
-  table.add("aten::masked_fill.Scalar", {.map = masked_fill_map, .reads_numbers = true});
+  table.add_all({"aten::fill.Scalar", "aten::masked_fill.Scalar"}, {.map = fill_map, .reads_numbers = true});
   table.add("aten::view.dtype", {.map = view_dtype_map});
-  table.add_all({"aten::glu", "aten::glu_backward"}, {.map = glu_map});
+  table.add("aten::glu", {.map = glu_map});
+  table.add("aten::glu_backward", {.map = glu_map, .shape = ShapeSource::kFactors});
 }
 
 }  // namespace tessera::rules

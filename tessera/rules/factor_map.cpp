@@ -207,7 +207,7 @@ FactorMap broadcast_factors(const Call& call) {
     }
     map.operands.push_back(std::move(tensor));
   }
-  map.outputs.assign(call.outputs.size(), result);
+  map.outputs.assign(call.outputs.empty() ? call.schema->returns().size() : call.outputs.size(), result);
   return map;
 }
 

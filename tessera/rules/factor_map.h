@@ -79,7 +79,7 @@ struct FactorMap {
 // outputs. Operands beyond those named must be outputs that the call writes.
 FactorMap parse_factors(std::string_view notation, const Call& call);
 
-// The dims of every operand aligned from the right with `sizes`, size-one dims broadcasting: the map of elementwise operators.
+// The dims of every operand aligned from the right, size-one dims broadcasting, in every output: the map of elementwise operators.
 FactorMap broadcast_factors(const Call& call);
 
 }  // namespace tessera::rules

@@ -8,7 +8,6 @@
 
 namespace tessera::rules {
 
-void add_attention_rules(RuleTable& table);
 void add_contraction_rules(RuleTable& table);
 void add_elementwise_rules(RuleTable& table);
 void add_factory_rules(RuleTable& table);

@@ -213,6 +213,23 @@ FactorMap against_whole_map(const Call& call) {
   return map;
 }
 
+FactorMap bucketize_map(const Call& call) {
+  FactorMap map = against_whole_map(call);
+  map.dtypes = {call.flag("out_int32") ? c10::kInt : c10::kLong};
+  return map;
+}
+
+// The elements of a flat view, which stays whole.
+FactorMap take_map(const Call& call) {
+  FactorMap map;
+  map.operands = {map.add_all(call.spec(0)->sizes), map.add_all(call.spec(1)->sizes)};
+  for (const DimFactors& dim : map.operands[0]) {
+    map.block(dim);
+  }
+  map.outputs = {map.operands[1]};
+  return map;
+}
+
 // Everything whole.
 FactorMap replicated_map(const Call& call) {
   FactorMap map;
@@ -231,16 +248,20 @@ FactorMap replicated_map(const Call& call) {
 }  // namespace
 
 void add_indexing_rules(RuleTable& table) {
-  table.add("aten::embedding", {.map = embedding_map, .local = run_embedding});
+  table.add("aten::embedding", {.map = embedding_map, .local = run_embedding, .shape = ShapeSource::kFactors});
   table.add("aten::embedding_dense_backward",
             {.map = embedding_backward_map, .local = run_embedding_backward, .shape = ShapeSource::kFactors});
   table.add("aten::gather", {.map = gather_map, .local = run_gather});
-  table.add("aten::index_select", {.map = index_select_map, .local = run_index_select});
+  table.add("aten::index_select", {.map = index_select_map, .local = run_index_select, .shape = ShapeSource::kFactors});
   table.add("aten::cat", {.map = cat_map});
   table.add("aten::stack", {.map = stack_map});
   table.add("aten::topk", {.map = topk_map});
-  table.add_all({"aten::isin.Tensor_Tensor", "aten::bucketize.Tensor"}, {.map = against_whole_map});
-  table.add_all({"aten::take", "aten::masked_scatter", "aten::trace"}, {.map = replicated_map});
+  table.add("aten::isin.Tensor_Tensor", {.map = against_whole_map});
+  table.add("aten::bucketize.Tensor", {.map = bucketize_map, .shape = ShapeSource::kFactors});
+  table.add("aten::masked_scatter", {.map = replicated_map});
+  table.add("aten::take", {.map = take_map, .shape = ShapeSource::kFactors});
+  table.add("aten::trace", {.map = [](const Call& call) { return parse_factors("(i,j)->();!i,!j", call); },
+                            .shape = ShapeSource::kFactors});
 }
 
 }  // namespace tessera::rules

@@ -18,6 +18,7 @@
 #include <ATen/ops/sqrt.h>
 #include <ATen/ops/sum.h>
 
+#include "tessera/rules/dtypes.h"
 #include "tessera/rules/local_args.h"
 
 namespace tessera::rules {
@@ -28,11 +29,13 @@ using layout::ReduceOp;
 
 // The dims that a call reduces: those of `dim`, or all.
 std::vector<int64_t> reduced_dims(const Call& call) {
-  return call.has_arg("dim") ? call.dims("dim", call.dim_of(0)) : [&] {
-    std::vector<int64_t> all(call.dim_of(0));
-    std::iota(all.begin(), all.end(), 0);
-    return all;
-  }();
+  if (call.has_arg("dim")) {
+    const bool reduces_none = call.name.ends_with(".dims") && call.arg("dim").isIntList() && call.ints("dim").empty();
+    return reduces_none ? std::vector<int64_t>() : call.dims("dim", call.dim_of(0));
+  }
+  std::vector<int64_t> all(call.dim_of(0));
+  std::iota(all.begin(), all.end(), 0);
+  return all;
 }
 
 // One operand; its reduced dims are absent from every output, or `1` where keepdim says so.
@@ -51,8 +54,34 @@ FactorMap reduce_map(const Call& call, ReduceOp op, PartialFlow flow) {
   return map;
 }
 
-Rule reduction(ReduceOp op, PartialFlow flow, LocalKernel local = nullptr) {
-  return {.map = [op, flow](const Call& call) { return reduce_map(call, op, flow); }, .local = local};
+Rule reduction(ReduceOp op, LocalKernel local = nullptr, ShapeSource shape = ShapeSource::kMeta) {
+  return {.map = [op](const Call& call) { return reduce_map(call, op, PartialFlow::kMerge); }, .local = local, .shape = shape};
+}
+
+// For operators without a meta kernel: `dtypes(call)` are those of the results.
+template <typename Map, typename Dtypes>
+Rule without_meta(Map make_map, Dtypes dtypes) {
+  return {.map = [make_map, dtypes](const Call& call) {
+            FactorMap map = make_map(call);
+            map.dtypes = dtypes(call);
+            map.outputs.resize(map.dtypes.size(), map.outputs.front());
+            return map;
+          },
+          .shape = ShapeSource::kFactors};
+}
+
+using Dtypes = std::vector<c10::ScalarType>;
+
+Dtypes same_dtype(const Call& call) { return {asked_dtype(call, call.spec(0)->dtype)}; }
+Dtypes two_dtypes(const Call& call) { return {call.spec(0)->dtype, call.spec(0)->dtype}; }
+Dtypes value_and_index(const Call& call) { return {call.spec(0)->dtype, c10::kLong}; }
+Dtypes long_dtype(const Call&) { return {c10::kLong}; }
+Dtypes floating(const Call& call) { return {fractional_dtype(call.spec(0)->dtype)}; }
+
+// Sums and products of integers are long.
+Dtypes accumulated(const Call& call) {
+  const auto dtype = call.spec(0)->dtype;
+  return {asked_dtype(call, c10::isIntegralType(dtype, /*includeBool=*/true) ? c10::kLong : dtype)};
 }
 
 // What needs its dims whole.
@@ -66,7 +95,7 @@ FactorMap whole_map(const Call& call) {
 
 // A sum to a narrower type rounds each part.
 FactorMap sum_map(const Call& call) {
-  const auto to = call.outputs.at(0).dtype;
+  const auto to = accumulated(call).front();
   const bool keeps = c10::promoteTypes(call.spec(0)->dtype, to) == to;
   return reduce_map(call, ReduceOp::kSum, keeps ? PartialFlow::kLinear : PartialFlow::kMerge);
 }
@@ -129,13 +158,13 @@ FactorMap scan_map(const Call& call, PartialFlow flow) {
   if (call.dim_of(0) > 0) {
     map.block(map.operands[0][wrap_dim(call.integer("dim"), call.dim_of(0))]);
   }
-  map.outputs.assign(call.outputs.size(), map.operands[0]);
+  map.outputs.assign(call.schema->returns().size(), map.operands[0]);
   return map;
 }
 
-Rule scan(PartialFlow flow) {
-  return {.map = [flow](const Call& call) { return scan_map(call, flow); }};
-}
+FactorMap merged_scan_map(const Call& call) { return scan_map(call, PartialFlow::kMerge); }
+FactorMap count_map(const Call& call) { return reduce_map(call, ReduceOp::kSum, PartialFlow::kMerge); }
+FactorMap product_map(const Call& call) { return reduce_map(call, ReduceOp::kProd, PartialFlow::kMerge); }
 
 bool reduces_sharded(const Call& call) {
   const std::vector<int64_t> dims = reduced_dims(call);
@@ -229,35 +258,43 @@ void decompose_var_mean(const c10::OperatorHandle& op, torch::jit::Stack& stack)
   args.give(op.operator_name().name.starts_with("aten::std") ? at::sqrt(moments.variance) : moments.variance, moments.mean);
 }
 
-Rule decomposed(Decomposition decompose) {
-  return {.map = whole_map, .decompose = decompose, .decompose_when = reduces_sharded};
+Rule decomposed(Decomposition decompose, Rule rule) {
+  rule.decompose = decompose;
+  rule.decompose_when = reduces_sharded;
+  return rule;
 }
 
 }  // namespace
 
 void add_reduction_rules(RuleTable& table) {
-  table.add_all({"aten::sum", "aten::sum.dim_IntList", "aten::nansum"}, {.map = sum_map});
+  table.add_all({"aten::sum", "aten::sum.dim_IntList"}, {.map = sum_map});
+  table.add("aten::nansum", without_meta(sum_map, accumulated));
   table.add_all({"aten::mean", "aten::mean.dim"}, {.map = sum_map, .local = run_mean});
-  table.add_all({"aten::count_nonzero", "aten::count_nonzero.dim_IntList"}, reduction(ReduceOp::kSum, PartialFlow::kMerge));
-  table.add_all({"aten::amax", "aten::max"}, reduction(ReduceOp::kMax, PartialFlow::kMerge, run_extreme));
-  table.add_all({"aten::amin", "aten::min"}, reduction(ReduceOp::kMin, PartialFlow::kMerge, run_extreme));
-  table.add_all({"aten::any", "aten::any.dim", "aten::any.dims", "aten::_is_any_true"},
-                reduction(ReduceOp::kMax, PartialFlow::kMerge));
-  table.add_all({"aten::all", "aten::all.dim", "aten::all.dims", "aten::_is_all_true"},
-                reduction(ReduceOp::kMin, PartialFlow::kMerge));
-  table.add_all({"aten::prod", "aten::prod.dim_int"}, reduction(ReduceOp::kProd, PartialFlow::kMerge));
-  table.add_all({"aten::argmax", "aten::argmin", "aten::max.dim", "aten::min.dim", "aten::median", "aten::median.dim",
-                 "aten::nanmedian", "aten::nanmedian.dim", "aten::mode", "aten::kthvalue", "aten::aminmax"},
-                {.map = whole_map});
-  table.add_all({"aten::cumsum"}, scan(PartialFlow::kLinear));
-  table.add_all({"aten::cumprod", "aten::logcumsumexp", "aten::cummax", "aten::cummin"}, scan(PartialFlow::kMerge));
-  table.add_all({"aten::sort", "aten::sort.stable"}, scan(PartialFlow::kMerge));
-  table.add("aten::logsumexp", decomposed(decompose_logsumexp));
+  table.add_all({"aten::count_nonzero", "aten::count_nonzero.dim_IntList"}, without_meta(count_map, long_dtype));
+  table.add("aten::amax", reduction(ReduceOp::kMax, run_extreme));
+  table.add("aten::amin", reduction(ReduceOp::kMin, run_extreme));
+  table.add("aten::max", reduction(ReduceOp::kMax, run_extreme, ShapeSource::kFactors));
+  table.add("aten::min", reduction(ReduceOp::kMin, run_extreme, ShapeSource::kFactors));
+  table.add_all({"aten::any", "aten::any.dim", "aten::any.dims", "aten::_is_any_true"}, reduction(ReduceOp::kMax));
+  table.add_all({"aten::all", "aten::all.dim", "aten::all.dims", "aten::_is_all_true"}, reduction(ReduceOp::kMin));
+  table.add("aten::prod", without_meta(product_map, accumulated));
+  table.add("aten::prod.dim_int", reduction(ReduceOp::kProd));
+  table.add_all({"aten::argmax", "aten::argmin", "aten::max.dim", "aten::min.dim", "aten::aminmax"}, {.map = whole_map});
+  table.add_all({"aten::median", "aten::nanmedian"}, without_meta(whole_map, same_dtype));
+  table.add_all({"aten::median.dim", "aten::nanmedian.dim", "aten::mode", "aten::kthvalue"},
+                without_meta(whole_map, value_and_index));
+  table.add("aten::cumsum", {.map = [](const Call& call) { return scan_map(call, PartialFlow::kLinear); }});
+  table.add_all({"aten::cumprod", "aten::sort", "aten::sort.stable"}, {.map = merged_scan_map});
+  table.add("aten::logcumsumexp", without_meta(merged_scan_map, same_dtype));
+  table.add_all({"aten::cummax", "aten::cummin"}, without_meta(merged_scan_map, value_and_index));
+  table.add("aten::logsumexp", decomposed(decompose_logsumexp, without_meta(whole_map, floating)));
   table.add_all({"aten::linalg_vector_norm", "aten::norm.Scalar", "aten::norm.ScalarOpt_dim",
                  "aten::norm.ScalarOpt_dim_dtype", "aten::norm.ScalarOpt_dtype"},
-                decomposed(decompose_norm));
-  table.add_all({"aten::var.correction", "aten::std.correction"}, decomposed(decompose_var));
-  table.add_all({"aten::var_mean.correction", "aten::std_mean.correction"}, decomposed(decompose_var_mean));
+                decomposed(decompose_norm, {.map = whole_map}));
+  table.add_all({"aten::var.correction", "aten::std.correction"},
+                decomposed(decompose_var, without_meta(whole_map, same_dtype)));
+  table.add_all({"aten::var_mean.correction", "aten::std_mean.correction"},
+                decomposed(decompose_var_mean, without_meta(whole_map, two_dtypes)));
 }
 
 }  // namespace tessera::rules

@@ -221,14 +221,6 @@ FactorMap reversed_map(const Call& call) {
 
 FactorMap flip_map(const Call& call) { return call.ints("dims").empty() ? same_map(call) : reversed_map(call); }
 
-FactorMap rot90_map(const Call& call) {
-  FactorMap map = same_map(call);
-  for (int64_t dim : call.dims("dims", call.dim_of(0))) {
-    cut_dim(map, dim, call.outputs.at(0).sizes[dim]);
-  }
-  return map;
-}
-
 // The diagonal of a block of the matrix lies where its rows and columns begin.
 void run_triangle(const LocalCall& call, torch::jit::Stack& stack) {
   StackArgs args(*call.op, stack);
@@ -256,9 +248,8 @@ void add_slice_rules(RuleTable& table) {
   table.add("aten::select_scatter", {.map = select_scatter_map});
   table.add("aten::diagonal_scatter", {.map = diagonal_scatter_map});
   table.add("aten::constant_pad_nd", {.map = pad_map, .reads_numbers = true});
-  table.add("aten::flip", {.map = flip_map});
-  table.add("aten::roll", {.map = reversed_map});
-  table.add("aten::rot90", {.map = rot90_map});
+  table.add("aten::flip", {.map = flip_map, .shape = ShapeSource::kFactors});
+  table.add("aten::roll", {.map = reversed_map, .shape = ShapeSource::kFactors});
   table.add_all({"aten::tril", "aten::triu"},
                 {.map = [](const Call& call) { return same_map(call); }, .local = run_triangle});
 }

@@ -79,7 +79,12 @@ void add_outputs_of_factors(Call& call, const FactorMap& map) {
       }
       output.sizes.push_back(size);
     }
-    output.strides = layout::Spec::contiguous(call.spec(0)->mesh, call.spec(0)->placements, output.sizes, output.dtype)->strides;
+    const layout::SpecData& first = *call.spec(0);
+    const auto contiguous = [&] {
+      return layout::Spec::contiguous(first.mesh, layout::Placements(first.mesh.ndim()), output.sizes, output.dtype)->strides;
+    };
+    output.strides = output.sizes == first.sizes ? first.strides : contiguous();
+    output.written_operand = written_operand(call, *call.schema, call.outputs.size());
     call.outputs.push_back(std::move(output));
   }
 }
@@ -94,13 +99,22 @@ c10::OperatorHandle find_op(const std::string& name) {
 
 std::vector<c10::IValue> make_args(const std::string& op, const std::vector<at::Tensor>& tensors, const Named& rest) {
   std::vector<c10::IValue> args;
+  const auto& arguments = find_op(op).schema().arguments();
+  const auto find_named = [&](const c10::Argument& argument) {
+    return std::find_if(rest.begin(), rest.end(), [&](const auto& e) { return e.first == argument.name(); });
+  };
+  size_t required = std::count_if(arguments.begin(), arguments.end(), [&](const c10::Argument& argument) {
+    return argument.type()->kind() == c10::TypeKind::TensorType && find_named(argument) == rest.end();
+  });
   size_t next = 0;
-  for (const c10::Argument& argument : find_op(op).schema().arguments()) {
-    const auto named = std::find_if(rest.begin(), rest.end(), [&](const auto& e) { return e.first == argument.name(); });
-    const bool takes_tensor = argument.type()->kind() == c10::TypeKind::TensorType;
+  for (const c10::Argument& argument : arguments) {
+    const auto named = find_named(argument);
+    const bool is_required = argument.type()->kind() == c10::TypeKind::TensorType;
+    const bool is_optional = argument.type()->str() == "Tensor?" && tensors.size() - next > required;
     if (named != rest.end()) {
       args.push_back(named->second);
-    } else if (takes_tensor && next < tensors.size()) {
+    } else if ((is_required || is_optional) && next < tensors.size()) {
+      required -= is_required ? 1 : 0;
       args.emplace_back(tensors[next++]);
     } else {
       args.push_back(argument.default_value().value_or(c10::IValue()));
@@ -140,6 +154,9 @@ Call make_call(const std::string& op, std::vector<c10::IValue> args, const std::
     call.operands.push_back({.spec = specs.at(call.operands.size()), .arg = arg, .is_written = alias && alias->isWrite()});
   }
   const Rule* rule = RuleTable::instance().find(op);
+  if (rule != nullptr && rule->decompose != nullptr && (rule->decompose_when == nullptr || rule->decompose_when(call))) {
+    return call;
+  }
   if (rule != nullptr && rule->shape == ShapeSource::kFactors) {
     add_outputs_of_factors(call, rule->map(call));
   } else {

@@ -18,7 +18,8 @@ c10::OperatorHandle find_op(const std::string& name);
 // Arguments by name.
 using Named = std::vector<std::pair<std::string, c10::IValue>>;
 
-// The arguments of `op`: those named, the tensors in order for other tensor arguments, defaults (or None) for the rest.
+// The arguments of `op`: those named, the tensors in order for other tensor arguments (optional ones where there are enough),
+// defaults (or None) for the rest.
 std::vector<c10::IValue> make_args(const std::string& op, const std::vector<at::Tensor>& tensors, const Named& rest = {});
 
 // The defined tensors of an argument list in order, those in lists one by one, with the argument each belongs to.
@@ -27,7 +28,8 @@ std::vector<std::pair<at::Tensor, int>> tensors_of(const std::vector<c10::IValue
 // The arguments with every defined tensor replaced by the next of `tensors`.
 std::vector<c10::IValue> with_tensors(const std::vector<c10::IValue>& args, const std::vector<at::Tensor>& tensors);
 
-// The call with these arguments (tensors of any device), where the i-th defined tensor is laid out as specs[i].
+// The call with these arguments (tensors of any device), where the i-th defined tensor is laid out as specs[i]. Without
+// outputs where the rule decomposes it.
 Call make_call(const std::string& op, std::vector<c10::IValue> args, const std::vector<layout::Spec>& specs);
 
 // A tensor argument written down: sizes and layout; contiguous.

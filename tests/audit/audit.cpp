@@ -1,0 +1,228 @@
+// Every rule, for every layout of its operands, against the operator on whole tensors.
+//
+// audit [--full] [--op NAME] [--seed N]: the exit status is 0 if no rule is wrong or missing. Without --full a sample of the
+// layouts, the same in every run of one seed.
+#include <chrono>
+#include <cstdio>
+#include <cstring>
+#include <map>
+#include <random>
+#include <set>
+
+#include "tessera/base/error.h"
+#include "tests/audit/samples.h"
+
+namespace tessera::audit {
+
+namespace {
+
+using layout::Mesh;
+using layout::Placement;
+using layout::Placements;
+using layout::ReduceOp;
+using layout::Spec;
+
+struct Options {
+  bool is_full = false;
+  std::string op;
+  uint64_t seed = 1;
+};
+
+struct Count {
+  int64_t ran = 0;
+  int64_t free = 0;  // of those, the ones in which nothing moved
+  int64_t decomposed = 0;
+  int64_t refused = 0;
+  int64_t wrong = 0;
+};
+
+// How a tensor may lie on one axis.
+std::vector<Placement> choices(const at::Tensor& tensor) {
+  std::vector<Placement> result = {layout::Replicate()};
+  for (int64_t d = 0; d < tensor.dim(); ++d) {
+    result.push_back(layout::Shard(d));
+    if (tensor.size(d) > 2) {
+      result.push_back(layout::Shard(d, {.unit = 2}));
+    }
+  }
+  if (tensor.scalar_type() != at::kBool) {
+    result.push_back(layout::Partial(ReduceOp::kSum));
+    result.push_back(layout::Partial(ReduceOp::kMax));
+  }
+  if (at::isFloatingType(tensor.scalar_type())) {
+    result.push_back(layout::Partial(ReduceOp::kAvg));
+  }
+  return result;
+}
+
+class Auditor {
+ public:
+  explicit Auditor(const Options& options) : options_(options), random_(options.seed) {
+    for (const char* mesh : {"tp=2", "tp=3", "tp=4", "dp=2,tp=2", "dp=2,tp=3"}) {
+      meshes_.push_back(Mesh::parse(mesh));
+    }
+  }
+
+  void run(const Sample& sample) {
+    Count& count = counts_[sample.op];
+    std::vector<at::Tensor> expected;
+    try {
+      expected = run_whole(sample.op, sample.args);
+    } catch (const std::exception& error) {
+      std::printf("WRONG sample of %s: %s\n", sample.op.c_str(), base::message_of(error).c_str());
+      ++count.wrong;
+      return;
+    }
+    std::vector<std::vector<Placement>> options;
+    for (const auto& [tensor, arg] : rules::testing::tensors_of(sample.args)) {
+      tensors_.push_back(tensor);
+      options.push_back(choices(tensor));
+    }
+    for (const Mesh& mesh : meshes_) {
+      run_mesh(sample, expected, options, mesh, count);
+    }
+    tensors_.clear();
+  }
+
+  // Prints what was covered; true if nothing is wrong or missing.
+  bool report() const {
+    Count total;
+    std::set<std::string> missing;
+    for (const std::string& name : rules::RuleTable::instance().names()) {
+      if (name.starts_with("aten::") && !counts_.contains(name) && options_.op.empty()) {
+        missing.insert(name);
+      }
+    }
+    for (const auto& [op, count] : counts_) {
+      total.ran += count.ran;
+      total.free += count.free;
+      total.decomposed += count.decomposed;
+      total.refused += count.refused;
+      total.wrong += count.wrong;
+      if (options_.is_full) {
+        std::printf("%-60s %7ld ran, %6ld without a move, %6ld decomposed, %5ld refused, %4ld wrong\n", op.c_str(), count.ran,
+                    count.free, count.decomposed, count.refused, count.wrong);
+      }
+      if (count.ran + count.decomposed == 0) {
+        missing.insert(op);
+      }
+    }
+    for (const std::string& name : missing) {
+      std::printf("not audited: %s\n", name.c_str());
+    }
+    std::printf("%zu operators, seed %lu: %ld layouts ran, %ld of them without a move, %ld decomposed, %ld in-place writes "
+                "refused, %ld wrong, %zu operators not audited\n",
+                counts_.size(), static_cast<unsigned long>(options_.seed), total.ran, total.free, total.decomposed,
+                total.refused, total.wrong, missing.size());
+    return total.wrong == 0 && missing.empty();
+  }
+
+ private:
+  void run_mesh(const Sample& sample, const std::vector<at::Tensor>& expected,
+                const std::vector<std::vector<Placement>>& options, const Mesh& mesh, Count& count) {
+    double total = 1;
+    for (const auto& option : options) {
+      total *= std::pow(static_cast<double>(option.size()), static_cast<double>(mesh.ndim()));
+    }
+    const double limit = options_.is_full ? 2000 : mesh.ndim() == 1 ? 12 : 4;
+    const bool is_all = total <= limit;
+    for (int64_t i = 0; i < static_cast<int64_t>(std::min(total, limit)); ++i) {
+      uint64_t code = is_all ? static_cast<uint64_t>(i) : 0;
+      std::vector<Spec> specs;
+      for (size_t t = 0; t < options.size(); ++t) {
+        Placements placements;
+        for (int64_t axis = 0; axis < mesh.ndim(); ++axis) {
+          const size_t size = options[t].size();
+          placements.push_back(options[t][(is_all ? code : random_()) % size]);
+          code /= size;
+        }
+        const at::Tensor& tensor = tensors_[t];
+        if (!layout::is_valid(mesh, placements, tensor.dim())) {
+          placements.assign(mesh.ndim(), layout::Replicate());
+        }
+        specs.push_back(Spec::make(mesh, placements, tensor.sizes(), tensor.strides(), tensor.scalar_type()));
+      }
+      record(sample, outcome_of(sample, specs, expected), expected, count);
+    }
+  }
+
+  static Outcome outcome_of(const Sample& sample, const std::vector<Spec>& specs, const std::vector<at::Tensor>& expected) {
+    try {
+      return run_ranks(sample.op, sample.args, specs, expected, sample.compare);
+    } catch (const std::exception& error) {
+      return {.kind = Outcome::Kind::kWrong, .message = base::message_of(error)};
+    }
+  }
+
+  void record(const Sample& sample, const Outcome& outcome, const std::vector<at::Tensor>& expected, Count& count) {
+    std::optional<std::string> wrong;
+    switch (outcome.kind) {
+      case Outcome::Kind::kRan:
+        ++count.ran;
+        count.free += outcome.moved ? 0 : 1;
+        return;
+      case Outcome::Kind::kRefused:
+        ++count.refused;
+        return;
+      case Outcome::Kind::kDecomposed:
+        ++count.decomposed;
+        if (!decomposed_.insert(&sample).second) {
+          return;
+        }
+        wrong = difference(run_decomposition(sample.op, sample.args), expected, sample.compare);
+        break;
+      case Outcome::Kind::kWrong:
+        wrong = outcome.message;
+        break;
+    }
+    if (wrong) {
+      ++count.wrong;
+      if (count.wrong <= 3) {
+        std::printf("WRONG %s: %s\n", sample.op.c_str(), wrong->c_str());
+      }
+    }
+  }
+
+  Options options_;
+  std::mt19937_64 random_;
+  std::vector<Mesh> meshes_;
+  std::vector<at::Tensor> tensors_;
+  std::map<std::string, Count> counts_;
+  std::set<const Sample*> decomposed_;
+};
+
+}  // namespace
+
+}  // namespace tessera::audit
+
+// Warnings of libtorch about deprecated operators and outputs of other sizes.
+class Silence : public c10::WarningHandler {
+ public:
+  void process(const c10::Warning&) override {}
+};
+
+int main(int argc, char** argv) {
+  tessera::audit::Options options;
+  for (int i = 1; i < argc; ++i) {
+    if (std::strcmp(argv[i], "--full") == 0) {
+      options.is_full = true;
+    } else if (std::strcmp(argv[i], "--op") == 0 && i + 1 < argc) {
+      options.op = argv[++i];
+    } else if (std::strcmp(argv[i], "--seed") == 0 && i + 1 < argc) {
+      options.seed = std::strtoull(argv[++i], nullptr, 10);
+    } else {
+      std::fprintf(stderr, "audit [--full] [--op NAME] [--seed N]\n");
+      return 2;
+    }
+  }
+  Silence silence;
+  const c10::WarningUtils::WarningHandlerGuard quiet(&silence);
+  tessera::audit::Auditor auditor(options);
+  const tessera::audit::Samples samples = tessera::audit::all_samples();
+  for (const tessera::audit::Sample& sample : samples) {
+    if (options.op.empty() || sample.op == options.op) {
+      auditor.run(sample);
+    }
+  }
+  return auditor.report() ? 0 : 1;
+}
