@@ -83,8 +83,9 @@ at::Tensor distribute(const at::Tensor& tensor, const Mesh& mesh, const Placemen
     local = part_of(tensor.detach(), spec.local_ranges(state.ctx.coord(mesh)));
   }
   if (spec->has_partial) {
-    const Spec whole = spec.with(replicate_all(mesh));
-    local = run_move(state.ctx, *state.moves.find_or_plan(whole, spec), local, "distribute");
+    Placements merged = spec->placements;
+    for (layout::Placement& placement : merged) placement = placement.is_partial() ? layout::Replicate() : placement;
+    local = run_move(state.ctx, *state.moves.find_or_plan(spec.with(merged), spec), local, "distribute");
   }
   at::Tensor result = wrap(local, spec);
   if (tensor.requires_grad()) result.set_requires_grad(true);

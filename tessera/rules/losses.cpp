@@ -179,7 +179,7 @@ void add_loss_rules(RuleTable& table) {
     table.add(op, {.map = pointwise_map, .local = run_pointwise, .shape = shape});
   };
   pointwise("aten::binary_cross_entropy", ShapeSource::kFactors);
-  pointwise("aten::binary_cross_entropy_with_logits", ShapeSource::kMeta);
+  pointwise("aten::binary_cross_entropy_with_logits", ShapeSource::kFactors);
   pointwise("aten::huber_loss", ShapeSource::kFactors);
   pointwise("aten::mse_loss", ShapeSource::kMeta);
   pointwise("aten::smooth_l1_loss", ShapeSource::kMeta);

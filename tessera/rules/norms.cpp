@@ -25,6 +25,9 @@ FactorMap softmax_map(const Call& call) {
   }
   map.operands.assign(call.operands.size(), tensor);
   map.outputs = {tensor};
+  if (call.has_arg("dtype") && !call.arg("dtype").isNone()) {
+    map.dtypes = {call.arg("dtype").toScalarType()};
+  }
   return map;
 }
 
@@ -93,17 +96,14 @@ void decompose_log_softmax_backward(const c10::OperatorHandle& op, torch::jit::S
   args.give_value(grad.to(args["input_dtype"].toScalarType()));
 }
 
-// The dtype of an argument's gradient; that of `otherwise` if the argument is not there.
-c10::ScalarType dtype_of(const Call& call, const char* arg, const char* otherwise) {
-  const int operand = call.has_arg(arg) ? call.operand_of(arg) : -1;
-  return call.spec(operand >= 0 ? operand : call.operand_of(otherwise))->dtype;
-}
-
-// Backward returns the gradients of input, weight and bias. One that output_mask declines stays undefined, whatever its factors.
-void set_gradients(FactorMap& map, const Call& call, const TensorFactors& input, const TensorFactors& weight) {
-  map.outputs = {input, weight, weight};
-  const c10::ScalarType dtype = dtype_of(call, "weight", "input");
-  map.dtypes = {dtype_of(call, "input", "input"), dtype, dtype};
+// Three results: one like the input, and two that are like the weight in their dtype (statistics, gradients; of these, one
+// that output_mask declines stays undefined, whatever its factors).
+void set_results(FactorMap& map, const Call& call, const TensorFactors& input, const TensorFactors& others) {
+  const int weight = call.operand_of("weight");
+  const c10::ScalarType own = call.spec(call.operand_of("input"))->dtype;
+  const c10::ScalarType other = weight < 0 ? own : call.spec(weight)->dtype;
+  map.outputs = {input, others, others};
+  map.dtypes = {own, other, other};
 }
 
 // [rows..., normalised...]: rows may be cut, the normalised dims stay whole.
@@ -133,7 +133,7 @@ FactorMap row_norm_map(const Call& call) {
   map.set_operand(call, "input", factors.input);
   map.set_operand(call, "weight", factors.normalised);
   map.set_operand(call, "bias", factors.normalised);
-  map.outputs = {factors.input, factors.row, factors.row};
+  set_results(map, call, factors.input, factors.row);
   return map;
 }
 
@@ -146,7 +146,7 @@ FactorMap row_norm_backward_map(const Call& call) {
   map.set_operand(call, "rstd", factors.row);
   map.set_operand(call, "weight", factors.normalised);
   map.set_operand(call, "bias", factors.normalised);
-  set_gradients(map, call, factors.input, factors.normalised);
+  set_results(map, call, factors.input, factors.normalised);
   return map;
 }
 
@@ -165,10 +165,7 @@ FactorMap group_norm_map(const Call& call) {
   map.set_operand(call, "rstd", statistics);
   map.set_operand(call, "weight", channel);
   map.set_operand(call, "bias", channel);
-  map.outputs = {input, statistics, statistics};
-  if (call.has_arg("output_mask")) {
-    set_gradients(map, call, input, channel);
-  }
+  set_results(map, call, input, call.has_arg("output_mask") ? channel : statistics);
   return map;
 }
 
@@ -199,11 +196,11 @@ FactorMap batch_norm_map(const Call& call) {
   for (const char* arg : {"weight", "bias", "running_mean", "running_var"}) {
     map.set_operand(call, arg, channel);
   }
-  map.outputs = {input, saved, saved};
   if (call.has_arg("output_mask")) {
-    set_gradients(map, call, input, channel);
+    set_results(map, call, input, channel);
     return map;
   }
+  set_results(map, call, input, saved);
   for (const char* arg : {"running_mean", "running_var"}) {
     const int operand = call.operand_of(arg);
     TESSERA_CHECK(!trains || operand < 0 || call.spec(operand)->is_replicated, "[batch_norm] ", arg, " is ",
@@ -221,6 +218,21 @@ void run_batch_norm(const LocalCall& call, torch::jit::Stack& stack) {
   }
 }
 
+// libtorch's kernel divides by the size of the input.
+void run_batch_norm_backward(const LocalCall& call, torch::jit::Stack& stack) {
+  StackArgs args(*call.op, stack);
+  const at::Tensor input = args.tensor("input");
+  if (input.numel() != 0) {
+    args.run();
+    return;
+  }
+  const std::vector<bool> asked = args["output_mask"].toBoolList().vec();
+  const auto nothing = [&](size_t i) {
+    return asked.at(i) ? input.new_zeros(i == 0 ? input.sizes() : input.sizes().slice(1, 1), call.outputs[i]->dtype) : at::Tensor();
+  };
+  args.give(nothing(0), nothing(1), nothing(2));
+}
+
 }  // namespace
 
 void add_norm_rules(RuleTable& table) {
@@ -229,16 +241,19 @@ void add_norm_rules(RuleTable& table) {
   };
   table.add("aten::_softmax", softmax(decompose_softmax));
   table.add("aten::_log_softmax", softmax(decompose_log_softmax));
-  table.add("aten::_safe_softmax", softmax(decompose_safe_softmax));
+  table.add("aten::_safe_softmax", {.map = softmax_map,
+                                    .decompose = decompose_safe_softmax,
+                                    .decompose_when = softmax_is_cut,
+                                    .shape = ShapeSource::kFactors});
   table.add("aten::_softmax_backward_data", softmax(decompose_softmax_backward));
   table.add("aten::_log_softmax_backward_data", softmax(decompose_log_softmax_backward));
-  table.add("aten::native_layer_norm", {.map = row_norm_map});
+  table.add("aten::native_layer_norm", {.map = row_norm_map, .shape = ShapeSource::kFactors});
   table.add("aten::native_layer_norm_backward", {.map = row_norm_backward_map, .shape = ShapeSource::kFactors});
-  table.add("aten::native_group_norm", {.map = group_norm_map, .local = run_group_norm});
-  table.add("aten::native_group_norm_backward",
-            {.map = group_norm_map, .local = run_group_norm, .shape = ShapeSource::kFactors});
+  table.add_all({"aten::native_group_norm", "aten::native_group_norm_backward"},
+                {.map = group_norm_map, .local = run_group_norm, .shape = ShapeSource::kFactors});
   table.add("aten::native_batch_norm", {.map = batch_norm_map, .local = run_batch_norm, .shape = ShapeSource::kFactors});
-  table.add("aten::native_batch_norm_backward", {.map = batch_norm_map, .shape = ShapeSource::kFactors});
+  table.add("aten::native_batch_norm_backward",
+            {.map = batch_norm_map, .local = run_batch_norm_backward, .shape = ShapeSource::kFactors});
 }
 
 }  // namespace tessera::rules
