@@ -91,8 +91,9 @@ FactorMap gather_map(const Call& call) {
   const int64_t dim = wrap_dim(call.integer("dim"), call.dim_of(0));
   for (size_t d = 0; d < index.size(); ++d) {
     if (self.empty()) {
-      map.block(map.operands[1][d]);
-    } else if (static_cast<int64_t>(d) != dim && self[d] == index[d]) {
+      break;
+    }
+    if (static_cast<int64_t>(d) != dim && self[d] == index[d]) {
       map.operands[1][d] = map.operands[0][d];
     } else if (static_cast<int64_t>(d) != dim) {
       map.block(map.operands[0][d]);
@@ -123,13 +124,10 @@ FactorMap index_select_map(const Call& call) {
   map.operands = {map.add_all(call.spec(0)->sizes), map.add_all(call.spec(1)->sizes)};
   map.outputs = {map.operands[0]};
   const int64_t dim = wrap_dim(call.integer("dim"), call.dim_of(0));
-  if (call.dim_of(0) == 0 || call.dim_of(1) == 0) {
-    for (Factor& factor : map.factors) {
-      factor.can_shard = false;
-    }
-  }
   if (call.dim_of(0) > 0) {
     map.outputs[0][dim] = call.dim_of(1) > 0 ? map.operands[1][0] : DimFactors();
+  } else if (call.dim_of(1) > 0) {
+    map.operands[1][0] = {};
   }
   return map;
 }

@@ -318,4 +318,70 @@ Outcome run_ranks(const std::string& op, const std::vector<c10::IValue>& args, c
   return outcome;
 }
 
+namespace {
+
+// The layout in which parts of one result are right.
+std::optional<layout::Placement> find_layout(const std::vector<at::Tensor>& parts, const at::Tensor& expected,
+                                             const layout::Mesh& mesh) {
+  std::vector<layout::Placement> candidates = {layout::Replicate()};
+  for (int64_t d = 0; d < expected.dim(); ++d) {
+    candidates.push_back(layout::Shard(d));
+  }
+  for (ReduceOp reduce : {ReduceOp::kSum, ReduceOp::kMax, ReduceOp::kMin}) {
+    candidates.push_back(layout::Partial(reduce));
+  }
+  for (const layout::Placement& placement : candidates) {
+    const Spec spec = Spec::make(mesh, {placement}, expected.sizes(), expected.strides(), expected.scalar_type());
+    std::map<Coord, at::Tensor> by_coord;
+    for (size_t i = 0; i < parts.size(); ++i) {
+      by_coord[{static_cast<int64_t>(i)}] = parts[i];
+    }
+    try {
+      if (!difference({assemble(spec, by_coord, Compare::kValues)}, {expected}, Compare::kValues)) {
+        return placement;
+      }
+    } catch (const std::exception&) {
+    }
+  }
+  return std::nullopt;
+}
+
+}  // namespace
+
+std::optional<std::string> try_without_rule(const std::string& op, const std::vector<c10::IValue>& args,
+                                            const std::vector<Spec>& specs, const std::vector<at::Tensor>& expected) {
+  const c10::NoGradGuard no_grad;
+  const auto tensors = tensors_of(args);
+  const layout::Mesh& mesh = specs.front()->mesh;
+  std::vector<std::vector<at::Tensor>> parts(expected.size());
+  try {
+    for (int64_t rank : mesh.ranks()) {
+      std::vector<at::Tensor> locals;
+      for (size_t i = 0; i < tensors.size(); ++i) {
+        locals.push_back(distribute(tensors[i].first, specs[i]).at({rank}));
+      }
+      torch::jit::Stack stack = with_tensors(args, locals);
+      find_op(op).callBoxed(stack);
+      const std::vector<at::Tensor> results = flatten(stack);
+      for (size_t o = 0; o < expected.size(); ++o) {
+        parts[o].push_back(results.at(o));
+      }
+    }
+  } catch (const std::exception&) {
+    return std::nullopt;
+  }
+  std::string layouts;
+  for (size_t o = 0; o < expected.size(); ++o) {
+    if (!expected[o].defined()) {
+      continue;
+    }
+    const auto placement = find_layout(parts[o], expected[o], mesh);
+    if (!placement) {
+      return std::nullopt;
+    }
+    layouts += (layouts.empty() ? "" : " ") + placement->str();
+  }
+  return layouts;
+}
+
 }  // namespace tessera::audit
