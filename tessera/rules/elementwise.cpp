@@ -118,8 +118,8 @@ FactorMap log_sigmoid_backward_map(const Call& call) {
 }
 
 const Names& moving() {
-  static const Names names = {"aten::alias", "aten::clone", "aten::detach", "aten::lift_fresh", "aten::lift_fresh_copy",
-                              "aten::alias_copy", "aten::detach_copy", "aten::zero"};
+  static const Names names = {"aten::alias", "aten::alias_copy", "aten::clone", "aten::detach", "aten::detach_",
+                              "aten::detach_copy", "aten::lift_fresh", "aten::lift_fresh_copy", "aten::zero"};
   return names;
 }
 
@@ -130,15 +130,15 @@ const Names& linear() {
 
 const Names& unary() {
   static const Names names = {
-      "aten::acos", "aten::acosh", "aten::asin", "aten::asinh", "aten::atan", "aten::atanh",
-      "aten::bitwise_not", "aten::ceil", "aten::celu", "aten::cos", "aten::cosh", "aten::deg2rad", "aten::digamma",
-      "aten::elu", "aten::erf", "aten::erfc", "aten::erfinv", "aten::exp", "aten::exp2", "aten::expm1", "aten::floor",
-      "aten::frac", "aten::gelu", "aten::hardshrink", "aten::hardsigmoid",
-      "aten::isneginf", "aten::isposinf", "aten::leaky_relu", "aten::lgamma", "aten::log",
-      "aten::log10", "aten::log1p", "aten::log2", "aten::mish", "aten::rad2deg", "aten::reciprocal", "aten::round",
-      "aten::round.decimals", "aten::rsqrt", "aten::sgn", "aten::sigmoid", "aten::sign", "aten::signbit", "aten::silu",
-      "aten::sin", "aten::sinc", "aten::sinh", "aten::softplus", "aten::softshrink", "aten::sqrt", "aten::tan",
-      "aten::tanh", "aten::threshold", "aten::trunc"};
+      "aten::acos", "aten::acosh", "aten::asin", "aten::asinh", "aten::atan", "aten::atanh", "aten::bitwise_not",
+      "aten::ceil", "aten::celu", "aten::cos", "aten::cosh", "aten::deg2rad", "aten::digamma", "aten::elu",
+      "aten::erf", "aten::erfc", "aten::erfinv", "aten::exp", "aten::exp2", "aten::expm1", "aten::floor",
+      "aten::frac", "aten::gelu", "aten::hardshrink", "aten::hardsigmoid", "aten::isneginf", "aten::isposinf",
+      "aten::leaky_relu", "aten::lgamma", "aten::log", "aten::log10", "aten::log1p", "aten::log2", "aten::mish",
+      "aten::rad2deg", "aten::reciprocal", "aten::round", "aten::round.decimals", "aten::rsqrt", "aten::sgn",
+      "aten::sigmoid", "aten::sign", "aten::signbit", "aten::silu", "aten::sin", "aten::sinc", "aten::sinh",
+      "aten::softplus", "aten::softshrink", "aten::sqrt", "aten::tan", "aten::tanh", "aten::threshold",
+      "aten::trunc"};
   return names;
 }
 
@@ -149,26 +149,25 @@ const Names& with_scalar() {
       "aten::bitwise_or.Scalar_Tensor", "aten::bitwise_right_shift.Scalar_Tensor",
       "aten::bitwise_right_shift.Tensor_Scalar", "aten::bitwise_xor.Scalar", "aten::bitwise_xor.Scalar_Tensor",
       "aten::clamp", "aten::clamp_max", "aten::clamp_min", "aten::div.Scalar_mode", "aten::eq.Scalar",
-      "aten::fmod.Scalar", "aten::ge.Scalar", "aten::gt.Scalar", "aten::le.Scalar",
-      "aten::lt.Scalar", "aten::ne.Scalar", "aten::pow.Scalar", "aten::pow.Tensor_Scalar", "aten::remainder.Scalar", "aten::rsub.Scalar", "aten::sub.Scalar"};
+      "aten::fmod.Scalar", "aten::ge.Scalar", "aten::gt.Scalar", "aten::le.Scalar", "aten::lt.Scalar",
+      "aten::ne.Scalar", "aten::pow.Scalar", "aten::pow.Tensor_Scalar", "aten::remainder.Scalar", "aten::rsub.Scalar",
+      "aten::sub.Scalar"};
   return names;
 }
 
 const Names& several() {
   static const Names names = {
-      "aten::addcdiv", "aten::addcmul", "aten::atan2",
-      "aten::bitwise_and.Tensor", "aten::bitwise_left_shift.Tensor",
+      "aten::addcdiv", "aten::addcmul", "aten::atan2", "aten::bitwise_and.Tensor", "aten::bitwise_left_shift.Tensor",
       "aten::bitwise_or.Tensor", "aten::bitwise_right_shift.Tensor", "aten::bitwise_xor.Tensor", "aten::clamp.Tensor",
       "aten::clamp_max.Tensor", "aten::clamp_min.Tensor", "aten::copysign.Tensor", "aten::div.Tensor_mode",
-      "aten::elu_backward", "aten::eq.Tensor", "aten::fill.Tensor", "aten::fmax", "aten::fmin",
-      "aten::fmod.Tensor", "aten::ge.Tensor", "aten::gelu_backward", "aten::gt.Tensor", "aten::hardshrink_backward",
-      "aten::hardsigmoid_backward", "aten::heaviside",
-      "aten::hypot", "aten::le.Tensor", "aten::leaky_relu_backward", "aten::lerp.Tensor",
-      "aten::logaddexp", "aten::logaddexp2",
-      "aten::logit_backward", "aten::lt.Tensor", "aten::masked_fill.Tensor", "aten::maximum", "aten::minimum",
-      "aten::mish_backward", "aten::ne.Tensor", "aten::pow.Tensor_Tensor", "aten::remainder.Tensor", 
-      "aten::sigmoid_backward", "aten::silu_backward", "aten::softplus_backward", "aten::softshrink_backward",
-      "aten::tanh_backward", "aten::threshold_backward", "aten::xlogy.Tensor"};
+      "aten::elu_backward", "aten::eq.Tensor", "aten::fill.Tensor", "aten::fmax", "aten::fmin", "aten::fmod.Tensor",
+      "aten::ge.Tensor", "aten::gelu_backward", "aten::gt.Tensor", "aten::hardshrink_backward",
+      "aten::hardsigmoid_backward", "aten::heaviside", "aten::hypot", "aten::le.Tensor", "aten::leaky_relu_backward",
+      "aten::lerp.Tensor", "aten::logaddexp", "aten::logaddexp2", "aten::logit_backward", "aten::lt.Tensor",
+      "aten::masked_fill.Tensor", "aten::maximum", "aten::minimum", "aten::mish_backward", "aten::ne.Tensor",
+      "aten::pow.Tensor_Tensor", "aten::remainder.Tensor", "aten::sigmoid_backward", "aten::silu_backward",
+      "aten::softplus_backward", "aten::softshrink_backward", "aten::tanh_backward", "aten::threshold_backward",
+      "aten::xlogy.Tensor"};
   return names;
 }
 

@@ -42,6 +42,13 @@ bool is_out_schema(const c10::FunctionSchema& schema) {
                      [](const c10::Argument& argument) { return argument.is_out(); });
 }
 
+// squeeze_ and the like give a tensor other sizes in place.
+bool changes_metadata(std::string_view op) {
+  const OpName name = split_name(op);
+  const auto handle = find_op(name.base, name.overload);
+  return handle && handle->hasTag(at::Tag::inplace_view);
+}
+
 // Do the arguments agree in name and type, out= arguments left aside?
 bool same_inputs(const c10::FunctionSchema& a, const c10::FunctionSchema& b) {
   const auto inputs = [](const c10::FunctionSchema& schema) {
@@ -121,7 +128,7 @@ void RuleTable::add_optional(std::string_view op, Rule rule) {
 
 const Rule* RuleTable::find(std::string_view op) const {
   auto it = rules_.find(std::string(op));
-  if (it == rules_.end()) {
+  if (it == rules_.end() && !changes_metadata(op)) {
     it = rules_.find(functional_name(op));
   }
   return it == rules_.end() ? nullptr : &it->second;

@@ -61,7 +61,8 @@ class RuleTable {
   // For an operator that some releases of libtorch lack, or that a higher floor defines.
   void add_optional(std::string_view op, Rule rule);
 
-  // The rule of `op`, of its functional form for an in-place or out= operator, or null.
+  // The rule of `op`, of its functional form for an in-place or out= operator, or null. In-place operators that change sizes
+  // (squeeze_) have none.
   const Rule* find(std::string_view op) const;
   std::vector<std::string> names() const;
 

@@ -58,6 +58,8 @@ TEST(Names, FunctionalForms) {
   EXPECT_EQ(functional_name("aten::__and__.Tensor"), "aten::__and__.Tensor");
   EXPECT_NE(RuleTable::instance().find("aten::relu_"), nullptr);
   EXPECT_EQ(RuleTable::instance().find("aten::no_such_operator"), nullptr);
+  EXPECT_EQ(RuleTable::instance().find("aten::squeeze_"), nullptr);
+  EXPECT_EQ(RuleTable::instance().find("aten::t_"), nullptr);
 }
 
 }  // namespace
