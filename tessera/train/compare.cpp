@@ -88,15 +88,6 @@ ParameterError error_of(const Part& a, const Part& b, double tolerance, double a
   return {a.name, difference == 0 ? 0 : difference / largest(wide), tolerance};
 }
 
-void keep_largest(std::vector<ParameterError>& all, const ParameterError& error) {
-  const auto found = std::find_if(all.begin(), all.end(), [&](const auto& other) { return other.name == error.name; });
-  if (found == all.end()) {
-    all.push_back(error);
-  } else if (!(error.error <= found->error)) {
-    found->error = error.error;
-  }
-}
-
 // The first thing that differs in any bit after step `i`.
 std::string what_differs(const Run& a, const Run& b, size_t i, bool every_step) {
   if (a.steps[i].loss != b.steps[i].loss) {
@@ -128,12 +119,10 @@ SideResult result_of(const Side& side, const Run& a, const Run& b, double tolera
     }
   }
   const auto limit = side.config.train.lr * static_cast<double>(a.steps.size());
-  for (size_t i = 0; i < a.parameters.size(); ++i) {
-    for (const auto& [name, value] : a.parameters[i]) {
-      const auto of_a = parts_of(side.config, name, value), of_b = parts_of(side.config, name, b.parameters[i].at(name));
-      for (size_t part = 0; part < of_a.size(); ++part) {
-        keep_largest(result.parameters, error_of(of_a[part], of_b[part], tolerance, limit));
-      }
+  for (const auto& [name, value] : a.parameters.back()) {
+    const auto of_a = parts_of(side.config, name, value), of_b = parts_of(side.config, name, b.parameters.back().at(name));
+    for (size_t part = 0; part < of_a.size(); ++part) {
+      result.parameters.push_back(error_of(of_a[part], of_b[part], tolerance, limit));
     }
   }
   result.is_inside = result.loss <= tolerance && result.grad_norm <= tolerance &&

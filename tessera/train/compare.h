@@ -25,7 +25,7 @@ struct CompareOptions {
   double tolerance = 0;   // 0: what rounding explains in the configuration's dtype
 };
 
-// The largest error of one parameter over what was compared.
+// The error of one parameter after the last step.
 struct ParameterError {
   std::string name;
   double error = 0;
@@ -54,7 +54,7 @@ struct Comparison {
   std::string dtype;
   int64_t steps = 0;
   double tolerance = 0;
-  // Parameters were compared after every step; else, being many, after the last one only.
+  // Bits of parameters were compared after every step; else, being many, after the last one only.
   bool every_step = false;
   std::vector<SideResult> sides;
 

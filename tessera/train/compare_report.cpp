@@ -6,8 +6,8 @@
 namespace tessera::train {
 
 std::string Comparison::text() const {
-  auto out = fmt::format("{} steps, {}, against {}; tolerance {:.0e}; parameters compared after {}\n", steps, dtype, reference,
-                         tolerance, every_step ? "every step" : "the last step");
+  auto out = fmt::format("{} steps, {}, against {}; tolerance {:.0e}{}\n", steps, dtype, reference, tolerance,
+                         every_step ? "" : "; parameters compared after the last step only");
   for (const auto& side : sides) {
     const auto& worst = side.worst();
     out += fmt::format("{}: {}  loss {:.1e}  grad_norm {:.1e}  parameters {:.1e} ({}, limit {:.0e})  first difference {}\n",

@@ -74,6 +74,7 @@ std::vector<Field> fields(Config& config) {
       {"train.min_lr", &train.min_lr, at_least(0)},
       {"train.weight_decay", &train.weight_decay, at_least(0)},
       {"train.betas", &train.betas, within(0, 0.999999)},
+      {"train.eps", &train.eps, above(0)},
       {"train.clip", &train.clip, at_least(0)},
       {"train.seed", &train.seed, at_least(0)},
       {"train.dtype", &train.dtype, one_of({"float32", "float64"})},

@@ -47,6 +47,7 @@ struct TrainConfig {
   double min_lr = 0;            // where the cosine ends
   double weight_decay = 0.1;
   std::array<double, 2> betas = {0.9, 0.95};
+  double eps = 1e-8;            // AdamW's; gradients much smaller than this hardly move their parameter
   double clip = 1;              // largest gradient norm; 0: no clipping
   int64_t seed = 0;
   std::string dtype = "float32";

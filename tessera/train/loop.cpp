@@ -97,7 +97,8 @@ void run_loop(const Config& config, const data::Sampler& sampler, const LoopOpti
   const auto model = parallel::deferred([&] { return make_model(config); });
   torch::optim::AdamW optimizer(
       model->parameters(),
-      torch::optim::AdamWOptions(train.lr).betas({train.betas[0], train.betas[1]}).weight_decay(train.weight_decay));
+      torch::optim::AdamWOptions(train.lr).betas({train.betas[0], train.betas[1]}).eps(train.eps).weight_decay(
+          train.weight_decay));
   const auto plan = make_plan(config, *model);
   parallel::place(*model, plan, &optimizer);
   parallel::Job job(
