@@ -6,14 +6,13 @@
 
 #include "tessera/base/error.h"
 #include "tessera/dtensor/dtensor.h"
+#include "tessera/parallel/rows.h"
 
 namespace tessera::parallel {
 
 namespace {
 
-using dtensor::Origin;
 using dtensor::RankState;
-using layout::Coord;
 using layout::Placements;
 using layout::Range;
 using layout::Spec;
@@ -49,68 +48,6 @@ auto make_node() {
   }
 }
 
-// Which samples of a step each rank works on: the micro-batches are cut from the step's samples, each is cut over the batch
-// axes, and a rank's parts of all of them follow each other in one block.
-class Rows {
- public:
-  Rows(const Plan& plan, int64_t samples, int64_t micro_batches) : plan_(plan), samples_(samples), micro_batches_(micro_batches) {
-    placements_.resize(plan.mesh.ndim());
-    for (size_t i = 0; i < plan.batch_axes.size(); ++i) {
-      placements_[plan.mesh.axis_index(plan.batch_axes[i])] = layout::Shard(0, {.order = static_cast<int>(i)});
-    }
-    Coord coord(plan.mesh.ndim(), 0);
-    list_blocks(0, coord);
-  }
-
-  const Placements& placements() const { return placements_; }
-  int64_t size_of(int64_t index) const { return layout::cut(samples_, micro_batches_, index).size(); }
-
-  // The samples of micro-batch `index` for the rank at `coord`.
-  Range samples_of(const Coord& coord, int64_t index) const {
-    const Coord own = batch_coord(coord);
-    int64_t begin = 0;
-    for (const Coord& block : blocks_) {
-      if (block == own) break;
-      for (int64_t k = 0; k < micro_batches_; ++k) begin += rows(block, k).size();
-    }
-    for (int64_t k = 0; k < index; ++k) begin += rows(own, k).size();
-    return {begin, begin + rows(own, index).size()};
-  }
-
-  const Origin* origin(int64_t index) const {
-    std::vector<Origin::Piece> pieces;
-    for (const Coord& block : blocks_) {
-      const Range held = rows(block, index);
-      if (held.size() > 0) pieces.push_back({held.begin, samples_of(block, index).begin});
-    }
-    return Origin::make(std::move(pieces));
-  }
-
- private:
-  void list_blocks(size_t next, Coord& coord) {
-    if (next == plan_.batch_axes.size()) {
-      blocks_.push_back(coord);
-      return;
-    }
-    const int64_t axis = plan_.mesh.axis_index(plan_.batch_axes[next]);
-    for (coord[axis] = 0; coord[axis] < plan_.mesh.axis(axis).size; ++coord[axis]) list_blocks(next + 1, coord);
-    coord[axis] = 0;
-  }
-
-  Coord batch_coord(const Coord& coord) const {
-    Coord own(coord.size(), 0);
-    for (const std::string& name : plan_.batch_axes) own[plan_.mesh.axis_index(name)] = coord[plan_.mesh.axis_index(name)];
-    return own;
-  }
-
-  Range rows(const Coord& block, int64_t index) const { return layout::local_range(plan_.mesh, placements_, 0, size_of(index), block); }
-
-  const Plan& plan_;
-  int64_t samples_, micro_batches_;
-  Placements placements_;
-  std::vector<Coord> blocks_;  // coordinates on the batch axes, slowest first
-};
-
 // Factories inside the job's forward give DTensors, and gathered activations are shared within the plan's budget.
 class Region {
  public:
@@ -138,6 +75,7 @@ struct Job::State {
   Loss loss;
   JobOptions options;
   int64_t step = 0;
+  std::map<int64_t, Rows> rows;  // by the number of samples
 
   std::vector<at::Tensor> parameters() const {
     std::vector<at::Tensor> wanted;
@@ -147,7 +85,8 @@ struct Job::State {
     return wanted;
   }
 
-  std::vector<at::Tensor> micro_batch(const Rows& rows, int64_t samples, int64_t index, const ReadRows& read) const;
+  Rows& rows_of(int64_t samples);
+  std::vector<at::Tensor> micro_batch(Rows& rows, int64_t index, const ReadRows& read) const;
   at::Tensor forward(const std::vector<at::Tensor>& batch) const;
 };
 
@@ -193,7 +132,12 @@ at::Tensor with_deposit(const at::Tensor& loss, std::vector<at::Tensor> held, co
 
 }  // namespace
 
-std::vector<at::Tensor> Job::State::micro_batch(const Rows& rows, int64_t samples, int64_t index, const ReadRows& read) const {
+Rows& Job::State::rows_of(int64_t samples) {
+  TESSERA_CHECK(samples >= 1, "[job] a step needs at least one sample, got ", samples);
+  return rows.try_emplace(samples, plan.mesh, plan.batch_axes, samples, std::min(options.accumulate, samples)).first->second;
+}
+
+std::vector<at::Tensor> Job::State::micro_batch(Rows& rows, int64_t index, const ReadRows& read) const {
   RankState& rank = RankState::require();
   const Range mine = rows.samples_of(rank.ctx.coord(plan.mesh), index);
   const int64_t size = rows.size_of(index);
@@ -203,7 +147,7 @@ std::vector<at::Tensor> Job::State::micro_batch(const Rows& rows, int64_t sample
                   " samples [", mine.begin, ", ", mine.end, ") along dim 0, got ", part.sizes(), " (rank ", rank.ctx.rank, ")");
     std::vector<int64_t> sizes = part.sizes().vec();
     sizes[0] = size;
-    const Spec spec = Spec::contiguous(plan.mesh, rows.placements(), sizes, part.scalar_type(), batch_labels(part, size, samples));
+    const Spec spec = Spec::contiguous(plan.mesh, rows.placements(), sizes, part.scalar_type(), batch_labels(part, size, rows.samples()));
     batch.push_back(dtensor::wrap(part.contiguous(), spec, rows.origin(index)));
   }
   return batch;
@@ -241,9 +185,7 @@ at::Tensor Job::run(const std::vector<at::Tensor>& batch) {
 
 at::Tensor Job::run_rows(int64_t samples, const ReadRows& read) {
   RankState& rank = RankState::require();
-  const int64_t micro_batches = std::min(state_->options.accumulate, samples);
-  TESSERA_CHECK(samples >= 1, "[job] a step needs at least one sample");
-  const Rows rows(state_->plan, samples, micro_batches);
+  Rows& rows = state_->rows_of(samples);
   const bool with_gradients = at::GradMode::is_enabled();
   const std::vector<at::Tensor> parameters = state_->parameters();
   Region region(rank, state_->plan);
@@ -251,10 +193,10 @@ at::Tensor Job::run_rows(int64_t samples, const ReadRows& read) {
 
   at::Tensor total;
   std::vector<at::Tensor> held;
-  for (int64_t k = 0; k < micro_batches; ++k) {
+  for (int64_t k = 0; k < rows.micro_batches(); ++k) {
     if (rows.size_of(k) == 0) continue;
     rank.sites.begin_pass();
-    at::Tensor loss = state_->forward(state_->micro_batch(rows, samples, k, read));
+    at::Tensor loss = state_->forward(state_->micro_batch(rows, k, read));
     const double weight = static_cast<double>(rows.size_of(k)) / static_cast<double>(samples);
     if (weight != 1) loss = at::mul(loss, weight);
     if (with_gradients) hold(held, torch::autograd::grad({loss}, parameters, {}, std::nullopt, false, /*allow_unused=*/true));
@@ -269,8 +211,7 @@ at::Tensor Job::run_rows(int64_t samples, const ReadRows& read) {
 }
 
 Range Job::rows_of(int64_t samples, int64_t index) const {
-  const Rows rows(state_->plan, samples, std::min(state_->options.accumulate, samples));
-  return rows.samples_of(RankState::require().ctx.coord(state_->plan.mesh), index);
+  return state_->rows_of(samples).samples_of(RankState::require().ctx.coord(state_->plan.mesh), index);
 }
 
 int64_t Job::step() const { return state_->step; }
