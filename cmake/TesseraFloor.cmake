@@ -1,6 +1,6 @@
 # tessera_floor(NAME <floor> SOURCES ... DEPENDS <lower floors>)   one floor, as an object library tessera_<floor>
 # tessera_test(NAME <test> SOURCES ... FLOORS <floors> [LIBRARIES ...])   one GoogleTest program over some floors
-# tessera_benchmark(NAME <bench> SOURCES ... [LIBRARIES ...])   one Google Benchmark program over libtessera
+# tessera_benchmark(NAME <bench> SOURCES ... [LIBRARIES ...])   one program over libtessera that prints a table
 #
 # A floor (or a test) sees only the floors it names and what those depend on.
 
@@ -51,9 +51,9 @@ endfunction()
 
 function(tessera_benchmark)
   cmake_parse_arguments(B "" "NAME" "SOURCES;LIBRARIES" ${ARGN})
-  find_package(benchmark REQUIRED)
   add_executable(bench_${B_NAME} ${B_SOURCES})
-  target_link_libraries(bench_${B_NAME} PRIVATE tessera benchmark::benchmark benchmark::benchmark_main ${B_LIBRARIES})
+  target_link_libraries(bench_${B_NAME} PRIVATE tessera tessera_torch ${B_LIBRARIES})
+  target_include_directories(bench_${B_NAME} PRIVATE ${PROJECT_SOURCE_DIR})
   target_precompile_headers(bench_${B_NAME} REUSE_FROM tessera_pch)
   if(NOT TARGET run_benchmarks)
     add_custom_target(run_benchmarks)

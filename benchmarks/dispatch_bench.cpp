@@ -1,0 +1,134 @@
+// What a cached operator on DTensors costs over the same operator on tensors of the local size.
+//
+// bench_dispatch                 times; bench_dispatch --instructions (under callgrind, by tools/bench_instructions.py)
+// writes the instructions of each case to a dump named after it.
+
+#include <functional>
+#include <string_view>
+
+#include <ATen/ATen.h>
+#include <ATen/Parallel.h>
+
+#if __has_include(<valgrind/callgrind.h>)
+#include <valgrind/callgrind.h>
+#else
+#define CALLGRIND_ZERO_STATS
+#define CALLGRIND_DUMP_STATS_AT(name)
+#endif
+
+#include "benchmarks/measure.h"
+#include "tessera/comm/run_ranks.h"
+#include "tessera/dtensor/dtensor.h"
+#include "tessera/dtensor/registry.h"
+
+namespace tessera::benchmarks {
+namespace {
+
+constexpr int64_t kCalls = 100;
+constexpr int kRepeats = 400;
+
+// x is cut by rows, w by columns, so that x @ w needs no communication; every local part is 4x4 (norm_*: 4).
+struct Operands {
+  at::Tensor x, y, w, norm_weight, norm_bias;
+};
+
+struct Case {
+  const char* name;
+  bool with_grad;
+  std::function<void(const Operands&)> body;
+};
+
+std::vector<Case> cases() {
+  std::vector<Case> all;
+  for (bool with_grad : {false, true}) {
+    all.push_back({"add", with_grad, [](const Operands& o) { at::add(o.x, o.y); }});
+    all.push_back({"mm", with_grad, [](const Operands& o) { at::mm(o.x, o.w); }});
+    all.push_back({"view", with_grad, [](const Operands& o) { o.x.view({-1, 2, 2}); }});
+    all.push_back({"sum", with_grad, [](const Operands& o) { at::sum(o.x); }});
+    all.push_back({"mul by a number", with_grad, [](const Operands& o) { at::mul(o.x, 2.0); }});
+    all.push_back({"detach", with_grad, [](const Operands& o) { o.x.detach(); }});
+    all.push_back({"layer_norm", with_grad, [](const Operands& o) { at::layer_norm(o.x, {4}, o.norm_weight, o.norm_bias); }});
+  }
+  all.push_back({"add_", false, [](const Operands& o) { at::Tensor(o.x).add_(o.y); }});
+  return all;
+}
+
+Operands plain_operands(bool with_grad) {
+  const auto ones = [&](at::IntArrayRef sizes) { return at::ones(sizes).requires_grad_(with_grad); };
+  return {ones({4, 4}), ones({4, 4}), ones({4, 4}), ones({4}), ones({4})};
+}
+
+Operands distributed_operands(const layout::Mesh& mesh, bool with_grad) {
+  const bool flat = mesh.ndim() == 1;
+  const char* rows = flat ? "{tp: S(0)}" : "{dp: S(0)}";
+  const char* columns = flat ? "{}" : "{tp: S(1)}";
+  const auto make = [&](at::IntArrayRef sizes, const char* placements) {
+    return dtensor::distribute(at::ones(sizes), mesh, placements).requires_grad_(with_grad);
+  };
+  return {make({8, 4}, rows), make({8, 4}, rows), make({4, flat ? 4 : 8}, columns), make({4}, "{}"), make({4}, "{}")};
+}
+
+void time_mesh(const layout::Mesh& mesh, const std::vector<Case>& all) {
+  print_header(mesh.str(), {"plain us", "DTensor us", "extra us"});
+  std::vector<Least> plain(all.size()), distributed(all.size());
+  for (int repeat = 0; repeat < kRepeats; ++repeat) {
+    for (bool with_grad : {false, true}) {
+      const at::AutoGradMode mode(with_grad);
+      const Operands operands = plain_operands(with_grad);
+      for (size_t i = 0; i < all.size(); ++i) {
+        if (all[i].with_grad == with_grad) plain[i].add(microseconds(kCalls, [&] { all[i].body(operands); }));
+      }
+      comm::run_fake(mesh.size(), 0, [&] {
+        const Operands operands = distributed_operands(mesh, with_grad);
+        for (size_t i = 0; i < all.size(); ++i) {
+          if (all[i].with_grad != with_grad) continue;
+          all[i].body(operands);
+          distributed[i].add(microseconds(kCalls, [&] { all[i].body(operands); }));
+        }
+      });
+    }
+  }
+  for (size_t i = 0; i < all.size(); ++i) {
+    print_row(std::string(all[i].name) + (all[i].with_grad ? ", grad" : ""),
+              {plain[i].value(), distributed[i].value(), distributed[i].value() - plain[i].value()});
+  }
+}
+
+// The instructions of kCalls calls, in a dump named `kind/case`.
+void count(const std::string& kind, const Case& one, const Operands& operands) {
+  for (int i = 0; i < 3; ++i) one.body(operands);
+  const std::string name = kind + "/" + one.name + (one.with_grad ? ", grad" : "");
+  CALLGRIND_ZERO_STATS;
+  for (int64_t i = 0; i < kCalls; ++i) one.body(operands);
+  CALLGRIND_DUMP_STATS_AT(name.c_str());
+}
+
+void count_all(const std::vector<layout::Mesh>& meshes, const std::vector<Case>& all) {
+  std::printf("calls %ld\n", static_cast<long>(kCalls));
+  for (const Case& one : all) {
+    const at::AutoGradMode mode(one.with_grad);
+    count("plain", one, plain_operands(one.with_grad));
+    for (const layout::Mesh& mesh : meshes) {
+      comm::run_fake(mesh.size(), 0, [&] { count(mesh.str(), one, distributed_operands(mesh, one.with_grad)); });
+    }
+  }
+}
+
+int run(bool instructions) {
+  dtensor::ensure_registered();
+  at::set_num_threads(1);
+  const std::vector<layout::Mesh> meshes = {layout::Mesh::parse("tp=2"), layout::Mesh::parse("dp=2,tp=2")};
+  if (instructions) {
+    count_all(meshes, cases());
+    return 0;
+  }
+  for (const layout::Mesh& mesh : meshes) time_mesh(mesh, cases());
+  return 0;
+}
+
+}  // namespace
+}  // namespace tessera::benchmarks
+
+int main(int argc, char** argv) {
+  return tessera::benchmarks::run(argc > 1 && std::string_view(argv[1]) == "--instructions");
+}
