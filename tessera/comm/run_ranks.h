@@ -2,8 +2,12 @@
 #pragma once
 
 #include <chrono>
+#include <concepts>
 #include <functional>
 #include <memory>
+#include <optional>
+#include <type_traits>
+#include <utility>
 
 #include "tessera/comm/context.h"
 
@@ -24,6 +28,23 @@ struct RunOptions {
 // passes unchanged). Each rank starts with the caller's libtorch thread-local state (grad mode, autocast); autograd's own
 // threads are off inside a rank. A rank cannot start ranks.
 void run_ranks(int64_t ranks, const std::function<void(int64_t rank)>& body, RunOptions options = {});
+
+// The same for a body that does not ask for its rank, such as a one-device program's; returns what it returned on rank 0.
+template <std::invocable Body>
+std::invoke_result_t<Body&> run_ranks(int64_t ranks, Body&& body, RunOptions options = {}) {
+  using Result = std::invoke_result_t<Body&>;
+  using OfRank = std::function<void(int64_t)>;
+  if constexpr (std::is_void_v<Result>) {
+    run_ranks(ranks, OfRank([&](int64_t) { body(); }), options);
+  } else {
+    std::optional<Result> result;
+    run_ranks(ranks, OfRank([&](int64_t rank) {
+      Result own = body();
+      if (rank == 0) result.emplace(std::move(own));
+    }), options);
+    return *std::move(result);
+  }
+}
 
 // Runs `body` on the calling thread as `rank` of an imagined job of `ranks`: collectives succeed at once and move nothing
 // (outputs keep what they held). For planning, ledgers and costs on any mesh size.

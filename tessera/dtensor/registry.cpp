@@ -64,8 +64,16 @@ void register_all() {
   }
   register_contract_kernels(all.registry);
   register_plain_kernels(all.registry);
-  comm::add_rank_hook([] { return intercept_this_thread(); });
 }
+
+// Every rank thread is under interception from its first line on.
+[[maybe_unused]] const bool hook_added = [] {
+  comm::add_rank_hook([] {
+    ensure_registered();
+    return intercept_this_thread();
+  });
+  return true;
+}();
 
 }  // namespace
 
