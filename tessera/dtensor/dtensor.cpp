@@ -180,9 +180,8 @@ at::Tensor with_labels(const at::Tensor& tensor, const layout::Labels& labels, c
 
 void manual_seed(uint64_t seed) {
   Sites& sites = RankState::require().sites;
+  sites = {};
   sites.seed = seed;
-  sites.step = 0;
-  sites.begin_pass();
 }
 
 ModeScope::ModeScope(Mode mode) : previous_(RankState::require().mode) { RankState::require().mode = mode; }

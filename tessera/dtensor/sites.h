@@ -37,8 +37,11 @@ class Sites {
 
   Position position() const { return position_; }
   void restore(Position position) { position_ = std::move(position); }
-  // A new forward pass (a micro-batch, a step).
-  void begin_pass() { position_ = {}; }
+  // A new forward pass (a micro-batch, a step). What it draws before it reads a parameter is not what initialisation drew.
+  void begin_pass() {
+    position_ = {};
+    position_.reading = 1;
+  }
 
  private:
   Position position_;

@@ -2,7 +2,9 @@
 
 #include <ATen/ops/mul.h>
 #include <torch/csrc/autograd/autograd.h>
+#include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/functions/utils.h>
+#include <torch/csrc/autograd/variable.h>
 
 #include "tessera/base/error.h"
 #include "tessera/dtensor/dtensor.h"
@@ -21,19 +23,41 @@ using torch::autograd::variable_list;
 // Stands behind the step's loss: backward scales the gradients that the job holds and hands them to the parameters.
 struct Deposit final : torch::autograd::Node {
   std::vector<at::Tensor> gradients;
+  bool is_last = false;
+  bool is_spent = false;
 
   variable_list apply(variable_list&& grads) override {
+    TESSERA_CHECK(!is_spent, "[job] backward through the loss of a step a second time: its gradients were handed out by the first. Pass "
+                  "retain_graph to the first, or call the job again.");
     at::NoGradGuard no_grad;
+    is_spent = is_last;
+    // The last time nothing is kept, so that the parameters' `.grad` take the tensors instead of copies.
+    variable_list result = is_last ? std::move(gradients) : gradients;
     const at::Tensor scale = grads.at(0);
-    const bool is_one = !scale.defined() || scale.item().toDouble() == 1;
-    variable_list result;
-    for (const at::Tensor& gradient : gradients) {
-      result.push_back(!gradient.defined() || is_one ? gradient : at::mul(gradient, scale));
-    }
+    if (!scale.defined() || scale.item().toDouble() == 1) return result;
+    for (at::Tensor& gradient : result) gradient = at::mul(gradient, scale);
     return result;
   }
 
+  void will_release_variables() override { is_last = true; }
   void release_variables() override { gradients.clear(); }
+};
+
+// Takes away the hooks of leaves while the job takes their gradients: they run once, at the deposit.
+class WithoutHooks {
+ public:
+  explicit WithoutHooks(const std::vector<at::Tensor>& leaves) : leaves_(leaves) {
+    for (const at::Tensor& leaf : leaves) kept_.push_back(std::exchange(torch::autograd::impl::hooks(leaf), {}));
+  }
+  ~WithoutHooks() {
+    for (size_t i = 0; i < leaves_.size(); ++i) torch::autograd::impl::hooks(leaves_[i]) = std::move(kept_[i]);
+  }
+  WithoutHooks(const WithoutHooks&) = delete;
+  WithoutHooks& operator=(const WithoutHooks&) = delete;
+
+ private:
+  const std::vector<at::Tensor>& leaves_;
+  std::vector<std::vector<std::unique_ptr<torch::autograd::FunctionPreHook>>> kept_;
 };
 
 // libtorch 2.13 counts the owners of a node inside it, 2.11 beside it.
@@ -122,9 +146,12 @@ void reduce(std::vector<at::Tensor>& held, const std::vector<at::Tensor>& parame
 at::Tensor with_deposit(const at::Tensor& loss, std::vector<at::Tensor> held, const std::vector<at::Tensor>& parameters) {
   at::Tensor result = loss.detach();
   auto node = make_node<Deposit>();
-  node->gradients = std::move(held);
   torch::autograd::edge_list edges;
-  for (const at::Tensor& parameter : parameters) edges.push_back(torch::autograd::impl::gradient_edge(parameter));
+  for (size_t i = 0; i < held.size(); ++i) {
+    if (!held[i].defined()) continue;  // unused: its hooks are not called
+    node->gradients.push_back(std::move(held[i]));
+    edges.push_back(torch::autograd::impl::gradient_edge(parameters[i]));
+  }
   node->set_next_edges(std::move(edges));
   torch::autograd::create_gradient_edge(result, node);
   return result;
@@ -157,7 +184,8 @@ at::Tensor Job::State::forward(const std::vector<at::Tensor>& batch) const {
   at::Tensor result = loss(batch);
   TESSERA_CHECK(result.defined() && result.numel() == 1, "[job] the model must return its mean loss as a scalar, got ",
                 result.defined() ? c10::str("a tensor of ", result.sizes()) : "nothing");
-  TESSERA_CHECK(dtensor::is_dtensor(result), "[job] the loss is a plain tensor: no parameter of the placed model took part in it");
+  TESSERA_CHECK(dtensor::is_dtensor(result) && (result.requires_grad() || !at::GradMode::is_enabled()),
+                "[job] no parameter of the placed model that requires a gradient took part in the loss");
   return result;
 }
 
@@ -188,20 +216,23 @@ at::Tensor Job::run_rows(int64_t samples, const ReadRows& read) {
   Rows& rows = state_->rows_of(samples);
   const bool with_gradients = at::GradMode::is_enabled();
   const std::vector<at::Tensor> parameters = state_->parameters();
-  Region region(rank, state_->plan);
   rank.sites.step = static_cast<uint64_t>(state_->step);
 
   at::Tensor total;
   std::vector<at::Tensor> held;
   for (int64_t k = 0; k < rows.micro_batches(); ++k) {
     if (rows.size_of(k) == 0) continue;
+    const std::vector<at::Tensor> batch = state_->micro_batch(rows, k, read);
+    const Region region(rank, state_->plan);
     rank.sites.begin_pass();
-    at::Tensor loss = state_->forward(state_->micro_batch(rows, k, read));
+    at::Tensor loss = state_->forward(batch);
     const double weight = static_cast<double>(rows.size_of(k)) / static_cast<double>(samples);
     if (weight != 1) loss = at::mul(loss, weight);
-    if (with_gradients) hold(held, torch::autograd::grad({loss}, parameters, {}, std::nullopt, false, /*allow_unused=*/true));
+    if (with_gradients) {
+      const WithoutHooks without_hooks(parameters);
+      hold(held, torch::autograd::grad({loss}, parameters, {}, std::nullopt, false, /*allow_unused=*/true));
+    }
     total = total.defined() ? total.add(loss.detach()) : loss.detach();
-    rank.gathered.clear();
   }
   total = dtensor::redistribute(total, Placements(state_->plan.mesh.ndim()));
   if (!with_gradients) return total;

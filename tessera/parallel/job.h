@@ -24,13 +24,15 @@ struct JobOptions {
 // `job(batch...)` takes the step's whole batch, plain tensors with the samples along dim 0, the same on every rank; cuts it
 // over the plan's batch axes and into micro-batches, labels dim 0 as batch and dim 1 as sequence, runs forward and backward
 // of every micro-batch and returns the mean loss over the step's samples: a replicated DTensor scalar whose `backward()`
-// scales the gradients and deposits them into the parameters' `.grad`, reduced once. Under NoGradGuard it only computes the loss.
+// scales the gradients and deposits them into the parameters' `.grad`, reduced once; hooks of parameters run then, once.
+// Under NoGradGuard it only computes the loss.
 // The model's loss must be a mean over its samples. Collective over the mesh.
 class Job {
  public:
   // The loss of one micro-batch, from its tensors (DTensors).
   using Loss = std::function<at::Tensor(const std::vector<at::Tensor>& batch)>;
-  // The tensors of samples [begin, end) of the step, plain.
+  // The tensors of samples [begin, end) of the step, plain (it may be asked for none). Plain factories give plain tensors in it;
+  // inside the loss they give DTensors.
   using ReadRows = std::function<std::vector<at::Tensor>(int64_t begin, int64_t end)>;
 
   // `model` is placed already (see `place`).

@@ -117,7 +117,6 @@ void place(torch::nn::Module& model, const Plan& plan, torch::optim::Optimizer* 
                ") before keeping its part.");
   }
 
-  state.sites.begin_pass();
   std::vector<Materialization> waiting;
   for (const Named& named : tensors) waiting.push_back({named.tensor, storage_of(plan, named)});
   materialize(plan.mesh, waiting);
@@ -138,7 +137,6 @@ void place(torch::nn::Module& model, const Plan& plan, torch::optim::Optimizer* 
     state.parameters.push_back(std::move(info));
     dtensor::meta_of(named.tensor)->parameter = &state.parameters.back();
   }
-  state.sites.begin_pass();
 }
 
 }  // namespace tessera::parallel
