@@ -1,0 +1,159 @@
+// No rank ever holds the full model: bytes charged to the allocating rank, while the model is made, placed and trained.
+
+#include <torch/torch.h>
+
+#include <gtest/gtest.h>
+
+#include "tessera/base/text.h"
+#include "tessera/models/llama.h"
+#include "tessera/tessera.h"
+#include "tests/support/counting_allocator.h"
+
+namespace tessera {
+namespace {
+
+using support::bytes_of;
+
+// Everything else that construction may hold at once: scalars and the like.
+constexpr int64_t kSlack = 4096;
+
+models::LlamaConfig config() {
+  models::LlamaConfig config;
+  config.vocab_size = 512, config.dim = 128, config.layers = 2, config.heads = 4, config.kv_heads = 4, config.hidden = 384;
+  config.max_seq = 32;
+  return config;
+}
+
+int64_t model_bytes() { return 4 * models::parameter_count(*deferred([] { return models::Llama(config()); })); }
+
+// One rank's account.
+struct Account {
+  int64_t deferred_peak = 0;   // while the model was described
+  int64_t placed_peak = 0;     // until it was placed
+  int64_t placed_largest = 0;  // single block
+  int64_t own = 0;             // its parts
+  int64_t largest_part = 0;
+  int64_t trained_peak = 0;    // three steps
+  int64_t trained_largest = 0;
+};
+
+enum class Making { kDeferred, kWhole };
+
+Account account_of_rank(const Mesh& mesh, Making making) {
+  Account account;
+  const int64_t rank = comm::RankContext::require().rank;
+  const int64_t before = bytes_of(rank).live;
+  support::reset_peak(rank);
+  auto model = making == Making::kDeferred ? deferred([] { return models::Llama(config()); }) : models::Llama(config());
+  torch::optim::AdamW optimizer(model->parameters(), torch::optim::AdamWOptions(1e-3));
+  account.deferred_peak = bytes_of(rank).peak - before;
+  const Plan plan = generate_plan(*model, {.mesh = mesh, .heads = 4, .kv_heads = 4});
+  place(*model, plan, &optimizer);
+  account.placed_peak = bytes_of(rank).peak - before;
+  account.placed_largest = bytes_of(rank).largest;
+  for (const auto& parameter : model->parameters()) {
+    const auto bytes = static_cast<int64_t>(to_local(parameter).nbytes());
+    account.own += bytes;
+    account.largest_part = std::max(account.largest_part, bytes);
+  }
+
+  support::reset_peak(rank);
+  Job job(model.ptr(), plan, [model](const std::vector<at::Tensor>& batch) mutable { return model->loss(batch[0], batch[1]); });
+  const auto tokens = at::arange(2 * 9).reshape({2, 9});
+  for (int step = 0; step < 3; ++step) {
+    job(tokens.slice(1, 0, 8), tokens.slice(1, 1, 9)).backward();
+    optimizer.step();
+    optimizer.zero_grad();
+  }
+  account.trained_peak = bytes_of(rank).peak - before;
+  account.trained_largest = bytes_of(rank).largest;
+  return account;
+}
+
+std::vector<Account> accounts(const std::string& text, Making making) {
+  const auto mesh = Mesh::parse(text);
+  std::vector<Account> all(mesh.size());
+  run_ranks(mesh.size(), [&](int64_t rank) { all[rank] = account_of_rank(mesh, making); });
+  return all;
+}
+
+// Whether construction stayed within a rank's own parts, one temporary of a part, and the slack.
+bool stays_within_parts(const Account& account) {
+  return account.placed_peak <= account.own + account.largest_part + kSlack && account.placed_largest <= account.largest_part;
+}
+
+class Memory : public testing::Test {
+ protected:
+  static void SetUpTestSuite() { support::count_allocations(); }
+};
+
+TEST_F(Memory, TheCounterCharges) {
+  const int64_t before = bytes_of(-1).live;
+  run_ranks(2, [&](int64_t rank) {
+    const int64_t mine = bytes_of(rank).live;
+    support::reset_peak(rank);
+    at::Tensor kept = at::zeros({250 * (rank + 1)});
+    at::zeros({2000});
+    EXPECT_EQ(bytes_of(rank).live - mine, 1000 * (rank + 1));
+    EXPECT_EQ(bytes_of(rank).peak - mine, 1000 * (rank + 1) + 8000);
+    EXPECT_EQ(bytes_of(rank).largest, 8000);
+  });
+  EXPECT_EQ(bytes_of(-1).live, before);
+  EXPECT_EQ(bytes_of(0).live, 0);
+  EXPECT_EQ(bytes_of(1).live, 0);
+}
+
+TEST_F(Memory, DescribingAModelTakesNone) {
+  support::reset_peak(-1);
+  const int64_t before = bytes_of(-1).live;
+  const auto model = deferred([] { return models::Llama(config()); });
+  EXPECT_EQ(bytes_of(-1).peak, before);
+  for (const Account& account : accounts("tp=2", Making::kDeferred)) EXPECT_EQ(account.deferred_peak, 0);
+}
+
+TEST_F(Memory, NoRankHoldsTheModel) {
+  const int64_t whole = model_bytes();
+  for (const auto& [mesh, parts] : std::map<std::string, int64_t>{{"tp=4", 4}, {"tp=2", 2}, {"dp=2,tp=2", 2}}) {
+    for (const Account& account : accounts(mesh, Making::kDeferred)) {
+      SCOPED_TRACE(mesh + ": peak " + std::to_string(account.placed_peak) + ", own " + std::to_string(account.own) + ", training " +
+                   std::to_string(account.trained_peak) + ", largest " + std::to_string(account.trained_largest) + ", model " + std::to_string(whole));
+      EXPECT_TRUE(stays_within_parts(account));
+      EXPECT_LE(account.own, whole / parts + whole / 50);  // norms are whole on every rank
+      EXPECT_LT(account.placed_peak, 0.75 * whole);
+      // In training: the parts, their gradients and two moments, a gradient on its way, and activations of 16 tokens. No single
+      // block is larger than a part.
+      EXPECT_LE(account.trained_peak, 4 * account.own + account.largest_part + whole / 8);
+      EXPECT_LE(account.trained_largest, account.largest_part + kSlack);
+    }
+  }
+}
+
+TEST_F(Memory, AWholeModelFailsTheCheck) {
+  std::vector<std::string> warnings;
+  struct Handler : c10::WarningHandler {
+    explicit Handler(std::vector<std::string>& to) : to(to) {}
+    void process(const c10::Warning& warning) override {
+      const std::lock_guard lock(mutex);
+      to.push_back(warning.msg());
+    }
+    std::vector<std::string>& to;
+    std::mutex mutex;
+  } handler(warnings);
+  const auto mesh = Mesh::parse("tp=4");
+  std::vector<Account> all(4);
+  run_ranks(4, [&](int64_t rank) {
+    const c10::WarningUtils::WarningHandlerGuard guard(&handler);
+    all[rank] = account_of_rank(mesh, Making::kWhole);
+  });
+  const int64_t whole = model_bytes();
+  for (const Account& account : all) {
+    EXPECT_FALSE(stays_within_parts(account));
+    EXPECT_GE(account.placed_peak, whole);
+  }
+  ASSERT_EQ(warnings.size(), 1u);
+  EXPECT_NE(warnings[0].find("built without tessera::deferred: every rank held all of it (" + base::human_bytes(whole) + ")"), std::string::npos)
+      << warnings[0];
+}
+
+}  // namespace
+}  // namespace tessera
