@@ -1,18 +1,30 @@
-// What a user of an installed tessera writes: the tile of a picture that one rank of a 2 x 2 mesh holds.
+// What a user of an installed tessera writes: a picture cut into tiles over four ranks, a product of it, and its gradient.
 #include <cstdio>
 
 #include <ATen/ops/arange.h>
+#include <ATen/ops/equal.h>
 
-#include <tessera/layout/spec.h>
+#include <tessera/tessera.h>
+
+// Sums of all pairs of rows, multiplied: the same line for a plain tensor and for a DTensor.
+at::Tensor gradient_of(at::Tensor picture) {
+  picture.set_requires_grad(true);
+  picture.mm(picture.t()).sum().backward();
+  return picture.grad();
+}
 
 int main() {
-  namespace layout = tessera::layout;
-  const auto picture = at::arange(12).reshape({3, 4});
-  const auto mesh = layout::Mesh::parse("dp=2,tp=2");
-  const auto spec = layout::Spec::contiguous(mesh, {layout::Shard(0), layout::Shard(1)}, picture.sizes(), at::kLong);
+  const auto mesh = tessera::Mesh::parse("dp=2,tp=2");
+  const auto whole = [] { return at::arange(12, at::kFloat).reshape({3, 4}); };
+  const at::Tensor expected = gradient_of(whole());
 
-  const auto held = spec.local_ranges({1, 0});
-  const auto tile = picture.slice(0, held[0].begin, held[0].end).slice(1, held[1].begin, held[1].end);
-  std::printf("%s, rank 2: %lld of 12 elements\n", spec.layout_str().c_str(), static_cast<long long>(tile.numel()));
-  return tile.sum().item<int64_t>() == 8 + 9 ? 0 : 1;
+  return tessera::run_ranks(4, [&] {
+    const auto picture = tessera::distribute(whole(), mesh, "{dp: S(0), tp: S(1)}");
+    const auto tile = tessera::to_local(picture);
+    const auto gradient = tessera::full_tensor(gradient_of(picture));
+    if (!at::equal(gradient, expected)) return 1;
+    if (tile.numel() == 12) return 2;
+    std::printf("a tile of %lld elements of %s\n", static_cast<long long>(tile.numel()), tessera::spec_of(picture).layout_str().c_str());
+    return 0;
+  });
 }

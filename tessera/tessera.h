@@ -1,0 +1,74 @@
+// tessera for users: the everyday names, lifted into `tessera::`. Everything else stays on its floor (docs/floors.md).
+//
+// A one-device libtorch program becomes a program of many ranks by five lines and a word (examples/02_many_ranks.cpp):
+//
+//     #include <tessera/tessera.h>
+//     auto model = tessera::deferred([] { return Model(...); });    // described; no memory yet
+//     auto plan = tessera::generate_plan(*model, {.devices = 4});   // what is cut, and how
+//     auto job = tessera::parallelize(model, plan, optimizer);      // parameters become DTensors, in place
+//     auto loss = job(inputs, targets);                             // instead of model(inputs, targets)
+//     tessera::run_ranks(4, train);                                 // instead of train()
+//
+// Nothing inside tessera includes this header.
+#pragma once
+
+#include "tessera/comm/errors.h"
+#include "tessera/comm/run_ranks.h"
+#include "tessera/dtensor/dtensor.h"
+#include "tessera/layout/mesh.h"
+#include "tessera/layout/placement.h"
+#include "tessera/layout/spec.h"
+#include "tessera/optim/clip.h"
+#include "tessera/optim/schedule.h"
+#include "tessera/parallel/deferred.h"
+#include "tessera/parallel/generate_plan.h"
+#include "tessera/parallel/job.h"
+#include "tessera/parallel/plan.h"
+
+namespace tessera {
+
+// Ranks: threads of this process, or imagined ones for planning.
+using comm::run_fake;
+using comm::run_ranks;
+
+// Layouts: named axes over ranks, and what each does to a tensor.
+using layout::Mesh;
+using layout::Partial;
+using layout::Placement;
+using layout::Placements;
+using layout::ReduceOp;
+using layout::Replicate;
+using layout::Shard;
+using layout::Spec;
+
+// Distributed tensors, which libtorch's operators, autograd, modules and optimizers take as they are.
+using dtensor::deep_copy;
+using dtensor::distribute;
+using dtensor::from_local;
+using dtensor::full_tensor;
+using dtensor::is_dtensor;
+using dtensor::manual_seed;
+using dtensor::Mode;
+using dtensor::ModeScope;
+using dtensor::recompute;
+using dtensor::redistribute;
+using dtensor::spec_of;
+using dtensor::to_local;
+using dtensor::to_string;
+using dtensor::with_labels;
+
+// Models on a mesh.
+using parallel::deferred;
+using parallel::generate_plan;
+using parallel::is_deferred;
+using parallel::Job;
+using parallel::parallelize;
+using parallel::place;
+using parallel::Plan;
+
+// Gradients and learning rates.
+using optim::clip_grad_norm;
+using optim::grad_norm;
+using optim::WarmupCosine;
+
+}  // namespace tessera
