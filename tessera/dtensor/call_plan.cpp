@@ -1,7 +1,6 @@
 #include "tessera/dtensor/call_plan.h"
 
 #include <ATen/EmptyTensor.h>
-#include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include "tessera/base/error.h"
 #include "tessera/base/hash.h"
@@ -109,7 +108,6 @@ int operand_of_arg(const rules::Call& call, int arg) {
 
 // Shapes of the results, from the operator itself on meta tensors. Fills `defined` for each output.
 void infer_outputs(const OpInfo& info, rules::Call& call, CallPlan& plan, std::vector<bool>& defined) {
-  c10::impl::ExcludeDispatchKeyGuard no_interception(c10::DispatchKey::DeferredInit);
   LocalScope scope;
   Stack stack;
   stack.reserve(call.args.size());
@@ -234,20 +232,6 @@ void rewrite_sizes(const rules::FactorMap& map, const CallPlan& decided, const l
   }
 }
 
-void check_explicit(const RankState& state, const rules::Call& call, const CallPlan& plan) {
-  if (state.mode == Mode::kImplicit) return;
-  for (const CallPlan::OperandMove& action : plan.moves) {
-    if (!action.move->communicates) continue;
-    const std::string message =
-        c10::str("[", rules::describe(call), "] needs a redistribution that the program did not write: argument ", action.arg, " (",
-                 call.schema->arguments()[action.arg].name(), ") from ", action.move->from.layout_str(), " to ", action.move->to.layout_str(),
-                 " (rank ", state.ctx.rank, "). Write: ", call.schema->arguments()[action.arg].name(), " = tessera::redistribute(",
-                 call.schema->arguments()[action.arg].name(), ", \"", action.move->to.layout_str(), "\");");
-    TESSERA_CHECK(state.mode != Mode::kExplicit, message);
-    TORCH_WARN(message);
-  }
-}
-
 uint64_t program_key_of(const rules::Call& call) {
   uint64_t key = base::hash_string(call.name);
   for (const rules::Operand& operand : call.operands) key = base::hash_combine(key, operand.spec->hash);
@@ -265,6 +249,23 @@ bool is_reshape_like(const std::string& name) {
 }
 
 }  // namespace
+
+void check_explicit(const RankState& state, const std::string& call, const std::string& argument, const Move& move) {
+  if (state.mode == Mode::kImplicit || !move.communicates) return;
+  const std::string message = c10::str("[", call, "] needs a redistribution that the program did not write: ", argument, " from ",
+                                       move.from.layout_str(), " to ", move.to.layout_str(), " (rank ", state.ctx.rank, "). Write: ", argument,
+                                       " = tessera::redistribute(", argument, ", \"", move.to.layout_str(), "\");");
+  TESSERA_CHECK(state.mode != Mode::kExplicit, message);
+  TORCH_WARN(message);
+}
+
+void check_explicit(const RankState& state, const OpInfo& info, c10::ArrayRef<IValue> args, const CallPlan& plan) {
+  for (const CallPlan::OperandMove& action : plan.moves) {
+    if (action.move->communicates) {
+      check_explicit(state, rules::describe(make_call(info, args)), info.op.schema().arguments()[action.arg].name(), *action.move);
+    }
+  }
+}
 
 std::unique_ptr<CallPlan> make_call_plan(RankState& state, const OpInfo& info, c10::ArrayRef<IValue> args, const CallPlan* forward) {
   auto plan = std::make_unique<CallPlan>();
@@ -289,7 +290,7 @@ std::unique_ptr<CallPlan> make_call_plan(RankState& state, const OpInfo& info, c
   }
 
   // What the plan wants of the activations that meet a parameter.
-  const ParameterInfo* wants = forward ? nullptr : wanting_parameter(args);
+  const ParameterInfo* wants = forward || info.is_view ? nullptr : wanting_parameter(args);
   if (wants && wants->input) {
     for (rules::Operand& operand : call.operands) {
       if (!operand.is_parameter && sizes_match(*wants->input, *operand.spec)) {
@@ -312,8 +313,6 @@ std::unique_ptr<CallPlan> make_call_plan(RankState& state, const OpInfo& info, c
     }
     ++operand;
   });
-  check_explicit(state, call, *plan);
-
   bool detached = false;
   for (const CallPlan::OperandMove& action : plan->moves) {
     detached |= info.is_view && !action.move->keeps_storage && !action.move->from->has_partial;
@@ -333,7 +332,11 @@ std::unique_ptr<CallPlan> make_call_plan(RankState& state, const OpInfo& info, c
 
   const layout::Coord& coord = state.ctx.coord(call.operands.at(0).spec->mesh);
   rewrite_sizes(map, *plan, coord, *plan);
-  plan->reshape = is_reshape_like(info.name) && plan->rewritten.size() == 1;
+  if (is_reshape_like(info.name)) {
+    plan->reshape = true;
+    plan->local_shape = decided.outputs.at(0).local_sizes(coord);
+    plan->rewritten.clear();
+  }
   if (info.rule->local) {
     plan->local = info.rule->local;
     plan->local_call = std::make_unique<rules::LocalCall>();

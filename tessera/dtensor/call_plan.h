@@ -30,7 +30,8 @@ struct CallPlan {
   std::vector<OperandMove> moves;
   std::vector<Output> outputs;             // of all returns, lists flattened
   std::vector<int> list_returns;           // for each return: the length of the list, or -1 for a single tensor
-  bool reshape = false;                    // the local call is `reshape` to the rewritten sizes (view and its kin)
+  bool reshape = false;                    // the local call gives operand 0 the shape `local_shape` (view and its kin)
+  std::vector<int64_t> local_shape;
   std::vector<std::pair<int, c10::IValue>> rewritten;
   rules::LocalKernel local = nullptr;
   std::unique_ptr<rules::LocalCall> local_call;

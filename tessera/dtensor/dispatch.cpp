@@ -2,11 +2,13 @@
 
 #include <ATen/SequenceNumber.h>
 #include <ATen/ops/reshape.h>
+#include <ATen/ops/view.h>
 #include <torch/csrc/autograd/function.h>
 
 #include "tessera/base/error.h"
 #include "tessera/base/hash.h"
 #include "tessera/dtensor/plain.h"
+#include "tessera/dtensor/views.h"
 
 namespace tessera::dtensor {
 
@@ -25,6 +27,7 @@ struct Scan {
   Recorder* recorder = nullptr;
   const ParameterInfo* parameter = nullptr;
   bool has_plain = false;
+  bool has_derived = false;
 };
 
 void scan_tensor(const at::Tensor& tensor, Scan& scan) {
@@ -38,9 +41,13 @@ void scan_tensor(const at::Tensor& tensor, Scan& scan) {
     scan.key.push_back(static_cast<uint64_t>(tensor.scalar_type()) << 32 | static_cast<uint64_t>(tensor.dim()) << 1 |
                        static_cast<uint64_t>(tensor.unsafeGetTensorImpl()->is_wrapped_number()));
     for (int64_t size : tensor.sizes()) scan.key.push_back(static_cast<uint64_t>(size));
+    const bool contiguous = tensor.is_contiguous();
+    scan.key.push_back(contiguous);
+    if (!contiguous) scan.key.append(tensor.strides().begin(), tensor.strides().end());
     return;
   }
   const Meta* meta = meta_of(tensor);
+  if (C10_UNLIKELY(meta->derived() != nullptr)) scan.has_derived = true;
   const uint64_t spec = reinterpret_cast<uint64_t>(meta->spec.get());
   if (const ParameterInfo* parameter = meta->parameter) {
     scan.key.push_back(spec | 1);
@@ -53,27 +60,25 @@ void scan_tensor(const at::Tensor& tensor, Scan& scan) {
   if (C10_UNLIKELY(!spec)) scan.recorder = meta->rare->recorder.get();
 }
 
+uint64_t bits_of(double number) {
+  uint64_t bits;
+  std::memcpy(&bits, &number, sizeof bits);
+  return bits;
+}
+
 void scan_list(const IValue& value, Scan& scan) {
-  if (value.isIntList()) {
-    const auto list = value.toIntVector();
-    scan.key.push_back(kInts);
-    scan.key.push_back(list.size());
-    scan.key.append(list.begin(), list.end());
-    return;
-  }
   const auto items = value.toListRef();
-  scan.key.push_back(kTensors);
+  scan.key.push_back(value.isIntList() ? kInts : kTensors);
   scan.key.push_back(items.size());
   for (const IValue& item : items) {
-    if (item.isTensor()) {
+    if (item.isInt()) {
+      scan.key.push_back(static_cast<uint64_t>(item.toInt()));
+    } else if (item.isTensor()) {
       scan_tensor(item.toTensor(), scan);
     } else if (item.isBool()) {
       scan.key.push_back(item.toBool() ? kTrue : kFalse);
     } else if (item.isDouble()) {
-      uint64_t bits;
-      const double number = item.toDouble();
-      std::memcpy(&bits, &number, sizeof bits);
-      scan.key.push_back(bits);
+      scan.key.push_back(bits_of(item.toDouble()));
     } else {
       scan.key.push_back(kNone);
     }
@@ -92,12 +97,7 @@ void scan_argument(const IValue& value, bool reads_numbers, Scan& scan) {
     scan.key.push_back(kNone);
   } else if (value.isDouble()) {
     scan.key.push_back(kNumber);
-    if (reads_numbers) {
-      uint64_t bits;
-      const double number = value.toDouble();
-      std::memcpy(&bits, &number, sizeof bits);
-      scan.key.push_back(bits);
-    }
+    if (reads_numbers) scan.key.push_back(bits_of(value.toDouble()));
   } else if (value.isList()) {
     scan_list(value, scan);
   } else if (value.isString()) {
@@ -108,11 +108,9 @@ void scan_argument(const IValue& value, bool reads_numbers, Scan& scan) {
   }
 }
 
-Scan scan_arguments(const OpInfo& info, c10::ArrayRef<IValue> args) {
-  Scan scan;
+void scan_arguments(const OpInfo& info, c10::ArrayRef<IValue> args, Scan& scan) {
   const bool reads_numbers = info.rule && info.rule->reads_numbers;
   for (const IValue& value : args) scan_argument(value, reads_numbers, scan);
-  return scan;
 }
 
 uint64_t hash_of(const PlanCache::Key& key) {
@@ -121,133 +119,163 @@ uint64_t hash_of(const PlanCache::Key& key) {
   return hash;
 }
 
-void check_write(const OpInfo& info, const at::Tensor& tensor) {
-  if (!is_dtensor(tensor)) return;
-  const Meta* meta = meta_of(tensor);
-  if (C10_LIKELY(!meta->rare)) return;
-  const Rare& rare = *meta->rare;
-  TESSERA_CHECK(!rare.detached_view && (!rare.base || rare.base->epoch == rare.base_epoch), "[", info.name,
-                "] cannot write through a view whose elements had to be moved to other ranks (the view is ", meta->spec.str(),
-                "): the write would not reach its base. Write into the base itself (index_put_, masked_fill_, copy_), or "
-                "redistribute the base so that the view needs no communication.");
-}
-
 // The operand on the layout that the plan wants.
 at::Tensor moved(RankState& state, const OpInfo& info, const CallPlan::OperandMove& action, const at::Tensor& tensor) {
   const Move& move = *action.move;
   if (!is_dtensor(tensor)) return run_move(state.ctx, move, tensor, info.name.c_str());
   Meta* meta = meta_of(tensor);
   if (meta->spec == move.to) return meta->local;  // another operand of this call was the same tensor
+  if (C10_UNLIKELY(meta->spec != move.from)) {     // ... and was merged to another layout
+    return run_move(state.ctx, *state.moves.find_or_plan(meta->spec, move.to), meta->local, info.name.c_str());
+  }
   if (move.from->has_partial) {
     // Merged once, however many operators read it: the same logical value stays in the tensor.
     meta->replace(run_move(state.ctx, move, meta->local, info.name.c_str()), move.to);
+    drop_unseen_base(*meta);
     return meta->local;
   }
   if (!move.communicates) return run_move(state.ctx, move, meta->local, info.name.c_str());
-  const bool versioned = !tensor.is_inference();
-  const uint32_t version = versioned ? tensor.unsafeGetTensorImpl()->version_counter().current_version() : 0;
-  if (meta->rare && meta->rare->gathered_spec == move.to && meta->rare->gathered_version == version && versioned) {
-    return meta->rare->gathered;
-  }
+  if (meta->rare && meta->rare->gathered_spec == move.to && meta->unchanged_since(meta->rare->gathered_at)) return meta->rare->gathered;
   at::Tensor result = run_move(state.ctx, move, meta->local, info.name.c_str());
-  if (versioned) {
-    Rare& rare = meta->make_rare();
-    rare.gathered_spec = move.to;
-    rare.gathered = result;
-    rare.gathered_version = version;
-    state.gathered.add(MetaPtr::reclaim_copy(meta), static_cast<int64_t>(result.nbytes()));
-  }
+  Rare& rare = meta->make_rare();
+  rare.gathered_spec = move.to;
+  rare.gathered = result;
+  rare.gathered_at = meta->moment();
+  state.gathered.add(MetaPtr::reclaim_copy(meta), static_cast<int64_t>(result.nbytes()));
   return result;
 }
 
-at::Tensor wrap_output(const CallPlan::Output& output, at::Tensor local, const Origin* origin, const MetaPtr& base, RankState& state,
-                       const OpInfo& info) {
+// What lives while one call runs: the tensors that it writes, and what its results are views of.
+struct Running {
+  RankState& state;
+  const OpInfo& info;
+  const CallPlan& plan;
+  const Origin* origin;
+  c10::SmallVector<at::Tensor, 2> written = {};
+  MetaPtr base = {};
+  std::optional<std::vector<IValue>> view_args = {};  // of a view that may have to be made again
+  bool copied = false;  // a view whose part had to be copied
+  int64_t next_view = 0;
+};
+
+void move_operands(Running& run, IValue* args) {
+  for (const CallPlan::OperandMove& action : run.plan.moves) {
+    IValue& arg = args[action.arg];
+    const at::Tensor tensor = action.item < 0 ? arg.toTensor() : arg.toListRef()[action.item].toTensor();
+    at::Tensor result = moved(run.state, run.info, action, tensor);
+    if (!run.info.args[action.arg].written) replace_tensor(arg, action.item, std::move(result));
+  }
+}
+
+void unwrap_tensor(Running& run, IValue& arg, bool written) {
+  if (written) run.written.push_back(arg.toTensor());
+  if (!is_dtensor(arg.toTensor())) return;
+  arg = IValue(meta_of(arg.toTensor())->local);
+}
+
+void unwrap_list(Running& run, IValue& arg, bool written) {
+  if (written) {
+    for (const at::Tensor& tensor : arg.toTensorVector()) run.written.push_back(tensor);
+  }
+  for_each_tensor({arg}, [&](const at::Tensor& tensor, int, int item) {
+    if (is_dtensor(tensor)) replace_tensor(arg, item, meta_of(tensor)->local);
+  });
+}
+
+void call_local(Running& run, Stack& stack) {
+  LocalScope scope;
+  if (run.plan.reshape) {
+    const at::Tensor local = std::move(stack[stack.size() - run.info.num_args()]).toTensor();
+    torch::jit::drop(stack, run.info.num_args());
+    at::Tensor result = local.is_contiguous() ? local.view(run.plan.local_shape) : at::reshape(local, run.plan.local_shape);
+    run.copied = run.info.is_view && !result.is_alias_of(local);
+    stack.emplace_back(std::move(result));
+  } else if (run.plan.local) {
+    run.plan.local(*run.plan.local_call, stack);
+  } else {
+    run.info.op.callBoxed(stack);
+  }
+}
+
+at::Tensor wrap_output(Running& run, const CallPlan::Output& output, at::Tensor local) {
   if (!local.defined()) return local;
-  if (output.move) local = run_move(state.ctx, *output.move, local, info.name.c_str());
+  if (output.move) local = run_move(run.state.ctx, *output.move, local, run.info.name.c_str());
   auto meta = c10::make_intrusive<Meta>();
   meta->local = std::move(local);
   meta->spec = output.final_spec;
-  meta->origin = origin;
-  if (C10_UNLIKELY(output.detached_view || (output.is_view && base && base->spec->has_partial))) {
-    Rare& rare = meta->make_rare();
-    rare.base = base;
-    rare.base_epoch = base ? base->epoch : 0;
-    rare.detached_view = output.detached_view;
+  meta->origin = run.origin;
+  if (output.is_view && run.base) {
+    meta->parameter = run.base->parameter;  // what reads `w.t()` reads the parameter
+    if (C10_UNLIKELY(run.view_args.has_value())) {
+      record_view(*meta, run.base, run.info, *run.view_args, run.next_view++, !output.detached_view && !run.copied);
+    } else {
+      meta->root = run.base->root ? run.base->root : run.base;
+    }
   }
   return wrap(std::move(meta));
 }
 
-void call_local(const OpInfo& info, const CallPlan& plan, Stack& stack) {
-  LocalScope scope;
-  if (plan.reshape) {
-    const auto sizes = stack.back().toIntVector();
-    stack.resize(stack.size() - (info.num_args() - 1));
-    stack.back() = at::reshape(stack.back().toTensor(), sizes);
-  } else if (plan.local) {
-    plan.local(*plan.local_call, stack);
-  } else {
-    info.op.callBoxed(stack);
+void wrap_results(Running& run, IValue* results) {
+  const OpInfo& info = run.info;
+  size_t next_output = 0, next_written = 0;
+  for (size_t i = 0; i < info.num_returns(); ++i) {
+    IValue& result = results[i];
+    if (run.plan.list_returns[i] >= 0) {
+      c10::List<at::Tensor> list;
+      for (const at::Tensor& local : result.toTensorVector()) list.push_back(wrap_output(run, run.plan.outputs[next_output++], local));
+      result = std::move(list);
+    } else if (info.written_return[i] >= 0) {
+      result = std::move(run.written[next_written++]);
+      ++next_output;
+    } else if (result.isTensor()) {
+      result = wrap_output(run, run.plan.outputs[next_output++], std::move(result).toTensor());
+    }
   }
 }
 
+void check_writes(const OpInfo& info, const IValue* args) {
+  for (size_t i = 0; i < info.num_args(); ++i) {
+    if (!info.args[i].written) continue;
+    for_each_tensor({args[i]}, [&](const at::Tensor& tensor, int, int) {
+      if (is_dtensor(tensor)) check_writable(info, *meta_of(tensor));
+    });
+  }
+}
+
+// Whether the view has to remember how it was made (Note [Views]).
+bool is_more_than_alias(const Running& run) {
+  const Meta& base = *run.base;
+  return base.spec->has_partial || base.derived() || run.plan.outputs.at(0).detached_view || (run.plan.reshape && !base.local.is_contiguous());
+}
+
+bool refresh_all(c10::ArrayRef<IValue> args) {
+  bool any = false;
+  for_each_tensor(args, [&](const at::Tensor& tensor, int, int) {
+    if (is_dtensor(tensor)) any |= refresh(*meta_of(tensor));
+  });
+  return any;
+}
+
 void run_plan(RankState& state, const OpInfo& info, const CallPlan& plan, const Scan& scan, Stack& stack) {
-  const size_t n = info.num_args();
-  IValue* args = stack.data() + (stack.size() - n);
-
-  for (const CallPlan::OperandMove& action : plan.moves) {
-    IValue& arg = args[action.arg];
-    const at::Tensor tensor = action.item < 0 ? arg.toTensor() : arg.toListRef()[action.item].toTensor();
-    at::Tensor result = moved(state, info, action, tensor);
-    if (!info.args[action.arg].written) replace_tensor(arg, action.item, std::move(result));
-  }
-
-  c10::SmallVector<at::Tensor, 2> written;
-  MetaPtr base;
-  for (size_t i = 0; i < n; ++i) {
-    IValue& arg = args[i];
-    if (arg.isTensor()) {
-      const at::Tensor& tensor = arg.toTensor();
-      if (info.args[i].written) {
-        check_write(info, tensor);
-        written.push_back(tensor);
-      }
-      if (is_dtensor(tensor)) {
-        Meta* meta = meta_of(tensor);
-        if (info.is_view && !base) base = MetaPtr::reclaim_copy(meta);
-        at::Tensor local = meta->local;
-        arg = IValue(std::move(local));
-      }
-    } else if (arg.isList()) {
-      if (info.args[i].written) {
-        for (const at::Tensor& tensor : arg.toTensorVector()) written.push_back(tensor);
-      }
-      for_each_tensor({arg}, [&](const at::Tensor& tensor, int, int item) {
-        if (is_dtensor(tensor)) replace_tensor(arg, item, meta_of(tensor)->local);
-      });
+  Running run{state, info, plan, scan.origin};
+  IValue* args = stack.data() + (stack.size() - info.num_args());
+  if (info.writes) check_writes(info, args);
+  if (info.is_view && is_dtensor(args[0].toTensor())) run.base = MetaPtr::reclaim_copy(meta_of(args[0].toTensor()));
+  if (!plan.moves.empty()) move_operands(run, args);
+  for (size_t i = 0; i < info.num_args(); ++i) {
+    if (args[i].isTensor()) {
+      unwrap_tensor(run, args[i], info.args[i].written);
+    } else if (info.args[i].is_tensor_list && args[i].isList()) {
+      unwrap_list(run, args[i], info.args[i].written);
     }
   }
+  if (run.base && is_more_than_alias(run)) run.view_args.emplace(args + 1, args + info.num_args());
   for (const auto& [index, value] : plan.rewritten) args[index] = value;
-
-  call_local(info, plan, stack);
-
-  const size_t returns = info.num_returns();
-  IValue* results = stack.data() + (stack.size() - returns);
-  size_t next_output = 0, next_written = 0;
-  for (size_t i = 0; i < returns; ++i) {
-    IValue& result = results[i];
-    if (plan.list_returns[i] >= 0) {
-      c10::List<at::Tensor> list;
-      for (const at::Tensor& local : result.toTensorVector()) {
-        list.push_back(wrap_output(plan.outputs[next_output++], local, scan.origin, base, state, info));
-      }
-      result = std::move(list);
-    } else if (info.written_return[i] >= 0) {
-      result = written[next_written++];
-      ++next_output;
-    } else if (result.isTensor()) {
-      result = wrap_output(plan.outputs[next_output++], result.toTensor(), scan.origin, base, state, info);
-    }
+  call_local(run, stack);
+  for (const at::Tensor& tensor : run.written) {
+    if (is_dtensor(tensor)) note_write(*meta_of(tensor));
   }
+  wrap_results(run, stack.data() + (stack.size() - info.num_returns()));
 }
 
 [[noreturn]] void throw_outside(const OpInfo& info) {
@@ -257,11 +285,6 @@ void run_plan(RankState& state, const OpInfo& info, const CallPlan& plan, const 
 }
 
 }  // namespace
-
-int& LocalScope::depth() {
-  static thread_local int depth = 0;
-  return depth;
-}
 
 void replace_tensor(IValue& arg, int item, at::Tensor tensor) {
   if (item < 0) {
@@ -279,18 +302,23 @@ void replace_tensor(IValue& arg, int item, at::Tensor tensor) {
 
 void dispatch(const OpInfo& info, Stack& stack) {
   const c10::ArrayRef<IValue> args(stack.data() + (stack.size() - info.num_args()), info.num_args());
-  Scan scan = scan_arguments(info, args);
+  Scan scan;
+  scan_arguments(info, args, scan);
   if (C10_UNLIKELY(scan.recorder != nullptr)) return scan.recorder->call(info.op, &stack);
   RankState* current = RankState::current();
   if (C10_UNLIKELY(!current)) throw_outside(info);
   RankState& state = *current;
+  if (C10_UNLIKELY(scan.has_derived) && refresh_all(args)) {
+    scan = {};
+    scan_arguments(info, args, scan);
+  }
 
   const auto node = torch::autograd::get_current_node();
   const CallPlan* forward = nullptr;
   if (node && !state.recomputing) {
     forward = state.forward_plans.find(node->sequence_nr());
     scan.key.push_back(reinterpret_cast<uint64_t>(forward));
-  } else if (scan.parameter) {
+  } else if (scan.parameter && !info.is_view) {
     state.sites.note_read(scan.parameter);
   }
   state.ctx.current_op = info.name.c_str();
@@ -306,6 +334,7 @@ void dispatch(const OpInfo& info, Stack& stack) {
   }
   if (C10_UNLIKELY(plan->decompose != nullptr)) return plan->decompose(info.op, stack);
 
+  if (C10_UNLIKELY(state.mode != Mode::kImplicit)) check_explicit(state, info, args, *plan);
   state.ctx.program.note(info.name.c_str(), plan->program_key);
   run_plan(state, info, *plan, scan, stack);
   state.forward_plans.record(at::sequence_number::peek() - 1, plan);

@@ -5,6 +5,7 @@
 
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/stack.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include "tessera/dtensor/call_plan.h"
 #include "tessera/dtensor/op_info.h"
@@ -24,6 +25,11 @@ std::unique_ptr<CallPlan> make_call_plan(RankState& state, const OpInfo& info, c
 // Operators with a kernel of their own (reading a value, drawing random numbers, results whose size depends on data, tensor lists without rules).
 using SpecialKernel = void (*)(RankState& state, const OpInfo& info, torch::jit::Stack& stack);
 SpecialKernel find_special(const std::string& op);
+
+// Throws in explicit mode (warns in kWarn) if the plan moves operands, which the program did not write; shows the line to write.
+void check_explicit(const RankState& state, const OpInfo& info, c10::ArrayRef<c10::IValue> args, const CallPlan& plan);
+// The same for one move; `argument` names what would be moved.
+void check_explicit(const RankState& state, const std::string& call, const std::string& argument, const Move& move);
 
 // Calls `visit(tensor, index of the argument, index in a list or -1)` for every defined tensor among the arguments.
 template <typename Visit>
@@ -47,17 +53,13 @@ void for_each_tensor(c10::ArrayRef<c10::IValue> args, Visit&& visit) {
 // Replaces one tensor among the arguments.
 void replace_tensor(c10::IValue& arg, int item, at::Tensor tensor);
 
+// The key under which a rank's thread is intercepted (Note [Interception]).
+constexpr c10::DispatchKey kIntercept = c10::DispatchKey::DeferredInit;
+
 // While it lives, factories and random operators on plain tensors are the local kernels' own and are not intercepted.
 class LocalScope {
- public:
-  LocalScope() { ++depth(); }
-  ~LocalScope() { --depth(); }
-  LocalScope(const LocalScope&) = delete;
-  LocalScope& operator=(const LocalScope&) = delete;
-  static bool active() { return depth() > 0; }
-
  private:
-  static int& depth();
+  c10::impl::ExcludeDispatchKeyGuard guard_{kIntercept};
 };
 
 }  // namespace tessera::dtensor

@@ -1,12 +1,14 @@
 #include "tessera/dtensor/dtensor.h"
 
 #include <ATen/core/Formatting.h>
-#include <ATen/ops/alias.h>
+#include <ATen/ops/_lazy_clone.h>
 #include <torch/csrc/autograd/custom_function.h>
 
 #include "tessera/base/error.h"
+#include "tessera/base/hash.h"
 #include "tessera/dtensor/dispatch.h"
 #include "tessera/dtensor/registry.h"
+#include "tessera/dtensor/views.h"
 
 namespace tessera::dtensor {
 
@@ -20,6 +22,7 @@ Meta* require_dtensor(const at::Tensor& tensor, const char* what) {
                 ". Make one with distribute(x, mesh, placements) or from_local(part, mesh, placements).");
   Meta* meta = meta_of(tensor);
   TESSERA_CHECK(meta->spec, "[", what, "] the tensor is deferred: it gets its layout and memory from parallelize.");
+  if (RankState::current()) refresh(*meta);
   return meta;
 }
 
@@ -43,9 +46,54 @@ Spec spec_like(const Spec& spec, const Mesh& mesh, const Placements& placements)
   return Spec::make(mesh, placements, spec->sizes, spec->strides, spec->dtype, spec->labels);
 }
 
+// Replicate where there was a Partial: how a gradient lies that must be whole.
+Placements merged(Placements placements) {
+  for (layout::Placement& placement : placements) {
+    if (placement.is_partial()) placement = layout::Replicate();
+  }
+  return placements;
+}
+
+// The part under another name; writes to it count as writes to the tensor's memory.
+at::Tensor shared_part(const Meta& meta) {
+  const at::Tensor& owner = meta.memory().local;
+  if (!owner.is_inference() && !meta.local.is_inference()) {
+    meta.local.unsafeGetTensorImpl()->set_version_counter(owner.unsafeGetTensorImpl()->version_counter());
+  }
+  return meta.local.detach();
+}
+
 struct SpecHolder : torch::CustomClassHolder {
   explicit SpecHolder(Spec held) : spec(held) {}
   Spec spec;
+};
+
+// A part of its own, if `local` is still that of `meta`.
+at::Tensor unshared(const Meta& meta, at::Tensor local) {
+  LocalScope scope;
+  if (!local.is_alias_of(meta.local)) return local;
+  return local.sizes() == meta.local.sizes() ? at::_lazy_clone(local) : local.clone();
+}
+
+// The tensor itself for autograd, elsewhere placed. Its gradient goes back to the mesh that it came from.
+class Redistributed : public torch::autograd::Function<Redistributed> {
+ public:
+  static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor& tensor, const c10::intrusive_ptr<SpecHolder>& to) {
+    RankState& state = RankState::require();
+    Meta* meta = meta_of(tensor);
+    const Origin* origin = meta->origin;
+    ctx->saved_data["spec"] = c10::IValue::make_capsule(c10::make_intrusive<SpecHolder>(meta->spec));
+    state.ctx.program.note("redistribute", base::hash_combine(meta->spec->hash, to->spec->hash));
+    at::Tensor local = moved_to(state, *meta, to->spec, "redistribute");
+    return wrap(unshared(*meta, std::move(local)), to->spec, origin);
+  }
+
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* ctx, torch::autograd::variable_list grads) {
+    const auto holder = c10::static_intrusive_pointer_cast<SpecHolder>(ctx->saved_data["spec"].toCapsule());
+    const Spec& from = holder->spec;
+    if (!grads[0].defined() || !is_dtensor(grads[0]) || meta_of(grads[0])->spec->mesh == from->mesh) return {grads[0], at::Tensor()};
+    return {redistribute(grads[0], from->mesh, merged(from->placements)), at::Tensor()};
+  }
 };
 
 // Leaves the rank's part (or the whole value) to plain autograd, and takes the gradient back.
@@ -55,13 +103,11 @@ class ToPlain : public torch::autograd::Function<ToPlain> {
     RankState& state = RankState::require();
     Meta* meta = meta_of(tensor);
     const Mesh mesh = meta->spec->mesh;
+    state.ctx.program.note(whole ? "full_tensor" : "to_local", meta->spec->hash);
     at::Tensor local = whole ? moved_to(state, *meta, meta->spec.with(replicate_all(mesh)), "full_tensor") : meta->local;
-    Placements back = whole ? replicate_all(mesh) : meta->spec->placements;
-    for (layout::Placement& placement : back) {
-      if (placement.is_partial()) placement = layout::Replicate();
-    }
+    const Placements back = whole ? replicate_all(mesh) : merged(meta->spec->placements);
     ctx->saved_data["spec"] = c10::IValue::make_capsule(c10::make_intrusive<SpecHolder>(meta->spec.with(back)));
-    return local.alias();
+    return whole ? unshared(*meta, std::move(local)) : shared_part(*meta);
   }
 
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* ctx, torch::autograd::variable_list grads) {
@@ -101,8 +147,10 @@ at::Tensor from_local(const at::Tensor& local, const Mesh& mesh, const Placement
   TESSERA_CHECK(!is_dtensor(local), "[from_local] expected this rank's plain part, got a DTensor");
   std::vector<int64_t> global = sizes ? *sizes : local.sizes().vec();
   if (!sizes) {
-    for (int64_t axis = 0; axis < mesh.ndim(); ++axis) {
-      if (placements.at(axis).is_shard()) global.at(placements[axis].dim) *= mesh.axis(axis).size;
+    for (size_t axis = 0; axis < placements.size(); ++axis) {
+      const layout::Placement& placement = placements[axis];
+      const bool cuts = static_cast<int64_t>(axis) < mesh.ndim() && placement.is_shard() && placement.dim < local.dim();
+      if (cuts) global[placement.dim] *= mesh.axis(static_cast<int64_t>(axis)).size;
     }
   }
   const Spec spec = Spec::contiguous(mesh, placements, global, local.scalar_type());
@@ -126,18 +174,9 @@ at::Tensor full_tensor(const at::Tensor& tensor) {
 }
 
 at::Tensor redistribute(const at::Tensor& tensor, const Mesh& mesh, const Placements& placements) {
-  RankState& state = RankState::require();
-  Meta* meta = require_dtensor(tensor, "redistribute");
-  const Spec to = spec_like(meta->spec, mesh, placements);
-  at::Tensor local = moved_to(state, *meta, to, "redistribute");
-  // An alias in the graph: its gradient is the same tensor's, whatever its layout.
-  at::Tensor result = at::alias(tensor);
-  auto fresh = c10::make_intrusive<Meta>();
-  fresh->local = std::move(local);
-  fresh->spec = to;
-  fresh->origin = meta->origin;
-  result.unsafeGetTensorImpl()->set_backend_meta(std::move(fresh));
-  return result;
+  RankState::require();
+  const Meta* meta = require_dtensor(tensor, "redistribute");
+  return Redistributed::apply(tensor, c10::make_intrusive<SpecHolder>(spec_like(meta->spec, mesh, placements)));
 }
 
 at::Tensor redistribute(const at::Tensor& tensor, const Placements& placements) {

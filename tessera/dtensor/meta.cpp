@@ -47,13 +47,25 @@ Rare& Meta::make_rare() {
   return *rare;
 }
 
+Moment Meta::moment() const {
+  const Meta& held = memory();
+  c10::TensorImpl* impl = held.local.unsafeGetTensorImpl();
+  return {held.writes, epoch, impl->is_inference() ? 0 : impl->version_counter().current_version()};
+}
+
+bool Meta::unchanged_since(const Moment& then) const { return !memory().local.is_inference() && moment() == then; }
+
 void Meta::replace(at::Tensor new_local, Spec new_spec) {
   local = std::move(new_local);
   spec = new_spec;
   ++epoch;
-  if (rare) {
-    rare->gathered = at::Tensor();
-    rare->gathered_spec = Spec();
+  if (!rare) return;
+  rare->gathered = at::Tensor();
+  rare->gathered_spec = Spec();
+  if (rare->derived) {
+    root.reset();
+    rare->derived->shares_memory = false;
+    rare->derived->made = rare->derived->base->moment();
   }
 }
 

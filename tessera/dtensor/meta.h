@@ -9,6 +9,7 @@
 #include <vector>
 
 #include <ATen/core/Tensor.h>
+#include <ATen/core/ivalue.h>
 #include <c10/core/TensorImpl.h>
 
 #include "tessera/layout/spec.h"
@@ -56,16 +57,34 @@ class Recorder {
   virtual void call(const c10::OperatorHandle& op, std::vector<c10::IValue>* stack) = 0;
 };
 
+// What a tensor's memory held at some time: the same later if nobody wrote to it since.
+struct Moment {
+  uint32_t writes = 0;   // by operators, through any view of the memory
+  uint32_t epoch = 0;    // how often the part was replaced
+  uint32_t version = 0;  // by the program, through the plain tensor that to_local gave it
+  bool operator==(const Moment&) const = default;
+};
+
+struct OpInfo;
+
+// How a view is made from its base again, of a view that does not share its base's memory for good: its elements had to be
+// moved, or the base is a Partial that will be merged. See views.h.
+struct Derived {
+  MetaPtr base;
+  const OpInfo* op = nullptr;
+  std::vector<c10::IValue> args;  // without the first, which is the base
+  int64_t output = 0;             // which of a list of views
+  bool shares_memory = false;     // with the base, as long as its epoch is that of `made`
+  Moment made;                    // the base, when the view was made or written back last
+};
+
 // The parts that few DTensors have.
 struct Rare {
-  // A gathered copy that later readers share, valid while the tensor's version is `gathered_version`.
+  // A gathered copy that later readers share, valid while nobody writes to the tensor.
   Spec gathered_spec;
   at::Tensor gathered;
-  uint32_t gathered_version = 0;
-  // The DTensor that this is a view of, and its epoch when the view was made; kDetached if the view had to communicate.
-  MetaPtr base;
-  uint32_t base_epoch = 0;
-  bool detached_view = false;
+  Moment gathered_at;
+  std::unique_ptr<Derived> derived;
   // Set while the tensor is deferred: it has neither layout nor memory.
   std::shared_ptr<Recorder> recorder;
   int64_t recorded = -1;
@@ -77,8 +96,17 @@ struct Meta final : c10::BackendMeta {
   Spec spec;
   const Origin* origin = nullptr;
   const ParameterInfo* parameter = nullptr;
-  uint32_t epoch = 0;  // how often `local` was replaced
+  MetaPtr root;         // of a view: the tensor whose memory it shows
+  uint32_t epoch = 0;   // how often `local` was replaced
+  uint32_t writes = 0;  // to this memory, counted at the root
   std::unique_ptr<Rare> rare;
+
+  Meta& memory() { return root ? *root : *this; }
+  const Meta& memory() const { return root ? *root : *this; }
+  Moment moment() const;
+  // Whether the memory still holds what it held then. Never for tensors of inference mode, which count no versions.
+  bool unchanged_since(const Moment& then) const;
+  Derived* derived() const { return rare ? rare->derived.get() : nullptr; }
 
   Rare& make_rare();
   // The same logical value, elsewhere placed.

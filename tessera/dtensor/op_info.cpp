@@ -2,13 +2,23 @@
 
 namespace tessera::dtensor {
 
+namespace {
+
+bool is_tensor_list(const c10::Type& type) {
+  const std::string text = type.str();
+  return text.find("[]") != std::string::npos && text.find("Tensor") != std::string::npos;
+}
+
+}  // namespace
+
 OpInfo::OpInfo(const c10::OperatorHandle& handle, int number)
     : op(handle), id(number), name(c10::toString(handle.operator_name())) {
   const c10::FunctionSchema& schema = handle.schema();
   for (const c10::Argument& argument : schema.arguments()) {
     const c10::AliasInfo* alias = argument.alias_info();
-    args.push_back({alias && alias->isWrite(), argument.type()->kind() == c10::TypeKind::ListType});
+    args.push_back({alias && alias->isWrite(), is_tensor_list(*argument.type())});
     if (argument.is_out()) is_out = true;
+    writes |= args.back().written;
   }
   for (const c10::Argument& result : schema.returns()) {
     int written = -1;

@@ -17,7 +17,7 @@ struct OpInfo {
 
   struct Arg {
     bool written = false;
-    bool is_list = false;
+    bool is_tensor_list = false;  // of tensors or of optional ones
   };
 
   c10::OperatorHandle op;
@@ -27,6 +27,7 @@ struct OpInfo {
   std::vector<int> written_return;  // for each return: the argument it is, or -1
   bool is_view = false;             // returns alias an argument without writing
   bool is_out = false;              // has out= arguments
+  bool writes = false;              // in place or out=
   bool has_meta = false;            // runs on meta tensors (a few operators have that kernel in Python only)
   const rules::Rule* rule = nullptr;
   void (*special)(struct RankState&, const OpInfo&, std::vector<c10::IValue>&) = nullptr;  // a kernel of its own

@@ -2,7 +2,7 @@
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/lt.h>
-#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <c10/core/AutogradState.h>
 
 #include "tessera/base/error.h"
 #include "tessera/base/hash.h"
@@ -22,8 +22,6 @@ namespace {
 using c10::IValue;
 using torch::jit::Stack;
 
-constexpr c10::DispatchKey kIntercept = c10::DispatchKey::DeferredInit;
-
 thread_local FactoryHook* factory_hook = nullptr;
 
 // The operator's own kernel.
@@ -41,7 +39,6 @@ at::Tensor in_region(const RankState& state, at::Tensor plain) {
 }
 
 void factory(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* stack) {
-  if (LocalScope::active()) return call_plain(op, stack);
   if (factory_hook) return factory_hook->make(op, stack);
   call_plain(op, stack);
   if (const RankState* state = RankState::current()) stack->back() = in_region(*state, stack->back().toTensor());
@@ -70,7 +67,7 @@ bool takes_dtensor(const Stack& stack, size_t arguments) {
 void random_plain(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* stack) {
   RankState* state = RankState::current();
   const size_t n = op.schema().arguments().size();
-  if (LocalScope::active() || !state || takes_dtensor(*stack, n)) {
+  if (!state || takes_dtensor(*stack, n)) {
     // Below this key a DTensor finds its own kernel; a plain tensor outside of a rank, libtorch's.
     return call_plain(op, stack);
   }
@@ -88,7 +85,7 @@ void random_plain(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* sta
 void bernoulli_plain(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* stack) {
   RankState* state = RankState::current();
   const size_t n = op.schema().arguments().size();
-  if (LocalScope::active() || !state || takes_dtensor(*stack, n)) return call_plain(op, stack);
+  if (!state || takes_dtensor(*stack, n)) return call_plain(op, stack);
   const c10::ArrayRef<IValue> args(stack->data() + (stack->size() - n), n);
   at::Tensor self = args[0].toTensor();
   const bool in_place = op.schema().arguments()[0].alias_info() != nullptr;
@@ -114,7 +111,7 @@ std::vector<int64_t> factory_sizes(const c10::FunctionSchema& schema, c10::Array
 // rand, randn, randint, randperm: an empty tensor, filled from the counter generator.
 void random_factory(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* stack) {
   RankState* state = RankState::current();
-  if (LocalScope::active() || (!state && !factory_hook)) return call_plain(op, stack);
+  if (!state && !factory_hook) return call_plain(op, stack);
   if (factory_hook) return factory_hook->make(op, stack);
   const c10::FunctionSchema& schema = op.schema();
   const size_t n = schema.arguments().size();
@@ -142,6 +139,14 @@ void random_factory(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* s
   stack->push_back(in_region(*state, std::move(result)));
 }
 
+// Draws that the counter generator does not make.
+void refuse_random(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* stack) {
+  TESSERA_CHECK(!RankState::current(), "[", op.operator_name(), "] would draw from libtorch's generator, of which the process has one: every rank "
+                "would get other values, and other ones in each run. Accepted inside a rank: uniform, normal, bernoulli, exponential, integers, "
+                "permutations and dropout, which draw from the job's generator.");
+  call_plain(op, stack);
+}
+
 const std::vector<const char*> kFactories = {
     "aten::arange", "aten::arange.start", "aten::arange.start_step", "aten::empty.memory_format", "aten::empty_strided", "aten::eye",
     "aten::eye.m", "aten::full", "aten::linspace", "aten::logspace", "aten::ones", "aten::scalar_tensor", "aten::tril_indices",
@@ -154,6 +159,11 @@ const std::vector<const char*> kRandomFactories = {
 const std::vector<const char*> kRandomFills = {
     "aten::bernoulli.p", "aten::bernoulli_.float", "aten::exponential_", "aten::normal_", "aten::rand_like", "aten::randint_like",
     "aten::randint_like.low_dtype", "aten::randn_like", "aten::random_", "aten::random_.from", "aten::random_.to", "aten::uniform_",
+};
+const std::vector<const char*> kRefused = {
+    "aten::_sample_dirichlet", "aten::_standard_gamma", "aten::binomial", "aten::cauchy_", "aten::geometric_", "aten::log_normal_",
+    "aten::multinomial", "aten::normal.Tensor_Tensor", "aten::normal.Tensor_float", "aten::normal.float_Tensor", "aten::poisson",
+    "aten::rrelu_with_noise", "aten::rrelu_with_noise_",
 };
 const std::vector<const char*> kBernoullis = {"aten::bernoulli", "aten::bernoulli_.Tensor"};
 
@@ -196,7 +206,29 @@ void check_plain_operands(RankState& state, const OpInfo& info, c10::ArrayRef<IV
 FactoryScope::FactoryScope(FactoryHook* hook) : previous_(factory_hook) { factory_hook = hook; }
 FactoryScope::~FactoryScope() { factory_hook = previous_; }
 
-std::shared_ptr<void> intercept_this_thread() { return std::make_shared<c10::impl::IncludeDispatchKeyGuard>(kIntercept); }
+namespace {
+
+// Views of DTensors are replayed in backward, not rebuilt by strides and offsets, which a part does not have.
+class ViewReplay {
+ public:
+  ViewReplay() : previous_(state().get_view_replay_enabled()) { state().set_view_replay_enabled(true); }
+  ~ViewReplay() { state().set_view_replay_enabled(previous_); }
+  ViewReplay(const ViewReplay&) = delete;
+  ViewReplay& operator=(const ViewReplay&) = delete;
+
+ private:
+  static c10::AutogradState& state() { return c10::AutogradState::get_tls_state(); }
+  bool previous_;
+};
+
+struct RankThread {
+  c10::impl::IncludeDispatchKeyGuard intercepted{kIntercept};
+  ViewReplay replay;
+};
+
+}  // namespace
+
+std::shared_ptr<void> intercept_this_thread() { return std::make_shared<RankThread>(); }
 
 void register_plain_kernels(KernelRegistry& registry) {
   registry.library("_", kIntercept).fallback(torch::CppFunction::makeFallthrough());
@@ -204,6 +236,7 @@ void register_plain_kernels(KernelRegistry& registry) {
   for (const char* op : kFactories) library.impl(op, torch::CppFunction::makeFromBoxedFunction<&factory>());
   for (const char* op : kRandomFactories) library.impl(op, torch::CppFunction::makeFromBoxedFunction<&random_factory>());
   for (const char* op : kRandomFills) library.impl(op, torch::CppFunction::makeFromBoxedFunction<&random_plain>());
+  for (const char* op : kRefused) library.impl(op, torch::CppFunction::makeFromBoxedFunction<&refuse_random>());
   for (const char* op : kBernoullis) library.impl(op, torch::CppFunction::makeFromBoxedFunction<&bernoulli_plain>());
 }
 

@@ -35,8 +35,8 @@ class FactoryScope {
 // What a random factory (rand, randn, randint and their overloads) draws; nothing for any other operator.
 std::optional<random::Distribution> factory_distribution(const std::string& op, c10::ArrayRef<c10::IValue> args);
 
-// Puts the calling thread under interception (Note [Interception]) until the returned guard dies; run_ranks calls it
-// for each rank.
+// Puts the calling thread under interception (Note [Interception]), and has autograd replay views, until the returned guard
+// dies; run_ranks calls it for each rank.
 std::shared_ptr<void> intercept_this_thread();
 
 // Registers the kernels of the intercepting key. Called once, with the other kernels.

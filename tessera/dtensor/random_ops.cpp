@@ -1,11 +1,13 @@
 #include "tessera/dtensor/random_ops.h"
 
 #include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
 #include <ATen/ops/empty_strided.h>
 #include <ATen/ops/lt.h>
 
 #include "tessera/base/error.h"
 #include "tessera/dtensor/redistribute.h"
+#include "tessera/dtensor/views.h"
 
 namespace tessera::dtensor {
 
@@ -38,9 +40,12 @@ void fill_rows(at::Tensor& local, const layout::SpecData& spec, const std::vecto
   const int64_t inner = inner_extent(spec, dim);
   if (!origin) return fill_piece(local, spec, ranges, dim, inner, 0, stream, distribution);
   const layout::Range whole = ranges[dim];
-  for (size_t i = 0; i < origin->pieces.size(); ++i) {
-    const Origin::Piece& piece = origin->pieces[i];
-    const int64_t next = i + 1 < origin->pieces.size() ? origin->pieces[i + 1].row * inner : whole.end;
+  const auto& pieces = origin->pieces;
+  const auto starts_after = [&](int64_t element, const Origin::Piece& piece) { return element < piece.row * inner; };
+  const auto first_after = std::upper_bound(pieces.begin(), pieces.end(), whole.begin, starts_after);
+  for (auto it = first_after - 1; it != pieces.end() && it->row * inner < whole.end; ++it) {
+    const Origin::Piece& piece = *it;
+    const int64_t next = it + 1 != pieces.end() ? (it + 1)->row * inner : whole.end;
     std::vector<layout::Range> part = ranges;
     part[dim] = {std::max(whole.begin, piece.row * inner), std::min(whole.end, next)};
     if (part[dim].size() <= 0) continue;
@@ -66,7 +71,7 @@ void fill_local(RankState& state, at::Tensor& local, const Spec& spec, const Ori
   if (dim && is_batch(*spec, *dim)) {
     fill_rows(dense, *spec, ranges, *dim, origin, stream, distribution);
   } else {
-    TESSERA_CHECK(!origin || origin->pieces.size() < 2, "[random] a tensor of ", spec.str(),
+    TESSERA_CHECK(!origin || (origin->pieces.size() == 1 && origin->pieces.front().sample == 0), "[random] a tensor of ", spec.str(),
                   " has lost its batch label, so its random numbers would depend on the micro-batches. Draw them for a tensor whose "
                   "samples are one dim.");
     fill_piece(dense, *spec, ranges, -1, 1, 0, stream, distribution);
@@ -130,16 +135,24 @@ Spec without_partial(const Spec& spec) {
 
 }  // namespace
 
+void drop_terms(Meta& meta) {
+  if (!meta.spec->has_partial) return;
+  LocalScope scope;
+  meta.replace(at::empty_like(meta.local), without_partial(meta.spec));
+}
+
 void random_inplace(RankState& state, const OpInfo& info, Stack& stack) {
   const c10::ArrayRef<IValue> args(stack.data() + (stack.size() - info.num_args()), info.num_args());
   const at::Tensor self = args[0].toTensor();
   TESSERA_CHECK(is_dtensor(self), "[", info.name, "] expected a DTensor to fill");
   Meta* meta = meta_of(self);
-  if (meta->spec->has_partial) meta->replace(meta->local, without_partial(meta->spec));
+  check_writable(info, *meta);
+  drop_terms(*meta);
   note(state, info, meta->spec);
   const auto distribution = distribution_of(info.name, args, meta->spec->dtype);
   TESSERA_ASSERT(distribution.has_value());
   fill_local(state, meta->local, meta->spec, meta->origin, state.sites.next(), *distribution);
+  note_write(*meta);
   stack.resize(stack.size() - info.num_args());
   stack.push_back(self);
 }

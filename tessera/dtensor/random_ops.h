@@ -15,6 +15,9 @@ std::optional<random::Distribution> distribution_of(const std::string& op, c10::
 void fill_local(RankState& state, at::Tensor& local, const Spec& spec, const Origin* origin, const random::Stream& stream,
                 const random::Distribution& distribution);
 
+// Before all of a tensor is overwritten: a Partial becomes Replicate without being merged.
+void drop_terms(Meta& meta);
+
 // Kernels; see find_special.
 void random_inplace(RankState& state, const OpInfo& info, torch::jit::Stack& stack);
 void random_like(RankState& state, const OpInfo& info, torch::jit::Stack& stack);

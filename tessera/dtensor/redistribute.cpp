@@ -51,7 +51,9 @@ struct StepRun {
 at::Tensor narrow_to(const at::Tensor& tensor, const Box& outer, const Box& inner) {
   at::Tensor part = tensor;
   for (size_t d = 0; d < outer.size(); ++d) {
-    if (!(outer[d] == inner[d])) part = part.narrow(static_cast<int64_t>(d), inner[d].begin - outer[d].begin, inner[d].size());
+    if (outer[d] == inner[d]) continue;
+    const int64_t begin = inner[d].size() == 0 ? 0 : inner[d].begin - outer[d].begin;  // an empty part may stand anywhere
+    part = part.narrow(static_cast<int64_t>(d), begin, inner[d].size());
   }
   return part;
 }
@@ -64,12 +66,29 @@ std::vector<int64_t> sizes_of(const Box& box) {
 
 at::Tensor empty_box(const at::Tensor& like, const Box& box) { return at::empty(sizes_of(box), like.options()); }
 
+struct Limits {
+  at::Scalar lowest, highest;
+};
+
+Limits limits_of(c10::ScalarType type) {
+  constexpr double inf = std::numeric_limits<double>::infinity();
+  switch (type) {
+    case at::kBool: return {false, true};
+    case at::kByte: return {0, std::numeric_limits<uint8_t>::max()};
+    case at::kChar: return {std::numeric_limits<int8_t>::min(), std::numeric_limits<int8_t>::max()};
+    case at::kShort: return {std::numeric_limits<int16_t>::min(), std::numeric_limits<int16_t>::max()};
+    case at::kInt: return {std::numeric_limits<int32_t>::min(), std::numeric_limits<int32_t>::max()};
+    case at::kLong: return {std::numeric_limits<int64_t>::min(), std::numeric_limits<int64_t>::max()};
+    default: return {-inf, inf};
+  }
+}
+
 // The value that a combination ignores.
 at::Scalar identity(ReduceOp op, c10::ScalarType type) {
   switch (op) {
     case ReduceOp::kProd: return 1;
-    case ReduceOp::kMax: return c10::isFloatingType(type) ? at::Scalar(-std::numeric_limits<double>::infinity()) : at::Scalar(std::numeric_limits<int32_t>::min());
-    case ReduceOp::kMin: return c10::isFloatingType(type) ? at::Scalar(std::numeric_limits<double>::infinity()) : at::Scalar(std::numeric_limits<int32_t>::max());
+    case ReduceOp::kMax: return limits_of(type).lowest;
+    case ReduceOp::kMin: return limits_of(type).highest;
     default: return 0;
   }
 }

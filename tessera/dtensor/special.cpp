@@ -10,6 +10,7 @@
 #include "tessera/dtensor/dispatch.h"
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/dtensor/random_ops.h"
+#include "tessera/dtensor/views.h"
 
 namespace tessera::dtensor {
 
@@ -31,7 +32,9 @@ at::Tensor whole_local(RankState& state, const OpInfo& info, const at::Tensor& t
   Meta* meta = meta_of(tensor);
   const Spec whole = meta->spec.with(layout::Placements(meta->spec->mesh.ndim()));
   if (meta->spec == whole) return meta->local;
-  at::Tensor local = run_move(state.ctx, *state.moves.find_or_plan(meta->spec, whole), meta->local, info.name.c_str());
+  const Move& move = *state.moves.find_or_plan(meta->spec, whole);
+  check_explicit(state, c10::str(info.name, " ", meta->spec.str()), "x", move);
+  at::Tensor local = run_move(state.ctx, move, meta->local, info.name.c_str());
   if (meta->spec->has_partial) meta->replace(local, whole);
   return local;
 }
@@ -88,6 +91,27 @@ void equal(RankState&, const OpInfo& info, Stack& stack) {
   leave(info, stack, same);
 }
 
+// The ones of an identity matrix that this rank holds.
+void eye_out(RankState& state, const OpInfo& info, Stack& stack) {
+  const at::Tensor out = argument(info, stack, info.num_args() - 1).toTensor();
+  const int64_t rows = argument(info, stack, 0).toInt(), columns = info.num_args() == 3 ? argument(info, stack, 1).toInt() : rows;
+  TESSERA_CHECK(out.sizes() == c10::IntArrayRef({rows, columns}), "[", info.name, "] the result has ", rows, " rows and ", columns,
+                " columns, but out= is a DTensor of ", out.sizes());
+  Meta& meta = *meta_of(out);
+  check_writable(info, meta);
+  drop_terms(meta);
+  const auto held = meta.spec.local_ranges(state.ctx.coord(meta.spec->mesh));
+  {
+    LocalScope scope;
+    meta.local.zero_();
+    for (int64_t i = std::max(held[0].begin, held[1].begin), end = std::min(held[0].end, held[1].end); i < end; ++i) {
+      meta.local.select(0, i - held[0].begin).select(0, i - held[1].begin).fill_(1);
+    }
+  }
+  note_write(meta);
+  leave(info, stack, out);
+}
+
 void refuse(RankState&, const OpInfo& info, Stack&) {
   TESSERA_CHECK(false, "[", info.name, "] a DTensor has no storage to set, resize or share. Build a new one with distribute(value, mesh, "
                 "placements) or from_local(part, mesh, placements), or copy_ into this one.");
@@ -107,6 +131,8 @@ SpecialKernel find_special(const std::string& op) {
       {"aten::detach", alias},
       {"aten::equal", equal},
       {"aten::exponential_", random_inplace},
+      {"aten::eye.m_out", eye_out},
+      {"aten::eye.out", eye_out},
       {"aten::is_same_size", same_size},
       {"aten::masked_select", whole_call},
       {"aten::native_dropout", native_dropout},

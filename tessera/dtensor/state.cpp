@@ -35,7 +35,12 @@ CallPlan* PlanCache::insert(const Key& key, uint64_t hash, std::unique_ptr<CallP
 }
 
 void GatherCache::add(const MetaPtr& meta, int64_t bytes) {
-  entries_.push_back({c10::weak_intrusive_ptr<Meta>(meta), bytes});
+  std::erase_if(entries_, [&](const Entry& entry) {  // its earlier copy is gone already
+    if (entry.tensor != meta.get()) return false;
+    bytes_ -= entry.bytes;
+    return true;
+  });
+  entries_.push_back({meta.get(), c10::weak_intrusive_ptr<Meta>(meta), bytes});
   bytes_ += bytes;
   while (entries_.size() > 1 && bytes_ > budget) drop_oldest();
 }

@@ -73,6 +73,7 @@ class GatherCache {
 
  private:
   struct Entry {
+    const Meta* tensor;  // for comparing
     c10::weak_intrusive_ptr<Meta> meta;
     int64_t bytes = 0;
   };

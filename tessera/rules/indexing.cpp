@@ -257,6 +257,7 @@ void add_indexing_rules(RuleTable& table) {
   table.add("aten::isin.Tensor_Tensor", {.map = against_whole_map});
   table.add("aten::bucketize.Tensor", {.map = bucketize_map, .shape = ShapeSource::kFactors});
   table.add("aten::masked_scatter", {.map = replicated_map});
+  table.add("aten::linalg_qr", {.map = replicated_map});
   table.add("aten::take", {.map = take_map, .shape = ShapeSource::kFactors});
   table.add("aten::trace", {.map = [](const Call& call) { return parse_factors("(i,j)->();!i,!j", call); },
                             .shape = ShapeSource::kFactors});

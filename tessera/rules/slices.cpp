@@ -238,7 +238,7 @@ void add_slice_rules(RuleTable& table) {
   table.add_all({"aten::split.Tensor", "aten::split_with_sizes", "aten::unbind.int", "aten::unsafe_split.Tensor",
                  "aten::unsafe_split_with_sizes"},
                 {.map = parts_map});
-  table.add("aten::diagonal", {.map = diagonal_map});
+  table.add_all({"aten::diagonal", "aten::diagonal_copy"}, {.map = diagonal_map});
   table.add("aten::unfold", {.map = unfold_map});
   table.add("aten::slice_backward", {.map = slice_backward_map});
   table.add("aten::select_backward", {.map = select_backward_map});
