@@ -36,6 +36,7 @@ void add_reads(Samples& samples) {
   samples.push_back(sample("aten::bucketize.Tensor", {reals({5, 4}), std::get<0>(reals({6}).sort())}));
   samples.push_back(sample("aten::take", {reals({5, 4}), integers(20, {3, 2})}));
   samples.push_back(sample("aten::masked_scatter", {reals({5, 4}), bools({5, 4}), reals({20})}));
+  samples.push_back(sample("aten::linalg_qr", {reals({6, 4})}));
   samples.push_back(sample("aten::trace", {reals({5, 4})}));
 }
 

@@ -86,6 +86,7 @@ void add_slices(Samples& samples) {
   samples.push_back(sample("aten::unbind.int", {reals({5, 3, 4})}, {{"dim", 1}}));
   const Named diagonal = {{"offset", 1}, {"dim1", 0}, {"dim2", 2}};
   samples.push_back(sample("aten::diagonal", {reals({4, 5, 3})}, diagonal));
+  samples.push_back(sample("aten::diagonal_copy", {reals({4, 5, 3})}, diagonal));
   samples.push_back(sample("aten::diagonal_scatter", {reals({4, 5, 3}), reals({5, 2})}, diagonal));
   Named diagonal_backward = diagonal;
   diagonal_backward.emplace_back("input_sizes", Ints{4, 5, 3});

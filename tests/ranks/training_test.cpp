@@ -1,4 +1,7 @@
-// Both models, trained a few steps on many meshes: the curve, the gradients and the parameters of one device.
+// Both models, 20 steps on many meshes with an odd batch and a vocabulary that nothing divides: the losses, gradient norms and
+// parameters of one device. A sample of the matrix; all of it with TESSERA_FULL=1 (`make test-full`).
+
+#include <cstdlib>
 
 #include <torch/torch.h>
 
@@ -19,37 +22,38 @@ struct Case {
   std::string mesh = "1";
   bool sequence_parallel = false;
   int64_t accumulate = 1;
-  int64_t batch = 6;
-  int64_t vocabulary = 64;
 };
+
+constexpr int64_t kSteps = 20, kBatch = 7, kLength = 12, kVocabulary = 65;
+constexpr double kLearningRate = 1e-4;
 
 struct Curve {
   std::vector<double> losses, norms;
   std::map<std::string, at::Tensor> parameters;
 };
 
-at::Tensor tokens(int64_t step, const Case& c) {
+at::Tensor tokens(int64_t step) {
   auto generator = at::make_generator<at::CPUGeneratorImpl>(100 + step);
-  return at::randint(c.vocabulary, {c.batch, 13}, generator, at::kLong);
+  return at::randint(kVocabulary, {kBatch, kLength + 1}, generator, at::kLong);
 }
 
 template <typename Model, typename Config>
-Curve train(const Config& config, const Case& c, int64_t steps) {
+Curve train(const Config& config, const Case& c) {
   Curve curve;
   std::vector<at::Tensor> data;
-  for (int64_t i = 0; i < steps; ++i) data.push_back(tokens(i, c));
+  for (int64_t i = 0; i < kSteps; ++i) data.push_back(tokens(i));
   const auto mesh = layout::Mesh::parse(c.mesh);
   comm::run_ranks(mesh.size(), [&](int64_t rank) {
     dtensor::manual_seed(7);
     auto model = parallel::deferred([&] { return Model(config); });
-    torch::optim::AdamW optimizer(model->parameters(), torch::optim::AdamWOptions(1e-2));
+    torch::optim::AdamW optimizer(model->parameters(), torch::optim::AdamWOptions(kLearningRate));
     const auto plan = parallel::generate_plan(*model, {.mesh = mesh, .sequence_parallel = c.sequence_parallel, .heads = 4, .kv_heads = 4});
     parallel::place(*model, plan, &optimizer);
     parallel::Job job(model.ptr(), plan, [model](const std::vector<at::Tensor>& batch) mutable { return model->loss(batch[0], batch[1]); },
                       {.accumulate = c.accumulate});
-    for (int64_t i = 0; i < steps; ++i) {
+    for (int64_t i = 0; i < kSteps; ++i) {
       const at::Tensor all = data[i];
-      at::Tensor loss = job(all.slice(1, 0, 12).contiguous(), all.slice(1, 1, 13).contiguous());
+      at::Tensor loss = job(all.slice(1, 0, kLength).contiguous(), all.slice(1, 1, kLength + 1).contiguous());
       loss.backward();
       const double norm = torch::nn::utils::clip_grad_norm_(model->parameters(), 1.0);
       optimizer.step();
@@ -67,47 +71,72 @@ Curve train(const Config& config, const Case& c, int64_t steps) {
 
 double error(const at::Tensor& a, const at::Tensor& b) { return ((a - b).abs().max() / a.abs().max().clamp_min(1e-300)).item<double>(); }
 
+// The K bias moves no output: its gradient is rounding alone, which AdamW scales up to its learning rate.
+bool has_zero_gradient(const std::string& name) { return name.find("c_attn.bias") != std::string::npos; }
+
 template <typename Model, typename Config>
-void expect_same(const Config& config, const Case& c, const Curve& one, int64_t steps, double tolerance) {
+void expect_same(const Config& config, const Case& c, const Curve& one, double tolerance, double& worst) {
   SCOPED_TRACE(c.mesh + (c.sequence_parallel ? " sp" : "") + " accumulate " + std::to_string(c.accumulate));
-  const Curve many = train<Model>(config, c, steps);
+  const Curve many = train<Model>(config, c);
   ASSERT_EQ(many.losses.size(), one.losses.size());
+  const auto compare = [&](double found, const std::string& what) {
+    EXPECT_LE(found, tolerance) << what;
+    worst = std::max(worst, found);
+  };
   for (size_t i = 0; i < one.losses.size(); ++i) {
-    EXPECT_NEAR(many.losses[i], one.losses[i], tolerance * std::abs(one.losses[i])) << "loss of step " << i;
-    EXPECT_NEAR(many.norms[i], one.norms[i], tolerance * std::abs(one.norms[i])) << "norm of step " << i;
+    compare(std::abs(many.losses[i] - one.losses[i]) / one.losses[i], "loss of step " + std::to_string(i));
+    compare(std::abs(many.norms[i] - one.norms[i]) / one.norms[i], "gradient norm of step " + std::to_string(i));
   }
-  for (const auto& [name, value] : one.parameters) EXPECT_LE(error(value, many.parameters.at(name)), tolerance) << name;
+  for (const auto& [name, value] : one.parameters) {
+    if (has_zero_gradient(name)) {
+      EXPECT_LE((value - many.parameters.at(name)).abs().max().item().toDouble(), kLearningRate * kSteps) << name;
+    } else {
+      compare(error(value, many.parameters.at(name)), name);
+    }
+  }
+}
+
+bool is_full() { return std::getenv("TESSERA_FULL") != nullptr; }
+
+std::vector<Case> cases() {
+  if (!is_full()) {
+    return {{"dp=3"}, {"tp=3"}, {"tp=4", true, 2}, {"dp=2,tp=2", true, 3}};
+  }
+  std::vector<Case> all;
+  for (const char* mesh : {"dp=2", "dp=3", "dp=4", "tp=2", "tp=3", "tp=4", "dp=2,tp=2"}) {
+    for (int64_t accumulate : {1, 2, 3}) {
+      for (bool sequence_parallel : {false, true}) all.push_back({mesh, sequence_parallel, accumulate});
+    }
+  }
+  return all;
+}
+
+template <typename Model, typename Config>
+void expect_one_device_training(Config config, at::ScalarType dtype, double tolerance) {
+  config.vocab_size = kVocabulary, config.dim = 32, config.layers = 2, config.heads = 4, config.max_seq = 16;
+  config.dtype = dtype;
+  const Curve one = train<Model>(config, {});
+  double worst = 0;
+  for (const Case& c : cases()) expect_same<Model>(config, c, one, tolerance, worst);
+  std::cout << "largest error over " << cases().size() << " layouts: " << worst << "\n";
 }
 
 models::LlamaConfig llama() {
   models::LlamaConfig config;
-  config.vocab_size = 64, config.dim = 32, config.layers = 2, config.heads = 4, config.kv_heads = 4, config.hidden = 48, config.max_seq = 16;
-  config.dtype = at::kDouble;
+  config.kv_heads = 4, config.hidden = 48;
   return config;
 }
 
 models::GptConfig gpt() {
   models::GptConfig config;
-  config.vocab_size = 64, config.dim = 32, config.layers = 2, config.heads = 4, config.max_seq = 16, config.dropout = 0.1;
-  config.dtype = at::kDouble;
+  config.dropout = 0.1;
   return config;
 }
 
-TEST(Training, LlamaIsOneDeviceTraining) {
-  const int64_t steps = 3;
-  const Curve one = train<models::Llama>(llama(), {}, steps);
-  for (const Case& c : {Case{"dp=2"}, Case{"tp=2"}, Case{"dp=2,tp=2"}, Case{"dp=2,tp=2", true}, Case{"dp=2", false, 3}, Case{"tp=4"}, Case{"dp=4"}, Case{"tp=3"}}) {
-    expect_same<models::Llama>(llama(), c, one, steps, 1e-11);
-  }
-}
-
-TEST(Training, GptIsOneDeviceTraining) {
-  const int64_t steps = 3;
-  const Curve one = train<models::Gpt>(gpt(), {}, steps);
-  for (const Case& c : {Case{"dp=2"}, Case{"tp=2"}, Case{"dp=2,tp=2"}, Case{"dp=2,tp=2", true}, Case{"dp=2", false, 3}, Case{"tp=4"}, Case{"dp=4"}, Case{"tp=3"}}) {
-    expect_same<models::Gpt>(gpt(), c, one, steps, 1e-11);
-  }
-}
+TEST(Training, LlamaInDouble) { expect_one_device_training<models::Llama>(llama(), at::kDouble, 1e-12); }
+TEST(Training, LlamaInFloat) { expect_one_device_training<models::Llama>(llama(), at::kFloat, 1e-5); }
+TEST(Training, GptInDouble) { expect_one_device_training<models::Gpt>(gpt(), at::kDouble, 1e-12); }
+TEST(Training, GptInFloat) { expect_one_device_training<models::Gpt>(gpt(), at::kFloat, 1e-5); }
 
 }  // namespace
 }  // namespace tessera

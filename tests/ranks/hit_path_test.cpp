@@ -1,0 +1,98 @@
+// What a cached call does beside the local operator: it makes the result's own records, and plans nothing.
+
+#include <cstdlib>
+#include <functional>
+#include <new>
+
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include "tessera/comm/run_ranks.h"
+#include "tessera/dtensor/dtensor.h"
+#include "tessera/dtensor/registry.h"
+
+namespace {
+thread_local int64_t allocations = 0;
+}
+
+void* operator new(size_t size) {
+  ++allocations;
+  if (void* memory = std::malloc(size)) return memory;
+  throw std::bad_alloc();
+}
+void operator delete(void* memory) noexcept { std::free(memory); }
+void operator delete(void* memory, size_t) noexcept { std::free(memory); }
+
+namespace tessera::dtensor {
+namespace {
+
+using Body = std::function<void(const at::Tensor& x, const at::Tensor& w)>;
+
+struct Case {
+  const char* name;
+  Body body;
+};
+
+const Case kCases[] = {
+    {"add", [](const at::Tensor& x, const at::Tensor&) { at::add(x, x); }},
+    {"mul", [](const at::Tensor& x, const at::Tensor&) { at::mul(x, 2.0); }},
+    {"mm", [](const at::Tensor& x, const at::Tensor& w) { at::mm(x, w); }},
+    {"view", [](const at::Tensor& x, const at::Tensor&) { x.view({-1, 2, 2}); }},
+    {"sum", [](const at::Tensor& x, const at::Tensor&) { at::sum(x); }},
+};
+
+// The result's TensorImpl, its version counter, its Meta and what holds that; the stack of the call.
+constexpr int64_t kOwn = 5;
+// A view also allocates the list of its sizes (boxing makes it) and what libtorch keeps to replay it from its base.
+constexpr int64_t kViewReplay = 9;
+
+int64_t allocations_of(const Body& body, const at::Tensor& x, const at::Tensor& w) {
+  for (int i = 0; i < 3; ++i) body(x, w);
+  const int64_t before = allocations;
+  body(x, w);
+  return allocations - before;
+}
+
+size_t plans(const RankState& state) {
+  size_t count = 0;
+  for (const PlanCache& cache : state.caches) count += cache.size();
+  return count;
+}
+
+TEST(HitPath, AllocatesTheResultAndNoMore) {
+  const at::NoGradGuard no_grad;
+  for (const char* text : {"tp=2", "dp=2,tp=2", "pod=2,dp=2,tp=2"}) {
+    const auto mesh = layout::Mesh::parse(text);
+    for (const Case& c : kCases) {
+      SCOPED_TRACE(std::string(c.name) + " on " + text);
+      const int64_t plain = allocations_of(c.body, at::ones({4, 4}), at::ones({4, 4}));
+      comm::run_fake(mesh.size(), 0, [&] {
+        const at::Tensor x = distribute(at::ones({8, 4}), mesh, "{" + mesh.axis(0).name + ": S(0)}");
+        const at::Tensor w = distribute(at::ones({4, 4}), mesh, "{}");
+        const bool is_view = std::string(c.name) == "view";
+        EXPECT_LE(allocations_of(c.body, x, w) - plain, kOwn + (is_view ? kViewReplay : 0));
+      });
+    }
+  }
+}
+
+TEST(HitPath, PlansEachKindOfCallOnce) {
+  const auto mesh = layout::Mesh::parse("dp=2,tp=2");
+  comm::run_fake(mesh.size(), 0, [&] {
+    const RankState& state = RankState::require();
+    const at::Tensor x = distribute(at::ones({8, 4}), mesh, "{dp: S(0)}"), w = distribute(at::ones({4, 4}), mesh, "{tp: S(1)}");
+    const auto call_all = [&] {
+      for (const Case& c : kCases) c.body(x, w);
+    };
+    call_all();
+    const size_t first = plans(state);
+    EXPECT_GE(first, std::size(kCases));
+    for (int i = 0; i < 5; ++i) call_all();
+    EXPECT_EQ(plans(state), first);
+    at::add(x, x, 3);
+    EXPECT_EQ(plans(state), first + 1);
+  });
+}
+
+}  // namespace
+}  // namespace tessera::dtensor
