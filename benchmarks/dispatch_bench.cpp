@@ -8,6 +8,7 @@
 
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
+#include <torch/csrc/autograd/autograd.h>
 
 #if __has_include(<valgrind/callgrind.h>)
 #include <valgrind/callgrind.h>
@@ -29,7 +30,7 @@ constexpr int kRepeats = 400;
 
 // x is cut by rows, w by columns, so that x @ w needs no communication; every local part is 4x4 (norm_*: 4).
 struct Operands {
-  at::Tensor x, y, w, norm_weight, norm_bias;
+  at::Tensor x, y, w, square, norm_weight, norm_bias;
 };
 
 struct Case {
@@ -47,15 +48,20 @@ std::vector<Case> cases() {
     all.push_back({"sum", with_grad, [](const Operands& o) { at::sum(o.x); }});
     all.push_back({"mul by a number", with_grad, [](const Operands& o) { at::mul(o.x, 2.0); }});
     all.push_back({"detach", with_grad, [](const Operands& o) { o.x.detach(); }});
+    all.push_back({"linear", with_grad, [](const Operands& o) { at::linear(o.x, o.square); }});
     all.push_back({"layer_norm", with_grad, [](const Operands& o) { at::layer_norm(o.x, {4}, o.norm_weight, o.norm_bias); }});
   }
+  all.push_back({"linear, backward", true, [](const Operands& o) {
+                   const at::Tensor y = at::linear(o.x, o.square);
+                   torch::autograd::grad({y}, {o.x, o.square}, {y.detach()});
+                 }});
   all.push_back({"add_", false, [](const Operands& o) { at::Tensor(o.x).add_(o.y); }});
   return all;
 }
 
 Operands plain_operands(bool with_grad) {
   const auto ones = [&](at::IntArrayRef sizes) { return at::ones(sizes).requires_grad_(with_grad); };
-  return {ones({4, 4}), ones({4, 4}), ones({4, 4}), ones({4}), ones({4})};
+  return {ones({4, 4}), ones({4, 4}), ones({4, 4}), ones({4, 4}), ones({4}), ones({4})};
 }
 
 Operands distributed_operands(const layout::Mesh& mesh, bool with_grad) {
@@ -65,7 +71,7 @@ Operands distributed_operands(const layout::Mesh& mesh, bool with_grad) {
   const auto make = [&](at::IntArrayRef sizes, const char* placements) {
     return dtensor::distribute(at::ones(sizes), mesh, placements).requires_grad_(with_grad);
   };
-  return {make({8, 4}, rows), make({8, 4}, rows), make({4, flat ? 4 : 8}, columns), make({4}, "{}"), make({4}, "{}")};
+  return {make({8, 4}, rows), make({8, 4}, rows), make({4, flat ? 4 : 8}, columns), make({4, 4}, "{}"), make({4}, "{}"), make({4}, "{}")};
 }
 
 void time_mesh(const layout::Mesh& mesh, const std::vector<Case>& all) {

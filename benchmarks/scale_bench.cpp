@@ -1,4 +1,5 @@
-// One rank's training step on meshes of 8 to 8,192 ranks, its local work the same on all: the step must not get dearer.
+// One rank's training step on meshes of 8 to 8,192 ranks, its local work the same on all: the step must not get dearer. The
+// first line is the one-device program on that rank's samples. An argument, such as `dp=N`, selects one kind of mesh.
 
 #include <functional>
 #include <memory>
@@ -42,6 +43,26 @@ const Shape kShapes[] = {
     {"dp=N/2,tp=2, sp, 3 micro", [](int64_t n) { return "dp=" + std::to_string(n / 2) + ",tp=2"; }, 3, true},
 };
 
+at::Tensor some_tokens(int64_t samples) {
+  return at::arange(samples * kSequence).remainder(64).view({samples, kSequence});
+}
+
+void time_one_device() {
+  models::Llama model(small_llama());
+  torch::optim::AdamW optimizer(model->parameters(), torch::optim::AdamWOptions(1e-3));
+  const at::Tensor tokens = some_tokens(kSamples);
+  Least least;
+  for (int step = 0; step < kSteps; ++step) {
+    least.add(microseconds(1, [&] {
+      model->loss(tokens, tokens).backward();
+      optim::clip_grad_norm(model->parameters(), 1.0);
+      optimizer.step();
+      optimizer.zero_grad();
+    }));
+  }
+  print_row("one device, step us", {least.value()}, "%10.0f");
+}
+
 // A placed model with its optimizer on one rank of the imagined mesh.
 class Training {
  public:
@@ -57,7 +78,7 @@ class Training {
 
   void step() {
     const auto rows = [](int64_t begin, int64_t end) {
-      const at::Tensor tokens = at::zeros({end - begin, kSequence}, at::kLong);
+      const at::Tensor tokens = some_tokens(end - begin);
       return std::vector<at::Tensor>{tokens, tokens};
     };
     at::Tensor loss = job_->run_rows(samples_, rows);
@@ -76,14 +97,16 @@ class Training {
 
 // The least step of each mesh, and the first; the meshes take turns so that what else the machine does meets all alike.
 void time_shape(const Shape& shape) {
-  std::vector<double> first;
+  std::vector<double> first, operators;
   std::vector<Least> steps(std::size(kRanks));
   for (int round = 0; round < 3; ++round) {
     for (size_t i = 0; i < std::size(kRanks); ++i) {
       comm::run_fake(kRanks[i], kRanks[i] / 2, [&] {
         Training training(shape, kRanks[i]);
         const double cold = microseconds(1, [&] { training.step(); });
-        if (round == 0) first.push_back(cold);
+        const uint64_t before = comm::RankContext::require().program.count;
+        training.step();
+        if (round == 0) first.push_back(cold), operators.push_back(static_cast<double>(comm::RankContext::require().program.count - before));
         for (int step = 0; step < kSteps; ++step) steps[i].add(microseconds(1, [&] { training.step(); }));
       });
     }
@@ -93,16 +116,20 @@ void time_shape(const Shape& shape) {
   print_row(shape.name + ", step us", row, "%10.0f");
   print_row("  over that of 8 ranks", ratio);
   print_row("  first step us", first, "%10.0f");
+  print_row("  operators", operators, "%10.0f");
 }
 
 }  // namespace
 }  // namespace tessera::benchmarks
 
-int main() {
+int main(int argc, char** argv) {
   using namespace tessera::benchmarks;
   at::set_num_threads(1);
   std::vector<std::string> columns;
   for (int64_t ranks : kRanks) columns.push_back(std::to_string(ranks));
   print_header("ranks", columns);
-  for (const Shape& shape : kShapes) time_shape(shape);
+  time_one_device();
+  for (const Shape& shape : kShapes) {
+    if (argc < 2 || shape.name == argv[1]) time_shape(shape);
+  }
 }
