@@ -4,12 +4,13 @@ CONFIG ?= examples/llama.toml
 JOBS   ?= $(shell nproc)
 export TESSERA_PYTHON ?=
 
-.PHONY: help deps configure build train test bench oldest install clean
+.PHONY: help deps configure build train test test-full bench oldest install clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make train    install what is missing, build, and train CONFIG=$(CONFIG)"
 	@echo "make test     the same, then build and run every test"
+	@echo "make test-full  the whole matrices of which test runs a sample"
 	@echo "make bench    the same, then build and run the benchmarks"
 	@echo "make oldest   compile everything against the oldest torch that is supported, tools/oldest.txt"
 	@echo "make build    the program $(BUILD)/bin/tessera and the library $(BUILD)/lib/libtessera.so"
@@ -36,6 +37,13 @@ train: build
 test: configure
 	@cmake --build $(BUILD) -j $(JOBS)
 	@ctest --test-dir $(BUILD) -j $(JOBS) --output-on-failure --timeout 300
+
+# The whole matrices of which `test` runs a sample.
+test-full: configure
+	@cmake --build $(BUILD) -j $(JOBS)
+	@TESSERA_FULL=1 $(BUILD)/bin/test_ranks_redistribute
+	@TESSERA_FULL=1 $(BUILD)/bin/test_ranks_training
+	@$(BUILD)/bin/test_audit --full
 
 bench: configure
 	@tools/deps bench
