@@ -3,121 +3,112 @@
 #include <ATen/ops/add.h>
 #include <ATen/ops/bmm.h>
 #include <ATen/ops/mm.h>
-#include <torch/csrc/autograd/custom_function.h>
+#include <torch/csrc/autograd/functions/utils.h>
+#include <torch/csrc/autograd/saved_variable.h>
 #include <torch/library.h>
 
 #include "tessera/base/error.h"
+#include "tessera/dtensor/equation.h"
 #include "tessera/dtensor/meta.h"
+#include "tessera/dtensor/node.h"
 #include "tessera/dtensor/registry.h"
 
 namespace tessera::dtensor {
 
 namespace {
 
-struct Equation {
-  std::string a, b, out;
-};
+using torch::autograd::SavedVariable;
+using torch::autograd::variable_list;
 
-Equation parse(const std::string& text) {
-  const size_t comma = text.find(','), arrow = text.find("->");
-  TESSERA_CHECK(comma != std::string::npos && arrow != std::string::npos && comma < arrow, "[contract] malformed equation `", text,
-                "`; accepted: `bsk,jk->bsj`");
-  return {text.substr(0, comma), text.substr(comma + 1, arrow - comma - 1), text.substr(arrow + 2)};
-}
-
-bool has(const std::string& letters, char letter) { return letters.find(letter) != std::string::npos; }
-
-// The letters of a product: in both operands and the result (batch), in one operand and the result, in both and summed.
-struct Roles {
-  std::string batch, rows, columns, summed;
-};
-
-Roles roles_of(const Equation& equation) {
-  Roles roles;
-  for (char letter : equation.a) {
-    if (has(equation.b, letter)) {
-      (has(equation.out, letter) ? roles.batch : roles.summed) += letter;
-    } else {
-      roles.rows += letter;
-    }
-  }
-  for (char letter : equation.b) {
-    if (!has(equation.a, letter)) roles.columns += letter;
-  }
-  return roles;
-}
-
-std::vector<int64_t> order_of(const std::string& letters, const std::string& wanted) {
-  std::vector<int64_t> order;
-  for (char letter : wanted) order.push_back(static_cast<int64_t>(letters.find(letter)));
-  return order;
-}
-
-int64_t extent_of(const at::Tensor& tensor, const std::string& letters, const std::string& wanted) {
-  int64_t extent = 1;
-  for (char letter : wanted) extent *= tensor.size(static_cast<int64_t>(letters.find(letter)));
-  return extent;
-}
-
-// A plain tensor as [batch..., rows, columns] with the letter groups flattened.
-at::Tensor as_matrix(const at::Tensor& tensor, const std::string& letters, const std::string& batch, const std::string& rows,
-                     const std::string& columns) {
-  const at::Tensor ordered = tensor.permute(order_of(letters, batch + rows + columns));
-  const int64_t r = extent_of(tensor, letters, rows), c = extent_of(tensor, letters, columns);
-  if (batch.empty()) return ordered.reshape({r, c});
-  return ordered.reshape({extent_of(tensor, letters, batch), r, c});
+// A plain tensor, its dims in `order` (empty: as they are), with the groups of dims flattened: `batch` of them (if any), then
+// `rows`, then the rest.
+at::Tensor as_matrix(const at::Tensor& tensor, const std::vector<int64_t>& order, size_t batch, size_t rows) {
+  const at::Tensor ordered = order.empty() ? tensor : tensor.permute(order);
+  if (batch == 0 && rows == 1 && ordered.dim() == 2) return ordered;
+  const c10::IntArrayRef sizes = ordered.sizes();
+  const auto extent = [&](size_t begin, size_t end) { return c10::multiply_integers(sizes.slice(begin, end - begin)); };
+  c10::SmallVector<int64_t, 3> shape;
+  if (batch > 0) shape.push_back(extent(0, batch));
+  shape.push_back(extent(batch, batch + rows));
+  shape.push_back(extent(batch + rows, sizes.size()));
+  return ordered.reshape(shape);
 }
 
 // The contraction of plain tensors by one mm or bmm.
 at::Tensor contract_plain(const at::Tensor& a, const at::Tensor& b, c10::string_view text, const std::optional<at::Tensor>&) {
-  const Equation equation = parse(std::string(text));
+  const Equation& equation = Equation::of(text);
   TESSERA_CHECK(a.dim() == static_cast<int64_t>(equation.a.size()) && b.dim() == static_cast<int64_t>(equation.b.size()),
-                "[contract] `", std::string(text), "` does not fit operands of ", a.dim(), " and ", b.dim(), " dims");
-  const Roles roles = roles_of(equation);
-  const at::Tensor left = as_matrix(a, equation.a, roles.batch, roles.rows, roles.summed);
-  const at::Tensor right = as_matrix(b, equation.b, roles.batch, roles.summed, roles.columns);
-  const at::Tensor product = roles.batch.empty() ? at::mm(left, right) : at::bmm(left, right);
+                "[contract] `", text, "` does not fit operands of ", a.dim(), " and ", b.dim(), " dims");
+  const size_t batch = equation.batch.size();
+  const at::Tensor left = as_matrix(a, equation.order_a, batch, equation.rows.size());
+  const at::Tensor right = as_matrix(b, equation.order_b, batch, equation.summed.size());
+  const at::Tensor product = batch == 0 ? at::mm(left, right) : at::bmm(left, right);
+  if (batch <= 1 && equation.rows.size() == 1 && equation.columns.size() == 1 && equation.order_out.empty()) return product;
 
-  const std::string letters = roles.batch + roles.rows + roles.columns;
-  std::vector<int64_t> sizes;
-  for (char letter : letters) {
-    sizes.push_back(has(equation.a, letter) ? a.size(static_cast<int64_t>(equation.a.find(letter)))
-                                            : b.size(static_cast<int64_t>(equation.b.find(letter))));
+  c10::SmallVector<int64_t, 6> sizes;
+  for (const std::string* letters : {&equation.batch, &equation.rows}) {
+    for (char letter : *letters) sizes.push_back(a.size(static_cast<int64_t>(equation.a.find(letter))));
   }
+  for (char letter : equation.columns) sizes.push_back(b.size(static_cast<int64_t>(equation.b.find(letter))));
   const at::Tensor shaped = product.view(sizes);
-  return letters == equation.out ? shaped : shaped.permute(order_of(letters, equation.out)).contiguous();
+  return equation.order_out.empty() ? shaped : shaped.permute(equation.order_out).contiguous();
 }
 
-class Contraction : public torch::autograd::Function<Contraction> {
- public:
-  static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor& a, const at::Tensor& b, const std::string& text,
-                            const std::optional<at::Tensor>& like) {
-    ctx->save_for_backward({a, b});
-    ctx->saved_data["equation"] = text;
+// Keeps each operand only for the other's gradient.
+struct ContractBackward final : torch::autograd::Node {
+  std::string gradient_a, gradient_b;  // equations
+  SavedVariable a, b;
+  std::optional<at::Tensor> like_a, like_b;  // a parameter's gradient should lie as the parameter does
+
+  variable_list apply(variable_list&& grads) override {
+    variable_list result(2);
+    const at::Tensor& grad = grads.at(0);
+    if (!grad.defined()) return result;
+    if (task_should_compute_output(0)) result[0] = contract(grad, b.unpack(), gradient_a, like_a);
+    if (task_should_compute_output(1)) result[1] = contract(grad, a.unpack(), gradient_b, like_b);
+    return result;
+  }
+
+  void release_variables() override {
+    a.reset_data();
+    b.reset_data();
+  }
+
+  std::string name() const override { return "ContractBackward"; }
+};
+
+std::optional<at::Tensor> like_parameter(const at::Tensor& operand) {
+  if (!is_dtensor(operand) || !meta_of(operand)->parameter) return std::nullopt;
+  at::AutoDispatchBelowADInplaceOrView below;
+  return operand.detach();
+}
+
+at::Tensor contract_autograd(const at::Tensor& a, const at::Tensor& b, c10::string_view text, const std::optional<at::Tensor>& like) {
+  const bool with_a = at::GradMode::is_enabled() && a.requires_grad(), with_b = at::GradMode::is_enabled() && b.requires_grad();
+  if (!with_a && !with_b) {
     at::AutoDispatchBelowADInplaceOrView below;
     return contract(a, b, text, like);
   }
-
-  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* ctx, torch::autograd::variable_list grads) {
-    const auto saved = ctx->get_saved_variables();
-    const at::Tensor &a = saved[0], &b = saved[1], &grad = grads[0];
-    const Equation eq = parse(ctx->saved_data["equation"].toStringRef());
-    at::Tensor grad_a, grad_b;
-    if (grad.defined() && ctx->needs_input_grad(0)) grad_a = contract(grad, b, eq.out + "," + eq.b + "->" + eq.a, parameter(a));
-    if (grad.defined() && ctx->needs_input_grad(1)) grad_b = contract(grad, a, eq.out + "," + eq.a + "->" + eq.b, parameter(b));
-    return {grad_a, grad_b, at::Tensor(), at::Tensor()};
+  auto node = make_node<ContractBackward>();  // before the call: its sequence number names the forward plan
+  node->set_next_edges(torch::autograd::collect_next_edges(a, b));
+  const Equation& equation = Equation::of(text);
+  if (with_a) {
+    node->gradient_a = equation.gradient_a;
+    node->b = SavedVariable(b, /*is_output=*/false);
+    node->like_a = like_parameter(a);
   }
-
- private:
-  // A parameter's gradient should lie as the parameter does.
-  static std::optional<at::Tensor> parameter(const at::Tensor& operand) {
-    if (is_dtensor(operand) && meta_of(operand)->parameter) return operand.detach();
-    return std::nullopt;
+  if (with_b) {
+    node->gradient_b = equation.gradient_b;
+    node->a = SavedVariable(a, /*is_output=*/false);
+    node->like_b = like_parameter(b);
   }
-};
-
-at::Tensor contract_autograd(const at::Tensor& a, const at::Tensor& b, c10::string_view equation, const std::optional<at::Tensor>& like) {
-  return Contraction::apply(a, b, std::string(equation), like);
+  at::Tensor result;
+  {
+    at::AutoDispatchBelowADInplaceOrView below;
+    result = contract(a, b, text, like);
+  }
+  torch::autograd::set_history(result, node);
+  return result;
 }
 
 std::string letters(int64_t count, char first) {
@@ -168,7 +159,7 @@ TORCH_LIBRARY(tessera, m) {
   m.impl("contract", c10::DispatchKey::Autograd, TORCH_FN(contract_autograd));
 }
 
-at::Tensor contract(const at::Tensor& a, const at::Tensor& b, const std::string& equation, const std::optional<at::Tensor>& like) {
+at::Tensor contract(const at::Tensor& a, const at::Tensor& b, std::string_view equation, const std::optional<at::Tensor>& like) {
   static const auto op = c10::Dispatcher::singleton()
                              .findSchemaOrThrow("tessera::contract", "")
                              .typed<at::Tensor(const at::Tensor&, const at::Tensor&, c10::string_view, const std::optional<at::Tensor>&)>();

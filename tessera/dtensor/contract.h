@@ -2,7 +2,7 @@
 #pragma once
 
 #include <optional>
-#include <string>
+#include <string_view>
 
 #include <ATen/core/Tensor.h>
 
@@ -14,7 +14,7 @@ class KernelRegistry;
 // `bsk,jk->bsj`. One letter for each dim; letters that the result lacks are summed; no letter stands twice in one operand;
 // every letter of the result stands in an operand, and every summed letter in both. `like` only says how the result should lie on the mesh.
 // Differentiable any number of times: its gradients are contractions.
-at::Tensor contract(const at::Tensor& a, const at::Tensor& b, const std::string& equation, const std::optional<at::Tensor>& like = std::nullopt);
+at::Tensor contract(const at::Tensor& a, const at::Tensor& b, std::string_view equation, const std::optional<at::Tensor>& like = std::nullopt);
 
 // Makes `linear` and `matmul` of DTensors contractions: their decompositions flatten [batch, sequence, feature], which no
 // layout with a cut sequence survives.

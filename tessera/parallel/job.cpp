@@ -8,6 +8,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/dtensor/dtensor.h"
+#include "tessera/dtensor/node.h"
 #include "tessera/parallel/rows.h"
 
 namespace tessera::parallel {
@@ -59,18 +60,6 @@ class WithoutHooks {
   const std::vector<at::Tensor>& leaves_;
   std::vector<std::vector<std::unique_ptr<torch::autograd::FunctionPreHook>>> kept_;
 };
-
-// libtorch 2.13 counts the owners of a node inside it, 2.11 beside it.
-using NodePtr = decltype(torch::autograd::Edge::function);
-
-template <typename Node>
-auto make_node() {
-  if constexpr (std::is_same_v<NodePtr, std::shared_ptr<torch::autograd::Node>>) {
-    return std::make_shared<Node>();
-  } else {
-    return c10::make_intrusive<Node>();
-  }
-}
 
 // Factories inside the job's forward give DTensors, and gathered activations are shared within the plan's budget.
 class Region {
@@ -145,7 +134,7 @@ void reduce(std::vector<at::Tensor>& held, const std::vector<at::Tensor>& parame
 
 at::Tensor with_deposit(const at::Tensor& loss, std::vector<at::Tensor> held, const std::vector<at::Tensor>& parameters) {
   at::Tensor result = loss.detach();
-  auto node = make_node<Deposit>();
+  auto node = dtensor::make_node<Deposit>();
   torch::autograd::edge_list edges;
   for (size_t i = 0; i < held.size(); ++i) {
     if (!held[i].defined()) continue;  // unused: its hooks are not called

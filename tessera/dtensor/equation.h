@@ -1,0 +1,33 @@
+// An einsum of two operands, taken apart.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace tessera::dtensor {
+
+// One letter for each dim: `bsk,jk->bsj`. Immutable; one for each text and thread.
+struct Equation {
+  // Throws if the text has not that form.
+  explicit Equation(std::string_view text);
+
+  std::string a, b, out;  // the letters of each operand and of the result
+
+  // The letters of the product, by where they stand: in both operands and the result, in one operand and the result, in both
+  // operands alone.
+  std::string batch, rows, columns, summed;
+
+  // The dims of a in the order batch, rows, summed; of b in the order batch, summed, columns; of what stands in the order
+  // batch, rows, columns in the order of the result. Empty where they lie so already.
+  std::vector<int64_t> order_a, order_b, order_out;
+
+  // The equations of the gradients: of the result's gradient and the other operand.
+  std::string gradient_a, gradient_b;
+
+  // The one of this thread; valid as long as the thread lives.
+  static const Equation& of(std::string_view text);
+};
+
+}  // namespace tessera::dtensor
