@@ -43,6 +43,7 @@ rules::Call make_call(const OpInfo& info, c10::ArrayRef<IValue> args) {
       operand.is_parameter = meta_of(tensor)->parameter != nullptr;
     } else {
       operand.is_plain = true;
+      operand.is_number = tensor.unsafeGetTensorImpl()->is_wrapped_number();
       operand.spec = Spec::make(mesh, Placements(mesh.ndim()), tensor.sizes(), tensor.strides(), tensor.scalar_type());
     }
     call.operands.push_back(std::move(operand));
@@ -203,14 +204,18 @@ rules::Wishes wishes_of(const rules::Call& call, const CallPlan* forward) {
   return wishes;
 }
 
+// The parameter whose wishes the call should meet: one that reads labelled activations beside it, as a model does. An optimizer,
+// which reads parameters with gradients and moments, is none of the plan's business.
 const ParameterInfo* wanting_parameter(c10::ArrayRef<IValue> args) {
   const ParameterInfo* found = nullptr;
+  bool has_activation = false;
   for_each_tensor(args, [&](const at::Tensor& tensor, int, int) {
     if (!is_dtensor(tensor)) return;
-    const ParameterInfo* parameter = meta_of(tensor)->parameter;
-    if (parameter && (parameter->input || parameter->output)) found = parameter;
+    const Meta& meta = *meta_of(tensor);
+    if (meta.parameter && (meta.parameter->input || meta.parameter->output)) found = meta.parameter;
+    has_activation |= !meta.parameter && !meta.spec->labels.empty();
   });
-  return found;
+  return has_activation ? found : nullptr;
 }
 
 bool sizes_match(const Placements& placements, const layout::SpecData& spec) {
@@ -279,15 +284,14 @@ std::unique_ptr<CallPlan> make_call_plan(RankState& state, const OpInfo& info, c
   }
   plan->program_key = program_key_of(call);
 
-  std::vector<bool> defined;
-  const bool from_factors = info.rule->shape == rules::ShapeSource::kFactors;
-  if (!from_factors && !(info.rule->decompose && !info.rule->decompose_when)) {
-    info.has_meta ? infer_outputs(info, call, *plan, defined) : outputs_like_first(info, call, *plan, defined);
-  }
   if (info.rule->decompose && (!info.rule->decompose_when || info.rule->decompose_when(call))) {
     plan->decompose = info.rule->decompose;
     return plan;
   }
+
+  std::vector<bool> defined;
+  const bool from_factors = info.rule->shape == rules::ShapeSource::kFactors;
+  if (!from_factors) info.has_meta ? infer_outputs(info, call, *plan, defined) : outputs_like_first(info, call, *plan, defined);
 
   // What the plan wants of the activations that meet a parameter.
   const ParameterInfo* wants = forward || info.is_view ? nullptr : wanting_parameter(args);

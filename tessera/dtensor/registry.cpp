@@ -37,6 +37,13 @@ bool takes_tensor(const c10::FunctionSchema& schema) {
   return false;
 }
 
+// Composite-implicit operators decompose, but for those whose CPU kernel is another function (silu_backward): one call instead
+// of many, with the bits of the one-device program.
+bool decomposes(const c10::OperatorHandle& op) {
+  return op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd) &&
+         !(op.hasKernelForDispatchKey(c10::DispatchKey::CPU) && rules::RuleTable::instance().find(c10::toString(op.operator_name())));
+}
+
 void register_op(Registered& all, const c10::OperatorHandle& op) {
   auto info = std::make_unique<OpInfo>(op, static_cast<int>(all.ops.size()));
   info->special = find_special(info->name);
@@ -59,7 +66,7 @@ void register_all() {
     if (!aten && name.name.rfind("tessera::", 0) != 0) continue;
     const auto op = dispatcher.findSchema(name);
     if (!op || !takes_tensor(op->schema())) continue;
-    if (op->hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd)) continue;
+    if (decomposes(*op)) continue;
     register_op(all, *op);
   }
   register_contract_kernels(all.registry);

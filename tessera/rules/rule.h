@@ -41,7 +41,7 @@ enum class ShapeSource : uint8_t {
 struct Rule {
   std::function<FactorMap(const Call&)> map;  // null where the rule always decomposes
   LocalKernel local = nullptr;
-  // Decompose when `decompose_when` says so (always, if it is null).
+  // Decompose when `decompose_when` says so (always, if it is null). It is asked first: the call has no outputs yet.
   Decomposition decompose = nullptr;
   bool (*decompose_when)(const Call&) = nullptr;
   // The map reads number arguments (not only ints, bools, dtypes and their lists): their values become part of the cache key.

@@ -1,6 +1,7 @@
 // What one Llama step sends over the tensor-parallel axis, against the closed form.
 
 #include <gtest/gtest.h>
+#include <torch/optim.h>
 
 #include "tessera/comm/run_ranks.h"
 #include "tessera/dtensor/dtensor.h"
@@ -76,6 +77,41 @@ TEST(Ledger, RegatheringCostsOneAllGatherMoreForEachHalf) {
   // The head's input was gathered last and is still there when its backward begins.
   EXPECT_EQ(bytes_of(ledger, "all_gather"), (kMerges + kHalves) * kPass);
   EXPECT_EQ(bytes_of(ledger, "reduce_scatter"), kMerges * kPass);
+}
+
+// What a plan wants of activations is no business of an optimizer, whose moments lie as the parameters do.
+template <typename Optimizer, typename Options>
+int64_t bytes_of_optimizer(const Options& options) {
+  models::LlamaConfig config;
+  config.vocab_size = kVocabulary, config.dim = kDim, config.layers = 1, config.heads = 4, config.kv_heads = 4, config.hidden = 48;
+  config.max_seq = kLength;
+  int64_t bytes = 0;
+  const auto mesh = layout::Mesh::parse("dp=2,tp=2");
+  comm::run_ranks(mesh.size(), [&](int64_t rank) {
+    dtensor::manual_seed(3);
+    auto model = parallel::deferred([&] { return models::Llama(config); });
+    Optimizer optimizer(model->parameters(), options);
+    const auto plan = parallel::generate_plan(*model, {.mesh = mesh, .sequence_parallel = true, .heads = 4, .kv_heads = 4});
+    parallel::place(*model, plan, &optimizer);
+    trace::Ledger& ledger = comm::RankContext::require().ledger;
+    for (int64_t step = 0; step < 2; ++step) {
+      const at::Tensor tokens = dtensor::distribute(at::ones({kBatch, kLength}, at::kLong), mesh, {layout::Shard(0), layout::Replicate()},
+                                                    {{{.label = layout::Label::kBatch, .extent = kBatch, .total = kBatch}}, {}});
+      model->loss(tokens, tokens).backward();
+      for (const at::Tensor& parameter : model->parameters()) {
+        parameter.mutable_grad() = dtensor::redistribute(parameter.grad(), dtensor::spec_of(parameter)->placements);
+      }
+      ledger.clear();
+      optimizer.step();
+      if (rank == 0) bytes += ledger.total_bytes();
+    }
+  });
+  return bytes;
+}
+
+TEST(Ledger, OptimizersSendNothing) {
+  EXPECT_EQ(bytes_of_optimizer<torch::optim::AdamW>(torch::optim::AdamWOptions(1e-3)), 0);
+  EXPECT_EQ(bytes_of_optimizer<torch::optim::SGD>(torch::optim::SGDOptions(1e-3).momentum(0.9).weight_decay(0.1)), 0);
 }
 
 }  // namespace
