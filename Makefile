@@ -41,8 +41,7 @@ test: configure
 # The whole matrices of which `test` runs a sample.
 test-full: configure
 	@cmake --build $(BUILD) -j $(JOBS)
-	@TESSERA_FULL=1 $(BUILD)/bin/test_ranks_redistribute
-	@TESSERA_FULL=1 $(BUILD)/bin/test_ranks_training
+	@TESSERA_FULL=1 $(BUILD)/bin/test_ranks_autograd
 	@$(BUILD)/bin/test_audit --full
 
 bench: configure
