@@ -4,7 +4,7 @@ CONFIG ?= examples/llama.toml
 JOBS   ?= $(shell nproc)
 export TESSERA_PYTHON ?=
 
-.PHONY: help deps configure build train test test-full bench oldest install clean
+.PHONY: help deps configure build train test test-full bench instructions oldest install clean
 .DEFAULT_GOAL := help
 
 help:
@@ -12,6 +12,7 @@ help:
 	@echo "make test     the same, then build and run every test"
 	@echo "make test-full  the whole matrices of which test runs a sample"
 	@echo "make bench    the same, then build and run the benchmarks"
+	@echo "make instructions  what a cached operator costs in instructions (callgrind)"
 	@echo "make oldest   compile everything against the oldest torch that is supported, tools/oldest.txt"
 	@echo "make build    the program $(BUILD)/bin/tessera and the library $(BUILD)/lib/libtessera.so"
 	@echo "make deps     only the Debian packages and the Python environment"
@@ -48,6 +49,12 @@ bench: configure
 	@tools/deps bench
 	@cmake -DTESSERA_BENCHMARKS=ON $(BUILD) >/dev/null
 	@cmake --build $(BUILD) -j $(JOBS) --target run_benchmarks
+
+instructions: configure
+	@tools/deps bench
+	@cmake -DTESSERA_BENCHMARKS=ON $(BUILD) >/dev/null
+	@cmake --build $(BUILD) -j $(JOBS) --target bench_dispatch
+	@python3 tools/bench_instructions.py $(BUILD)/bin/bench_dispatch
 
 oldest: deps
 	@PIP_NO_DEPS=1 TESSERA_PYTHON= tools/venv $(BUILD)-oldest/venv tools/oldest.txt >/dev/null

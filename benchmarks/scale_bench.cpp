@@ -40,6 +40,7 @@ struct Shape {
 const Shape kShapes[] = {
     {"dp=N", [](int64_t n) { return "dp=" + std::to_string(n); }},
     {"dp=N/2,tp=2", [](int64_t n) { return "dp=" + std::to_string(n / 2) + ",tp=2"; }},
+    {"dp=N/2,tp=2, sp", [](int64_t n) { return "dp=" + std::to_string(n / 2) + ",tp=2"; }, 1, true},
     {"dp=N/2,tp=2, sp, 3 micro", [](int64_t n) { return "dp=" + std::to_string(n / 2) + ",tp=2"; }, 3, true},
 };
 
