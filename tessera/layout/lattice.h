@@ -1,0 +1,88 @@
+// The order of exact sums as index arithmetic: leaves of a dim, the tree over them, who computes what of it, how it is merged.
+//
+// Nothing here depends on how many ranks there are; that is the point. A sum over a dim of n elements is cut into L leaves
+// and its leaves are added in the order of one tree. A rank that holds some leaves computes the nodes that cover them, and
+// the merge finishes the tree from the nodes of all ranks with the additions that one rank alone would have made.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "tessera/layout/placement.h"
+
+namespace tessera::layout {
+
+// The finest layout a job may ever use: the number of leaves of a dim, by what the dim counts.
+//
+// A value, stored with checkpoints: the same lattice gives the same bits. It bounds the degrees of parallelism.
+// Printed and parsed as `batch=8,sequence=1,feature=8`.
+struct Lattice {
+  int64_t batch = 8;
+  int64_t sequence = 1;
+  int64_t feature = 8;
+
+  // Reads the names in any order; one that is left out keeps its default. Throws ConfigError with the accepted form for
+  // anything else, a repeated name and a number below one included.
+  static Lattice parse(std::string_view text);
+
+  std::string str() const;
+  bool operator==(const Lattice&) const = default;
+  uint64_t hash() const;  // the same in every process
+};
+
+// Elements of a leaf of a dim of `size` elements, ceil(size / leaves): 0 only for size 0.
+int64_t leaf_length(int64_t size, int64_t leaves);
+
+// The elements of leaf `index`. The last leaves may be short, or empty at [size, size).
+Range leaf_range(int64_t size, int64_t leaves, int64_t index);
+
+// The unit that makes `cut` fall between leaves: Shard(dim, {.unit = leaf_unit(size, leaves)}).
+int64_t leaf_unit(int64_t size, int64_t leaves);
+
+// The leaves [begin, end) of a tree. Printed as `[2,4)`.
+struct Node {
+  int64_t begin = 0;
+  int64_t end = 0;
+  int64_t size() const { return end - begin; }
+  std::string str() const;
+  bool operator==(const Node&) const = default;
+};
+
+// How many of `size` things the left child of their root holds: the largest power of two below `size`, which is at least 2.
+// A subtree's shape depends on its size alone, so this one function is the whole tree.
+int64_t left_size(int64_t size);
+
+// How many finished subtrees thing `index` of `size` things completes, when they come in order: each is added to the newest
+// sum that waits. (The tree as a binary counter: trailing one bits of `index`; the last thing completes all that wait.)
+int64_t closes_after(int64_t index, int64_t size);
+
+// True if `node` is a node of the tree over `root`, which is one itself.
+bool is_node_of(const Node& node, const Node& root);
+
+// The fewest nodes of the tree over [0, leaves) whose union is `part`, in order; none for an empty part.
+std::vector<Node> cover(const Node& part, int64_t leaves);
+
+// One addition of a merge: parts[left] = parts[left] + parts[right]; parts[left] is then the sum over `node`.
+struct Addition {
+  int64_t left = 0;
+  int64_t right = 0;
+  Node node;
+  bool operator==(const Addition&) const = default;
+};
+
+// The additions that make the sum over `root` from the sums over `parts`, in an order that can be run. Each names its
+// operands by their index in `parts`; the result ends in the part that begins where `root` begins. `parts` come in any
+// order. Throws if they are not nodes of root's tree that hold each of its leaves once.
+std::vector<Addition> plan_merge(const std::vector<Node>& parts, const Node& root);
+
+// Throws unless each cut between the consecutive `parts` of a dim (the sizes that the ranks hold, which sum to `size`)
+// falls between leaves. The message names the cut and what would work. `dim` is for the message only.
+void verify_cuts(int64_t dim, int64_t size, int64_t leaves, const std::vector<int64_t>& parts);
+
+// The leaves that each of the consecutive `parts` holds: every leaf once. Empty leaves at the end belong to the last part
+// that is not empty (the first part if all are), because they count as +0 in the tree. Throws as verify_cuts.
+std::vector<Node> leaves_of_parts(int64_t dim, int64_t size, int64_t leaves, const std::vector<int64_t>& parts);
+
+}  // namespace tessera::layout

@@ -1,0 +1,76 @@
+#!/usr/bin/env python3
+"""The polynomials of tessera/kernels/vector_math_fits.h: weighted minimax fits by the exchange algorithm of Remez.
+
+Usage: fit_polynomials.py        (needs mpmath, which torch brings along)
+"""
+
+from mpmath import cos, erf, erfc, exp, log, lu_solve, matrix, mp, mpf, nstr, pi, polyval, sqrt, tanh
+
+GRID = 600
+POLE = mpf("3.75")  # kGeluPole
+
+
+def widest_of_each_sign(errors):
+    """Where a sequence of errors is largest between two changes of sign."""
+    found = []
+    for i, error in enumerate(errors):
+        if found and (errors[found[-1]] > 0) == (error > 0):
+            if abs(error) > abs(errors[found[-1]]):
+                found[-1] = i
+        else:
+            found.append(i)
+    return found
+
+
+def fit(function, weight, low, high, degree):
+    """Coefficients from the constant term up, and the largest weighted error, of the best polynomial on [low, high]."""
+    xs = [(low + high) / 2 - (high - low) / 2 * cos(pi * i / GRID) for i in range(GRID + 1)]
+    ys, ws = [function(x) for x in xs], [weight(x) for x in xs]
+    picked = [round(i * GRID / (degree + 1)) for i in range(degree + 2)]
+    for _ in range(30):
+        rows = [[xs[p] ** k for k in range(degree + 1)] + [(-1) ** j / ws[p]] for j, p in enumerate(picked)]
+        coefficients = list(lu_solve(matrix(rows), matrix([ys[p] for p in picked])))[:-1]
+        errors = [(polyval(coefficients[::-1], x) - y) * w for x, y, w in zip(xs, ys, ws)]
+        peaks = widest_of_each_sign(errors)
+        while len(peaks) > degree + 2:
+            peaks.pop(0 if abs(errors[peaks[0]]) < abs(errors[peaks[-1]]) else -1)
+        if len(peaks) < degree + 2 or peaks == picked:
+            break
+        picked = peaks
+    return coefficients, max(abs(e) for e in errors)
+
+
+def tail(t):
+    """(a + POLE) e^(a^2/2) erfc(a / sqrt(2)) / 2 for t = (a - POLE) / (a + POLE)."""
+    a = POLE * (1 + t) / (1 - t)
+    return exp(a * a / 2) * erfc(a / sqrt(mpf(2))) / 2 * (a + POLE)
+
+
+def fits(single):
+    """(name, function, weight, low, high, degree) of every polynomial."""
+    small, edge, top = mpf(10) ** -8, log(2) / 2 * mpf("1.001"), mpf("14.6" if single else "38.8")
+    yield ("kExp", lambda r: (exp(r) - 1 - r) / r**2 if abs(r) > mpf(10) ** -20 else mpf("0.5"),
+           lambda r: r**2 / exp(r) + mpf(10) ** -30, -edge, edge, 4 if single else 9)
+    yield ("kLog", lambda z: (log((1 + sqrt(z)) / (1 - sqrt(z))) / sqrt(z) - 2) / z, lambda z: z,
+           small, mpf("0.02945"), 2 if single else 6)
+    yield ("kTanh", lambda z: (tanh(sqrt(z)) / sqrt(z) - 1) / z, lambda z: z / (tanh(sqrt(z)) / sqrt(z)),
+           small, mpf("0.3601"), 4 if single else 11)
+    yield ("kErf", lambda z: erf(sqrt(z)) / sqrt(z) - 1, lambda z: 1 / (erf(sqrt(z)) / sqrt(z)),
+           small / 100, mpf("0.8101"), 6 if single else 11)
+    yield ("kLogErfc", lambda t: log(erfc(1 + t)), lambda t: erfc(1 + t) / erf(1 + t),
+           mpf("-0.1"), mpf("2.95" if single else "4.95"), 7 if single else 18)
+    yield ("kTail", tail, lambda t: 1 / tail(t), mpf(-1), (top - POLE) / (top + POLE), 10 if single else 24)
+
+
+def main():
+    mp.dps = 50
+    for single in (True, False):
+        print(f"// {'float' if single else 'double'}")
+        for name, *what in fits(single):
+            coefficients, error = fit(*what)
+            print(f"// error 2^{nstr(log(error, 2), 4)}\n{name}: " + ", ".join(
+                nstr(c, 10 if single else 19, strip_zeros=False) + ("f" if single else "") for c in coefficients))
+
+
+if __name__ == "__main__":
+    main()
