@@ -12,6 +12,26 @@ namespace {
 // Where torch begins to write frames into a message that was flattened to text before it reached us.
 constexpr std::string_view kFrameMarks[] = {"\nException raised from ", "Exception raised from ", "\nframe #0:"};
 
+// What libtorch says, and what that means to who holds a DTensor.
+struct Hint {
+  std::string_view says;
+  std::string_view means;
+};
+constexpr std::string_view kNoStorage =
+    ": a DTensor has no storage of its own; print tessera::to_string(x), read or save tessera::full_tensor(x), or take this "
+    "rank's part with tessera::to_local(x)";
+constexpr Hint kHints[] = {{"Cannot access data pointer of Tensor that doesn't have storage", kNoStorage},
+                           {"Cannot access storage of TensorImpl", kNoStorage}};
+
+std::string with_hint(std::string message) {
+  for (const Hint& hint : kHints) {
+    if (message.ends_with(hint.says)) {
+      message += hint.means;
+    }
+  }
+  return message;
+}
+
 std::string one_paragraph(std::string_view text) {
   for (const auto mark : kFrameMarks) {
     text = text.substr(0, text.find(mark));
@@ -42,7 +62,7 @@ std::string message_of(const std::exception& error) {
     return "out of memory: an allocation by the C++ runtime failed";
   }
   const auto* torch_error = dynamic_cast<const c10::Error*>(&error);
-  auto message = one_paragraph(torch_error ? torch_error->what_without_backtrace() : error.what());
+  auto message = with_hint(one_paragraph(torch_error ? torch_error->what_without_backtrace() : error.what()));
   return message.empty() ? "an error of type " + c10::demangle(typeid(error).name()) + " without a message" : message;
 }
 

@@ -116,7 +116,7 @@ train::Config config_of(const Arguments& arguments) {
 train::Config placed_config_of(const Arguments& arguments) {
   auto config = config_of(arguments);
   if (!arguments.meshes.empty() || arguments.ranks) {
-    config.parallel.mesh = arguments.meshes.empty() ? "" : arguments.meshes.front();
+    config.parallel.mesh = arguments.meshes.empty() ? "" : layout::Mesh::parse(arguments.meshes.front()).str();
     train::set_field(config, c10::str("parallel.ranks=", arguments.ranks.value_or(0)));
   }
   if (arguments.steps) {

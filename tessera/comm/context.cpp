@@ -1,5 +1,6 @@
 #include "tessera/comm/context.h"
 
+#include <algorithm>
 #include <atomic>
 #include <map>
 #include <unordered_map>
@@ -51,7 +52,11 @@ const layout::Coord& RankContext::coord(const layout::Mesh& mesh) {
   }
   auto coord = mesh.coord_of(rank);
   TESSERA_CHECK(coord, "[mesh] rank ", rank, " of ", world_size, " is not on mesh {", mesh.str(),
-                "}; only the ranks of a mesh can use its tensors");
+                "}; only the ranks of a mesh can use its tensors: start ", mesh.size(), " ranks, or give a mesh of ", world_size);
+  const auto& members = mesh.ranks();
+  const auto last = *std::max_element(members.begin(), members.end());
+  TESSERA_CHECK(last < world_size, "[mesh] mesh {", mesh.str(), "} needs ranks 0 to ", last, ", this job has ", world_size,
+                "; start ", mesh.size(), " ranks, or give a mesh of ", world_size);
   return state_->coords.emplace(mesh.id(), std::move(*coord)).first->second;
 }
 

@@ -52,7 +52,8 @@ std::string parting(const Call& a, const Call& b) {
   for (uint64_t i = oldest; i < shorter; ++i) {
     if (p.last[i % Program::kKept].hash != q.last[i % Program::kKept].hash) {
       out << "; they parted at " << (i == oldest && i > 0 ? "or before " : "") << "op " << i << ": rank " << global_rank(a)
-          << " ran " << op_text(p, i) << ", rank " << global_rank(b) << " ran " << op_text(q, i);
+          << " ran " << op_text(p, i) << ", rank " << global_rank(b) << " ran " << op_text(q, i)
+          << (op_text(p, i) == op_text(q, i) ? " with other shapes, layouts or numbers" : "");
       return out.str();
     }
   }
@@ -70,7 +71,8 @@ std::string parting(const Call& a, const Call& b) {
 std::string report(const Call& a, const Call& b) {
   std::ostringstream out;
   out << "[comm] ranks " << global_rank(a) << " and " << global_rank(b) << " run different programs: rank " << global_rank(a)
-      << " calls " << a.str() << ", rank " << global_rank(b) << " calls " << b.str() << parting(a, b);
+      << " calls " << a.str() << ", rank " << global_rank(b) << " calls " << b.str() << parting(a, b)
+      << ". Every rank must run the same operators with the same global shapes, layouts and numbers: look for what depends on the rank.";
   return out.str();
 }
 

@@ -13,6 +13,9 @@
 
 namespace tessera::comm {
 
+// More threads than this are a mistake that would take the machine down.
+inline constexpr int64_t kMostRanks = 4096;
+
 struct RunOptions {
   // How long a rank waits for the others in one collective.
   std::chrono::milliseconds deadline{60000};
@@ -22,7 +25,7 @@ struct RunOptions {
   bool compare_programs = true;
 };
 
-// Runs `body(rank)` on `ranks` threads, each with a RankContext over a shared thread group, and waits for all.
+// Runs `body(rank)` on `ranks` threads (1 to kMostRanks), each with a RankContext over a shared thread group, and waits for all.
 // When a rank throws, the others are woken with its error, its rank and the collective they were in; the first real error is
 // thrown here, after every thread has ended, its message prefixed with its rank (a type that cannot be made from a message
 // passes unchanged). Each rank starts with the caller's libtorch thread-local state (grad mode, autocast); autograd's own

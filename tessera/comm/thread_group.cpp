@@ -281,7 +281,7 @@ void ThreadGroup::throw_failure(const Call& call, size_t member) {
 
 void ThreadGroup::throw_finished(const Waiter& waiter, size_t missing) {
   auto message = c10::str("[comm] rank ", ranks_[missing], " has finished; rank ", ranks_[waiter.member], " waits in ",
-                          waiter.call.str());
+                          waiter.call.str(), "; every rank must make the same calls: look for a return, a loop or a branch that depends on the rank");
   job_.set_failure({ranks_[waiter.member], message, this});
   TESSERA_THROW(DivergenceError, message);
 }
@@ -297,6 +297,7 @@ void ThreadGroup::throw_timeout(const Waiter& waiter) {
       separator = ", ";
     }
   }
+  out << "; look for a lock or a wait that depends on the rank there, or give slow ranks a longer RunOptions::deadline";
   job_.set_failure({ranks_[waiter.member], out.str()});
   TESSERA_THROW(base::CommTimeout, out.str());
 }

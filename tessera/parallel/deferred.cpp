@@ -1,5 +1,8 @@
 #include "tessera/parallel/deferred.h"
 
+#include <optional>
+#include <set>
+
 #include <ATen/EmptyTensor.h>
 #include <ATen/core/enum_tag.h>
 #include <ATen/core/grad_mode.h>
@@ -39,6 +42,15 @@ bool is_conversion(const c10::FunctionSchema& schema) {
   const std::string& name = schema.name();
   const bool is_view = !schema.returns().empty() && schema.returns()[0].alias_info() != nullptr;
   return is_view || name == "aten::_to_copy" || name == "aten::clone" || name == "aten::detach" || name == "aten::alias";
+}
+
+// What an operator that turns a tensor in place (t_, squeeze_) gives anew.
+std::optional<c10::OperatorHandle> out_of_place(const c10::OperatorHandle& op) {
+  static const std::set<std::string> kTurns = {"aten::t_", "aten::transpose_", "aten::squeeze_", "aten::unsqueeze_"};
+  c10::OperatorName name = op.operator_name();
+  if (!kTurns.count(name.name)) return std::nullopt;
+  name.name.pop_back();
+  return c10::Dispatcher::singleton().findSchema(name);
 }
 
 }  // namespace
@@ -83,11 +95,22 @@ void Tape::check_not_used(const c10::FunctionSchema& schema, const std::vector<a
   }
 }
 
+// The tensor becomes the new view of its memory; other views of it stay what they are.
+void Tape::record_turn(const c10::OperatorHandle& view, Stack* stack) {
+  const at::Tensor tensor = stack->at(stack->size() - view.schema().arguments().size()).toTensor();
+  record(view, stack);
+  const at::Tensor turned = torch::jit::pop(*stack).toTensor();
+  tensor.unsafeGetTensorImpl()->set_sizes_and_strides(turned.sizes(), turned.strides());
+  dtensor::meta_of(tensor)->rare->recorded = value_of(turned);
+  stack->push_back(tensor);
+}
+
 void Tape::record(const c10::OperatorHandle& op, Stack* stack) {
+  if (const auto view = out_of_place(op)) return record_turn(*view, stack);
   const c10::FunctionSchema& schema = op.schema();
   const size_t n = schema.arguments().size();
   TESSERA_CHECK(schema.name() != "aten::_local_scalar_dense", "[deferred] the value of a tensor is read, which does not exist before parallelize "
-                "(or place). In a constructor, compute it from numbers, or build the model without `deferred`.");
+                "(or place). In a constructor, compute it from numbers, initialise that tensor after parallelize, or build the model without `deferred`.");
   Recorded call{op, std::vector<IValue>(stack->end() - n, stack->end()), {}, {}, {}};
   std::vector<at::Tensor> tensors, written;
   dtensor::for_each_tensor(call.args, [&](const at::Tensor& tensor, int arg, int item) {

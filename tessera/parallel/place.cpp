@@ -1,8 +1,10 @@
 #include <set>
 
 #include <torch/nn/module.h>
+#include <torch/optim/adagrad.h>
 #include <torch/optim/adam.h>
 #include <torch/optim/adamw.h>
+#include <torch/optim/rmsprop.h>
 #include <torch/optim/sgd.h>
 
 #include "tessera/base/error.h"
@@ -77,9 +79,13 @@ void for_each_state(torch::optim::OptimizerParamState& state, const Visit& visit
     maybe(adam->exp_avg()), maybe(adam->exp_avg_sq()), maybe(adam->max_exp_avg_sq());
   } else if (auto* sgd = dynamic_cast<torch::optim::SGDParamState*>(&state)) {
     maybe(sgd->momentum_buffer());
+  } else if (auto* rmsprop = dynamic_cast<torch::optim::RMSpropParamState*>(&state)) {
+    maybe(rmsprop->square_avg()), maybe(rmsprop->momentum_buffer()), maybe(rmsprop->grad_avg());
+  } else if (auto* adagrad = dynamic_cast<torch::optim::AdagradParamState*>(&state)) {
+    maybe(adagrad->sum());
   } else {
-    TESSERA_THROW(PlanError, "[parallelize] the optimizer has state already, of a kind whose tensors tessera cannot find. Call parallelize before its "
-                  "first step.");
+    TESSERA_THROW(PlanError, "[parallelize] the optimizer has state already, of a kind whose tensors tessera cannot find; known are those of "
+                  "SGD, Adam, AdamW, RMSprop and Adagrad. Build the optimizer after place(), or call parallelize before its first step.");
   }
 }
 

@@ -70,8 +70,8 @@ void Plan::verify(const std::map<std::string, std::vector<int64_t>>& sizes) cons
   std::set<std::string> seen;
   for (const auto& axis : batch_axes) {
     TESSERA_CHECK_AS(PlanError, mesh.find_axis(axis), "[plan] batch axis \"", axis, "\" is not in mesh {", mesh.str(), "}",
-                     base::did_you_mean(axis, axis_names));
-    TESSERA_CHECK_AS(PlanError, seen.insert(axis).second, "[plan] batch axis \"", axis, "\" is named twice");
+                     base::did_you_mean(axis, axis_names), "; accepted: axes of the mesh");
+    TESSERA_CHECK_AS(PlanError, seen.insert(axis).second, "[plan] batch axis \"", axis, "\" is named twice; accepted: once");
   }
   for (const auto& entry : parameters) {
     verify_placements(*this, entry, "storage", entry.storage);
@@ -92,7 +92,8 @@ void Plan::verify(const std::map<std::string, std::vector<int64_t>>& sizes) cons
     }
     TESSERA_CHECK_AS(PlanError, is_used, "[plan] \"", entry.pattern, "\" ",
                      is_taken ? "has no effect: earlier entries match every parameter that it matches; move it up or remove it"
-                              : "matches no parameter of the model" + base::did_you_mean(entry.pattern, names));
+                              : "matches no parameter of the model" + base::did_you_mean(entry.pattern, names) +
+                                    "; accepted: a pattern over its names, such as " + (names.empty() ? "none" : names.front()));
   }
 }
 

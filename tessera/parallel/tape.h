@@ -47,6 +47,7 @@ class Tape final : public dtensor::Recorder, public dtensor::FactoryHook, public
 
  private:
   void record(const c10::OperatorHandle& op, torch::jit::Stack* stack);
+  void record_turn(const c10::OperatorHandle& view, torch::jit::Stack* stack);
   void check_not_used(const c10::FunctionSchema& schema, const std::vector<at::Tensor>& tensors) const;
   at::Tensor wrap_result(const at::Tensor& meta, Recorded& call);
 

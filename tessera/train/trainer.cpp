@@ -27,6 +27,11 @@ std::ofstream open_for_writing(const std::string& path, const char* option) {
   return file;
 }
 
+// A full disk must not pass for a finished run.
+void check_written(const std::ofstream& file, const char* option) {
+  TESSERA_CHECK_AS(DataError, file, "[train] writing ", option, " failed; accepted: a path on a disk with room");
+}
+
 // What rank 0 shows and keeps.
 class Console : public Observer {
  public:
@@ -56,6 +61,7 @@ class Console : public Observer {
     result_.steps.push_back(record);
     if (metrics_.is_open()) {
       metrics_ << metrics_line(record) << std::endl;
+      check_written(metrics_, "--metrics");
     }
     tokens_ += record.tokens;
     const auto steps = config_.train.steps;
@@ -124,7 +130,7 @@ Proof prove(const Config& config, const std::string& mesh, const data::Sampler& 
 }
 
 void write_ledgers(std::ofstream& file, const std::vector<std::string>& ledgers, size_t steps) {
-  file << "{\"steps\": " << steps << ", \"ranks\": [\n" << base::join(ledgers, ",\n") << "\n]}\n";
+  file << "{\"steps\": " << steps << ", \"ranks\": [\n" << base::join(ledgers, ",\n") << "\n]}\n" << std::flush;
 }
 
 }  // namespace
@@ -150,6 +156,7 @@ TrainResult train(const Config& config, const TrainOptions& options) {
   });
   if (ledger_file.is_open()) {
     write_ledgers(ledger_file, ledgers, result.steps.size());
+    check_written(ledger_file, "--ledger");
   }
   if (config.train.proof && ranks > 1) {
     result.proof = prove(config, console.mesh(), sampler, result.steps);

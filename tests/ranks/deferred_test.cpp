@@ -343,6 +343,36 @@ TEST(Deferred, OptimizerBeforeOrAfter) {
   for (const auto& [name, value] : alone) EXPECT_TRUE(at::allclose(value, late.at(name), 1e-12, 1e-12)) << name;
 }
 
+// Adagrad keeps state from its construction on, RMSprop from its first step: both go on from it when the model is placed.
+TEST(Deferred, StateOfOtherOptimizers) {
+  const auto batch = at::arange(30, at::kDouble).reshape({5, 6}).sin();
+  const auto train = [&](const std::string& mesh, const auto& build) {
+    return run_ranks(Mesh::parse(mesh).size(), [&] {
+      manual_seed(5);
+      Net net;
+      net->to(torch::kDouble);
+      const auto optimizer = build(net->parameters());
+      const auto step = [&](const at::Tensor& loss) {
+        loss.backward();
+        optimizer->step();
+        optimizer->zero_grad();
+      };
+      step(net->forward(batch.clone()));
+      auto job = parallelize(net, generate_plan(*net, {.mesh = Mesh::parse(mesh)}), *optimizer);
+      for (int i = 0; i < 2; ++i) step(job(batch));
+      return values_of(*net);
+    });
+  };
+  const auto compare = [&](const auto& build) {
+    const Values alone = train("1", build);
+    for (const auto& [name, value] : train("dp=2,tp=2", build)) EXPECT_TRUE(at::allclose(value, alone.at(name), 1e-12, 1e-12)) << name;
+  };
+  compare([](const auto& parameters) { return std::make_unique<torch::optim::Adagrad>(parameters, torch::optim::AdagradOptions(0.05)); });
+  compare([](const auto& parameters) {
+    return std::make_unique<torch::optim::RMSprop>(parameters, torch::optim::RMSpropOptions(0.01).centered(true).momentum(0.5));
+  });
+}
+
 template <typename Body>
 std::string error_of(Body&& body) {
   try {

@@ -11,6 +11,9 @@
 namespace tessera::comm {
 namespace {
 
+constexpr const char* kTimeoutAdvice =
+    "; look for a lock or a wait that depends on the rank there, or give slow ranks a longer RunOptions::deadline";
+
 constexpr uint64_t kSeed = 7;
 
 struct Boom : std::runtime_error {
@@ -154,7 +157,7 @@ TEST(Timeouts, NameWhoIsMissingAndWhereItIs) {
     }, within(250));
   });
   EXPECT_EQ(message, "rank 2: [comm] rank 2 waited 250 ms in all_reduce(max) of Float[5] over tp for op aten::linear for rank 3 "
-                     "(in barrier over dp for op aten::linear)");
+                     "(in barrier over dp for op aten::linear)" + std::string(kTimeoutAdvice));
 }
 
 TEST(Timeouts, OfAReceive) {
@@ -169,7 +172,7 @@ TEST(Timeouts, OfAReceive) {
     }, within(150));
   });
   EXPECT_EQ(message, "rank 0: [comm] rank 0 waited 150 ms in receive(from rank 1, tag 9) of Float[2] over world for rank 1 "
-                     "(in no collective)");
+                     "(in no collective)" + std::string(kTimeoutAdvice));
 }
 
 TEST(Timeouts, AnUnfinishedReceiveIsGivenUp) {
