@@ -5,6 +5,7 @@
 #include "tessera/base/error.h"
 #include "tessera/base/hash.h"
 #include "tessera/dtensor/dispatch.h"
+#include "tessera/dtensor/exact_loss.h"
 #include "tessera/rules/propagate.h"
 
 namespace tessera::dtensor {
@@ -225,6 +226,15 @@ bool sizes_match(const Placements& placements, const layout::SpecData& spec) {
   return true;
 }
 
+// What the plan wants; where the tensor is cut along the dim already it keeps its cuts, uneven micro-batches above all.
+Placements wished(Placements wants, const layout::SpecData& spec) {
+  for (size_t axis = 0; axis < wants.size(); ++axis) {
+    const layout::Placement& now = spec.placements[axis];
+    if (now.is_shard() && wants[axis].is_shard(now.dim)) wants[axis] = now;
+  }
+  return wants;
+}
+
 // Rewrites the arguments that carry sizes of the result to this rank's sizes.
 void rewrite_sizes(const rules::FactorMap& map, const CallPlan& decided, const layout::Coord& coord, CallPlan& plan) {
   for (const rules::SizeArg& size : map.sizes) {
@@ -251,6 +261,65 @@ uint64_t program_key_of(const rules::Call& call) {
 
 bool is_reshape_like(const std::string& name) {
   return name == "aten::view" || name == "aten::_unsafe_view";
+}
+
+template <typename Rule>
+rules::Decomposition decomposition_of(const Rule& rule, const rules::Call& call) {
+  return rule.decompose && (!rule.decompose_when || rule.decompose_when(call)) ? rule.decompose : nullptr;
+}
+
+const rules::ExactRule* exact_rule_of(const RankState& state, const OpInfo& info, const rules::Call& call) {
+  if (const rules::ExactRule* loss = find_exact_loss(call)) return loss;
+  const rules::ExactRule* rule = rules::find_exact_rule(info.name);
+  TESSERA_CHECK(rule && (!rule->accepts || rule->accepts(call)), "[", rules::describe(call), "] numerics exact: ", info.name, rule ? " called like this" : "",
+                " has no form whose bits do not depend on the layout (rank ", state.ctx.rank, "). Compute it on full_tensor(x), or use numerics fast.");
+  return rule;
+}
+
+rules::LocalCall make_local_call(const OpInfo& info, const rules::Propagation& decided, const layout::Coord& coord) {
+  rules::LocalCall local;
+  local.op = &info.op;
+  local.operands = decided.operands;
+  local.outputs = decided.outputs;
+  for (const Spec& spec : decided.operands) local.operand_ranges.push_back(spec.local_ranges(coord));
+  for (const Spec& spec : decided.outputs) local.output_ranges.push_back(spec.local_ranges(coord));
+  return local;
+}
+
+Placements without_partial(Placements placements) {
+  for (layout::Placement& placement : placements) placement = placement.is_partial() ? layout::Replicate() : placement;
+  return placements;
+}
+
+// Where a sum should lie: as the forward operand or result of the same sizes, if there is one.
+std::optional<Placements> forward_layout(const CallPlan* forward, const rules::Output& output) {
+  if (!forward) return std::nullopt;
+  for (const Spec& operand : forward->operands) {
+    if (operand->sizes == output.sizes) return without_partial(operand->placements);
+  }
+  return std::nullopt;
+}
+
+// In `exact` no Partial leaves a call: sums are merged at once, those over samples wait in a handle laid out as the parameter.
+void finish_exact(RankState& state, const OpInfo& info, const rules::Call& call, const rules::Propagation& decided, const CallPlan* forward,
+                  CallPlan& plan) {
+  for (size_t i = 0; i < plan.outputs.size(); ++i) {
+    CallPlan::Output& output = plan.outputs[i];
+    if (!output.spec->has_partial) continue;
+    const Spec merged = output.spec.with(without_partial(output.spec->placements));
+    if (output.final_spec == output.spec) {
+      const auto wished = forward_layout(forward, call.outputs[i]);
+      output.final_spec = wished ? merged.with(*wished) : merged;
+    }
+    if (plan.exact && i == 0) output.spec = merged;
+    output.move = output.final_spec == output.spec ? nullptr : state.moves.find_or_plan(output.spec, output.final_spec);
+  }
+  if (!plan.exact) return;
+  plan.exact->local = make_local_call(info, decided, state.ctx.coord(call.operands.at(0).spec->mesh));
+  if (!plan.exact->sample) return;
+  CallPlan::Output& output = plan.outputs.at(0);
+  if (const auto wished = forward_layout(forward, call.outputs[0])) output.final_spec = output.spec.with(*wished);
+  output.move = nullptr;
 }
 
 }  // namespace
@@ -284,10 +353,9 @@ std::unique_ptr<CallPlan> make_call_plan(RankState& state, const OpInfo& info, c
   }
   plan->program_key = program_key_of(call);
 
-  if (info.rule->decompose && (!info.rule->decompose_when || info.rule->decompose_when(call))) {
-    plan->decompose = info.rule->decompose;
-    return plan;
-  }
+  const rules::ExactRule* exact = state.lattice ? exact_rule_of(state, info, call) : nullptr;
+  plan->decompose = exact ? decomposition_of(*exact, call) : decomposition_of(*info.rule, call);
+  if (plan->decompose) return plan;
 
   std::vector<bool> defined;
   const bool from_factors = info.rule->shape == rules::ShapeSource::kFactors;
@@ -298,7 +366,7 @@ std::unique_ptr<CallPlan> make_call_plan(RankState& state, const OpInfo& info, c
   if (wants && wants->input) {
     for (rules::Operand& operand : call.operands) {
       if (!operand.is_parameter && sizes_match(*wants->input, *operand.spec)) {
-        operand.spec = operand.spec.with(*wants->input);
+        operand.spec = operand.spec.with(wished(*wants->input, *operand.spec));
         break;
       }
     }
@@ -328,7 +396,7 @@ std::unique_ptr<CallPlan> make_call_plan(RankState& state, const OpInfo& info, c
     output.is_view = call.outputs[i].is_view;
     output.detached_view = detached;
     if (wants && wants->output && defined[i] && sizes_match(*wants->output, *output.spec)) {
-      output.final_spec = output.spec.with(*wants->output);
+      output.final_spec = output.spec.with(wished(*wants->output, *output.spec));
       if (!(output.final_spec == output.spec)) output.move = state.moves.find_or_plan(output.spec, output.final_spec);
     }
     plan->outputs.push_back(std::move(output));
@@ -341,14 +409,11 @@ std::unique_ptr<CallPlan> make_call_plan(RankState& state, const OpInfo& info, c
     plan->local_shape = decided.outputs.at(0).local_sizes(coord);
     plan->rewritten.clear();
   }
-  if (info.rule->local) {
-    plan->local = info.rule->local;
-    plan->local_call = std::make_unique<rules::LocalCall>();
-    plan->local_call->op = &info.op;
-    plan->local_call->operands = decided.operands;
-    plan->local_call->outputs = decided.outputs;
-    for (const Spec& spec : decided.operands) plan->local_call->operand_ranges.push_back(spec.local_ranges(coord));
-    for (const Spec& spec : decided.outputs) plan->local_call->output_ranges.push_back(spec.local_ranges(coord));
+  plan->local = exact && exact->local ? exact->local : info.rule->local;
+  if (plan->local) plan->local_call = std::make_unique<rules::LocalCall>(make_local_call(info, decided, coord));
+  if (exact) {
+    plan->exact = plan_exact_sum(state.ctx, *state.lattice, call, *exact, map, decided);
+    finish_exact(state, info, call, decided, forward, *plan);
   }
   return plan;
 }

@@ -8,7 +8,7 @@
 #include <torch/library.h>
 
 #include "tessera/base/error.h"
-#include "tessera/dtensor/equation.h"
+#include "tessera/rules/equation.h"
 #include "tessera/dtensor/meta.h"
 #include "tessera/dtensor/node.h"
 #include "tessera/dtensor/registry.h"
@@ -36,7 +36,7 @@ at::Tensor as_matrix(const at::Tensor& tensor, const std::vector<int64_t>& order
 
 // The contraction of plain tensors by one mm or bmm.
 at::Tensor contract_plain(const at::Tensor& a, const at::Tensor& b, c10::string_view text, const std::optional<at::Tensor>&) {
-  const Equation& equation = Equation::of(text);
+  const rules::Equation& equation = rules::Equation::of(text);
   TESSERA_CHECK(a.dim() == static_cast<int64_t>(equation.a.size()) && b.dim() == static_cast<int64_t>(equation.b.size()),
                 "[contract] `", text, "` does not fit operands of ", a.dim(), " and ", b.dim(), " dims");
   const size_t batch = equation.batch.size();
@@ -91,7 +91,7 @@ at::Tensor contract_autograd(const at::Tensor& a, const at::Tensor& b, c10::stri
   }
   auto node = make_node<ContractBackward>();  // before the call: its sequence number names the forward plan
   node->set_next_edges(torch::autograd::collect_next_edges(a, b));
-  const Equation& equation = Equation::of(text);
+  const rules::Equation& equation = rules::Equation::of(text);
   if (with_a) {
     node->gradient_a = equation.gradient_a;
     node->b = SavedVariable(b, /*is_output=*/false);

@@ -3,10 +3,12 @@
 #include <ATen/SequenceNumber.h>
 #include <ATen/ops/reshape.h>
 #include <ATen/ops/view.h>
+#include <ATen/ops/zeros.h>
 #include <torch/csrc/autograd/function.h>
 
 #include "tessera/base/error.h"
 #include "tessera/base/hash.h"
+#include "tessera/dtensor/pending.h"
 #include "tessera/dtensor/plain.h"
 #include "tessera/dtensor/views.h"
 
@@ -28,6 +30,7 @@ struct Scan {
   const ParameterInfo* parameter = nullptr;
   bool has_plain = false;
   bool has_derived = false;
+  bool has_pending = false;
 };
 
 void scan_tensor(const at::Tensor& tensor, Scan& scan) {
@@ -47,7 +50,10 @@ void scan_tensor(const at::Tensor& tensor, Scan& scan) {
     return;
   }
   const Meta* meta = meta_of(tensor);
-  if (C10_UNLIKELY(meta->derived() != nullptr)) scan.has_derived = true;
+  if (C10_UNLIKELY(meta->rare != nullptr)) {
+    scan.has_derived |= meta->rare->derived != nullptr;
+    scan.has_pending |= meta->rare->pending != nullptr;
+  }
   const uint64_t spec = reinterpret_cast<uint64_t>(meta->spec.get());
   if (const ParameterInfo* parameter = meta->parameter) {
     scan.key.push_back(spec | 1);
@@ -190,6 +196,11 @@ void call_local(Running& run, Stack& stack) {
     at::Tensor result = local.is_contiguous() ? local.view(run.plan.local_shape) : at::reshape(local, run.plan.local_shape);
     run.copied = run.info.is_view && !result.is_alias_of(local);
     stack.emplace_back(std::move(result));
+  } else if (run.plan.exact) {
+    const size_t begin = stack.size() - run.info.num_args();
+    at::Tensor sum = run_node_sum(run.state.ctx, *run.plan.exact, c10::ArrayRef<IValue>(stack.data() + begin, run.info.num_args()), run.info.name.c_str());
+    stack.resize(begin);
+    stack.emplace_back(std::move(sum));
   } else if (run.plan.local) {
     run.plan.local(*run.plan.local_call, stack);
   } else {
@@ -256,19 +267,24 @@ bool refresh_all(c10::ArrayRef<IValue> args) {
   return any;
 }
 
+// Brings the operands to where the plan wants them, as local tensors.
+void prepare_operands(Running& run, IValue* args) {
+  if (!run.plan.moves.empty()) move_operands(run, args);
+  for (size_t i = 0; i < run.info.num_args(); ++i) {
+    if (args[i].isTensor()) {
+      unwrap_tensor(run, args[i], run.info.args[i].written);
+    } else if (run.info.args[i].is_tensor_list && args[i].isList()) {
+      unwrap_list(run, args[i], run.info.args[i].written);
+    }
+  }
+}
+
 void run_plan(RankState& state, const OpInfo& info, const CallPlan& plan, const Scan& scan, Stack& stack) {
   Running run{state, info, plan, scan.origin};
   IValue* args = stack.data() + (stack.size() - info.num_args());
   if (info.writes) check_writes(info, args);
   if (info.is_view && is_dtensor(args[0].toTensor())) run.base = MetaPtr::reclaim_copy(meta_of(args[0].toTensor()));
-  if (!plan.moves.empty()) move_operands(run, args);
-  for (size_t i = 0; i < info.num_args(); ++i) {
-    if (args[i].isTensor()) {
-      unwrap_tensor(run, args[i], info.args[i].written);
-    } else if (info.args[i].is_tensor_list && args[i].isList()) {
-      unwrap_list(run, args[i], info.args[i].written);
-    }
-  }
+  prepare_operands(run, args);
   if (run.base && is_more_than_alias(run)) run.view_args.emplace(args + 1, args + info.num_args());
   for (const auto& [index, value] : plan.rewritten) args[index] = value;
   call_local(run, stack);
@@ -276,6 +292,49 @@ void run_plan(RankState& state, const OpInfo& info, const CallPlan& plan, const 
     if (is_dtensor(tensor)) note_write(*meta_of(tensor));
   }
   wrap_results(run, stack.data() + (stack.size() - info.num_returns()));
+}
+
+// Gives the operands that wait their values, unless the operator can do without.
+void settle_operands(RankState& state, const OpInfo& info, c10::ArrayRef<IValue> args) {
+  if (is_carried(info) || needs_no_value(info)) return;
+  for_each_tensor(args, [&](const at::Tensor& tensor, int, int) {
+    if (is_dtensor(tensor)) settle(state, *meta_of(tensor), info.name.c_str());
+  });
+}
+
+// Whether the call was done on handles alone; if not, its operands have their values now.
+bool run_carried(RankState& state, const OpInfo& info, const CallPlan& plan, c10::ArrayRef<IValue> args, Stack& stack) {
+  if (!is_carried(info)) return false;
+  at::Tensor result = carry(state, info, args, plan.outputs.at(0).final_spec);
+  if (!result.defined()) {
+    for_each_tensor(args, [&](const at::Tensor& tensor, int, int) {
+      if (is_dtensor(tensor)) settle(state, *meta_of(tensor), info.name.c_str());
+    });
+    return false;
+  }
+  torch::jit::drop(stack, info.num_args());
+  stack.emplace_back(std::move(result));
+  return true;
+}
+
+// A sum over samples: the result is a handle.
+void run_sample_sum(RankState& state, const OpInfo& info, const CallPlan& plan, const Scan& scan, uint64_t use, Stack& stack) {
+  Running run{state, info, plan, scan.origin};
+  IValue* args = stack.data() + (stack.size() - info.num_args());
+  prepare_operands(run, args);
+  for (const auto& [index, value] : plan.rewritten) args[index] = value;
+  LocalScope scope;
+  const Spec& terms = plan.exact->sample->terms;
+  const layout::Coord& coord = state.ctx.coord(terms->mesh);
+  const auto options = at::TensorOptions().dtype(terms->dtype).device(plan.exact->device);
+  SampleSum sum(*plan.exact->sample);
+  sum.add(*plan.exact, scan.origin, c10::ArrayRef<IValue>(args, info.num_args()), at::zeros(terms.local_sizes(coord), options));
+  auto pending = std::make_shared<Pending>();
+  Pending::Group& group = pending->groups.emplace_back();
+  group.spec = plan.outputs.at(0).final_spec;
+  group.uses.emplace(use, std::move(sum));
+  torch::jit::drop(stack, info.num_args());
+  stack.emplace_back(make_handle(group.spec, options, coord, pending));
 }
 
 [[noreturn]] void throw_outside(const OpInfo& info) {
@@ -314,30 +373,38 @@ void dispatch(const OpInfo& info, Stack& stack) {
   }
 
   const auto node = torch::autograd::get_current_node();
-  const CallPlan* forward = nullptr;
+  const ForwardPlans::Slot* forward = nullptr;
   if (node && !state.recomputing) {
     forward = state.forward_plans.find(node->sequence_nr());
-    scan.key.push_back(reinterpret_cast<uint64_t>(forward));
+    scan.key.push_back(reinterpret_cast<uint64_t>(forward ? forward->plan : nullptr));
   } else if (scan.parameter && !info.is_view) {
     state.sites.note_read(scan.parameter);
   }
   state.ctx.current_op = info.name.c_str();
   if (C10_UNLIKELY(state.check_plain && scan.has_plain)) check_plain_operands(state, info, args);
+  if (C10_UNLIKELY(state.lattice.has_value())) scan.key.push_back(state.lattice->hash());
+  if (C10_UNLIKELY(scan.has_pending)) settle_operands(state, info, args);
   if (SpecialKernel special = info.special) return special(state, info, stack);
 
   if (static_cast<size_t>(info.id) >= state.caches.size()) state.caches.resize(info.id + 64);
   const uint64_t hash = hash_of(scan.key);
   CallPlan* plan = state.caches[info.id].find(scan.key, hash);
   if (C10_UNLIKELY(!plan)) {
-    auto made = make_call_plan(state, info, args, forward);
+    auto made = make_call_plan(state, info, args, forward ? forward->plan : nullptr);
     plan = state.caches[info.id].insert(scan.key, hash, std::move(made));
   }
   if (C10_UNLIKELY(plan->decompose != nullptr)) return plan->decompose(info.op, stack);
 
   if (C10_UNLIKELY(state.mode != Mode::kImplicit)) check_explicit(state, info, args, *plan);
   state.ctx.program.note(info.name.c_str(), plan->program_key);
-  run_plan(state, info, *plan, scan, stack);
-  state.forward_plans.record(at::sequence_number::peek() - 1, plan);
+  if (C10_UNLIKELY(scan.has_pending) && run_carried(state, info, *plan, args, stack)) return;
+  const uint64_t use = C10_LIKELY(!state.lattice) ? 0 : forward ? forward->use : state.sites.use(scan.parameter != nullptr);
+  if (plan->exact && plan->exact->sample) {
+    run_sample_sum(state, info, *plan, scan, use, stack);
+  } else {
+    run_plan(state, info, *plan, scan, stack);
+  }
+  state.forward_plans.record(at::sequence_number::peek() - 1, plan, use);
 }
 
 }  // namespace tessera::dtensor

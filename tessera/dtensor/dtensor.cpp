@@ -7,6 +7,7 @@
 #include "tessera/base/error.h"
 #include "tessera/base/hash.h"
 #include "tessera/dtensor/dispatch.h"
+#include "tessera/dtensor/pending.h"
 #include "tessera/dtensor/registry.h"
 #include "tessera/dtensor/views.h"
 
@@ -23,6 +24,13 @@ Meta* require_dtensor(const at::Tensor& tensor, const char* what) {
   Meta* meta = meta_of(tensor);
   TESSERA_CHECK(meta->spec, "[", what, "] the tensor is deferred: it gets its layout and memory from parallelize.");
   if (RankState::current()) refresh(*meta);
+  return meta;
+}
+
+// ... whose part is its value.
+Meta* require_value(const at::Tensor& tensor, const char* what) {
+  Meta* meta = require_dtensor(tensor, what);
+  if (meta->is_pending()) settle(RankState::require(), *meta, what);
   return meta;
 }
 
@@ -163,19 +171,19 @@ at::Tensor from_local(const at::Tensor& local, const Mesh& mesh, const Placement
 }
 
 at::Tensor to_local(const at::Tensor& tensor) {
-  require_dtensor(tensor, "to_local");
+  require_value(tensor, "to_local");
   return ToPlain::apply(tensor, false);
 }
 
 at::Tensor full_tensor(const at::Tensor& tensor) {
   if (!is_dtensor(tensor)) return tensor;
-  require_dtensor(tensor, "full_tensor");
+  require_value(tensor, "full_tensor");
   return ToPlain::apply(tensor, true);
 }
 
 at::Tensor redistribute(const at::Tensor& tensor, const Mesh& mesh, const Placements& placements) {
   RankState::require();
-  const Meta* meta = require_dtensor(tensor, "redistribute");
+  const Meta* meta = require_value(tensor, "redistribute");
   return Redistributed::apply(tensor, c10::make_intrusive<SpecHolder>(spec_like(meta->spec, mesh, placements)));
 }
 
@@ -199,7 +207,7 @@ std::string to_string(const at::Tensor& tensor) {
 }
 
 at::Tensor deep_copy(const at::Tensor& tensor) {
-  const Meta* meta = require_dtensor(tensor, "deep_copy");
+  const Meta* meta = require_value(tensor, "deep_copy");
   LocalScope scope;
   auto copy = c10::make_intrusive<Meta>();
   copy->local = meta->local.clone();
@@ -213,19 +221,26 @@ at::Tensor deep_copy(const at::Tensor& tensor) {
 }
 
 at::Tensor with_labels(const at::Tensor& tensor, const layout::Labels& labels, const Origin* origin) {
-  const Meta* meta = require_dtensor(tensor, "with_labels");
+  const Meta* meta = require_value(tensor, "with_labels");
   return wrap(meta->local, meta->spec.with_labels(labels), origin);
 }
 
 void manual_seed(uint64_t seed) {
-  Sites& sites = RankState::require().sites;
-  sites = {};
-  sites.seed = seed;
+  RankState& state = RankState::require();
+  state.ctx.program.note("manual_seed", base::hash_mix(seed));
+  state.sites = {};
+  state.sites.seed = seed;
 }
 
 ModeScope::ModeScope(Mode mode) : previous_(RankState::require().mode) { RankState::require().mode = mode; }
 ModeScope::~ModeScope() {
   if (RankState* state = RankState::current()) state->mode = previous_;
+}
+
+void set_numerics(Numerics numerics, const layout::Lattice& lattice) {
+  RankState& state = RankState::require();
+  state.lattice.reset();
+  if (numerics == Numerics::kExact) state.lattice = lattice;
 }
 
 void set_check_plain(bool on) { RankState::require().check_plain = on; }

@@ -50,7 +50,8 @@ at::Tensor deep_copy(const at::Tensor& tensor);
 // The same tensor with labels on its dims (what they mean: samples, positions). No history is added.
 at::Tensor with_labels(const at::Tensor& tensor, const layout::Labels& labels, const Origin* origin = nullptr);
 
-// Seeds the `counter` generator of this rank; every rank of a job must give the same seed. The step starts at zero.
+// Seeds the `counter` generator of this rank; every rank of a job must give the same seed, or the next collective throws
+// DivergenceError. The step starts at zero. (torch::manual_seed seeds libtorch's generator, which ranks do not draw from.)
 void manual_seed(uint64_t seed);
 
 // What happens, while it lives, when an operator needs a redistribution that the program did not write.
@@ -64,6 +65,11 @@ class ModeScope {
  private:
   Mode previous_;
 };
+
+// How sums are made (`exact` gives every layout the same bits; see docs/guide/same-bits.md) from now on, on this rank. Every
+// rank of a job must say the same; a job's steps must not mix both.
+enum class Numerics : uint8_t { kFast, kExact };
+void set_numerics(Numerics numerics, const layout::Lattice& lattice = {});
 
 // Compares plain tensors that meet DTensors across ranks (slow; for finding programs that are not one program).
 void set_check_plain(bool on);

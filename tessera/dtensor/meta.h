@@ -78,6 +78,8 @@ struct Derived {
   Moment made;                    // the base, when the view was made or written back last
 };
 
+struct Pending;
+
 // The parts that few DTensors have.
 struct Rare {
   // A gathered copy that later readers share, valid while nobody writes to the tensor.
@@ -85,6 +87,7 @@ struct Rare {
   at::Tensor gathered;
   Moment gathered_at;
   std::unique_ptr<Derived> derived;
+  std::shared_ptr<Pending> pending;  // the value waits for other samples; see pending.h
   // Set while the tensor is deferred: it has neither layout nor memory.
   std::shared_ptr<Recorder> recorder;
   int64_t recorded = -1;
@@ -107,6 +110,7 @@ struct Meta final : c10::BackendMeta {
   // Whether the memory still holds what it held then. Never for tensors of inference mode, which count no versions.
   bool unchanged_since(const Moment& then) const;
   Derived* derived() const { return rare ? rare->derived.get() : nullptr; }
+  bool is_pending() const { return rare && rare->pending; }
 
   Rare& make_rare();
   // The same logical value, elsewhere placed.

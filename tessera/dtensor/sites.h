@@ -20,6 +20,7 @@ class Sites {
     const ParameterInfo* parameter = nullptr;
     uint64_t reading = 0;
     uint64_t draws = 0;
+    uint64_t calls = 0;  // since the reading
     std::unordered_map<const ParameterInfo*, uint64_t> readings;
   };
 
@@ -30,7 +31,12 @@ class Sites {
     position_.parameter = parameter;
     position_.reading = position_.readings[parameter]++;
     position_.draws = 0;
+    position_.calls = 0;
   }
+
+  // What names a call of the forward pass: the parameter that it reads and which reading it is, or else the place after the
+  // last reading. Equal on every rank and in every micro-batch.
+  uint64_t use(bool reads_parameter);
 
   // The stream of the next draw.
   random::Stream next();

@@ -81,6 +81,11 @@ RankState& RankState::require() {
   return *current();
 }
 
+uint64_t Sites::use(bool reads_parameter) {
+  const uint64_t site = position_.parameter ? position_.parameter->site : base::hash_string("start");
+  return base::hash_combine(base::hash_combine(site, position_.reading), reads_parameter ? 0 : ++position_.calls);
+}
+
 random::Stream Sites::next() {
   // Equal to the hash of (name, reading, draw): the name's own hash is the parameter's site.
   uint64_t site = position_.parameter ? position_.parameter->site : base::hash_string("start");

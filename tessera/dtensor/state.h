@@ -16,6 +16,7 @@
 #include "tessera/dtensor/meta.h"
 #include "tessera/dtensor/redistribute.h"
 #include "tessera/dtensor/sites.h"
+#include "tessera/layout/lattice.h"
 
 namespace tessera::dtensor {
 
@@ -45,21 +46,24 @@ class PlanCache {
 // the newest kSize nodes are kept.
 class ForwardPlans {
  public:
-  void record(uint64_t sequence, const CallPlan* plan) {
+  struct Slot {
+    uint64_t sequence = ~uint64_t{0};
+    const CallPlan* plan = nullptr;
+    uint64_t use = 0;  // Sites::use of the call
+  };
+
+  void record(uint64_t sequence, const CallPlan* plan, uint64_t use) {
     Slot& slot = slots_[sequence % kSize];
-    if (slot.sequence != sequence) slot = {sequence, plan};
+    if (slot.sequence != sequence) slot = {sequence, plan, use};
   }
-  const CallPlan* find(uint64_t sequence) const {
+  // Null if the node is not known.
+  const Slot* find(uint64_t sequence) const {
     const Slot& slot = slots_[sequence % kSize];
-    return slot.sequence == sequence ? slot.plan : nullptr;
+    return slot.sequence == sequence ? &slot : nullptr;
   }
 
  private:
   static constexpr size_t kSize = 1 << 14;
-  struct Slot {
-    uint64_t sequence = ~uint64_t{0};
-    const CallPlan* plan = nullptr;
-  };
   std::vector<Slot> slots_ = std::vector<Slot>(kSize);
 };
 
@@ -98,6 +102,8 @@ struct RankState {
   Mode mode = Mode::kImplicit;
   bool recomputing = false;               // a forward run inside backward
   bool check_plain = false;               // hash plain operands across ranks
+  std::optional<layout::Lattice> lattice;  // set: numerics are exact
+  int64_t step_tokens = 0;                // that the step's mean loss divides by; 0: as many as there are
   std::optional<layout::Mesh> region;     // factories on plain tensors give DTensors on this mesh
   std::deque<ParameterInfo> parameters;
 };

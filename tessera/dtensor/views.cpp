@@ -153,6 +153,7 @@ void check_writable(const OpInfo& info, const Meta& meta) {
 
 void note_write(Meta& meta) {
   ++meta.memory().writes;
+  if (C10_UNLIKELY(meta.is_pending())) meta.rare->pending.reset();  // the value is the program's own now
   Derived* derived = meta.derived();
   if (C10_LIKELY(!derived)) return;
   if (!derived->shares_memory) put_back(meta, *derived);

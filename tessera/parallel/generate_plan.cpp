@@ -158,8 +158,9 @@ class Generator {
     }
     for (const auto& embedding : roles_.embeddings) {
       if (!embedding.is_position) {
-        note_cut(weight_of(embedding.name), embedding.rows, 1);
-        add(weight_of(embedding.name), layout::Shard(0), output);
+        const auto unit = whole_leaves(1, embedding.rows);
+        note_cut(weight_of(embedding.name), embedding.rows, unit);
+        add(weight_of(embedding.name), layout::Shard(0, {.unit = unit}), output);
       } else if (output) {
         add(weight_of(embedding.name), layout::Replicate(), output);
       }
@@ -181,7 +182,30 @@ class Generator {
                             std::to_string(ranks_) + " ranks: K and V stay whole, queries are cut by single heads");
       }
     }
+    widen_to_leaves(cut, group);
     return cut;
+  }
+
+  // The smallest multiple of `unit` at which cuts of `width` fall between the lattice's leaves.
+  int64_t whole_leaves(int64_t unit, int64_t width) const {
+    return options_.lattice ? std::lcm(unit, layout::leaf_unit(width, options_.lattice->feature)) : unit;
+  }
+
+  // Queries and keys are cut alike: as many heads more as both need.
+  void widen_to_leaves(AttentionCut& cut, const LinearGroup& group) const {
+    if (!options_.lattice) {
+      return;
+    }
+    const auto times = [&](int64_t unit, int64_t width) { return whole_leaves(unit, width) / unit; };
+    int64_t scale = times(cut.query_unit, group.row->in);
+    for (const auto& linear : group.columns) {
+      const bool is_query = !cut.is_fused && linear.out == group.row->in;
+      if (is_query || !cut.keeps_keys_whole) {
+        scale = std::lcm(scale, times(is_query ? cut.query_unit : cut.key_unit, linear.out));
+      }
+    }
+    cut.query_unit *= scale;
+    cut.key_unit *= scale;
   }
 
   void plan_group(const LinearGroup& group) {
@@ -193,7 +217,8 @@ class Generator {
       if (has_heads && !is_query && !cut.is_fused && cut.keeps_keys_whole) {
         continue;
       }
-      const auto unit = is_query ? cut.query_unit : cut.key_unit;
+      const auto head_unit = is_query ? cut.query_unit : cut.key_unit;
+      const auto unit = has_heads ? head_unit : whole_leaves(head_unit, linear.out);
       if (group.row && group.columns.size() == 1 && !has_heads && linear.out == 3 * group.row->in) {
         add_note(plan_, general(weight_of(linear.name)) + " looks like fused Q, K and V: without `heads` its cuts may fall "
                             "inside a head, which costs communication; give `heads` and `kv_heads`");
@@ -205,8 +230,9 @@ class Generator {
       }
     }
     if (group.row) {
-      note_cut(weight_of(group.row->name), group.row->in, cut.query_unit);
-      add(weight_of(group.row->name), layout::Shard(1, {.unit = cut.query_unit}));
+      const auto unit = has_heads ? cut.query_unit : whole_leaves(cut.query_unit, group.row->in);
+      note_cut(weight_of(group.row->name), group.row->in, unit);
+      add(weight_of(group.row->name), layout::Shard(1, {.unit = unit}));
     }
   }
 

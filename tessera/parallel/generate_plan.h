@@ -8,6 +8,7 @@
 
 #include <torch/nn/module.h>
 
+#include "tessera/layout/lattice.h"
 #include "tessera/parallel/plan.h"
 
 namespace tessera::parallel {
@@ -26,6 +27,8 @@ struct PlanOptions {
   int64_t kv_heads = 0;
   // Keep gathered activations for backward, or gather them again (only the newest is kept).
   bool keep_gathered = true;
+  // For `exact` numerics: cuts fall between the leaves of this lattice.
+  std::optional<layout::Lattice> lattice = std::nullopt;
 };
 
 // Decides without acting: reads the modules' kinds, names and shapes only. Every Linear among the children of one module is

@@ -88,7 +88,7 @@ struct Job::State {
   Loss loss;
   JobOptions options;
   int64_t step = 0;
-  std::map<int64_t, Rows> rows;  // by the number of samples
+  std::map<std::pair<int64_t, int64_t>, Rows> rows;  // by the number of samples and their unit
 
   std::vector<at::Tensor> parameters() const {
     std::vector<at::Tensor> wanted;
@@ -110,6 +110,11 @@ layout::Labels batch_labels(const at::Tensor& tensor, int64_t samples, int64_t t
   if (tensor.dim() >= 1) labels[0] = {{.label = layout::Label::kBatch, .extent = samples, .total = total}};
   if (tensor.dim() >= 2) labels[1] = {{.label = layout::Label::kSequence, .extent = tensor.size(1), .total = tensor.size(1)}};
   return labels;
+}
+
+// The micro-batch's share of the step's mean.
+at::Tensor weighted(const at::Tensor& loss, int64_t samples, int64_t of) {
+  return samples == of ? loss : at::mul(loss, static_cast<double>(samples) / static_cast<double>(of));
 }
 
 // Adds this micro-batch's gradients, weighted, to those held.
@@ -150,7 +155,10 @@ at::Tensor with_deposit(const at::Tensor& loss, std::vector<at::Tensor> held, co
 
 Rows& Job::State::rows_of(int64_t samples) {
   TESSERA_CHECK(samples >= 1, "[job] a step needs at least one sample, got ", samples);
-  return rows.try_emplace(samples, plan.mesh, plan.batch_axes, samples, std::min(options.accumulate, samples)).first->second;
+  // In `exact` a rank holds whole leaves of the batch.
+  const auto& lattice = RankState::require().lattice;
+  const int64_t unit = lattice ? layout::leaf_unit(samples, lattice->batch) : 1;
+  return rows.try_emplace({samples, unit}, plan.mesh, plan.batch_axes, samples, std::min(options.accumulate, samples), unit).first->second;
 }
 
 std::vector<at::Tensor> Job::State::micro_batch(Rows& rows, int64_t index, const ReadRows& read) const {
@@ -163,7 +171,7 @@ std::vector<at::Tensor> Job::State::micro_batch(Rows& rows, int64_t index, const
                   " samples [", mine.begin, ", ", mine.end, ") along dim 0, got ", part.sizes(), " (rank ", rank.ctx.rank, ")");
     std::vector<int64_t> sizes = part.sizes().vec();
     sizes[0] = size;
-    const Spec spec = Spec::contiguous(plan.mesh, rows.placements(), sizes, part.scalar_type(), batch_labels(part, size, rows.samples()));
+    const Spec spec = Spec::contiguous(plan.mesh, rows.placements(index), sizes, part.scalar_type(), batch_labels(part, size, rows.samples()));
     batch.push_back(dtensor::wrap(part.contiguous(), spec, rows.origin(index)));
   }
   return batch;
@@ -215,8 +223,7 @@ at::Tensor Job::run_rows(int64_t samples, const ReadRows& read) {
     const Region region(rank, state_->plan);
     rank.sites.begin_pass();
     at::Tensor loss = state_->forward(batch);
-    const double weight = static_cast<double>(rows.size_of(k)) / static_cast<double>(samples);
-    if (weight != 1) loss = at::mul(loss, weight);
+    if (!rank.lattice) loss = weighted(loss, rows.size_of(k), samples);  // in `exact` it is a share of the step's mean already
     if (with_gradients) {
       const WithoutHooks without_hooks(parameters);
       hold(held, torch::autograd::grad({loss}, parameters, {}, std::nullopt, false, /*allow_unused=*/true));
@@ -232,6 +239,11 @@ at::Tensor Job::run_rows(int64_t samples, const ReadRows& read) {
 
 Range Job::rows_of(int64_t samples, int64_t index) const {
   return state_->rows_of(samples).samples_of(RankState::require().ctx.coord(state_->plan.mesh), index);
+}
+
+void Job::set_step_tokens(int64_t tokens) {
+  TESSERA_CHECK(tokens >= 0, "[job] a step of ", tokens, " tokens; accepted: a number of tokens, or 0 for as many as there are");
+  RankState::require().step_tokens = tokens;
 }
 
 int64_t Job::step() const { return state_->step; }

@@ -50,6 +50,10 @@ class Job {
   // The samples of a step of `samples` that this rank reads for micro-batch `index`. Over a step they are one contiguous block.
   layout::Range rows_of(int64_t samples, int64_t index) const;
 
+  // How many tokens count in the mean loss of the following steps, on this rank, in `exact` numerics: where some targets are
+  // ignored and a step has several micro-batches, their number must be known before the first. 0: all of them.
+  void set_step_tokens(int64_t tokens);
+
   // The step that random numbers of the next call belong to; each call that computes gradients advances it by one.
   int64_t step() const;
   void set_step(int64_t step);

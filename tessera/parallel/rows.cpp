@@ -8,42 +8,60 @@ using dtensor::Origin;
 using layout::Coord;
 using layout::Range;
 
-Rows::Rows(const layout::Mesh& mesh, const std::vector<std::string>& batch_axes, int64_t samples, int64_t micro_batches)
-    : mesh_(mesh), placements_(mesh.ndim()), samples_(samples), micro_batches_(micro_batches), origins_(micro_batches) {
+namespace {
+
+int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+}  // namespace
+
+Rows::Rows(const layout::Mesh& mesh, const std::vector<std::string>& batch_axes, int64_t samples, int64_t micro_batches, int64_t unit)
+    : mesh_(mesh), samples_(samples), micro_batches_(micro_batches), origins_(micro_batches) {
   for (const std::string& name : batch_axes) {
-    const int64_t axis = mesh.axis_index(name);
-    placements_[axis] = layout::Shard(0, {.order = static_cast<int>(axes_.size())});
-    axes_.push_back(axis);
+    axes_.push_back(mesh.axis_index(name));
+    blocks_ *= mesh.axis(axes_.back()).size;
   }
+  block_size_ = ceil_div(ceil_div(samples, unit), blocks_) * unit;
 }
 
-int64_t Rows::size_of(int64_t index) const { return layout::cut(samples_, micro_batches_, index).size(); }
+Range Rows::samples_of_block(int64_t block, int64_t index) const {
+  const Range whole = {std::min(block * block_size_, samples_), std::min((block + 1) * block_size_, samples_)};
+  const int64_t step = ceil_div(block_size_, micro_batches_);
+  return {std::min(whole.begin + index * step, whole.end), std::min(whole.begin + (index + 1) * step, whole.end)};
+}
 
-Range Rows::rows_of(const Coord& coord, int64_t index) const { return layout::local_range(mesh_, placements_, 0, size_of(index), coord); }
+int64_t Rows::size_of(int64_t index) const {
+  const int64_t full = block_size_ == 0 ? 0 : samples_ / block_size_;
+  return full * most_of(index) + (full < blocks_ ? samples_of_block(full, index).size() : 0);
+}
+
+layout::Placements Rows::placements(int64_t index) const {
+  layout::Placements result(mesh_.ndim());
+  const int64_t size = size_of(index), most = most_of(index);
+  const bool is_plain = blocks_ * most == size || (axes_.size() == 1 && ceil_div(size, blocks_) == most);
+  int64_t unit = std::max<int64_t>(most, 1);
+  for (size_t i = axes_.size(); i-- > 0;) {
+    result[axes_[i]] = layout::Shard(0, {.unit = is_plain ? 1 : unit, .order = static_cast<int>(i)});
+    unit *= mesh_.axis(axes_[i]).size;
+  }
+  return result;
+}
 
 Range Rows::samples_of(const Coord& coord, int64_t index) const {
-  // The blocks before this one hold, of every micro-batch, the rows before this one's.
-  int64_t begin = 0;
-  for (int64_t k = 0; k < micro_batches_; ++k) begin += k < index ? rows_of(coord, k).end : rows_of(coord, k).begin;
-  return {begin, begin + rows_of(coord, index).size()};
+  int64_t block = 0;
+  for (int64_t axis : axes_) block = block * mesh_.axis(axis).size + coord[axis];
+  return samples_of_block(block, index);
 }
 
 const Origin* Rows::origin(int64_t index) {
   const Origin*& origin = origins_.at(index);
   if (origin) return origin;
   std::vector<Origin::Piece> pieces;
-  Coord block(mesh_.ndim(), 0);
-  for (bool done = false; !done;) {
-    const int64_t row = rows_of(block, index).begin, sample = samples_of(block, index).begin;
-    const bool is_empty = rows_of(block, index).size() == 0;
-    const bool continues = !pieces.empty() && pieces.back().sample - pieces.back().row == sample - row;
-    if (!is_empty && !continues) pieces.push_back({row, sample});
-    done = true;
-    for (size_t i = axes_.size(); i-- > 0 && done;) {
-      int64_t& position = block[axes_[i]];
-      position = position + 1 == mesh_.axis(axes_[i]).size ? 0 : position + 1;
-      done = position == 0;
-    }
+  int64_t row = 0;
+  for (int64_t block = 0; block < blocks_; ++block) {
+    const Range held = samples_of_block(block, index);
+    const bool continues = !pieces.empty() && pieces.back().sample - pieces.back().row == held.begin - row;
+    if (held.size() > 0 && !continues) pieces.push_back({row, held.begin});
+    row += held.size();
   }
   return origin = Origin::make(std::move(pieces));
 }

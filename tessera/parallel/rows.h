@@ -11,21 +11,21 @@
 
 namespace tessera::parallel {
 
-// The micro-batches are cut from the step's samples, each is cut over the batch axes, and a rank's parts of all of them follow
-// each other in one block; the blocks, in the order of the batch axes (slowest first), make up the step.
+// The step's samples are cut over the batch axes (slowest first) into one contiguous block a rank, on multiples of `unit`; each
+// block is cut into micro-batches, alike on all ranks. The last blocks may be short or empty.
 //
 // What one rank needs is a closed form, whatever the size of the mesh. One thread uses an object.
 class Rows {
  public:
-  Rows(const layout::Mesh& mesh, const std::vector<std::string>& batch_axes, int64_t samples, int64_t micro_batches);
-
-  // Of a tensor with a micro-batch's samples along dim 0.
-  const layout::Placements& placements() const { return placements_; }
+  Rows(const layout::Mesh& mesh, const std::vector<std::string>& batch_axes, int64_t samples, int64_t micro_batches, int64_t unit = 1);
 
   int64_t samples() const { return samples_; }
   int64_t micro_batches() const { return micro_batches_; }
-  // Samples in micro-batch `index`.
+  // Samples in micro-batch `index`; the last ones may have none.
   int64_t size_of(int64_t index) const;
+
+  // Of a tensor with the samples of micro-batch `index` along dim 0.
+  layout::Placements placements(int64_t index) const;
 
   // The samples of micro-batch `index` for the rank at `coord`.
   layout::Range samples_of(const layout::Coord& coord, int64_t index) const;
@@ -34,12 +34,14 @@ class Rows {
   const dtensor::Origin* origin(int64_t index);
 
  private:
-  layout::Range rows_of(const layout::Coord& coord, int64_t index) const;
+  layout::Range samples_of_block(int64_t block, int64_t index) const;
+  int64_t most_of(int64_t index) const { return samples_of_block(0, index).size(); }  // no block has more
 
   layout::Mesh mesh_;
   std::vector<int64_t> axes_;  // of the batch, slowest first
-  layout::Placements placements_;
   int64_t samples_, micro_batches_;
+  int64_t blocks_ = 1;
+  int64_t block_size_ = 0;  // of all but the last ones
   std::vector<const dtensor::Origin*> origins_;
 };
 

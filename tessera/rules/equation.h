@@ -6,7 +6,7 @@
 #include <string_view>
 #include <vector>
 
-namespace tessera::dtensor {
+namespace tessera::rules {
 
 // One letter for each dim: `bsk,jk->bsj`. Immutable; one for each text and thread.
 struct Equation {
@@ -30,4 +30,4 @@ struct Equation {
   static const Equation& of(std::string_view text);
 };
 
-}  // namespace tessera::dtensor
+}  // namespace tessera::rules

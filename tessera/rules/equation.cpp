@@ -1,11 +1,11 @@
-#include "tessera/dtensor/equation.h"
+#include "tessera/rules/equation.h"
 
 #include <functional>
 #include <unordered_map>
 
 #include "tessera/base/error.h"
 
-namespace tessera::dtensor {
+namespace tessera::rules {
 
 namespace {
 
@@ -54,4 +54,4 @@ const Equation& Equation::of(std::string_view text) {
   return known.emplace(std::string(text), Equation(text)).first->second;
 }
 
-}  // namespace tessera::dtensor
+}  // namespace tessera::rules

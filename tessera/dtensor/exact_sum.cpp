@@ -1,0 +1,251 @@
+#include "tessera/dtensor/exact_sum.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
+
+#include "tessera/base/error.h"
+#include "tessera/dtensor/dispatch.h"
+
+namespace tessera::dtensor {
+
+namespace {
+
+using c10::IValue;
+using layout::Coord;
+using layout::Lattice;
+using layout::Node;
+using layout::Range;
+using layout::SpecData;
+
+// The dim of an operand that a factor is, or -1.
+int64_t dim_of_factor(const rules::FactorMap& map, size_t operand, int factor) {
+  const rules::TensorFactors& dims = map.operands[operand];
+  for (size_t d = 0; d < dims.size(); ++d) {
+    if (dims[d].size() == 1 && dims[d][0] == factor) return static_cast<int64_t>(d);
+  }
+  return -1;
+}
+
+// One summed factor, and the first operand that has it.
+struct Summed {
+  int factor = 0;
+  int64_t extent = 0;
+  size_t operand = 0;
+  int64_t dim = -1;
+  layout::DimLabels labels;
+};
+
+class Planner {
+ public:
+  Planner(comm::RankContext& ctx, const Lattice& lattice, const rules::Call& call, const rules::FactorMap& map,
+          const rules::Propagation& decided, ExactSum& sum)
+      : ctx_(ctx), lattice_(lattice), call_(call), map_(map), decided_(decided), sum_(sum) {}
+
+  void run(const std::vector<int>& factors) {
+    for (int factor : factors) summed_.push_back(find(factor));
+    const bool over_samples = std::any_of(summed_.begin(), summed_.end(), [](const Summed& s) { return rules::counts_samples(s.labels); });
+    over_samples ? plan_samples() : plan_node();
+  }
+
+ private:
+  Summed find(int factor) const {
+    Summed found{.factor = factor, .extent = map_.factors[factor].extent, .labels = rules::labels_of_factor(call_, map_, factor)};
+    for (size_t i = 0; i < call_.operands.size() && found.dim < 0; ++i) {
+      found.dim = dim_of_factor(map_, i, factor);
+      found.operand = i;
+    }
+    TESSERA_CHECK(found.dim >= 0, "[", rules::describe(call_), "] sums a part of a dim, which has no exact form");
+    return found;
+  }
+
+  const layout::Mesh& mesh() const { return call_.operands[0].spec->mesh; }
+
+  int64_t leaves_of(const Summed& summed) const {
+    if (rules::counts_positions(summed.labels)) return lattice_.sequence;
+    const bool of_product = call_.has_arg("equation");
+    const bool with_parameter = std::any_of(call_.operands.begin(), call_.operands.end(), [](const auto& operand) { return operand.is_parameter; });
+    return !of_product || with_parameter ? lattice_.feature : 1;
+  }
+
+  // The run of the dim at `coord` when the axes in `whole` count as merged.
+  Range range_at(const Summed& summed, const std::vector<int64_t>& whole, const Coord& coord) const {
+    const SpecData& spec = *decided_.operands[summed.operand];
+    layout::Placements placements = spec.placements;
+    for (int64_t axis : whole) placements[axis] = layout::Replicate();
+    return layout::local_range(spec.mesh, placements, summed.dim, spec.sizes[summed.dim], coord);
+  }
+
+  // What each member of `axis` holds; checked to fall between leaves.
+  std::vector<Node> members_of(const Summed& summed, int64_t leaves, const std::vector<int64_t>& merged, int64_t axis) const {
+    const int64_t leaf = layout::leaf_length(summed.extent, leaves);
+    std::vector<Node> members;
+    std::vector<int64_t> parts;
+    Coord coord = ctx_.coord(mesh());
+    for (coord[axis] = 0; coord[axis] < mesh().axis(axis).size; ++coord[axis]) {
+      const Range range = range_at(summed, merged, coord);
+      parts.push_back(range.size());
+      members.push_back(range.size() == 0 ? Node{} : Node{range.begin / leaf, (range.end + leaf - 1) / leaf});
+      const bool fits = range.size() == 0 || (range.begin % leaf == 0 && (range.end % leaf == 0 || range.end == summed.extent));
+      TESSERA_CHECK(fits, "[", rules::describe(call_), "] numerics exact: dim ", summed.dim, " of ", summed.extent, " has ", leaves, " leaves of ", leaf,
+                    "; rank ", ctx_.rank, "'s line of axis ", mesh().axis(axis).name, " cuts it at ", range.begin % leaf == 0 ? range.end : range.begin,
+                    ", inside a leaf. Cut it on multiples of ", leaf, " (S(", summed.dim, ";", leaf, ")), or choose a lattice with other leaves.");
+    }
+    return members;
+  }
+
+  std::vector<int64_t> axes_of(const Summed& summed) const {
+    const SpecData& spec = *decided_.operands[summed.operand];
+    auto axes = layout::axes_of_dim(spec.mesh, spec.placements, summed.dim);
+    std::reverse(axes.begin(), axes.end());
+    return axes;
+  }
+
+  void plan_node() {
+    TESSERA_CHECK(summed_.size() == 1, "[", rules::describe(call_), "] numerics exact: a sum over ", summed_.size(),
+                  " dims at once has no exact form here; sum one dim after the other");
+    TESSERA_CHECK(sum_.rule->node, "[", rules::describe(call_), "] numerics exact: this operator sums over samples only");
+    const Summed& summed = summed_.front();
+    auto plan = std::make_unique<NodePlan>();
+    const int64_t leaves = leaves_of(summed), leaf = std::max<int64_t>(layout::leaf_length(summed.extent, leaves), 1);
+    sum_.leaf = leaf;
+    plan->root = {0, (summed.extent + leaf - 1) / leaf};
+    add_dims(*plan, summed);
+    std::vector<int64_t> merged;
+    for (int64_t axis : axes_of(summed)) {
+      NodePlan::Axis step;
+      step.axis = axis;
+      for (const Node& held : members_of(summed, leaves, merged, axis)) step.nodes.push_back(layout::cover(held, plan->root.end));
+      plan->axes.push_back(std::move(step));
+      merged.push_back(axis);
+    }
+    const Range mine = range_at(summed, {}, ctx_.coord(mesh()));
+    for (const Node& node : layout::cover({mine.begin / leaf, mine.size() == 0 ? mine.begin / leaf : (mine.end + leaf - 1) / leaf}, plan->root.end)) {
+      const int64_t begin = node.begin * leaf;
+      plan->runs.push_back({node, begin - mine.begin, std::min(node.end * leaf, summed.extent) - begin});
+    }
+    sum_.node = std::move(plan);
+  }
+
+  void add_dims(NodePlan& plan, const Summed& summed) const {
+    for (size_t i = 0; i < call_.operands.size(); ++i) {
+      const int64_t dim = dim_of_factor(map_, i, summed.factor);
+      if (dim >= 0) plan.dims.push_back({call_.operands[i].arg, dim});
+    }
+  }
+
+  // The step's samples, the positions of a sample, and how both lie.
+  void plan_samples() {
+    TESSERA_CHECK(sum_.rule->sample, "[", rules::describe(call_), "] numerics exact: this operator has no form that sums sample by sample");
+    auto plan = std::make_unique<SamplePlan>();
+    const Summed* batch = nullptr;
+    const Summed* sequence = nullptr;
+    for (const Summed& summed : summed_) {
+      const Summed*& slot = rules::counts_samples(summed.labels) ? batch : sequence;
+      TESSERA_CHECK(!slot && (&slot == &batch || rules::counts_positions(summed.labels)), "[", rules::describe(call_),
+                    "] numerics exact: it sums samples together with other dims; sum those first, one after the other");
+      slot = &summed;
+    }
+    const layout::Factor& samples = batch->labels.front();
+    TESSERA_CHECK(samples.label == layout::Label::kBatch && batch->labels.size() <= 2, "[", rules::describe(call_), "] numerics exact: a dim of ",
+                  layout::str({batch->labels}), " does not hold one sample after the other");
+    const int64_t inner = batch->labels.size() == 2 ? batch->labels[1].extent : 1;
+    const int64_t positions = sequence ? sequence->extent : inner;
+    TESSERA_CHECK(!sequence || inner == 1, "[", rules::describe(call_), "] numerics exact: positions stand in two dims");
+
+    TokenLeaves& leaves = plan->leaves;
+    leaves.samples = samples.total;
+    leaves.sample_leaf = std::max<int64_t>(layout::leaf_length(samples.total, lattice_.batch), 1);
+    const int64_t position_leaf = std::max<int64_t>(layout::leaf_length(positions, lattice_.sequence), 1);
+    leaves.sequence_leaves = std::max<int64_t>((positions + position_leaf - 1) / position_leaf, 1);
+    leaves.root = {0, (samples.total + leaves.sample_leaf - 1) / leaves.sample_leaf * leaves.sequence_leaves};
+
+    const Range rows = range_at(*batch, {}, ctx_.coord(mesh()));
+    plan->rows = {rows.begin / inner, rows.end / inner};
+    plan->positions = inner;
+    TESSERA_CHECK(rows.begin % inner == 0 && rows.end % inner == 0, "[", rules::describe(call_), "] numerics exact: a cut falls inside a sample");
+    const Range mine = sequence ? range_at(*sequence, {}, ctx_.coord(mesh())) : Range{0, positions};
+    if (sequence) {
+      for (int64_t axis : axes_of(*sequence)) members_of(*sequence, lattice_.sequence, plan->merge_axes, axis), plan->merge_axes.push_back(axis);
+    }
+    for (int64_t axis : axes_of(*batch)) plan->merge_axes.push_back(axis);
+    for (int64_t begin = mine.begin; begin < mine.end; begin += position_leaf) {
+      plan->pieces.push_back({begin / position_leaf, begin - mine.begin, std::min(begin + position_leaf, mine.end) - begin});
+    }
+    for (size_t i = 0; i < call_.operands.size(); ++i) {
+      const int64_t row_dim = dim_of_factor(map_, i, batch->factor);
+      if (row_dim >= 0) plan->operands.push_back({call_.operands[i].arg, row_dim, sequence ? dim_of_factor(map_, i, sequence->factor) : -1});
+    }
+    layout::Placements merged = decided_.outputs[0]->placements;
+    for (layout::Placement& placement : merged) placement = placement.is_partial() ? layout::Replicate() : placement;
+    plan->terms = decided_.outputs[0].with(merged);
+    sum_.sample = std::move(plan);
+  }
+
+  comm::RankContext& ctx_;
+  const Lattice& lattice_;
+  const rules::Call& call_;
+  const rules::FactorMap& map_;
+  const rules::Propagation& decided_;
+  ExactSum& sum_;
+  std::vector<Summed> summed_;
+};
+
+bool has_sum(const SpecData& spec) {
+  return std::any_of(spec.placements.begin(), spec.placements.end(), [](const layout::Placement& placement) {
+    return placement.is_partial() && placement.op != layout::ReduceOp::kMax && placement.op != layout::ReduceOp::kMin;
+  });
+}
+
+}  // namespace
+
+Range TokenLeaves::samples_of(int64_t leaf) const { return {leaf * sample_leaf, std::min((leaf + 1) * sample_leaf, samples)}; }
+
+std::unique_ptr<ExactSum> plan_exact_sum(comm::RankContext& ctx, const Lattice& lattice, const rules::Call& call, const rules::ExactRule& rule,
+                                         const rules::FactorMap& map, const rules::Propagation& decided) {
+  const bool is_float = c10::isFloatingType(decided.outputs.empty() ? at::kLong : decided.outputs[0]->dtype);
+  if (!is_float || (!rule.node && !rule.sample)) {
+    for (const layout::Spec& output : decided.outputs) {
+      TESSERA_CHECK(!has_sum(*output) || rule.adds_zeros || !c10::isFloatingType(output->dtype), "[", rules::describe(call),
+                    "] numerics exact: this operator would leave a sum over ranks in no fixed order. Gather the operand first, or use numerics fast.");
+    }
+    return nullptr;
+  }
+  const std::vector<int> factors = rules::summed_factors(call, map, 0);
+  if (factors.empty()) return nullptr;
+  auto sum = std::make_unique<ExactSum>();
+  sum->rule = &rule;
+  Planner(ctx, lattice, call, map, decided, *sum).run(factors);
+  return sum;
+}
+
+at::Tensor run_node_sum(comm::RankContext& ctx, const ExactSum& sum, c10::ArrayRef<IValue> args, const char* op) {
+  const NodePlan& plan = *sum.node;
+  const rules::ExactCall call{&sum.local, sum.leaf};
+  std::vector<comm::NodeSum> mine;
+  for (const NodePlan::Run& run : plan.runs) {
+    std::vector<IValue> cut(args.begin(), args.end());
+    for (const SummedDim& at : plan.dims) cut[at.arg] = cut[at.arg].toTensor().narrow(at.dim, run.begin, run.length);
+    mine.push_back({run.node, sum.rule->node(call, cut)});
+  }
+  if (plan.axes.empty() && mine.size() == 1) return mine[0].sum;
+  if (mine.empty()) {  // the sizes of a sum of nothing
+    std::vector<IValue> cut(args.begin(), args.end());
+    for (const SummedDim& at : plan.dims) cut[at.arg] = cut[at.arg].toTensor().narrow(at.dim, 0, 0);
+    const at::Tensor nothing = sum.rule->node(call, cut);
+    if (plan.axes.empty()) return nothing;
+    mine.push_back({{}, nothing});
+  }
+  const at::Tensor like = mine[0].sum;
+  if (mine[0].node.size() == 0) mine.clear();
+  comm::Caller caller(ctx, op);
+  for (const NodePlan::Axis& step : plan.axes) {
+    comm::Communicator& group = ctx.axis(sum.local.operands[0]->mesh, step.axis);
+    ctx.ledger.record("exact_merge", sum.local.operands[0]->mesh.axis(step.axis).name, op, static_cast<int64_t>(like.nbytes()) * 2 * (group.size() - 1) / group.size());
+    mine = comm::merge_nodes(group, mine, step.nodes, plan.root, like);
+  }
+  mine = comm::close_nodes(std::move(mine), plan.root);
+  TESSERA_ASSERT(mine.size() == 1, mine.size(), " nodes are left of ", plan.root.str());
+  return mine[0].sum;
+}
+
+}  // namespace tessera::dtensor

@@ -1,0 +1,93 @@
+// Gradients that wait for the step's other samples.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include "tessera/comm/exact_merge.h"
+#include "tessera/dtensor/exact_sum.h"
+#include "tessera/dtensor/meta.h"
+
+namespace tessera::dtensor {
+
+struct RankState;
+
+// Note [Pending]. In `exact` a sum over samples has one order: the samples of a batch leaf one after the other, then the tree
+// over the leaves of the step. One micro-batch on one rank has a part of that sum only, so the result waits: its DTensor is a
+// handle, with the sizes and the layout that the program expects, NaN instead of values, and a Pending beside it. Adding two
+// handles joins them; operators that only rearrange are noted and run later, on the merged sum; anything else settles the
+// handle first: the ranks' sums are merged and become its value. Settling keeps the record, so that a gradient that was read
+// may still be joined; a write drops it.
+
+// One use of one parameter: the sum so far of the samples that are here. A value; sums are shared and never written to.
+class SampleSum {
+ public:
+  explicit SampleSum(const SamplePlan& plan) : leaves_(plan.leaves), merge_axes_(plan.merge_axes), terms_(plan.terms) {}
+
+  // Adds the samples of one call, in order.
+  void add(const ExactSum& sum, const Origin* origin, c10::ArrayRef<c10::IValue> args, const at::Tensor& zeros);
+
+  // Adds those of `other`. Throws if a sample is in both.
+  void join(const SampleSum& other, const char* op);
+
+  // The sum over all ranks, laid out as terms(). Collective over the axes that cut tokens.
+  at::Tensor merged(RankState& state, const char* op) const;
+
+  const layout::Spec& terms() const { return terms_; }
+
+ private:
+  // A leaf that is not complete: the samples [begin of the leaf, next) summed, and single ones that came before their turn.
+  struct Open {
+    int64_t next = 0;
+    at::Tensor sum;
+    std::map<int64_t, at::Tensor> loose;
+  };
+
+  void add_sample(int64_t leaf, int64_t sample, const at::Tensor& term, const char* op);
+  void take_turn(int64_t leaf, Open& open);
+  std::vector<comm::NodeSum> nodes() const;
+  int64_t batch_leaf(int64_t leaf) const { return leaf / leaves_.sequence_leaves; }
+
+  TokenLeaves leaves_;
+  std::vector<int64_t> merge_axes_;
+  layout::Spec terms_;
+  at::Tensor like_;
+  std::map<int64_t, Open> open_;      // by leaf
+  std::vector<comm::NodeSum> closed_;  // complete leaves
+};
+
+// What a handle stands for: a sum of groups, each a chain of operators to run on a sum of uses.
+struct Pending {
+  struct Link {
+    const OpInfo* op = nullptr;
+    std::vector<c10::IValue> args;  // without the first
+  };
+  struct Group {
+    std::vector<Link> chain;
+    layout::Spec spec;  // before the chain
+    std::map<uint64_t, SampleSum> uses;
+  };
+  std::vector<Group> groups;
+  bool is_settled = false;  // the tensor's part is the merged value
+};
+
+// A handle of this layout.
+at::Tensor make_handle(layout::Spec spec, at::TensorOptions options, const layout::Coord& coord, std::shared_ptr<Pending> pending);
+
+// Merges what waits, if anything does: afterwards the part is the value. Collective.
+void settle(RankState& state, Meta& meta, const char* op);
+
+// Whether the operator can run on a handle without its value.
+bool is_carried(const OpInfo& info);
+
+// Whether the operator looks at sizes and layouts only, or makes an alias.
+bool needs_no_value(const OpInfo& info);
+
+// The operator's result without a value: a handle. `args` are the call's, `output` the layout its plan gives. Undefined if
+// the operands must be settled after all.
+at::Tensor carry(RankState& state, const OpInfo& info, c10::ArrayRef<c10::IValue> args, layout::Spec output);
+
+}  // namespace tessera::dtensor

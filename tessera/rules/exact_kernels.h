@@ -1,0 +1,31 @@
+// The kernels of the exact table, by family.
+#pragma once
+
+#include "tessera/rules/exact.h"
+
+namespace tessera::rules::exact {
+
+// Sums: tessera::contract, sum, embedding_dense_backward.
+at::Tensor contract_node(const ExactCall& call, c10::ArrayRef<c10::IValue> args);
+void contract_sample(const ExactCall& call, c10::ArrayRef<c10::IValue> args, const at::Tensor& onto);
+at::Tensor sum_node(const ExactCall& call, c10::ArrayRef<c10::IValue> args);
+void sum_sample(const ExactCall& call, c10::ArrayRef<c10::IValue> args, const at::Tensor& onto);
+void embedding_sample(const ExactCall& call, c10::ArrayRef<c10::IValue> args, const at::Tensor& onto);
+
+// Functions of elements: exp, log, tanh, erf, sigmoid, silu, gelu, and the derivatives of the last two.
+void run_map(const LocalCall& call, torch::jit::Stack& stack);
+void run_map_backward(const LocalCall& call, torch::jit::Stack& stack);
+
+// Whole rows.
+void run_softmax(const LocalCall& call, torch::jit::Stack& stack);
+void run_softmax_backward(const LocalCall& call, torch::jit::Stack& stack);
+void run_layer_norm(const LocalCall& call, torch::jit::Stack& stack);
+void run_embedding(const LocalCall& call, torch::jit::Stack& stack);
+
+// As several exact operators.
+void decompose_sum(const c10::OperatorHandle& op, torch::jit::Stack& stack);
+void decompose_mean(const c10::OperatorHandle& op, torch::jit::Stack& stack);
+void decompose_norm(const c10::OperatorHandle& op, torch::jit::Stack& stack);
+void decompose_layer_norm_backward(const c10::OperatorHandle& op, torch::jit::Stack& stack);
+
+}  // namespace tessera::rules::exact

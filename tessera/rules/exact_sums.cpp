@@ -1,0 +1,206 @@
+// Sums in `exact` numerics: products, sums over dims, lookups that many tokens share.
+#include "tessera/rules/exact_kernels.h"
+
+#include <ATen/ops/div.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/mul.h>
+#include <ATen/ops/sqrt.h>
+#include <ATen/ops/sum.h>
+#include <ATen/ops/where.h>
+
+#include "tessera/base/error.h"
+#include "tessera/kernels/embedding.h"
+#include "tessera/kernels/norms.h"
+#include "tessera/kernels/product.h"
+#include "tessera/kernels/rows.h"
+#include "tessera/rules/dispatch_floats.h"
+#include "tessera/rules/equation.h"
+#include "tessera/rules/local_args.h"
+
+namespace tessera::rules::exact {
+
+namespace {
+
+using c10::IValue;
+using kernels::Matrices;
+using kernels::Rows;
+
+const c10::OperatorHandle& op_of(const ExactCall& call) { return *call.local->op; }
+
+const IValue& argument(const ExactCall& call, c10::ArrayRef<IValue> args, const char* name) {
+  return args[*op_of(call).schema().argumentIndexWithName(name)];
+}
+
+// [batch, rows, columns] of a tensor, its dims in `order` (empty: as they are) with the groups flattened.
+at::Tensor grouped(const at::Tensor& tensor, const std::vector<int64_t>& order, size_t batch, size_t rows) {
+  const at::Tensor ordered = order.empty() ? tensor : tensor.permute(order);
+  const c10::IntArrayRef sizes = ordered.sizes();
+  const auto extent = [&](size_t begin, size_t end) { return c10::multiply_integers(sizes.slice(begin, end - begin)); };
+  return ordered.reshape({extent(0, batch), extent(batch, batch + rows), extent(batch + rows, sizes.size())});
+}
+
+template <typename T>
+Matrices<T> matrices(const at::Tensor& tensor) {
+  return {tensor.data_ptr<std::remove_const_t<T>>(), tensor.stride(1), tensor.stride(2), tensor.stride(0)};
+}
+
+void product(const at::Tensor& a, const at::Tensor& b, const at::Tensor& out, int64_t leaf, bool accumulate) {
+  dispatch_floats(out, "contract", [&]<typename T>() {
+    kernels::run_product(kernels::Product<T>{.batch = out.size(0), .m = out.size(1), .n = out.size(2), .k = a.size(2),
+                                             .a = matrices<const T>(a), .b = matrices<const T>(b), .out = matrices<T>(out),
+                                             .leaf = leaf, .accumulate = accumulate});
+  });
+}
+
+struct Operands {
+  const Equation& equation;
+  at::Tensor a, b;  // [batch, rows, summed], [batch, summed, columns]
+};
+
+Operands operands_of(const ExactCall& call, c10::ArrayRef<IValue> args) {
+  const Equation& equation = Equation::of(argument(call, args, "equation").toStringRef());
+  const size_t batch = equation.batch.size();
+  return {equation, grouped(args[0].toTensor(), equation.order_a, batch, equation.rows.size()),
+          grouped(args[1].toTensor(), equation.order_b, batch, equation.summed.size())};
+}
+
+std::vector<int64_t> sizes_by_role(const Equation& equation, const at::Tensor& a, const at::Tensor& b) {
+  std::vector<int64_t> sizes;
+  for (char letter : equation.batch + equation.rows) sizes.push_back(a.size(static_cast<int64_t>(equation.a.find(letter))));
+  for (char letter : equation.columns) sizes.push_back(b.size(static_cast<int64_t>(equation.b.find(letter))));
+  return sizes;
+}
+
+// The reduced dims of a sum, and the others.
+struct Split {
+  std::vector<int64_t> reduced, kept;
+};
+
+Split split_dims(const ExactCall& call, c10::ArrayRef<IValue> args) {
+  const int64_t ndim = args[0].toTensor().dim();
+  std::vector<char> is_reduced(ndim, 1);
+  if (op_of(call).schema().argumentIndexWithName("dim") && !args[1].isNone() && !args[1].toIntVector().empty()) {
+    is_reduced.assign(ndim, 0);
+    for (int64_t dim : args[1].toIntVector()) is_reduced[wrap_dim(dim, ndim)] = 1;
+  }
+  Split split;
+  for (int64_t d = 0; d < ndim; ++d) (is_reduced[d] ? split.reduced : split.kept).push_back(d);
+  return split;
+}
+
+// [kept..., reduced...] flattened to [rows, n].
+at::Tensor rows_to_sum(const at::Tensor& tensor, const Split& split, bool tokens_first) {
+  std::vector<int64_t> order = tokens_first ? split.reduced : split.kept;
+  const std::vector<int64_t>& rest = tokens_first ? split.kept : split.reduced;
+  const size_t first = order.size();
+  order.insert(order.end(), rest.begin(), rest.end());
+  const at::Tensor ordered = tensor.permute(order).contiguous();
+  return ordered.view({c10::multiply_integers(ordered.sizes().slice(0, first)), c10::multiply_integers(ordered.sizes().slice(first))});
+}
+
+at::Tensor widened_to_result(const ExactCall& call, const at::Tensor& tensor) { return tensor.to(call.local->outputs.at(0)->dtype); }
+
+}  // namespace
+
+at::Tensor contract_node(const ExactCall& call, c10::ArrayRef<IValue> args) {
+  const Operands operands = operands_of(call, args);
+  const Equation& equation = operands.equation;
+  const at::Tensor out = at::empty({operands.a.size(0), operands.a.size(1), operands.b.size(2)}, operands.a.options());
+  product(operands.a, operands.b, out, call.leaf, /*accumulate=*/false);
+  const at::Tensor shaped = out.view(sizes_by_role(equation, args[0].toTensor(), args[1].toTensor()));
+  return equation.order_out.empty() ? shaped : shaped.permute(equation.order_out).contiguous();
+}
+
+void contract_sample(const ExactCall& call, c10::ArrayRef<IValue> args, const at::Tensor& onto) {
+  const Operands operands = operands_of(call, args);
+  const Equation& equation = operands.equation;
+  const std::string roles = equation.batch + equation.rows + equation.columns;
+  std::vector<int64_t> order;
+  for (char letter : roles) order.push_back(static_cast<int64_t>(equation.out.find(letter)));
+  const at::Tensor out = grouped(onto, order, equation.batch.size(), equation.rows.size());
+  TESSERA_CHECK(out.is_alias_of(onto), "[contract] `", argument(call, args, "equation").toStringRef(),
+                "` sums over samples into interleaved groups of letters, which has no exact form; accepted: one letter for the rows and one "
+                "for the columns of the result");
+  product(operands.a, operands.b, out, /*leaf=*/0, /*accumulate=*/true);
+}
+
+at::Tensor sum_node(const ExactCall& call, c10::ArrayRef<IValue> args) {
+  const Split split = split_dims(call, args);
+  const at::Tensor self = args[0].toTensor();
+  const at::Tensor rows = rows_to_sum(widened_to_result(call, self), split, /*tokens_first=*/false);
+  std::vector<int64_t> sizes;
+  const bool keeps = op_of(call).schema().argumentIndexWithName("keepdim") && argument(call, args, "keepdim").toBool();
+  for (int64_t d = 0; d < self.dim(); ++d) {
+    const bool is_kept = std::find(split.kept.begin(), split.kept.end(), d) != split.kept.end();
+    if (is_kept || keeps) sizes.push_back(is_kept ? self.size(d) : 1);
+  }
+  const at::Tensor out = at::empty(sizes, rows.options());
+  dispatch_floats(rows, "sum", [&]<typename T>() {
+    kernels::row_sum<T>({rows.size(0), rows.size(1)}, std::max<int64_t>(call.leaf, 1), {rows.const_data_ptr<T>(), rows.stride(0)}, out.data_ptr<T>());
+  });
+  return out;
+}
+
+void sum_sample(const ExactCall& call, c10::ArrayRef<IValue> args, const at::Tensor& onto) {
+  const Split split = split_dims(call, args);
+  const at::Tensor tokens = rows_to_sum(widened_to_result(call, args[0].toTensor()), split, /*tokens_first=*/true);
+  dispatch_floats(tokens, "sum", [&]<typename T>() {
+    kernels::add_column_sum<T>({1, tokens.size(0)}, tokens.size(1), {tokens.const_data_ptr<T>(), tokens.stride(0)}, onto.data_ptr<T>());
+  });
+}
+
+void embedding_sample(const ExactCall& call, c10::ArrayRef<IValue> args, const at::Tensor& onto) {
+  const layout::Range held = call.local->output_ranges[0][0];
+  const at::Tensor grad = args[0].toTensor().contiguous();
+  const at::Tensor ids = args[1].toTensor().to(at::kLong);
+  const at::Tensor known = at::where(ids.eq(argument(call, args, "padding_idx").toInt()), -1, ids).contiguous();
+  const int64_t n = grad.size(-1);
+  dispatch_floats(grad, "embedding_dense_backward", [&]<typename T>() {
+    kernels::add_embedding_gradient<T>({1, known.numel()}, n, known.const_data_ptr<int64_t>(), {held.begin, held.end},
+                                       {grad.const_data_ptr<T>(), n}, {onto.data_ptr<T>(), n});
+  });
+}
+
+void decompose_sum(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
+  StackArgs args(op, stack);
+  at::Tensor sum = args.tensor("self");
+  std::vector<int64_t> dims;
+  if (args.has("dim") && !args["dim"].isNone()) dims = args["dim"].toIntVector();
+  if (dims.empty()) {
+    for (int64_t d = 0; d < sum.dim(); ++d) dims.push_back(d);
+  }
+  const bool keeps = args.has("keepdim") && args["keepdim"].toBool();
+  for (int64_t& dim : dims) dim = wrap_dim(dim, sum.dim());
+  std::sort(dims.begin(), dims.end());
+  // The innermost dim of several elements, then the others, again as the rule decides.
+  const auto inner = std::find_if(dims.rbegin(), dims.rend(), [&](int64_t dim) { return sum.size(dim) != 1; });
+  const auto dtype = args["dtype"].toOptional<c10::ScalarType>();
+  sum = at::sum(sum, *inner, /*keepdim=*/true, dtype);
+  sum = at::sum(sum, dims, /*keepdim=*/true, dtype);
+  args.give_value(keeps ? sum : sum.squeeze(dims));
+}
+
+void decompose_mean(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
+  StackArgs args(op, stack);
+  const at::Tensor self = args.tensor("self");
+  std::vector<int64_t> dims;
+  if (args.has("dim") && !args["dim"].isNone()) dims = args["dim"].toIntVector();
+  int64_t count = 1;
+  for (int64_t d = 0; d < self.dim(); ++d) {
+    const bool reduced = dims.empty() || std::any_of(dims.begin(), dims.end(), [&](int64_t dim) { return wrap_dim(dim, self.dim()) == d; });
+    if (reduced) count *= self.size(d);
+  }
+  const bool keeps = args.has("keepdim") && args["keepdim"].toBool();
+  args.give_value(at::div(at::sum(self, dims, keeps, args["dtype"].toOptional<c10::ScalarType>()), count));
+}
+
+void decompose_norm(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
+  StackArgs args(op, stack);
+  const at::Tensor self = args.tensor("self");
+  std::vector<int64_t> dims;
+  if (args.has("dim") && !args["dim"].isNone()) dims = args["dim"].toIntVector();
+  const bool keeps = args.has("keepdim") && args["keepdim"].toBool();
+  args.give_value(at::sqrt(at::sum(at::mul(self, self), dims, keeps)));
+}
+
+}  // namespace tessera::rules::exact
