@@ -7,6 +7,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/comm/run_ranks.h"
+#include "tessera/dtensor/attention.h"
 #include "tessera/dtensor/contract.h"
 #include "tessera/dtensor/dispatch.h"
 #include "tessera/dtensor/plain.h"
@@ -69,6 +70,7 @@ void register_all() {
     if (decomposes(*op)) continue;
     register_op(all, *op);
   }
+  register_attention_kernel(all.registry);
   register_contract_kernels(all.registry);
   register_plain_kernels(all.registry);
 }

@@ -77,9 +77,6 @@ void whole_call(RankState& state, const OpInfo& info, Stack& stack) {
   }
 }
 
-// Which attention kernel: the plain formula, whose parts have rules.
-void attention_choice(RankState&, const OpInfo& info, Stack& stack) { leave(info, stack, int64_t{0}); }
-
 void same_size(RankState&, const OpInfo& info, Stack& stack) {
   const bool same = argument(info, stack, 0).toTensor().sizes() == argument(info, stack, 1).toTensor().sizes();
   leave(info, stack, same);
@@ -121,7 +118,6 @@ void refuse(RankState&, const OpInfo& info, Stack&) {
 
 SpecialKernel find_special(const std::string& op) {
   static const std::unordered_map<std::string, SpecialKernel> table = {
-      {"aten::_fused_sdp_choice", attention_choice},
       {"aten::_local_scalar_dense", item},
       {"aten::alias", alias},
       {"aten::bernoulli", bernoulli_tensor},
