@@ -11,6 +11,7 @@
 #include "tessera/comm/errors.h"
 #include "tessera/comm/run_ranks.h"
 #include "tessera/parallel/deferred.h"
+#include "tessera/train/bit_compare.h"
 #include "tessera/train/compare.h"
 #include "tessera/train/setup.h"
 #include "tessera/train/trainer.h"
@@ -26,7 +27,7 @@ struct Arguments {
   std::vector<std::string> sets;
   std::vector<std::string> meshes;
   std::optional<int64_t> ranks, steps, seed;
-  std::string dtype;
+  std::string dtype, numerics, lattice;
   std::string metrics, ledger;
   double tolerance = 0;
   bool is_quiet = false;
@@ -59,6 +60,8 @@ class StopOnSignal {
 void add_config_options(CLI::App& command, Arguments& arguments) {
   command.add_option("config", arguments.config, "TOML file, such as examples/llama.toml")->required();
   command.add_option("--dtype", arguments.dtype, "float32 or float64: train.dtype");
+  command.add_option("--numerics", arguments.numerics, "exact or fast: train.numerics");
+  command.add_option("--lattice", arguments.lattice, "batch=8,sequence=1,feature=8: train.lattice, of numerics exact");
   command.add_option("--seed", arguments.seed, "train.seed");
   command.add_option("--set", arguments.sets, "section.key=value: change one field; may be repeated")->allow_extra_args(false);
 }
@@ -79,7 +82,7 @@ std::unique_ptr<CLI::App> make_app(Arguments& arguments) {
   train->add_option("--ledger", arguments.ledger, "JSON file: bytes and calls by axis, collective and op, of every rank");
   train->add_flag("--quiet", arguments.is_quiet, "no progress lines");
 
-  auto* compare = app->add_subcommand("compare", "train on several layouts and compare every number with the first");
+  auto* compare = app->add_subcommand("compare", "train on several layouts and compare every number (exact: every bit) with the first");
   add_config_options(*compare, arguments);
   compare->add_option("--mesh", arguments.meshes,
                       "a layout, at least twice: 1, dp=2,tp=2, \"tp=2;sp;regather;accumulate=2;section.key=value\"")
@@ -106,8 +109,11 @@ train::Config config_of(const Arguments& arguments) {
   if (arguments.seed) {
     set("train.seed", *arguments.seed);
   }
-  if (!arguments.dtype.empty()) {
-    set("train.dtype", arguments.dtype);
+  for (const auto& [field, text] : {std::pair("train.dtype", &arguments.dtype), {"train.numerics", &arguments.numerics},
+                                    {"train.lattice", &arguments.lattice}}) {
+    if (!text->empty()) {
+      set(field, *text);
+    }
   }
   return config;
 }
@@ -141,9 +147,17 @@ int run_compare(const Arguments& arguments, std::ostream& out) {
   for (const auto& mesh : arguments.meshes) {
     sides.push_back(train::parse_side(base, mesh));
   }
-  const auto comparison =
-      train::compare(sides, {.steps = arguments.steps.value_or(20), .tolerance = arguments.tolerance});
-  out << (arguments.is_json ? comparison.json() + "\n" : comparison.text());
+  const auto print = [&](const auto& comparison) { out << (arguments.is_json ? comparison.json() + "\n" : comparison.text()); };
+  const auto steps = arguments.steps.value_or(20);
+  if (train::are_exact(sides)) {
+    TESSERA_CHECK_AS(ConfigError, arguments.tolerance == 0, "[compare] --tolerance ", arguments.tolerance,
+                     " with numerics exact, which has none; accepted: leave it out, or --numerics fast");
+    const auto comparison = train::compare_bits(sides, steps);
+    print(comparison);
+    return comparison.is_same() ? 0 : kFailed;
+  }
+  const auto comparison = train::compare(sides, {.steps = steps, .tolerance = arguments.tolerance});
+  print(comparison);
   return comparison.is_inside() ? 0 : kFailed;
 }
 

@@ -7,7 +7,7 @@
 namespace tessera::cli {
 
 // Runs the command line. Results go to `out`, errors to `err` as one paragraph. Returns the exit code: 0; 1 for a failed run,
-// a proof that does not hold or a comparison outside of its tolerance; 2 for a command line that cannot be meant; 130 when
+// a proof that does not hold, a comparison outside of its tolerance or (exact) of other bits; 2 for a command line that cannot be meant; 130 when
 // SIGINT or SIGTERM stopped it (a second signal kills).
 int run(int argc, const char* const* argv, std::ostream& out, std::ostream& err);
 

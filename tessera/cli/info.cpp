@@ -7,6 +7,7 @@
 #include <torch/version.h>
 
 #include "tessera/comm/run_ranks.h"
+#include "tessera/kernels/isa.h"
 
 namespace tessera::cli {
 
@@ -15,6 +16,7 @@ std::string info_text() {
   out << "tessera         " << TESSERA_VERSION << "\n"
       << "libtorch        " << TORCH_VERSION << "\n"
       << "cpu capability  " << at::get_cpu_capability() << "\n"
+      << "exact kernels   " << kernels::name_of(kernels::current_isa()) << "\n"
       << "cores           " << std::thread::hardware_concurrency() << "\n"
       << "intra-op threads per rank\n";
   for (const int64_t ranks : {1, 2, 4, 8}) {

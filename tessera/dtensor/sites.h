@@ -26,6 +26,7 @@ class Sites {
 
   uint64_t seed = 0;
   uint64_t step = 0;
+  uint64_t passes = 0;  // begun so far
 
   void note_read(const ParameterInfo* parameter) {
     position_.parameter = parameter;
@@ -47,6 +48,7 @@ class Sites {
   void begin_pass() {
     position_ = {};
     position_.reading = 1;
+    ++passes;
   }
 
  private:

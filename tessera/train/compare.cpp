@@ -29,7 +29,8 @@ class Recorder : public Observer {
  public:
   Recorder(Run* run, int64_t steps) : run_(run), steps_(steps) {}
 
-  void on_step(const StepRecord& record, const models::LanguageModel& model) override {
+  void on_step(const StepRecord& record, const Training& training) override {
+    const auto& model = training.model;
     if (run_ != nullptr) {
       run_->steps.push_back(record);
     }
@@ -158,12 +159,19 @@ Side parse_side(const Config& base, const std::string& text) {
   return side;
 }
 
-Comparison compare(const std::vector<Side>& sides, const CompareOptions& options) {
+void verify_sides(const std::vector<Side>& sides, int64_t steps) {
   TESSERA_CHECK_AS(ConfigError, sides.size() >= 2, "[compare] ", sides.size(),
                    " layout to compare; accepted: at least two, as in --mesh 1 --mesh dp=2,tp=2");
+  for (const auto& side : sides) {
+    const auto most = side.config.train.steps;
+    TESSERA_CHECK_AS(ConfigError, steps >= 1 && steps <= most, "[compare] ", steps,
+                     " steps; accepted: 1 to the configuration's train.steps ", most);
+  }
+}
+
+Comparison compare(const std::vector<Side>& sides, const CompareOptions& options) {
+  verify_sides(sides, options.steps);
   const auto& config = sides.front().config;
-  TESSERA_CHECK_AS(ConfigError, options.steps >= 1 && options.steps <= config.train.steps, "[compare] ", options.steps,
-                   " steps; accepted: 1 to the configuration's train.steps ", config.train.steps);
   Comparison comparison{
       .reference = sides.front().text,
       .dtype = config.train.dtype,

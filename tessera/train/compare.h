@@ -20,6 +20,9 @@ struct Side {
 // keeping gathered activations, `accumulate=2`, or any `section.key=value`. Throws ConfigError with the accepted form.
 Side parse_side(const Config& base, const std::string& text);
 
+// Throws ConfigError unless there are two sides, each of which has so many steps.
+void verify_sides(const std::vector<Side>& sides, int64_t steps);
+
 struct CompareOptions {
   int64_t steps = 20;
   double tolerance = 0;   // 0: what rounding explains in the configuration's dtype

@@ -42,7 +42,7 @@ Accepted one_of(std::vector<std::string> texts) { return {.texts = std::move(tex
 
 struct Field {
   std::string name;
-  std::variant<std::string*, int64_t*, double*, bool*, std::array<double, 2>*> value;
+  std::variant<std::string*, int64_t*, double*, bool*, std::array<double, 2>*, layout::Lattice*> value;
   Accepted accepted;
 };
 
@@ -78,6 +78,8 @@ std::vector<Field> fields(Config& config) {
       {"train.clip", &train.clip, at_least(0)},
       {"train.seed", &train.seed, at_least(0)},
       {"train.dtype", &train.dtype, one_of({"float32", "float64"})},
+      {"train.numerics", &train.numerics, one_of({"exact", "fast"})},
+      {"train.lattice", &train.lattice, {}},
       {"train.eval_every", &train.eval_every, at_least(0)},
       {"train.eval_batches", &train.eval_batches, at_least(1)},
       {"train.log_every", &train.log_every, at_least(1)},
@@ -91,7 +93,8 @@ std::vector<Field> fields(Config& config) {
 }
 
 std::string what_is_accepted(const Field& field) {
-  static constexpr const char* kKinds[] = {"a text", "a whole number", "a number", "true or false", "two numbers [a, b]"};
+  static constexpr const char* kKinds[] = {"a text", "a whole number", "a number", "true or false", "two numbers [a, b]",
+                                           "a text of leaf counts such as \"batch=8,sequence=1,feature=8\""};
   const auto limits = field.accepted.str();
   return field.accepted.texts.empty() ? kKinds[field.value.index()] + limits : limits;
 }
@@ -104,6 +107,9 @@ std::optional<T> read(const toml::node& node) {
     const auto first = list && list->size() == 2 ? (*list)[0].value<double>() : std::nullopt;
     const auto second = first ? (*list)[1].value<double>() : std::nullopt;
     return second ? std::optional(std::array{*first, *second}) : std::nullopt;
+  } else if constexpr (std::is_same_v<T, layout::Lattice>) {
+    const auto text = node.value_exact<std::string>();
+    return text ? std::optional(layout::Lattice::parse(*text)) : std::nullopt;
   } else if constexpr (std::is_same_v<T, double>) {
     return node.is_number() ? node.value<double>() : std::nullopt;
   } else {
@@ -115,6 +121,7 @@ bool is_accepted(const Accepted& accepted, const std::string& value) {
   return accepted.texts.empty() || std::find(accepted.texts.begin(), accepted.texts.end(), value) != accepted.texts.end();
 }
 bool is_accepted(const Accepted&, bool) { return true; }
+bool is_accepted(const Accepted&, const layout::Lattice&) { return true; }
 bool is_accepted(const Accepted& accepted, int64_t value) { return accepted.has(static_cast<double>(value)); }
 bool is_accepted(const Accepted& accepted, double value) { return accepted.has(value); }
 bool is_accepted(const Accepted& accepted, const std::array<double, 2>& values) {
@@ -130,7 +137,12 @@ std::string text_of(const toml::node& node) {
 void assign(const Field& field, const toml::node& node, const std::string& where) {
   std::visit(
       [&](auto* target) {
-        const auto value = read<std::remove_pointer_t<decltype(target)>>(node);
+        std::optional<std::remove_pointer_t<decltype(target)>> value;
+        try {
+          value = read<std::remove_pointer_t<decltype(target)>>(node);
+        } catch (const ConfigError& error) {
+          TESSERA_THROW(ConfigError, "[config] ", where, ": ", field.name, ": ", base::message_of(error));
+        }
         TESSERA_CHECK_AS(ConfigError, value && is_accepted(field.accepted, *value), "[config] ", where, ": ", field.name,
                          " = ", text_of(node), "; accepted: ", what_is_accepted(field));
         *target = *value;
@@ -205,7 +217,7 @@ void set_field(Config& config, std::string_view assignment) {
   const auto all = fields(config);
   const auto& field = find_field(all, std::string(base::trim(assignment.substr(0, equals))), where);
   const auto value = base::trim(assignment.substr(equals + 1));
-  const bool is_bare_text = std::holds_alternative<std::string*>(field.value) && !value.starts_with('"');
+  const bool is_bare_text = (std::holds_alternative<std::string*>(field.value) || std::holds_alternative<layout::Lattice*>(field.value)) && !value.starts_with('"');
   const toml::table table =
       is_bare_text ? toml::table{{"value", value}} : [&] {
         try {

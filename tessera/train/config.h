@@ -9,6 +9,7 @@
 
 #include <c10/core/ScalarType.h>
 
+#include "tessera/layout/lattice.h"
 #include "tessera/layout/mesh.h"
 
 namespace tessera::train {
@@ -51,6 +52,8 @@ struct TrainConfig {
   double clip = 1;              // largest gradient norm; 0: no clipping
   int64_t seed = 0;
   std::string dtype = "float32";
+  std::string numerics = "fast";  // exact: the same bits on every mesh that the lattice allows (docs/guide/same-bits.md)
+  layout::Lattice lattice;      // of `exact`; a text such as batch=8,sequence=1,feature=8
   int64_t eval_every = 0;       // steps; 0: only at the end
   int64_t eval_batches = 8;     // of an evaluation on the way; the one at the end reads all that was held out
   int64_t log_every = 10;
@@ -74,6 +77,7 @@ struct Config {
   ParallelConfig parallel;
 
   at::ScalarType dtype() const;
+  bool is_exact() const { return train.numerics == "exact"; }
 
   // Number of ranks, and their mesh if it is given. Throws ConfigError if they contradict.
   int64_t ranks() const;

@@ -5,7 +5,6 @@
 #include <limits>
 
 #include <ATen/core/grad_mode.h>
-#include <torch/optim/adamw.h>
 
 #include "tessera/base/error.h"
 #include "tessera/comm/run_ranks.h"
@@ -93,6 +92,7 @@ data::Sampler make_sampler(const Config& config) {
 
 void run_loop(const Config& config, const data::Sampler& sampler, const LoopOptions& options, Observer& observer) {
   const auto& train = config.train;
+  dtensor::set_numerics(config.is_exact() ? dtensor::Numerics::kExact : dtensor::Numerics::kFast, train.lattice);
   dtensor::manual_seed(static_cast<uint64_t>(train.seed));
   const auto model = parallel::deferred([&] { return make_model(config); });
   torch::optim::AdamW optimizer(
@@ -104,12 +104,13 @@ void run_loop(const Config& config, const data::Sampler& sampler, const LoopOpti
   parallel::Job job(
       model, plan, [&](const std::vector<at::Tensor>& batch) { return model->loss(batch[0], batch[1]); },
       {.accumulate = train.accumulate});
-  observer.on_start(*model, plan);
+  const Training training{*model, plan, optimizer};
+  observer.on_start(training);
 
   const auto steps = options.steps > 0 ? std::min(options.steps, train.steps) : train.steps;
   for (int64_t step = 0; step < steps; ++step) {
     comm::throw_if_stopped();
-    observer.on_step(train_step(config, sampler, job, optimizer, step), *model);
+    observer.on_step(train_step(config, sampler, job, optimizer, step), training);
     const bool is_last = step + 1 == steps;
     if (options.evaluate && (is_last || (train.eval_every > 0 && (step + 1) % train.eval_every == 0))) {
       if (const auto record =

@@ -1,6 +1,8 @@
 // The training loop of one rank: the one-device loop, and the word `job`.
 #pragma once
 
+#include <torch/optim/adamw.h>
+
 #include "tessera/data/sampler.h"
 #include "tessera/models/language_model.h"
 #include "tessera/parallel/plan.h"
@@ -9,15 +11,22 @@
 
 namespace tessera::train {
 
+// What one rank trains.
+struct Training {
+  const models::LanguageModel& model;
+  const parallel::Plan& plan;
+  torch::optim::AdamW& optimizer;
+};
+
 // Watches the loop of one rank, on its thread. Every rank's observer is told the same things in the same order, so that a
 // method may call collectives if it does so on every rank.
 class Observer {
  public:
   virtual ~Observer() = default;
   // The model has its values.
-  virtual void on_start(const models::LanguageModel& model, const parallel::Plan& plan) {}
+  virtual void on_start(const Training& training) {}
   // A step is complete, its gradients are gone.
-  virtual void on_step(const StepRecord& record, const models::LanguageModel& model) {}
+  virtual void on_step(const StepRecord& record, const Training& training) {}
   virtual void on_eval(const EvalRecord& record) {}
 };
 
@@ -30,7 +39,7 @@ struct LoopOptions {
 // A sampler over the configuration's text.
 data::Sampler make_sampler(const Config& config);
 
-// Trains: deferred model, AdamW, plan, placement, then `steps` of loss, backward, clipping, update, with evaluations on the
+// Trains in the configuration's numerics: deferred model, AdamW, plan, placement, then `steps` of loss, backward, clipping, update, with evaluations on the
 // way. Throws an error that names the step and what to try when the loss or the gradient norm is not finite, and Stopped
 // when the job is asked to stop. Collective over all ranks of the job, whose number must be the configuration's.
 void run_loop(const Config& config, const data::Sampler& sampler, const LoopOptions& options, Observer& observer);

@@ -88,6 +88,9 @@ parallel::Plan make_plan(const Config& config, const torch::nn::Module& model) {
       .kv_heads = kv_heads_of(config.model),
       .keep_gathered = config.parallel.keep_gathered,
   };
+  if (config.is_exact()) {
+    options.lattice = config.train.lattice;
+  }
   if (!config.parallel.mesh.empty()) {
     options.mesh = config.mesh();
   }

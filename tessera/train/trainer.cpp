@@ -39,11 +39,12 @@ class Console : public Observer {
       : config_(config), sampler_(sampler), out_(options.out), metrics_(open_for_writing(options.metrics, "--metrics")),
         result_(result) {}
 
-  void on_start(const models::LanguageModel& model, const parallel::Plan& plan) override {
+  void on_start(const Training& training) override {
     const auto ranks = config_.ranks();
-    mesh_ = plan.mesh.str();
-    print(fmt::format("{} of {} parameters in {} on {} rank{} ({}), {} intra-op thread{} each", config_.model.kind,
-                      base::human_count(models::parameter_count(model)), config_.train.dtype, ranks,
+    mesh_ = training.plan.mesh.str();
+    print(fmt::format("{} of {} parameters in {}{} on {} rank{} ({}), {} intra-op thread{} each", config_.model.kind,
+                      base::human_count(models::parameter_count(training.model)), config_.train.dtype,
+                      config_.is_exact() ? " (numerics exact, " + config_.train.lattice.str() + ")" : "", ranks,
                       ranks == 1 ? "" : "s", mesh_, comm::threads_per_rank(ranks),
                       comm::threads_per_rank(ranks) == 1 ? "" : "s"));
     const auto& text = sampler_.text();
@@ -51,13 +52,13 @@ class Console : public Observer {
                       with_commas(static_cast<int64_t>(text.train().size())),
                       with_commas(static_cast<int64_t>(text.held_out().size())),
                       with_commas(config_.train.batch * config_.data.sequence)));
-    for (const auto& note : plan.notes) {
+    for (const auto& note : training.plan.notes) {
       print("plan: " + note);
     }
     start_ = last_line_ = Clock::now();
   }
 
-  void on_step(const StepRecord& record, const models::LanguageModel&) override {
+  void on_step(const StepRecord& record, const Training&) override {
     result_.steps.push_back(record);
     if (metrics_.is_open()) {
       metrics_ << metrics_line(record) << std::endl;
@@ -105,7 +106,7 @@ class Console : public Observer {
 // Keeps the losses, says nothing.
 class Losses : public Observer {
  public:
-  void on_step(const StepRecord& record, const models::LanguageModel&) override { losses.push_back(record.loss); }
+  void on_step(const StepRecord& record, const Training&) override { losses.push_back(record.loss); }
   std::vector<double> losses;
 };
 
@@ -121,10 +122,10 @@ Proof prove(const Config& config, const std::string& mesh, const data::Sampler& 
   const auto alone = on_one_rank(config);
   Losses reference;
   comm::run_ranks(1, [&](int64_t) { run_loop(alone, sampler, {.steps = count, .evaluate = false}, reference); });
-  Proof proof{count, config.ranks(), mesh, 0, default_tolerance(config)};
+  Proof proof{count, config.ranks(), mesh, 0, config.is_exact() ? 0 : default_tolerance(config), config.is_exact()};
   for (int64_t i = 0; i < count; ++i) {
     const auto a = reference.losses[static_cast<size_t>(i)], b = steps[static_cast<size_t>(i)].loss;
-    proof.difference = std::max(proof.difference, std::abs(a - b) / std::abs(a));
+    proof.difference = std::max(proof.difference, a == b ? 0 : std::abs(a - b) / std::abs(a));
   }
   return proof;
 }
@@ -136,9 +137,13 @@ void write_ledgers(std::ofstream& file, const std::vector<std::string>& ledgers,
 }  // namespace
 
 std::string proof_line(const Proof& proof) {
-  return fmt::format("proof: first {} steps on 1 rank and on {} ({}): largest relative difference of the loss {:.1e} ({} {:.0e}): {}",
-                     proof.steps, proof.ranks, proof.mesh, proof.difference, proof.holds() ? "<=" : ">", proof.tolerance,
-                     proof.holds() ? "same training" : "NOT the same training");
+  const auto start = fmt::format("proof: first {} steps on 1 rank and on {} ({}): largest relative difference of the loss {:.1e} ", proof.steps,
+                                 proof.ranks, proof.mesh, proof.difference);
+  if (proof.is_exact) {
+    return start + (proof.holds() ? "(numerics exact): same bits" : "(numerics exact): NOT the same bits");
+  }
+  return start + fmt::format("({} {:.0e}): {}", proof.holds() ? "<=" : ">", proof.tolerance,
+                             proof.holds() ? "same training" : "NOT the same training");
 }
 
 TrainResult train(const Config& config, const TrainOptions& options) {

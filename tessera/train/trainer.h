@@ -24,12 +24,13 @@ struct Proof {
   int64_t ranks = 0;
   std::string mesh;
   double difference = 0;         // largest |a - b| / |a| of the loss over the steps
-  double tolerance = 0;
+  double tolerance = 0;          // 0 in `exact` numerics
+  bool is_exact = false;
   bool holds() const { return difference <= tolerance; }
 };
 
 // `proof: first 20 steps on 1 rank and on 4 (dp=2,tp=2): largest relative difference of the loss 3.1e-07 (<= 1e-05): same
-// training`.
+// training`; in `exact` numerics `... 0.0e+00 (numerics exact): same bits`.
 std::string proof_line(const Proof& proof);
 
 struct TrainResult {

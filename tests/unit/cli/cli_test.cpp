@@ -80,9 +80,9 @@ mesh = "dp=2,tp=2"
 
 TEST_F(Cli, TheFlagsAreTheseAndNoOthers) {
   EXPECT_EQ(flag_list(),
-            "train: --help config --dtype --seed --set --mesh --ranks --steps --metrics --ledger --quiet\n"
-            "compare: --help config --dtype --seed --set --mesh --steps --tolerance --json\n"
-            "plan: --help config --dtype --seed --set --mesh --ranks\n"
+            "train: --help config --dtype --numerics --lattice --seed --set --mesh --ranks --steps --metrics --ledger --quiet\n"
+            "compare: --help config --dtype --numerics --lattice --seed --set --mesh --steps --tolerance --json\n"
+            "plan: --help config --dtype --numerics --lattice --seed --set --mesh --ranks\n"
             "info: --help\n");
 }
 
@@ -99,7 +99,7 @@ TEST_F(Cli, UsageErrorsAreTwo) {
 TEST_F(Cli, InfoSaysVersionsAndThreads) {
   const auto outcome = call({"info"});
   EXPECT_EQ(outcome.code, 0);
-  for (const char* part : {"tessera ", "libtorch ", "cpu capability ", "cores ", "  1 rank ", "  8 ranks  1"}) {
+  for (const char* part : {"tessera ", "libtorch ", "cpu capability ", "exact kernels ", "cores ", "  1 rank ", "  8 ranks  1"}) {
     EXPECT_TRUE(has(outcome.out, part)) << part << "\n" << outcome.out;
   }
 }
@@ -121,9 +121,13 @@ TEST_F(Cli, AFailedRunLeavesOneParagraph) {
       {{"train", config, "--set", "data.sequence=1000000"}, "a shorter sequence"},
       {{"train", config, "--set", "parallel.plan=" + path("none.json")}, "cannot read parallel.plan"},
       {{"train", config, "--metrics", path("no/folder/m.jsonl")}, "cannot write --metrics"},
+      {{"train", config, "--numerics", "exakt"}, "--set train.numerics=exakt: train.numerics = 'exakt'; accepted: \"exact\" or \"fast\""},
+      {{"train", config, "--numerics", "exact", "--lattice", "batch=0"}, "train.lattice: [lattice] \"batch=0\": \"0\" leaves"},
+      {{"compare", config, "--mesh", "1", "--mesh", "tp=2", "--numerics", "exact", "--tolerance", "1e-3"}, "leave it out, or --numerics fast"},
       {{"compare", config, "--mesh", "1"}, "at least two"},
       {{"compare", config, "--mesh", "1", "--mesh", "tp=2;fast"}, "\"fast\" in \"tp=2;fast\" is no option"},
       {{"compare", config, "--mesh", "1", "--mesh", "tp=2", "--steps", "9"}, "accepted: 1 to the configuration's train.steps 4"},
+      {{"compare", config, "--mesh", "1", "--mesh", "1;train.steps=1", "--steps", "2"}, "accepted: 1 to the configuration's train.steps 1"},
   };
   for (const auto& [arguments, says] : cases) {
     const auto outcome = call(arguments);
@@ -177,6 +181,17 @@ TEST_F(Cli, TrainReportsAndProves) {
   EXPECT_EQ(quiet.out, "");
 }
 
+TEST_F(Cli, ExactTrainingHasTheSameBits) {
+  const auto outcome = call({"train", path("small.toml"), "--numerics", "exact", "--lattice", "batch=4,feature=4", "--set", "train.proof=true"});
+  ASSERT_EQ(outcome.code, 0) << outcome.err;
+  for (const char* part : {"in float32 (numerics exact, batch=4,sequence=1,feature=4) on 4 ranks",
+                           "largest relative difference of the loss 0.0e+00 (numerics exact): same bits\n"}) {
+    EXPECT_TRUE(has(outcome.out, part)) << part << "\n" << outcome.out;
+  }
+  const auto plan = call({"plan", path("small.toml"), "--numerics", "exact", "--mesh", "tp=2"});
+  EXPECT_EQ(plan.code, 0) << plan.err;
+}
+
 TEST_F(Cli, ALossThatIsNotFiniteNamesTheStep) {
   const auto outcome = call({"train", path("small.toml"), "--set", "train.lr=1e30"});
   EXPECT_EQ(outcome.code, 1);
@@ -211,6 +226,18 @@ TEST_F(Cli, CompareHoldsLayoutsTogether) {
   ASSERT_EQ(json.at("sides").size(), 2u);
   EXPECT_EQ(json.at("sides")[1].at("mesh"), "tp=2;sp");
   EXPECT_TRUE(json.at("sides")[1].at("inside").get<bool>());
+
+  const std::vector<std::string> exact = {"compare", path("small.toml"), "--numerics", "exact", "--mesh", "1", "--mesh", "dp=2,tp=2", "--steps", "2"};
+  const auto same = call(exact);
+  EXPECT_EQ(same.code, 0) << same.err << same.out;
+  EXPECT_TRUE(has(same.out, "dp=2,tp=2: same bits\n")) << same.out;
+  auto with_other_seed = exact;
+  with_other_seed.insert(with_other_seed.end(), {"--mesh", "1;train.lr=2e-2", "--json"});
+  const auto other = call(with_other_seed);
+  EXPECT_EQ(other.code, 1);
+  const auto bits = nlohmann::json::parse(other.out);
+  EXPECT_TRUE(bits.at("sides")[0].at("same_bits"));
+  EXPECT_EQ(bits.at("sides")[1].at("operator").at("phase"), "update");
 
   const auto seeds = call({"compare", path("small.toml"), "--mesh", "1", "--mesh", "1;train.seed=1", "--steps", "2"});
   EXPECT_EQ(seeds.code, 1);

@@ -66,6 +66,7 @@ TEST(Config, ReadsToml) {
   EXPECT_EQ(config.mesh().str(), "dp=2,tp=2");
   EXPECT_EQ(config.ranks(), 4);
   EXPECT_EQ(config.model.layers, ModelConfig().layers);
+  EXPECT_FALSE(config.is_exact());
   EXPECT_NO_THROW(verify_run(config));
 }
 
@@ -87,6 +88,10 @@ TEST(Config, ErrorsNameTheLineAndWhatIsAccepted) {
       {"dim = 64", "dim = 0", {"model.dim = 0; accepted: a whole number of at least 1"}},
       {"dropout = 0.1", "dropout = 1", {"model.dropout = 1; accepted: a number of at least 0 and of at most 0.99"}},
       {"kind = \"gpt\"", "kind = \"bert\"", {"model.kind = 'bert'; accepted: \"llama\" or \"gpt\""}},
+      {"proof = true", "numerics = \"exakt\"", {"line 16: train.numerics = 'exakt'; accepted: \"exact\" or \"fast\""}},
+      {"proof = true", "numeric = \"exact\"", {"unknown key \"train.numeric\"; did you mean \"train.numerics\"?"}},
+      {"proof = true", "lattice = 8", {"line 16: train.lattice = 8; accepted: a text of leaf counts such as \"batch=8,sequence=1,feature=8\""}},
+      {"proof = true", "lattice = \"batches=8\"", {"line 16: train.lattice: [lattice] \"batches=8\": cannot read \"batches=8\""}},
       {"proof = true", "proof = 1", {"train.proof = 1; accepted: true or false"}},
       {"betas = [0.9, 0.99]", "betas = [0.9]", {"train.betas", "accepted: two numbers [a, b] of at least 0"}},
       {"betas = [0.9, 0.99]", "betas = [0.9, 1.5]", {"train.betas", "of at most 0.999999"}},
@@ -137,6 +142,8 @@ TEST(Config, SetChangesOneField) {
   set_field(config, "data.file=\"quoted file\"");
   set_field(config, "train.betas=[0.5, 0.25]");
   set_field(config, "train.proof=false");
+  set_field(config, "train.numerics=exact");
+  set_field(config, "train.lattice=feature=16,batch=4");
   EXPECT_DOUBLE_EQ(config.train.lr, 1e-2);
   EXPECT_EQ(config.train.steps, 7);
   EXPECT_EQ(config.model.kind, "llama");
@@ -144,6 +151,8 @@ TEST(Config, SetChangesOneField) {
   EXPECT_EQ(config.data.file, "quoted file");
   EXPECT_DOUBLE_EQ(config.train.betas[0], 0.5);
   EXPECT_FALSE(config.train.proof);
+  EXPECT_TRUE(config.is_exact());
+  EXPECT_EQ(config.train.lattice.str(), "batch=4,sequence=1,feature=16");
 
   expect_says(config_error([&] { set_field(config, "train.lr"); }), {"--set train.lr has no value", "train.lr=1e-3"});
   expect_says(config_error([&] { set_field(config, "lr=1"); }), {"unknown key \"lr\"", "did you mean \"train.lr\"?"});
@@ -167,7 +176,7 @@ TEST(Config, EveryFieldCanBeSetToItself) {
   // The one list of fields names every field once.
   const auto names = field_names();
   EXPECT_EQ(std::set<std::string>(names.begin(), names.end()).size(), names.size());
-  EXPECT_EQ(names.size(), 37u);
+  EXPECT_EQ(names.size(), 39u);
 }
 
 }  // namespace

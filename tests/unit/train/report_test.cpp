@@ -53,6 +53,13 @@ TEST(Report, ProofLine) {
   EXPECT_NE(proof_line(proof).find("2.0e-05 (> 1e-05): NOT the same training"), std::string::npos);
   proof.difference = std::nan("");
   EXPECT_FALSE(proof.holds());
+
+  Proof exact{.steps = 20, .ranks = 2, .mesh = "tp=2", .is_exact = true};
+  EXPECT_EQ(proof_line(exact),
+            "proof: first 20 steps on 1 rank and on 2 (tp=2): largest relative difference of the loss 0.0e+00 (numerics exact): same bits");
+  exact.difference = 1e-16;
+  EXPECT_FALSE(exact.holds());
+  EXPECT_NE(proof_line(exact).find("NOT the same bits"), std::string::npos);
 }
 
 TEST(Report, Numbers) {
