@@ -53,8 +53,7 @@ bench: configure
 instructions: configure
 	@tools/deps bench
 	@cmake -DTESSERA_BENCHMARKS=ON $(BUILD) >/dev/null
-	@cmake --build $(BUILD) -j $(JOBS) --target bench_dispatch
-	@python3 tools/bench_instructions.py $(BUILD)/bin/bench_dispatch
+	@cmake --build $(BUILD) -j $(JOBS) --target run_instructions
 
 oldest: deps
 	@PIP_NO_DEPS=1 TESSERA_PYTHON= tools/venv $(BUILD)-oldest/venv tools/oldest.txt >/dev/null

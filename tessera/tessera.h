@@ -32,6 +32,7 @@ using comm::run_fake;
 using comm::run_ranks;
 
 // Layouts: named axes over ranks, and what each does to a tensor.
+using layout::Lattice;
 using layout::Mesh;
 using layout::Partial;
 using layout::Placement;
@@ -50,8 +51,10 @@ using dtensor::is_dtensor;
 using dtensor::manual_seed;
 using dtensor::Mode;
 using dtensor::ModeScope;
+using dtensor::Numerics;
 using dtensor::recompute;
 using dtensor::redistribute;
+using dtensor::set_numerics;
 using dtensor::spec_of;
 using dtensor::to_local;
 using dtensor::to_string;
