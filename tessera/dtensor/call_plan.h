@@ -13,6 +13,8 @@
 
 namespace tessera::dtensor {
 
+struct OpInfo;
+
 struct CallPlan {
   struct OperandMove {
     int arg = 0;
@@ -42,5 +44,8 @@ struct CallPlan {
   std::vector<layout::Spec> operands;   // as the call came in, before moves
   std::vector<bool> operand_is_parameter;
 };
+
+// What a local kernel may know of its place: what this rank holds of each operand and output.
+rules::LocalCall make_local_call(const OpInfo& info, const rules::Propagation& decided, const layout::Coord& coord);
 
 }  // namespace tessera::dtensor

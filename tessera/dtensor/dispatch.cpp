@@ -8,6 +8,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/hash.h"
+#include "tessera/dtensor/observer.h"
 #include "tessera/dtensor/pending.h"
 #include "tessera/dtensor/plain.h"
 #include "tessera/dtensor/views.h"
@@ -147,7 +148,9 @@ at::Tensor moved(RankState& state, const OpInfo& info, const CallPlan::OperandMo
   rare.gathered_spec = move.to;
   rare.gathered = result;
   rare.gathered_at = meta->moment();
-  state.gathered.add(MetaPtr::reclaim_copy(meta), static_cast<int64_t>(result.nbytes()));
+  // Of the largest part, so that all ranks drop the same copies.
+  const int64_t most = c10::multiply_integers(move.to.local_sizes(layout::Coord(move.to->mesh.ndim())));
+  state.gathered.add(MetaPtr::reclaim_copy(meta), most * static_cast<int64_t>(result.element_size()));
   return result;
 }
 
@@ -294,9 +297,9 @@ void run_plan(RankState& state, const OpInfo& info, const CallPlan& plan, const 
   wrap_results(run, stack.data() + (stack.size() - info.num_returns()));
 }
 
-// Gives the operands that wait their values, unless the operator can do without.
+// Gives the operands that wait their values.
 void settle_operands(RankState& state, const OpInfo& info, c10::ArrayRef<IValue> args) {
-  if (is_carried(info) || needs_no_value(info)) return;
+  const Unobserved unobserved(state);
   for_each_tensor(args, [&](const at::Tensor& tensor, int, int) {
     if (is_dtensor(tensor)) settle(state, *meta_of(tensor), info.name.c_str());
   });
@@ -307,14 +310,18 @@ bool run_carried(RankState& state, const OpInfo& info, const CallPlan& plan, c10
   if (!is_carried(info)) return false;
   at::Tensor result = carry(state, info, args, plan.outputs.at(0).final_spec);
   if (!result.defined()) {
-    for_each_tensor(args, [&](const at::Tensor& tensor, int, int) {
-      if (is_dtensor(tensor)) settle(state, *meta_of(tensor), info.name.c_str());
-    });
+    settle_operands(state, info, args);
     return false;
   }
   torch::jit::drop(stack, info.num_args());
   stack.emplace_back(std::move(result));
   return true;
+}
+
+// A node may sum several gradients (those of a norm's weight and bias): each is a use of its own.
+uint64_t use_of_sum(RankState& state, uint64_t node, uint64_t use) {
+  if (std::exchange(state.summing_node, node) != node) state.sums_of_node = 0;
+  return base::hash_combine(use, ++state.sums_of_node);
 }
 
 // A sum over samples: the result is a handle.
@@ -327,14 +334,22 @@ void run_sample_sum(RankState& state, const OpInfo& info, const CallPlan& plan, 
   const Spec& terms = plan.exact->sample->terms;
   const layout::Coord& coord = state.ctx.coord(terms->mesh);
   const auto options = at::TensorOptions().dtype(terms->dtype).device(plan.exact->device);
-  SampleSum sum(*plan.exact->sample);
-  sum.add(*plan.exact, scan.origin, c10::ArrayRef<IValue>(args, info.num_args()), at::zeros(terms.local_sizes(coord), options));
+  std::optional<SampleSum> earlier = state.continuation ? state.continuation->take(use, *plan.exact->sample) : std::nullopt;
+  SampleSum sum = earlier ? std::move(*earlier) : SampleSum(*plan.exact->sample);
+  sum.add(*plan.exact, scan.origin, c10::ArrayRef<IValue>(args, info.num_args()), at::zeros({}, options).expand(terms.local_sizes(coord)));
   auto pending = std::make_shared<Pending>();
   Pending::Group& group = pending->groups.emplace_back();
   group.spec = plan.outputs.at(0).final_spec;
   group.uses.emplace(use, std::move(sum));
   torch::jit::drop(stack, info.num_args());
   stack.emplace_back(make_handle(group.spec, options, coord, pending));
+}
+
+void tell_observer(RankState& state, const OpInfo& info, const Stack& stack) {
+  if (C10_LIKELY(state.observer == nullptr)) return;
+  OpObserver& observer = *state.observer;
+  const Unobserved unobserved(state);
+  observer.on_results(state, info, c10::ArrayRef<IValue>(stack.data() + (stack.size() - info.num_returns()), info.num_returns()));
 }
 
 [[noreturn]] void throw_outside(const OpInfo& info) {
@@ -383,8 +398,11 @@ void dispatch(const OpInfo& info, Stack& stack) {
   state.ctx.current_op = info.name.c_str();
   if (C10_UNLIKELY(state.check_plain && scan.has_plain)) check_plain_operands(state, info, args);
   if (C10_UNLIKELY(state.lattice.has_value())) scan.key.push_back(state.lattice->hash());
-  if (C10_UNLIKELY(scan.has_pending)) settle_operands(state, info, args);
-  if (SpecialKernel special = info.special) return special(state, info, stack);
+  if (C10_UNLIKELY(scan.has_pending) && !is_carried(info) && !needs_no_value(info)) settle_operands(state, info, args);
+  if (SpecialKernel special = info.special) {
+    special(state, info, stack);
+    return tell_observer(state, info, stack);
+  }
 
   if (static_cast<size_t>(info.id) >= state.caches.size()) state.caches.resize(info.id + 64);
   const uint64_t hash = hash_of(scan.key);
@@ -400,11 +418,12 @@ void dispatch(const OpInfo& info, Stack& stack) {
   if (C10_UNLIKELY(scan.has_pending) && run_carried(state, info, *plan, args, stack)) return;
   const uint64_t use = C10_LIKELY(!state.lattice) ? 0 : forward ? forward->use : state.sites.use(scan.parameter != nullptr);
   if (plan->exact && plan->exact->sample) {
-    run_sample_sum(state, info, *plan, scan, use, stack);
+    run_sample_sum(state, info, *plan, scan, node ? use_of_sum(state, node->sequence_nr(), use) : use, stack);
   } else {
     run_plan(state, info, *plan, scan, stack);
   }
   state.forward_plans.record(at::sequence_number::peek() - 1, plan, use);
+  tell_observer(state, info, stack);
 }
 
 }  // namespace tessera::dtensor

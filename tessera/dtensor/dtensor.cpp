@@ -7,6 +7,7 @@
 #include "tessera/base/error.h"
 #include "tessera/base/hash.h"
 #include "tessera/dtensor/dispatch.h"
+#include "tessera/dtensor/observer.h"
 #include "tessera/dtensor/pending.h"
 #include "tessera/dtensor/registry.h"
 #include "tessera/dtensor/views.h"
@@ -30,7 +31,10 @@ Meta* require_dtensor(const at::Tensor& tensor, const char* what) {
 // ... whose part is its value.
 Meta* require_value(const at::Tensor& tensor, const char* what) {
   Meta* meta = require_dtensor(tensor, what);
-  if (meta->is_pending()) settle(RankState::require(), *meta, what);
+  if (!meta->is_pending()) return meta;
+  RankState& state = RankState::require();
+  const Unobserved unobserved(state);
+  settle(state, *meta, what);
   return meta;
 }
 

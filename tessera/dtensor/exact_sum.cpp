@@ -88,7 +88,8 @@ class Planner {
       const bool fits = range.size() == 0 || (range.begin % leaf == 0 && (range.end % leaf == 0 || range.end == summed.extent));
       TESSERA_CHECK(fits, "[", rules::describe(call_), "] numerics exact: dim ", summed.dim, " of ", summed.extent, " has ", leaves, " leaves of ", leaf,
                     "; rank ", ctx_.rank, "'s line of axis ", mesh().axis(axis).name, " cuts it at ", range.begin % leaf == 0 ? range.end : range.begin,
-                    ", inside a leaf. Cut it on multiples of ", leaf, " (S(", summed.dim, ";", leaf, ")), or choose a lattice with other leaves.");
+                    ", inside a leaf. Cut it on multiples of ", leaf, " (S(", summed.dim, ";", leaf, ")), or choose a lattice with other leaves.",
+                    leaves == 1 ? " (A product in which no placed parameter takes part sums whole rows.)" : "");
     }
     return members;
   }
@@ -161,6 +162,7 @@ class Planner {
 
     const Range rows = range_at(*batch, {}, ctx_.coord(mesh()));
     plan->rows = {rows.begin / inner, rows.end / inner};
+    plan->micro_batch = samples.extent;
     plan->positions = inner;
     TESSERA_CHECK(rows.begin % inner == 0 && rows.end % inner == 0, "[", rules::describe(call_), "] numerics exact: a cut falls inside a sample");
     const Range mine = sequence ? range_at(*sequence, {}, ctx_.coord(mesh())) : Range{0, positions};

@@ -64,6 +64,7 @@ struct SamplePlan {
   std::vector<Operand> operands;
   std::vector<Piece> pieces;
   layout::Range rows;              // of the micro-batch, on this rank
+  int64_t micro_batch = 0;         // samples of the micro-batch, on all ranks
   int64_t positions = 1;           // of a sample, in a dim of samples times positions
   std::vector<int64_t> merge_axes; // fastest leaves first
   layout::Spec terms;              // the layout of the sums, Replicate where they will be merged

@@ -7,7 +7,12 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/full.h>
-#include <ATen/ops/zeros_like.h>
+#include <ATen/ops/slice_backward.h>
+#include <ATen/ops/zeros.h>
+#include <c10/core/WrapDimMinimal.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/functions/accumulate_grad.h>
+#include <torch/csrc/autograd/graph_task.h>
 
 #include "tessera/base/error.h"
 #include "tessera/dtensor/dispatch.h"
@@ -21,6 +26,9 @@ using c10::IValue;
 using comm::NodeSum;
 using layout::Node;
 using layout::Range;
+
+constexpr const char* kOnce =
+    "Take the gradients of each micro-batch once and set them to zero before the next step. Of two losses over one trunk take the backward of their sum.";
 
 // The sample that stands in row `row` of a micro-batch.
 int64_t sample_of_row(const Origin* origin, int64_t row) {
@@ -70,14 +78,58 @@ at::Tensor not_a_number(at::TensorOptions options, c10::IntArrayRef sizes) {
   return at::full({}, std::numeric_limits<double>::quiet_NaN(), options).expand(sizes);
 }
 
+at::Tensor zeros_as(const at::Tensor& like) { return at::zeros(like.sizes(), like.options()); }
+
 bool same_chain(const std::vector<Pending::Link>& a, const std::vector<Pending::Link>& b) {
   return std::equal(a.begin(), a.end(), b.begin(), b.end(), [](const Pending::Link& x, const Pending::Link& y) { return x.op == y.op && x.args == y.args; });
 }
 
+// Null also if the program has written to the value since.
 Pending* pending_of(const IValue& value) {
   if (!value.isTensor() || !is_dtensor(value.toTensor())) return nullptr;
-  const Meta& meta = *meta_of(value.toTensor());
-  return meta.rare ? meta.rare->pending.get() : nullptr;
+  Meta& meta = *meta_of(value.toTensor());
+  if (!meta.is_pending()) return nullptr;
+  const Pending& pending = *meta.rare->pending;
+  if (pending.is_settled && !meta.unchanged_since(pending.settled_at)) meta.rare->pending.reset();
+  return meta.rare->pending.get();
+}
+
+// The tensor as one of the terms of a handle.
+Pending as_pending(const at::Tensor& tensor) {
+  if (const Pending* pending = pending_of(tensor)) return *pending;
+  Pending result;
+  Pending::Group& group = result.groups.emplace_back();
+  group.spec = meta_of(tensor)->spec;
+  LocalScope scope;
+  group.constant = meta_of(tensor)->local.clone();
+  return result;
+}
+
+// Whether the tensor can become a handle: nobody else sees its memory.
+bool owns_memory(const at::Tensor& tensor) {
+  const Meta& meta = *meta_of(tensor);
+  return !meta.root && !meta.derived() && (meta.is_pending() || meta.local.storage().use_count() == 1);
+}
+
+bool is_accumulating(const torch::autograd::Node* node) { return dynamic_cast<const torch::autograd::AccumulateGrad*>(node) != nullptr; }
+
+// Whether the operator is part of a derivative, not a look at a gradient from a hook.
+bool computes_gradient(const char* op) {
+  const auto node = torch::autograd::get_current_node();
+  if (!node || node->name().find("Recompute") != std::string::npos) return false;
+  const std::string_view name = op;
+  return !is_accumulating(node.get()) || name == "aten::add_.Tensor" || name == "aten::copy_";
+}
+
+void check_complete(const RankState& state, const Pending& pending, const char* op) {
+  if (!computes_gradient(op)) return;
+  for (const Pending::Group& group : pending.groups) {
+    for (const auto& [use, sum] : group.uses) {
+      TESSERA_CHECK(sum.is_complete(), "[", op, "] numerics exact: a derivative reads the gradient of ", sum.samples_seen(), " of the step's ",
+                    sum.samples_of_step(), " samples before the others are added, so its bits would depend on the micro-batches (rank ", state.ctx.rank,
+                    "). Compute with the parameter itself in the model and apply the function once for a step, or use one micro-batch (accumulate = 1).");
+    }
+  }
 }
 
 std::shared_ptr<Pending> joined(const Pending& a, const Pending& b, const char* op) {
@@ -85,11 +137,15 @@ std::shared_ptr<Pending> joined(const Pending& a, const Pending& b, const char* 
   result->groups = a.groups;
   for (const Pending::Group& group : b.groups) {
     const auto same = std::find_if(result->groups.begin(), result->groups.end(), [&](const Pending::Group& other) {
-      return other.spec == group.spec && same_chain(other.chain, group.chain);
+      return other.spec == group.spec && other.constant.defined() == group.constant.defined() && same_chain(other.chain, group.chain);
     });
     if (same == result->groups.end()) {
       result->groups.push_back(group);
       continue;
+    }
+    if (group.constant.defined()) {
+      LocalScope scope;
+      same->constant = at::add(same->constant, group.constant);
     }
     for (const auto& [use, sum] : group.uses) {
       const auto [entry, is_new] = same->uses.try_emplace(use, sum);
@@ -103,11 +159,14 @@ std::shared_ptr<Pending> joined(const Pending& a, const Pending& b, const char* 
 at::Tensor value_of(RankState& state, const Pending::Group& group, const char* op) {
   at::Tensor total;
   for (const auto& [use, sum] : group.uses) {
+    TESSERA_CHECK(!sum.is_apart_from(group.uses.begin()->second), "[", op, "] numerics exact: a parameter is used at one place in some of the step's "
+                  "micro-batches and at another in the others, so their gradients are no one sum (rank ", state.ctx.rank, "). A loop by hand does not say "
+                  "where a micro-batch begins: run the step as a job (parallelize, accumulate = n).");
     at::Tensor local = sum.merged(state, op);
     if (sum.terms() != group.spec) local = run_move(state.ctx, *state.moves.find_or_plan(sum.terms(), group.spec), local, op);
     total = total.defined() ? at::add(total, local) : local;
   }
-  at::Tensor value = wrap(total, group.spec);
+  at::Tensor value = wrap(group.constant.defined() ? group.constant : total, group.spec);
   for (const Pending::Link& link : group.chain) {
     torch::jit::Stack stack = {value};
     stack.insert(stack.end(), link.args.begin(), link.args.end());
@@ -119,11 +178,13 @@ at::Tensor value_of(RankState& state, const Pending::Group& group, const char* o
 
 }  // namespace
 
-void SampleSum::add(const ExactSum& sum, const Origin* origin, c10::ArrayRef<IValue> args, const at::Tensor& zeros) {
+void SampleSum::add(const ExactSum& sum, const Origin* origin, c10::ArrayRef<IValue> args, const at::Tensor& like) {
   const SamplePlan& plan = *sum.sample;
   const rules::ExactCall call{&sum.local, 0};
   const char* op = sum.local.op->operator_name().name.c_str();
-  like_ = zeros;
+  like_ = like;
+  seen_ += plan.micro_batch;
+  seen_in_.insert(origin);
   for (int64_t row = plan.rows.begin; row < plan.rows.end; ++row) {
     const int64_t sample = sample_of_row(origin, row);
     for (const SamplePlan::Piece& piece : plan.pieces) {
@@ -131,14 +192,15 @@ void SampleSum::add(const ExactSum& sum, const Origin* origin, c10::ArrayRef<IVa
       const int64_t batch = sample / leaves_.sample_leaf, leaf = batch * leaves_.sequence_leaves + piece.leaf;
       Open& open = open_[leaf];
       const bool begins = !open.sum.defined() && sample == leaves_.samples_of(batch).begin;
-      if (begins) open.sum = at::zeros_like(zeros), open.next = sample;
-      if (open.sum.defined() && open.next == sample) {  // nobody else has seen this sum
+      if (begins) open.sum = zeros_as(like), open.next = sample;
+      if (open.sum.defined() && open.next == sample) {
+        if (open.sum.use_count() > 1) open.sum = open.sum.clone();
         sum.rule->sample(call, cut, open.sum);
         ++open.next;
         take_turn(leaf, open);
         continue;
       }
-      const at::Tensor term = at::zeros_like(zeros);
+      const at::Tensor term = zeros_as(like);
       sum.rule->sample(call, cut, term);
       add_sample(leaf, sample, term, op);
     }
@@ -148,8 +210,7 @@ void SampleSum::add(const ExactSum& sum, const Origin* origin, c10::ArrayRef<IVa
 void SampleSum::add_sample(int64_t leaf, int64_t sample, const at::Tensor& term, const char* op) {
   Open& open = open_[leaf];
   const bool is_twice = (open.sum.defined() && sample < open.next) || open.loose.count(sample) > 0;
-  TESSERA_CHECK(!is_twice, "[", op, "] numerics exact: sample ", sample, " of the step was added twice to one gradient. Take the gradients of each "
-                "micro-batch once, and set them to zero before the next step.");
+  TESSERA_CHECK(!is_twice, "[", op, "] numerics exact: sample ", sample, " of the step was added twice to one gradient. ", kOnce);
   open.loose.emplace(sample, term);
   take_turn(leaf, open);
 }
@@ -172,10 +233,12 @@ void SampleSum::join(const SampleSum& other, const char* op) {
   TESSERA_CHECK(leaves_ == other.leaves_, "[", op, "] numerics exact: gradients of steps with ", leaves_.samples, " and ", other.leaves_.samples,
                 " samples cannot be one sum; set gradients to zero between steps");
   if (!like_.defined()) like_ = other.like_;
+  seen_ += other.seen_;
+  seen_in_.insert(other.seen_in_.begin(), other.seen_in_.end());
   for (const NodeSum& node : other.closed_) {
     for (const NodeSum& own : closed_) {
       TESSERA_CHECK(node.node.end <= own.node.begin || own.node.end <= node.node.begin, "[", op, "] numerics exact: the samples of leaves ",
-                    node.node.str(), " were added twice to one gradient; set gradients to zero before the next step");
+                    node.node.str(), " were added twice to one gradient. ", kOnce);
     }
     closed_.push_back(node);
   }
@@ -184,13 +247,18 @@ void SampleSum::join(const SampleSum& other, const char* op) {
     if (open.sum.defined()) {
       Open& own = open_[leaf];
       TESSERA_CHECK(!own.sum.defined(), "[", op, "] numerics exact: sample ", leaves_.samples_of(batch_leaf(leaf)).begin,
-                    " of the step was added twice to one gradient; set gradients to zero before the next step");
+                    " of the step was added twice to one gradient. ", kOnce);
       own.sum = open.sum;
       own.next = open.next;
       take_turn(leaf, own);
     }
     for (const auto& [sample, term] : open.loose) add_sample(leaf, sample, term, op);
   }
+}
+
+bool SampleSum::is_apart_from(const SampleSum& other) const {
+  const auto is_common = [&](const Origin* origin) { return other.seen_in_.contains(origin); };
+  return !is_complete() && !other.is_complete() && std::none_of(seen_in_.begin(), seen_in_.end(), is_common);
 }
 
 std::vector<NodeSum> SampleSum::nodes() const {
@@ -216,7 +284,32 @@ at::Tensor SampleSum::merged(RankState& state, const char* op) const {
   // Samples that nobody has are nothing: the others are added as if they were +0.
   at::Tensor sum;
   for (const NodeSum& node : mine) sum = sum.defined() ? at::add(sum, node.sum) : node.sum;
-  return sum.defined() ? sum : at::zeros_like(like_);
+  if (!sum.defined()) return zeros_as(like_);
+  const bool is_shared = merge_axes_.empty() && mine.size() == 1;  // the program may write to its gradient
+  return is_shared ? sum.clone() : sum;
+}
+
+Continuation::Continuation(RankState& state, const std::vector<at::Tensor>& held) : state_(state) {
+  TESSERA_ASSERT(!state.continuation);
+  state.continuation = this;
+  for (const at::Tensor& gradient : held) {
+    if (!gradient.defined() || !is_dtensor(gradient) || !meta_of(gradient)->is_pending()) continue;
+    for (Pending::Group& group : meta_of(gradient)->rare->pending->groups) {
+      for (const auto& [use, sum] : group.uses) groups_.emplace(use, &group);
+    }
+  }
+}
+
+Continuation::~Continuation() { state_.continuation = nullptr; }
+
+std::optional<SampleSum> Continuation::take(uint64_t use, const SamplePlan& plan) {
+  const auto found = groups_.find(use);
+  if (found == groups_.end()) return std::nullopt;
+  auto& uses = found->second->uses;
+  const auto sum = uses.find(use);
+  if (sum == uses.end() || !sum->second.continues(plan)) return std::nullopt;
+  auto taken = uses.extract(sum);
+  return std::move(taken.mapped());
 }
 
 at::Tensor make_handle(Spec spec, at::TensorOptions options, const layout::Coord& coord, std::shared_ptr<Pending> pending) {
@@ -231,6 +324,7 @@ at::Tensor make_handle(Spec spec, at::TensorOptions options, const layout::Coord
 void settle(RankState& state, Meta& meta, const char* op) {
   if (!meta.rare || !meta.rare->pending || meta.rare->pending->is_settled) return;
   const std::shared_ptr<Pending> pending = meta.rare->pending;
+  check_complete(state, *pending, op);
   at::NoGradGuard no_grad;
   at::AutoDispatchBelowADInplaceOrView below;
   at::Tensor value;
@@ -243,19 +337,58 @@ void settle(RankState& state, Meta& meta, const char* op) {
   at::Tensor local = found->spec == to ? found->local : run_move(state.ctx, *state.moves.find_or_plan(found->spec, to), found->local, op);
   {
     LocalScope scope;
-    if (!local.is_contiguous() || found->root) local = local.clone(at::MemoryFormat::Contiguous);
+    const bool is_shared = found->root || std::any_of(pending->groups.begin(), pending->groups.end(), [&](const Pending::Group& group) {
+      return group.constant.defined() && local.is_alias_of(group.constant);
+    });
+    if (!local.is_contiguous() || is_shared) local = local.clone(at::MemoryFormat::Contiguous);
   }
   meta.replace(std::move(local), to);
   pending->is_settled = true;
+  pending->settled_at = meta.moment();
 }
 
 bool is_carried(const OpInfo& info) {
   static const std::unordered_set<std::string> names = {
       "aten::_reshape_alias", "aten::_unsafe_view", "aten::add.Tensor", "aten::add_.Tensor", "aten::copy_", "aten::div.Scalar",
-      "aten::mul.Scalar", "aten::neg", "aten::squeeze.dim", "aten::squeeze.dims", "aten::t", "aten::transpose.int", "aten::unsqueeze",
+      "aten::_to_copy", "aten::cat", "aten::mul.Scalar", "aten::neg", "aten::select_backward", "aten::slice_backward", "aten::squeeze.dim", "aten::squeeze.dims", "aten::t", "aten::transpose.int", "aten::unsqueeze",
       "aten::view"};
   return names.count(info.name) > 0;
 }
+
+namespace {
+
+// But for strides.
+bool lie_alike(const Spec& a, const Spec& b) {
+  return a->mesh == b->mesh && a->placements == b->placements && a->sizes == b->sizes && a->dtype == b->dtype;
+}
+
+// What a program makes of a gradient outside of a derivative may be written to, and must then share its memory.
+bool is_in_derivative() {
+  const auto node = torch::autograd::get_current_node();
+  return torch::autograd::get_current_graph_task_id() != -1 && !is_accumulating(node.get());
+}
+
+// As the sum of its parts, each among zeros.
+at::Tensor carry_cat(c10::ArrayRef<IValue> args) {
+  const std::vector<at::Tensor> parts = args[0].toTensorVector();
+  const int64_t dim = c10::maybe_wrap_dim(args[1].toInt(), parts.at(0).dim());
+  std::vector<int64_t> sizes = parts[0].sizes().vec();
+  sizes[dim] = 0;
+  for (const at::Tensor& part : parts) {
+    if (!is_dtensor(part) || part.dim() != static_cast<int64_t>(sizes.size())) return {};
+    sizes[dim] += part.size(dim);
+  }
+  at::Tensor sum;
+  int64_t begin = 0;
+  for (const at::Tensor& part : parts) {
+    const at::Tensor among_zeros = at::slice_backward(part, sizes, dim, begin, begin + part.size(dim), 1);
+    sum = sum.defined() ? at::add(sum, among_zeros) : among_zeros;
+    begin += part.size(dim);
+  }
+  return sum;
+}
+
+}  // namespace
 
 bool needs_no_value(const OpInfo& info) {
   static const std::unordered_set<std::string> names = {"aten::alias", "aten::detach", "aten::empty_like", "aten::is_same_size",
@@ -264,18 +397,22 @@ bool needs_no_value(const OpInfo& info) {
 }
 
 at::Tensor carry(RankState& state, const OpInfo& info, c10::ArrayRef<IValue> args, Spec output) {
+  if (info.name == "aten::cat") return carry_cat(args);
+  if (info.is_view && !is_in_derivative()) return {};
   Pending* first = pending_of(args[0]);
   Pending* second = args.size() > 1 ? pending_of(args[1]) : nullptr;
   const at::Tensor self = args[0].toTensor();
   const layout::Coord& coord = state.ctx.coord(output->mesh);
   const auto options = [&] { return meta_of(self)->local.options(); };
   if (info.name == "aten::add.Tensor" || info.name == "aten::add_.Tensor") {
-    if (!first || !second || !args[2].toScalar().equal(1) || meta_of(self)->spec != meta_of(args[1].toTensor())->spec) return {};
-    auto sum = joined(*first, *second, info.name.c_str());
+    const at::Tensor other = args[1].toTensor();
+    const bool is_alike = is_dtensor(self) && is_dtensor(other) && lie_alike(meta_of(self)->spec, meta_of(other)->spec);
+    if (!is_alike || !args[2].toScalar().equal(1) || (info.writes && !owns_memory(self))) return {};
+    auto sum = joined(as_pending(self), as_pending(other), info.name.c_str());
     at::Tensor handle = make_handle(meta_of(self)->spec, options(), coord, sum);
     if (info.name == "aten::add.Tensor") return handle;
     meta_of(self)->replace(meta_of(handle)->local, meta_of(self)->spec);
-    meta_of(self)->rare->pending = sum;
+    meta_of(self)->make_rare().pending = sum;
     return self;
   }
   if (info.name == "aten::copy_") {
@@ -292,7 +429,7 @@ at::Tensor carry(RankState& state, const OpInfo& info, c10::ArrayRef<IValue> arg
   auto further = std::make_shared<Pending>(*first);
   further->is_settled = false;
   for (Pending::Group& group : further->groups) group.chain.push_back({&info, std::vector<IValue>(args.begin() + 1, args.end())});
-  return make_handle(output, options(), coord, further);
+  return make_handle(output, options().dtype(output->dtype), coord, further);
 }
 
 }  // namespace tessera::dtensor

@@ -3,6 +3,9 @@
 
 #include <cstdint>
 #include <map>
+#include <optional>
+#include <set>
+#include <unordered_map>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
@@ -27,8 +30,11 @@ class SampleSum {
  public:
   explicit SampleSum(const SamplePlan& plan) : leaves_(plan.leaves), merge_axes_(plan.merge_axes), terms_(plan.terms) {}
 
-  // Adds the samples of one call, in order.
-  void add(const ExactSum& sum, const Origin* origin, c10::ArrayRef<c10::IValue> args, const at::Tensor& zeros);
+  // Whether the sums of a call with this plan can be added to it.
+  bool continues(const SamplePlan& plan) const { return leaves_ == plan.leaves && terms_ == plan.terms; }
+
+  // Adds the samples of one call, in order. Writes to sums that nobody else has. `like` has the sizes and options of the sums.
+  void add(const ExactSum& sum, const Origin* origin, c10::ArrayRef<c10::IValue> args, const at::Tensor& like);
 
   // Adds those of `other`. Throws if a sample is in both.
   void join(const SampleSum& other, const char* op);
@@ -37,6 +43,13 @@ class SampleSum {
   at::Tensor merged(RankState& state, const char* op) const;
 
   const layout::Spec& terms() const { return terms_; }
+
+  // Whether all samples of the step are in it, on whatever ranks.
+  bool is_complete() const { return seen_ == leaves_.samples; }
+  int64_t samples_seen() const { return seen_; }
+  int64_t samples_of_step() const { return leaves_.samples; }
+  // Whether both are parts of the step with no micro-batch in common.
+  bool is_apart_from(const SampleSum& other) const;
 
  private:
   // A leaf that is not complete: the samples [begin of the leaf, next) summed, and single ones that came before their turn.
@@ -54,7 +67,9 @@ class SampleSum {
   TokenLeaves leaves_;
   std::vector<int64_t> merge_axes_;
   layout::Spec terms_;
-  at::Tensor like_;
+  int64_t seen_ = 0;  // samples, of all ranks
+  std::set<const Origin*> seen_in_;  // the micro-batches
+  at::Tensor like_;  // one element, expanded
   std::map<int64_t, Open> open_;      // by leaf
   std::vector<comm::NodeSum> closed_;  // complete leaves
 };
@@ -69,15 +84,36 @@ struct Pending {
     std::vector<Link> chain;
     layout::Spec spec;  // before the chain
     std::map<uint64_t, SampleSum> uses;
+    at::Tensor constant;  // instead of uses: a value that waits for nothing (zeros, what the program wrote), this rank's part
   };
   std::vector<Group> groups;
   bool is_settled = false;  // the tensor's part is the merged value
+  Moment settled_at;        // ... and was so then; what the program writes later is its own
+};
+
+// While it lives, sums over samples go on where the gradients `held` stopped: without it a micro-batch that begins inside a
+// batch leaf keeps every sample apart until it is joined. `held` are handles that nobody else has; each is whole again when the
+// gradients of this micro-batch were added to it.
+class Continuation {
+ public:
+  Continuation(RankState& state, const std::vector<at::Tensor>& held);
+  ~Continuation();
+  Continuation(const Continuation&) = delete;
+  Continuation& operator=(const Continuation&) = delete;
+
+  // The sum of this use so far, which the handle loses; nothing if there is none that a call of this plan can continue.
+  std::optional<SampleSum> take(uint64_t use, const SamplePlan& plan);
+
+ private:
+  RankState& state_;
+  std::unordered_map<uint64_t, Pending::Group*> groups_;  // by use
 };
 
 // A handle of this layout.
 at::Tensor make_handle(layout::Spec spec, at::TensorOptions options, const layout::Coord& coord, std::shared_ptr<Pending> pending);
 
-// Merges what waits, if anything does: afterwards the part is the value. Collective.
+// Merges what waits, if anything does: afterwards the part is the value. Collective. Throws where a derivative formula would
+// compute with the sum of some of the step's samples only: its result would depend on the number of micro-batches.
 void settle(RankState& state, Meta& meta, const char* op);
 
 // Whether the operator can run on a handle without its value.

@@ -86,6 +86,8 @@ class GatherCache {
   int64_t bytes_ = 0;
 };
 
+class OpObserver;
+
 struct RankState {
   explicit RankState(comm::RankContext& context) : ctx(context) {}
 
@@ -103,9 +105,13 @@ struct RankState {
   bool recomputing = false;               // a forward run inside backward
   bool check_plain = false;               // hash plain operands across ranks
   std::optional<layout::Lattice> lattice;  // set: numerics are exact
+  class Continuation* continuation = nullptr;  // of the step's earlier micro-batches; see pending.h
+  uint64_t summing_node = ~uint64_t{0};   // the autograd node whose gradients are being summed, and how many sums it had
+  uint64_t sums_of_node = 0;
   int64_t step_tokens = 0;                // that the step's mean loss divides by; 0: as many as there are
   std::optional<layout::Mesh> region;     // factories on plain tensors give DTensors on this mesh
   std::deque<ParameterInfo> parameters;
+  OpObserver* observer = nullptr;         // not owned; see observer.h
 };
 
 }  // namespace tessera::dtensor

@@ -9,6 +9,7 @@
 #include "tessera/base/error.h"
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/dtensor/node.h"
+#include "tessera/dtensor/pending.h"
 #include "tessera/parallel/rows.h"
 
 namespace tessera::parallel {
@@ -127,6 +128,13 @@ void hold(std::vector<at::Tensor>& held, const variable_list& gradients) {
   }
 }
 
+// In `exact` the sums over samples go on where those of `held` stopped.
+variable_list gradients_of(RankState& rank, const at::Tensor& loss, const std::vector<at::Tensor>& parameters, const std::vector<at::Tensor>& held) {
+  const WithoutHooks without_hooks(parameters);
+  const dtensor::Continuation continuation(rank, held);
+  return torch::autograd::grad({loss}, parameters, {}, std::nullopt, false, /*allow_unused=*/true);
+}
+
 // Merged over the data-parallel axes, once, into the parameter's own layout.
 void reduce(std::vector<at::Tensor>& held, const std::vector<at::Tensor>& parameters) {
   at::NoGradGuard no_grad;
@@ -225,8 +233,7 @@ at::Tensor Job::run_rows(int64_t samples, const ReadRows& read) {
     at::Tensor loss = state_->forward(batch);
     if (!rank.lattice) loss = weighted(loss, rows.size_of(k), samples);  // in `exact` it is a share of the step's mean already
     if (with_gradients) {
-      const WithoutHooks without_hooks(parameters);
-      hold(held, torch::autograd::grad({loss}, parameters, {}, std::nullopt, false, /*allow_unused=*/true));
+      hold(held, gradients_of(rank, loss, parameters, held));
     }
     total = total.defined() ? total.add(loss.detach()) : loss.detach();
   }

@@ -1,5 +1,6 @@
 #include "tessera/rules/exact.h"
 
+#include "tessera/base/error.h"
 #include "tessera/rules/exact_kernels.h"
 
 namespace tessera::rules {
@@ -42,21 +43,21 @@ bool is_small_power(const Call& call) {
   return exponent.equal(1) || exponent.equal(2) || exponent.equal(3);
 }
 
-// The dims that a sum adds up, of more than one element.
+bool is_of_samples(const Call& call, int64_t dim) {
+  const auto& labels = call.spec(0)->labels;
+  return !labels.empty() && counts_samples(labels[dim]);
+}
+
+// The dims that a sum adds up, of more than one element or of samples: a micro-batch of one is part of a step too.
 std::vector<int64_t> long_dims(const Call& call) {
   std::vector<int64_t> all;
   const auto& sizes = call.spec(0)->sizes;
   const auto dims = call.has_arg("dim") ? call.dims("dim", call.dim_of(0)) : std::vector<int64_t>();
   for (int64_t d = 0; d < call.dim_of(0); ++d) {
     const bool reduced = !call.has_arg("dim") || std::find(dims.begin(), dims.end(), d) != dims.end();
-    if (reduced && sizes[d] != 1) all.push_back(d);
+    if (reduced && (sizes[d] != 1 || is_of_samples(call, d))) all.push_back(d);
   }
   return all;
-}
-
-bool is_of_samples(const Call& call, int64_t dim) {
-  const auto& labels = call.spec(0)->labels;
-  return !labels.empty() && counts_samples(labels[dim]);
 }
 
 // A sum of one dim, or over the tokens of samples, is one tree; others are taken apart.
@@ -69,6 +70,12 @@ bool sums_several(const Call& call) {
     return !of_tokens;
   });
   return others + (over_samples ? 1 : 0) > 1;
+}
+
+// A sum that is taken apart begins with its innermost dim, which must not hold the samples: they come last.
+bool sums_samples_last(const Call& call) {
+  const auto dims = long_dims(call);
+  return dims.empty() || !sums_several(call) || !is_of_samples(call, dims.back());
 }
 
 // A mean over samples would divide by those of the micro-batch, not of the step.
@@ -95,6 +102,8 @@ void add_maps(Table& table) {
     table[name] = {.local = exact::run_map};
   }
   for (std::string_view name : {"aten::silu_backward", "aten::gelu_backward"}) table[name] = {.local = exact::run_map_backward};
+  table["aten::tanh_backward"] = {.decompose = exact::decompose_tanh_backward};
+  table["aten::sigmoid_backward"] = {.decompose = exact::decompose_sigmoid_backward};
 }
 
 void add_rows(Table& table) {
@@ -110,7 +119,8 @@ void add_rows(Table& table) {
 void add_sums(Table& table) {
   table["tessera::contract"] = {.node = exact::contract_node, .sample = exact::contract_sample};
   for (std::string_view name : {"aten::sum", "aten::sum.dim_IntList"}) {
-    table[name] = {.decompose = exact::decompose_sum, .decompose_when = sums_several, .node = exact::sum_node, .sample = exact::sum_sample};
+    table[name] = {.decompose = exact::decompose_sum, .decompose_when = sums_several, .node = exact::sum_node, .sample = exact::sum_sample,
+                   .accepts = sums_samples_last};
   }
   for (std::string_view name : {"aten::mean", "aten::mean.dim"}) {
     table[name] = {.decompose = exact::decompose_mean, .accepts = is_mean_of_step};
@@ -133,14 +143,23 @@ Table make_table() {
   return table;
 }
 
-}  // namespace
-
-const ExactRule* find_exact_rule(std::string_view op) {
-  static const Table& table = *new Table(make_table());
+ExactRule* find_entry(std::string_view op) {
+  static Table& table = *new Table(make_table());
   auto found = table.find(op);
   if (found == table.end()) found = table.find(functional_name(op));
   return found == table.end() ? nullptr : &found->second;
 }
+
+}  // namespace
+
+const ExactRule* find_exact_rule(std::string_view op) { return find_entry(op); }
+
+ScopedExactRule::ScopedExactRule(std::string_view op, const ExactRule& rule) : entry_(find_entry(op)) {
+  TESSERA_CHECK(entry_, "[exact] no rule of ", op, " to replace");
+  before_ = std::exchange(*entry_, rule);
+}
+
+ScopedExactRule::~ScopedExactRule() { *entry_ = before_; }
 
 bool counts_samples(const DimLabels& labels) { return has_label(labels, Label::kBatch); }
 bool counts_positions(const DimLabels& labels) { return has_label(labels, Label::kSequence) && !has_label(labels, Label::kBatch); }

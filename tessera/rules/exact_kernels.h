@@ -26,6 +26,8 @@ void run_embedding(const LocalCall& call, torch::jit::Stack& stack);
 void decompose_sum(const c10::OperatorHandle& op, torch::jit::Stack& stack);
 void decompose_mean(const c10::OperatorHandle& op, torch::jit::Stack& stack);
 void decompose_norm(const c10::OperatorHandle& op, torch::jit::Stack& stack);
+void decompose_tanh_backward(const c10::OperatorHandle& op, torch::jit::Stack& stack);
+void decompose_sigmoid_backward(const c10::OperatorHandle& op, torch::jit::Stack& stack);
 void decompose_layer_norm_backward(const c10::OperatorHandle& op, torch::jit::Stack& stack);
 
 }  // namespace tessera::rules::exact

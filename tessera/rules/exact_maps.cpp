@@ -3,6 +3,7 @@
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/add.h>
+#include <ATen/ops/broadcast_tensors.h>
 #include <ATen/ops/embedding.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
@@ -70,7 +71,8 @@ void run_map(const LocalCall& call, torch::jit::Stack& stack) {
 
 void run_map_backward(const LocalCall& call, torch::jit::Stack& stack) {
   StackArgs args(*call.op, stack);
-  const at::Tensor x = args.tensor("self").contiguous(), grad = args.tensor("grad_output").contiguous();
+  const auto operands = at::broadcast_tensors({args.tensor("self"), args.tensor("grad_output")});
+  const at::Tensor x = operands[0].contiguous(), grad = operands[1].contiguous();
   const Derivative derivative = base_name(*call.op) == "aten::silu_backward" ? Derivative::kSilu
                                 : is_tanh_form(args)                         ? Derivative::kGeluTanh
                                                                              : Derivative::kGelu;
@@ -123,6 +125,18 @@ void run_layer_norm(const LocalCall& call, torch::jit::Stack& stack) {
 void run_embedding(const LocalCall& call, torch::jit::Stack& stack) {
   RuleTable::instance().find("aten::embedding")->local(call, stack);
   stack.back() = at::add(stack.back().toTensor(), 0.0);
+}
+
+void decompose_tanh_backward(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
+  StackArgs args(op, stack);
+  const at::Tensor y = args.tensor("output");
+  args.give_value(args.tensor("grad_output") * (1 - y * y));
+}
+
+void decompose_sigmoid_backward(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
+  StackArgs args(op, stack);
+  const at::Tensor y = args.tensor("output");
+  args.give_value(args.tensor("grad_output") * ((1 - y) * y));
 }
 
 void decompose_layer_norm_backward(const c10::OperatorHandle& op, torch::jit::Stack& stack) {

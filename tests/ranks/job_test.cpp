@@ -60,7 +60,8 @@ struct Placed {
 void expect_close(const std::map<std::string, at::Tensor>& one, const std::map<std::string, at::Tensor>& many, double factor = 1) {
   for (const auto& [name, gradient] : one) {
     ASSERT_EQ(gradient.defined(), many.at(name).defined()) << name;
-    if (gradient.defined()) EXPECT_TRUE(at::allclose(gradient * factor, many.at(name), 1e-12, 1e-14)) << name;
+    if (!gradient.defined()) continue;
+    EXPECT_TRUE(at::allclose(gradient * factor, many.at(name), 1e-12, 1e-14)) << name;
   }
 }
 
@@ -125,7 +126,7 @@ TEST(Rows, EachRankReadsOneBlockOfItsOwn) {
           const bool counts = !tp || (*mesh.coord_of(rank))[*tp] == 0;
           const Rows& rows = read[rank];
           for (size_t i = 1; i < rows.size(); ++i) EXPECT_EQ(rows[i].begin, rows[i - 1].end) << "rank " << rank;
-          if (!counts) EXPECT_EQ(rows, read[rank - 1]);  // tensor-parallel neighbours read alike
+          EXPECT_TRUE(counts || rows == read[rank - 1]) << "rank " << rank << " reads other rows than its tensor-parallel neighbour";
           for (const layout::Range& range : rows) {
             for (int64_t i = range.begin; counts && i < range.end; ++i) ++times.at(i);
           }

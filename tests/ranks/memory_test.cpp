@@ -128,6 +128,44 @@ TEST_F(Memory, NoRankHoldsTheModel) {
   }
 }
 
+// One weight, whose gradient is all that takes memory: how many times its size the sums over samples take at most, on the
+// rank that takes most.
+double sums_over_weight(const std::string& mesh_text, int64_t accumulate) {
+  constexpr int64_t kWidth = 512, kSamples = 16;
+  const auto mesh = Mesh::parse(mesh_text);
+  std::vector<double> times(mesh.size());
+  run_ranks(mesh.size(), [&](int64_t rank) {
+    dtensor::set_numerics(dtensor::Numerics::kExact);
+    torch::nn::Linear model(torch::nn::LinearOptions(kWidth, kWidth).bias(false));
+    torch::nn::init::constant_(model->weight, 0.01);
+    parallel::Plan plan;
+    plan.mesh = mesh;
+    plan.batch_axes = {"dp"};
+    parallel::place(*model, plan);
+    parallel::Job job(model.ptr(), plan, [model](const std::vector<at::Tensor>& batch) mutable {
+      return torch::nn::functional::cross_entropy(model(batch[0]), batch[1]);
+    }, {.accumulate = accumulate});
+    const at::Tensor inputs = at::arange(kSamples * kWidth, at::kFloat).sin().view({kSamples, kWidth}), targets = at::arange(kSamples);
+    const int64_t before = bytes_of(rank).live;
+    support::reset_peak(rank);
+    job(inputs, targets);
+    times[rank] = static_cast<double>(bytes_of(rank).peak - before) / static_cast<double>(kWidth * kWidth * 4);
+  });
+  return *std::max_element(times.begin(), times.end());
+}
+
+// 1 + log2 of the batch leaves that the rank holds, however the step is cut into micro-batches; beside them sums on
+// their way into these.
+TEST_F(Memory, SumsThatWaitTakeABufferForEachDoublingOfLeaves) {
+  for (int64_t accumulate : {1, 2, 3, 16}) {
+    const double one = sums_over_weight("dp=1", accumulate), two = sums_over_weight("dp=2", accumulate), all = sums_over_weight("dp=8", accumulate);
+    std::cout << "accumulate " << accumulate << ": " << one << " weights on 1 rank, " << two << " on 2, " << all << " on 8\n";
+    EXPECT_LE(one, 4 + 2.1);
+    EXPECT_LE(two, 3 + 2.1);
+    EXPECT_LE(all, 1 + 1.1);
+  }
+}
+
 TEST_F(Memory, AWholeModelFailsTheCheck) {
   std::vector<std::string> warnings;
   struct Handler : c10::WarningHandler {

@@ -1,71 +1,15 @@
 // Both models, 20 steps on many meshes with an odd batch and a vocabulary that nothing divides: the losses, gradient norms and
 // parameters of one device.
 
-#include <torch/torch.h>
-
 #include <gtest/gtest.h>
 
-#include "tessera/comm/run_ranks.h"
-#include "tessera/dtensor/dtensor.h"
-#include "tessera/models/gpt.h"
-#include "tessera/models/llama.h"
-#include "tessera/parallel/deferred.h"
-#include "tessera/parallel/generate_plan.h"
-#include "tessera/parallel/job.h"
+#include "tests/ranks/training_run.h"
 
-namespace tessera {
+namespace tessera::ranks {
 namespace {
 
-struct Case {
-  std::string mesh = "1";
-  bool sequence_parallel = false;
-  int64_t accumulate = 1;
-};
-
-constexpr int64_t kSteps = 20, kBatch = 7, kLength = 12, kVocabulary = 65, kHeads = 4;
-constexpr double kLearningRate = 1e-4;
-
-struct Curve {
-  std::vector<double> losses, norms;
-  std::map<std::string, at::Tensor> parameters;
-};
-
-at::Tensor tokens(int64_t step) {
-  auto generator = at::make_generator<at::CPUGeneratorImpl>(100 + step);
-  return at::randint(kVocabulary, {kBatch, kLength + 1}, generator, at::kLong);
-}
-
-template <typename Model, typename Config>
-Curve train(const Config& config, const Case& c) {
-  Curve curve;
-  std::vector<at::Tensor> data;
-  for (int64_t i = 0; i < kSteps; ++i) data.push_back(tokens(i));
-  const auto mesh = layout::Mesh::parse(c.mesh);
-  comm::run_ranks(mesh.size(), [&](int64_t rank) {
-    dtensor::manual_seed(7);
-    auto model = parallel::deferred([&] { return Model(config); });
-    torch::optim::AdamW optimizer(model->parameters(), torch::optim::AdamWOptions(kLearningRate));
-    const auto plan = parallel::generate_plan(*model, {.mesh = mesh, .sequence_parallel = c.sequence_parallel, .heads = kHeads, .kv_heads = kHeads});
-    parallel::place(*model, plan, &optimizer);
-    parallel::Job job(model.ptr(), plan, [model](const std::vector<at::Tensor>& batch) mutable { return model->loss(batch[0], batch[1]); },
-                      {.accumulate = c.accumulate});
-    for (int64_t i = 0; i < kSteps; ++i) {
-      const at::Tensor all = data[i];
-      at::Tensor loss = job(all.slice(1, 0, kLength).contiguous(), all.slice(1, 1, kLength + 1).contiguous());
-      loss.backward();
-      const double norm = torch::nn::utils::clip_grad_norm_(model->parameters(), 1.0);
-      optimizer.step();
-      optimizer.zero_grad();
-      const double value = loss.item().toDouble();
-      if (rank == 0) curve.losses.push_back(value), curve.norms.push_back(norm);
-    }
-    for (const auto& item : model->named_parameters()) {
-      const at::Tensor whole = dtensor::full_tensor(item.value().detach());
-      if (rank == 0) curve.parameters[item.key()] = whole.clone();
-    }
-  });
-  return curve;
-}
+constexpr int64_t kHeads = 4;
+const Setting kSetting = {.batch = 7, .length = 12, .vocabulary = 65, .learning_rate = 1e-4};
 
 double error(const at::Tensor& a, const at::Tensor& b) { return ((a - b).abs().max() / a.abs().max().clamp_min(1e-300)).item<double>(); }
 
@@ -82,8 +26,8 @@ at::Tensor without_key_bias(const at::Tensor& fused) {
 
 template <typename Model, typename Config>
 void expect_same(const Config& config, const Case& c, const Curve& one, double tolerance, double& worst) {
-  SCOPED_TRACE(c.mesh + (c.sequence_parallel ? " sp" : "") + " accumulate " + std::to_string(c.accumulate));
-  const Curve many = train<Model>(config, c);
+  SCOPED_TRACE(c.str());
+  const Curve many = train<Model>(kSetting, config, c);
   ASSERT_EQ(many.losses.size(), one.losses.size());
   const auto compare = [&](double found, const std::string& what) {
     EXPECT_LE(found, tolerance) << what;
@@ -100,7 +44,7 @@ void expect_same(const Config& config, const Case& c, const Curve& one, double t
       continue;
     }
     compare(error(without_key_bias(value), without_key_bias(found)), name);
-    EXPECT_LE((key_bias(value) - key_bias(found)).abs().max().item().toDouble(), kLearningRate * kSteps) << name;
+    EXPECT_LE((key_bias(value) - key_bias(found)).abs().max().item().toDouble(), kSetting.learning_rate * static_cast<double>(kSetting.steps)) << name;
   }
 }
 
@@ -116,9 +60,9 @@ std::vector<Case> cases() {
 
 template <typename Model, typename Config>
 void expect_one_device_training(Config config, at::ScalarType dtype, double tolerance) {
-  config.vocab_size = kVocabulary, config.dim = 32, config.layers = 2, config.heads = kHeads, config.max_seq = 16;
+  config.vocab_size = kSetting.vocabulary, config.dim = 32, config.layers = 2, config.heads = kHeads, config.max_seq = 16;
   config.dtype = dtype;
-  const Curve one = train<Model>(config, {});
+  const Curve one = train<Model>(kSetting, config, {});
   double worst = 0;
   for (const Case& c : cases()) expect_same<Model>(config, c, one, tolerance, worst);
   std::cout << "largest error over " << cases().size() << " layouts: " << worst << "\n";
@@ -142,4 +86,4 @@ TEST(Training, GptInDouble) { expect_one_device_training<models::Gpt>(gpt(), at:
 TEST(Training, GptInFloat) { expect_one_device_training<models::Gpt>(gpt(), at::kFloat, 1e-5); }
 
 }  // namespace
-}  // namespace tessera
+}  // namespace tessera::ranks

@@ -1,0 +1,58 @@
+#include "tessera/dtensor/exact_plan.h"
+
+#include "tessera/base/error.h"
+#include "tessera/dtensor/exact_loss.h"
+
+namespace tessera::dtensor {
+
+using layout::Placements;
+
+namespace {
+
+Placements without_partial(Placements placements) {
+  for (layout::Placement& placement : placements) placement = placement.is_partial() ? layout::Replicate() : placement;
+  return placements;
+}
+
+// Where a sum should lie: as the forward operand or result of the same sizes, if there is one.
+std::optional<Placements> forward_layout(const CallPlan* forward, const rules::Output& output) {
+  if (!forward) return std::nullopt;
+  for (const Spec& operand : forward->operands) {
+    if (operand->sizes == output.sizes) return without_partial(operand->placements);
+  }
+  return std::nullopt;
+}
+
+}  // namespace
+
+const rules::ExactRule* exact_rule_of(const RankState& state, const OpInfo& info, const rules::Call& call) {
+  if (const rules::ExactRule* loss = find_exact_loss(call)) return loss;
+  const rules::ExactRule* rule = rules::find_exact_rule(info.name);
+  TESSERA_CHECK(rule && (!rule->accepts || rule->accepts(call)), "[", rules::describe(call), "] numerics exact: ", info.name, rule ? " called like this" : "",
+                " has no form whose bits do not depend on the layout (rank ", state.ctx.rank, "). Compute it on full_tensor(x), or use numerics fast.");
+  return rule;
+}
+
+void plan_exact(RankState& state, const OpInfo& info, const rules::Call& call, const rules::ExactRule& rule, const rules::FactorMap& map,
+                const rules::Propagation& decided, const CallPlan* forward, CallPlan& plan) {
+  plan.exact = plan_exact_sum(state.ctx, *state.lattice, call, rule, map, decided);
+  for (size_t i = 0; i < plan.outputs.size(); ++i) {
+    CallPlan::Output& output = plan.outputs[i];
+    if (!output.spec->has_partial) continue;
+    const Spec merged = output.spec.with(without_partial(output.spec->placements));
+    if (output.final_spec == output.spec) {
+      const auto wished = forward_layout(forward, call.outputs[i]);
+      output.final_spec = wished ? merged.with(*wished) : merged;
+    }
+    if (plan.exact && i == 0) output.spec = merged;
+    output.move = output.final_spec == output.spec ? nullptr : state.moves.find_or_plan(output.spec, output.final_spec);
+  }
+  if (!plan.exact) return;
+  plan.exact->local = make_local_call(info, decided, state.ctx.coord(call.operands.at(0).spec->mesh));
+  if (!plan.exact->sample) return;
+  CallPlan::Output& output = plan.outputs.at(0);
+  if (const auto wished = forward_layout(forward, call.outputs[0])) output.final_spec = output.spec.with(*wished);
+  output.move = nullptr;
+}
+
+}  // namespace tessera::dtensor

@@ -1,0 +1,20 @@
+// What `exact` numerics change in the plan of a call.
+#pragma once
+
+#include "tessera/dtensor/call_plan.h"
+#include "tessera/dtensor/op_info.h"
+#include "tessera/dtensor/state.h"
+#include "tessera/rules/exact.h"
+#include "tessera/rules/propagate.h"
+
+namespace tessera::dtensor {
+
+// The exact rule of the call. Throws, naming the operator, if it has none.
+const rules::ExactRule* exact_rule_of(const RankState& state, const OpInfo& info, const rules::Call& call);
+
+// Completes a plan whose outputs are as `decided`: no Partial leaves a call. Sums are merged at once, into the layout that the
+// plan wants or that of the forward operand; those over samples wait in a handle laid out as the parameter.
+void plan_exact(RankState& state, const OpInfo& info, const rules::Call& call, const rules::ExactRule& rule, const rules::FactorMap& map,
+                const rules::Propagation& decided, const CallPlan* forward, CallPlan& plan);
+
+}  // namespace tessera::dtensor

@@ -1,0 +1,284 @@
+// Operators in `exact` numerics, one by one: every layout gives the bits of a mesh of one, or says why it cannot.
+#include <set>
+
+#include "tessera/rules/exact.h"
+#include "tests/audit/samples.h"
+#include "tests/ranks/support.h"
+
+namespace tessera::ranks {
+namespace {
+
+using audit::Sample;
+using audit::Samples;
+using dtensor::Numerics;
+using layout::Lattice;
+using rules::testing::Named;
+
+const char* const kMeshes[] = {"tp=2", "tp=3", "tp=4", "dp=2,tp=2"};
+
+// Reals of both signs over forty binary orders, so that another order of additions changes bits.
+at::Tensor wild(c10::IntArrayRef sizes, c10::ScalarType dtype, int64_t salt) {
+  const int64_t numel = c10::multiply_integers(sizes);
+  const at::Tensor index = at::arange(numel, at::kLong) * 2654435761 + salt * 40503 + 12345;
+  const at::Tensor mantissa = (index.remainder(100003).to(at::kDouble) / 50001.5 - 1), exponent = (index.floor_divide(64) + salt).remainder(41) - 20;
+  return (mantissa * exponent.to(at::kDouble).exp2()).reshape(sizes).to(dtype);
+}
+
+// The sample with such values; nothing of it changes but the reals.
+Sample made_wild(Sample sample, c10::ScalarType dtype) {
+  std::vector<at::Tensor> tensors;
+  for (const auto& [tensor, arg] : rules::testing::tensors_of(sample.args)) {
+    const bool is_real = tensor.is_floating_point();
+    at::Tensor value = is_real ? at::empty_like(tensor, tensor.options().dtype(dtype)) : tensor;
+    if (is_real) value.copy_(wild(tensor.sizes(), dtype, static_cast<int64_t>(tensors.size())));
+    tensors.push_back(value);
+  }
+  sample.args = rules::testing::with_tensors(sample.args, tensors);
+  return sample;
+}
+
+// What a call leaves: whole tensors, or what it says.
+struct Outcome {
+  std::vector<at::Tensor> tensors;
+  std::string error;
+};
+
+// Runs the operator on its tensors distributed as `layouts` say.
+Outcome run_call(const Sample& sample, const Mesh& mesh, const std::vector<Placements>& layouts) {
+  const at::NoGradGuard no_grad;
+  Outcome outcome;
+  try {
+    std::vector<at::Tensor> tensors;
+    static const dtensor::ParameterInfo weight = {"weight", 1, {}, {}};
+    for (const auto& [tensor, arg] : rules::testing::tensors_of(sample.args)) {
+      tensors.push_back(distribute(tensor, mesh, layouts[tensors.size()]));
+      if (sample.op == "tessera::contract" && tensors.size() == 2 && tensor.dim() == 2) dtensor::meta_of(tensors[1])->parameter = &weight;
+    }
+    torch::jit::Stack stack = rules::testing::with_tensors(sample.args, tensors);
+    rules::testing::find_op(sample.op).callBoxed(stack);
+    for (const auto& [tensor, arg] : rules::testing::tensors_of(stack)) outcome.tensors.push_back(full_tensor(tensor).clone());
+  } catch (const c10::Error& error) {
+    outcome.error = base::message_of(error);
+  }
+  return outcome;
+}
+
+at::Tensor bits_of(const at::Tensor& tensor) {
+  if (!tensor.is_floating_point()) return tensor;
+  const at::Tensor one_nan = tensor.contiguous().masked_fill(tensor.isnan(), std::numeric_limits<double>::quiet_NaN());
+  return tensor.element_size() == 8 ? one_nan.view(at::kLong) : tensor.element_size() == 4 ? one_nan.view(at::kInt) : one_nan.view(at::kShort);
+}
+
+// Where the outcomes differ; empty if nowhere. Signs of zeros count.
+std::string difference(const Outcome& found, const Outcome& expected) {
+  if (!found.error.empty()) return found.error;
+  if (found.tensors.size() != expected.tensors.size()) return "another number of results";
+  for (size_t i = 0; i < found.tensors.size(); ++i) {
+    const at::Tensor &a = found.tensors[i], &b = expected.tensors[i];
+    if (a.sizes() != b.sizes() || a.scalar_type() != b.scalar_type()) return c10::str("result ", i, " is of ", a.sizes(), a.dtype());
+    const at::Tensor other = bits_of(a).ne(bits_of(b));
+    if (other.any().item<bool>()) return c10::str("result ", i, ": ", other.sum().item<int64_t>(), " of ", a.numel(), " elements differ");
+  }
+  return "";
+}
+
+// The layouts in which the tensor is cut between leaves.
+std::vector<Placements> leaf_layouts(const Mesh& mesh, const at::Tensor& tensor, const Lattice& lattice) {
+  std::vector<Placement> choices = {layout::Replicate()};
+  for (int64_t d = 0; d < tensor.dim(); ++d) {
+    choices.push_back(layout::Shard(d, {.unit = std::max<int64_t>(1, layout::leaf_unit(tensor.size(d), lattice.feature))}));
+  }
+  return every_layout(mesh, tensor.dim(), choices);
+}
+
+// `most` of the combinations of layouts of the sample's tensors, spread over all of them.
+std::vector<std::vector<Placements>> some_combinations(const Sample& sample, const Mesh& mesh, int64_t most, size_t first) {
+  std::vector<std::vector<Placements>> options;
+  int64_t count = 1;
+  for (const auto& [tensor, arg] : rules::testing::tensors_of(sample.args)) {
+    options.push_back(leaf_layouts(mesh, tensor, {}));
+    count *= static_cast<int64_t>(options.back().size());
+  }
+  std::vector<std::vector<Placements>> some;
+  const int64_t stride = std::max<int64_t>(1, count / most);
+  for (int64_t index = static_cast<int64_t>(first) % stride; index < count; index += stride) {
+    std::vector<Placements>& layouts = some.emplace_back();
+    int64_t rest = index;
+    for (const auto& choices : options) {
+      layouts.push_back(choices[rest % static_cast<int64_t>(choices.size())]);
+      rest /= static_cast<int64_t>(choices.size());
+    }
+  }
+  return some;
+}
+
+std::string described(const Sample& sample, const Mesh& mesh, const std::vector<Placements>& layouts) {
+  std::string text = sample.op + " on " + mesh.str();
+  size_t next = 0;
+  for (const auto& [tensor, arg] : rules::testing::tensors_of(sample.args)) {
+    text += c10::str(" ", c10::toString(tensor.scalar_type()), tensor.sizes(), layout::str(mesh, layouts[next++]));
+  }
+  return text;
+}
+
+// Sizes that fill their leaves unevenly: 13 in seven leaves, 20 in seven, 16 in eight, 300 in leaves longer than a piece.
+void add_own_samples(Samples& samples) {
+  using audit::reals;
+  using audit::sample;
+  const auto product = [&](const char* equation, const at::Tensor& a, const at::Tensor& b) {
+    samples.push_back(sample("tessera::contract", {a, b}, {{"equation", std::string(equation)}, {"like", c10::IValue()}}));
+  };
+  for (int64_t exponent : {1, 2, 3}) samples.push_back(sample("aten::pow.Tensor_Scalar", {reals({13, 4})}, {{"exponent", exponent}}));
+  for (int64_t k : {5, 13, 16, 20, 2300}) {
+    product("ik,kj->ij", reals({13, k}), reals({k, 9}));
+    product("ik,jk->ij", reals({4, k}), reals({13, k}));
+    product("ki,kj->ij", reals({k, 4}), reals({k, 13}));
+    product("bsk,jk->bsj", reals({2, 3, k}), reals({5, k}));
+    product("bhik,bhjk->bhij", reals({2, 3, 4, k}), reals({2, 3, 5, k}));
+    product("bhij,bhjk->bihk", reals({2, 3, 4, k}), reals({2, 3, k, 5}));
+    product("i,j->ij", reals({k}), reals({3}));
+    for (int64_t dim : {0, 1}) {
+      samples.push_back(sample("aten::sum.dim_IntList", {reals(dim == 0 ? std::vector<int64_t>{k, 4} : std::vector<int64_t>{4, k})}, {{"dim", std::vector<int64_t>{dim}}}));
+      samples.push_back(sample("aten::_softmax", {reals({13, k})}, {{"dim", dim}, {"half_to_float", false}}));
+      samples.push_back(sample("aten::_log_softmax", {reals({13, k})}, {{"dim", dim}, {"half_to_float", false}}));
+    }
+    samples.push_back(sample("aten::sum", {reals({3, k, 7})}));
+    samples.push_back(sample("aten::mean", {reals({3, k, 7})}));
+    samples.push_back(sample("aten::linalg_vector_norm", {reals({13, k})}));
+    samples.push_back(sample("aten::native_layer_norm", {reals({4, k}), reals({k}), reals({k})}, {{"normalized_shape", std::vector<int64_t>{k}}, {"eps", 1e-5}}));
+    for (const char* op : {"aten::exp", "aten::tanh", "aten::erf", "aten::sigmoid", "aten::silu", "aten::gelu", "aten::log"}) {
+      samples.push_back(sample(op, {reals({3, k})}));
+    }
+  }
+}
+
+Samples& all_samples() {
+  static Samples samples = [] {
+    Samples all = audit::all_samples();
+    add_own_samples(all);
+    return all;
+  }();
+  return samples;
+}
+
+bool writes(const Sample& sample) { return rules::testing::find_op(sample.op).schema().is_mutable(); }
+
+// The sample's outcome on a mesh of one, in `exact`.
+std::vector<Outcome> outcomes_on_one(const Samples& samples) {
+  std::vector<Outcome> outcomes;
+  run_on(Mesh(), [&](int64_t) {
+    dtensor::set_numerics(Numerics::kExact);
+    for (const Sample& sample : samples) outcomes.push_back(run_call(sample, Mesh(), std::vector<Placements>(9)));
+  });
+  return outcomes;
+}
+
+struct Tally {
+  std::set<std::string> ran, refused;
+  int64_t calls = 0, refusals = 0;
+};
+
+// Each sample that a mesh of one runs, in some layouts.
+void check_layouts(const Samples& samples, const std::vector<Outcome>& expected, const char* text, Tally& tally) {
+  const Mesh mesh = Mesh::parse(text);
+  run_on(mesh, [&](int64_t rank) {
+    dtensor::set_numerics(Numerics::kExact);
+    for (size_t i = 0; i < samples.size(); ++i) {
+      if (!expected[i].error.empty()) continue;
+      for (const auto& layouts : some_combinations(samples[i], mesh, is_full() ? 100 : 5, i)) {
+        const std::string found = difference(run_call(samples[i], mesh, layouts), expected[i]);
+        if (rank != 0) continue;
+        // A product of two activations sums whole rows only.
+        const bool is_refused_product = samples[i].op == "tessera::contract" && says(found, "has 1 leaves");
+        EXPECT_TRUE(found.empty() || is_refused_product) << described(samples[i], mesh, layouts) << "\n" << found;
+        ++(is_refused_product ? tally.refusals : tally.calls);
+      }
+    }
+  });
+}
+
+TEST(ExactOps, EveryOperatorOfTheTableHasTheBitsOfOneRank) {
+  for (c10::ScalarType dtype : {at::kFloat, at::kDouble}) {
+    Samples samples;
+    for (const Sample& sample : all_samples()) {
+      if (rules::find_exact_rule(sample.op) && sample.compare == audit::Compare::kValues && !writes(sample)) samples.push_back(made_wild(sample, dtype));
+    }
+    const std::vector<Outcome> expected = outcomes_on_one(samples);
+    Tally tally;
+    for (size_t i = 0; i < samples.size(); ++i) {
+      (expected[i].error.empty() ? tally.ran : tally.refused).insert(samples[i].op);
+      EXPECT_TRUE(expected[i].error.empty() || says(expected[i].error, "numerics exact")) << samples[i].op << ": " << expected[i].error;
+    }
+    for (const char* mesh : kMeshes) check_layouts(samples, expected, mesh, tally);
+    for (const std::string& op : tally.refused) {
+      if (!tally.ran.contains(op)) std::printf("refused in every sample: %s\n", op.c_str());
+    }
+    std::printf("%zu samples of %zu operators, %lld calls, %lld products refused\n", samples.size(), tally.ran.size(), static_cast<long long>(tally.calls),
+                static_cast<long long>(tally.refusals));
+    EXPECT_GT(tally.ran.size(), 100u);
+  }
+}
+
+// Nothing without an exact rule runs.
+TEST(ExactOps, OthersAreRefusedByName) {
+  std::set<std::string> seen;
+  run_on(Mesh::parse("tp=2"), [&](int64_t rank) {
+    dtensor::set_numerics(Numerics::kExact);
+    for (const Sample& sample : all_samples()) {
+      if (rules::find_exact_rule(sample.op) || writes(sample)) continue;
+      const Outcome outcome = run_call(sample, Mesh::parse("tp=2"), std::vector<Placements>(9, Placements(1)));
+      if (rank != 0) continue;
+      if (outcome.error.empty()) std::printf("no exact rule, and runs: %s\n", sample.op.c_str());
+      EXPECT_TRUE(outcome.error.empty() || says(outcome.error, "numerics exact")) << sample.op << ": " << outcome.error;
+    }
+  });
+}
+
+// The control: in `fast` the same calls have other bits in some layouts, and they are as before after `exact`.
+TEST(ExactOps, FastIsUnchangedAfterExact) {
+  const Sample sum = made_wild(audit::sample("aten::sum", {audit::reals({13, 64})}), at::kFloat);
+  const Sample product = made_wild(audit::sample("aten::mm", {audit::reals({16, 64}), audit::reals({64, 16})}), at::kFloat);
+  const Mesh mesh = Mesh::parse("tp=4");
+  Outcome one;
+  run_on(Mesh(), [&](int64_t) { one = run_call(sum, Mesh(), {{}}); });
+  run_on(mesh, [&](int64_t rank) {
+    const auto both = [&] { return std::pair(run_call(sum, mesh, {{layout::Shard(1)}}), run_call(product, mesh, {{layout::Shard(1)}, {layout::Shard(0)}})); };
+    const auto before = both();
+    dtensor::set_numerics(Numerics::kExact);
+    const auto exact = both();
+    dtensor::set_numerics(Numerics::kFast);
+    const auto after = both();
+    if (rank != 0) return;
+    EXPECT_EQ(difference(after.first, before.first), "");
+    EXPECT_EQ(difference(after.second, before.second), "");
+    EXPECT_NE(difference(exact.first, before.first), "");
+    EXPECT_NE(difference(one, before.first), "");
+  });
+}
+
+// A cut inside a leaf, with the sizes that work.
+TEST(ExactOps, CutsInsideALeafAreRefused) {
+  const Mesh mesh = Mesh::parse("tp=2");
+  run_on(mesh, [&](int64_t rank) {
+    dtensor::set_numerics(Numerics::kExact);
+    const auto check = [&](const Sample& sample, const std::vector<Placements>& layouts, const char* words) {
+      const Outcome outcome = run_call(sample, mesh, layouts);
+      EXPECT_TRUE(says(outcome.error, words)) << outcome.error << ", rank " << rank;
+    };
+    using layout::Shard;
+    const at::Tensor x = wild({4, 20}, at::kDouble, 1), w = wild({20, 5}, at::kDouble, 2);
+    const Named last = {{"dim", std::vector<int64_t>{1}}};
+    check(audit::sample("aten::sum.dim_IntList", {x}, last), {{Shard(1)}}, "'s line of axis tp cuts it at 10, inside a leaf. "
+          "Cut it on multiples of 3 (S(1;3)), or choose a lattice with other leaves");
+    check(audit::sample("tessera::contract", {x, w}, {{"equation", "ik,kj->ij"}}), {{Shard(1)}, {Shard(0)}}, "Cut it on multiples of 3");
+    check(audit::sample("aten::sum", {x}), {{Shard(1)}}, "Cut it on multiples of 3");
+    check(audit::sample("aten::linalg_vector_norm", {x}), {{Shard(1)}}, "Cut it on multiples of 3");
+    EXPECT_EQ(run_call(audit::sample("aten::sum.dim_IntList", {x}, last), mesh, {{Shard(1, {.unit = 3})}}).error, "");
+    // Another lattice makes the same cut legal.
+    dtensor::set_numerics(Numerics::kExact, {.feature = 4});
+    EXPECT_EQ(run_call(audit::sample("aten::sum.dim_IntList", {x}, last), mesh, {{Shard(1)}}).error, "");
+  });
+}
+
+}  // namespace
+}  // namespace tessera::ranks

@@ -1,0 +1,84 @@
+// Trains a small model on a mesh and keeps what the tests compare.
+#pragma once
+
+#include <map>
+#include <string>
+#include <vector>
+
+#include <torch/torch.h>
+
+#include "tessera/comm/run_ranks.h"
+#include "tessera/dtensor/dtensor.h"
+#include "tessera/models/gpt.h"
+#include "tessera/models/llama.h"
+#include "tessera/parallel/deferred.h"
+#include "tessera/parallel/generate_plan.h"
+#include "tessera/parallel/job.h"
+
+namespace tessera::ranks {
+
+// A layout to train on.
+struct Case {
+  std::string mesh = "1";
+  bool sequence_parallel = false;
+  int64_t accumulate = 1;
+
+  std::string str() const { return mesh + (sequence_parallel ? " sp" : "") + " accumulate " + std::to_string(accumulate); }
+};
+
+// What is trained, whatever the layout.
+struct Setting {
+  int64_t steps = 20, batch = 16, length = 16, vocabulary = 64;
+  double learning_rate = 1e-3, eps = 1e-8;
+  std::optional<layout::Lattice> lattice = std::nullopt;  // of exact numerics; none: fast
+};
+
+// Losses and norms step by step, and the parameters after the last one.
+struct Curve {
+  std::vector<double> losses, norms;
+  std::map<std::string, at::Tensor> parameters;
+};
+
+inline at::Tensor tokens_of(const Setting& setting, int64_t step) {
+  auto generator = at::make_generator<at::CPUGeneratorImpl>(100 + step);
+  return at::randint(setting.vocabulary, {setting.batch, setting.length + 1}, generator, at::kLong);
+}
+
+inline int64_t kv_heads_of(const models::LlamaConfig& config) { return config.kv_heads; }
+inline int64_t kv_heads_of(const models::GptConfig& config) { return config.heads; }
+
+template <typename Model, typename Config>
+Curve train(const Setting& setting, const Config& config, const Case& c) {
+  Curve curve;
+  std::vector<at::Tensor> data;
+  for (int64_t i = 0; i < setting.steps; ++i) data.push_back(tokens_of(setting, i));
+  const auto mesh = layout::Mesh::parse(c.mesh);
+  comm::run_ranks(mesh.size(), [&](int64_t rank) {
+    dtensor::manual_seed(7);
+    if (setting.lattice) dtensor::set_numerics(dtensor::Numerics::kExact, *setting.lattice);
+    auto model = parallel::deferred([&] { return Model(config); });
+    torch::optim::AdamW optimizer(model->parameters(), torch::optim::AdamWOptions(setting.learning_rate).eps(setting.eps));
+    const auto plan = parallel::generate_plan(*model, {.mesh = mesh, .sequence_parallel = c.sequence_parallel, .heads = config.heads,
+                                                       .kv_heads = kv_heads_of(config), .lattice = setting.lattice});
+    parallel::place(*model, plan, &optimizer);
+    parallel::Job job(model.ptr(), plan, [model](const std::vector<at::Tensor>& batch) mutable { return model->loss(batch[0], batch[1]); },
+                      {.accumulate = c.accumulate});
+    for (int64_t i = 0; i < setting.steps; ++i) {
+      const at::Tensor all = data[i];
+      at::Tensor loss = job(all.slice(1, 0, setting.length).contiguous(), all.slice(1, 1, setting.length + 1).contiguous());
+      loss.backward();
+      const double norm = torch::nn::utils::clip_grad_norm_(model->parameters(), 1.0);
+      optimizer.step();
+      optimizer.zero_grad();
+      const double value = loss.item().toDouble();
+      if (rank == 0) curve.losses.push_back(value), curve.norms.push_back(norm);
+    }
+    for (const auto& item : model->named_parameters()) {
+      const at::Tensor whole = dtensor::full_tensor(item.value().detach());
+      if (rank == 0) curve.parameters[item.key()] = whole.clone();
+    }
+  });
+  return curve;
+}
+
+}  // namespace tessera::ranks
