@@ -11,6 +11,7 @@
 #include "tessera/dtensor/pending.h"
 #include "tessera/dtensor/registry.h"
 #include "tessera/dtensor/views.h"
+#include "tessera/dtensor/wishes.h"
 
 namespace tessera::dtensor {
 
@@ -58,14 +59,6 @@ Spec spec_like(const Spec& spec, const Mesh& mesh, const Placements& placements)
   return Spec::make(mesh, placements, spec->sizes, spec->strides, spec->dtype, spec->labels);
 }
 
-// Replicate where there was a Partial: how a gradient lies that must be whole.
-Placements merged(Placements placements) {
-  for (layout::Placement& placement : placements) {
-    if (placement.is_partial()) placement = layout::Replicate();
-  }
-  return placements;
-}
-
 // The part under another name; writes to it count as writes to the tensor's memory.
 at::Tensor shared_part(const Meta& meta) {
   const at::Tensor& owner = meta.memory().local;
@@ -104,7 +97,7 @@ class Redistributed : public torch::autograd::Function<Redistributed> {
     const auto holder = c10::static_intrusive_pointer_cast<SpecHolder>(ctx->saved_data["spec"].toCapsule());
     const Spec& from = holder->spec;
     if (!grads[0].defined() || !is_dtensor(grads[0]) || meta_of(grads[0])->spec->mesh == from->mesh) return {grads[0], at::Tensor()};
-    return {redistribute(grads[0], from->mesh, merged(from->placements)), at::Tensor()};
+    return {redistribute(grads[0], from->mesh, without_partial(from->placements)), at::Tensor()};
   }
 };
 
@@ -117,7 +110,7 @@ class ToPlain : public torch::autograd::Function<ToPlain> {
     const Mesh mesh = meta->spec->mesh;
     state.ctx.program.note(whole ? "full_tensor" : "to_local", meta->spec->hash);
     at::Tensor local = whole ? moved_to(state, *meta, meta->spec.with(replicate_all(mesh)), "full_tensor") : meta->local;
-    const Placements back = whole ? replicate_all(mesh) : merged(meta->spec->placements);
+    const Placements back = whole ? replicate_all(mesh) : without_partial(meta->spec->placements);
     ctx->saved_data["spec"] = c10::IValue::make_capsule(c10::make_intrusive<SpecHolder>(meta->spec.with(back)));
     return whole ? unshared(*meta, std::move(local)) : shared_part(*meta);
   }
@@ -141,9 +134,7 @@ at::Tensor distribute(const at::Tensor& tensor, const Mesh& mesh, const Placemen
     local = part_of(tensor.detach(), spec.local_ranges(state.ctx.coord(mesh)));
   }
   if (spec->has_partial) {
-    Placements merged = spec->placements;
-    for (layout::Placement& placement : merged) placement = placement.is_partial() ? layout::Replicate() : placement;
-    local = run_move(state.ctx, *state.moves.find_or_plan(spec.with(merged), spec), local, "distribute");
+    local = run_move(state.ctx, *state.moves.find_or_plan(spec.with(without_partial(spec->placements)), spec), local, "distribute");
   }
   at::Tensor result = wrap(local, spec);
   if (tensor.requires_grad()) result.set_requires_grad(true);

@@ -2,17 +2,13 @@
 
 #include "tessera/base/error.h"
 #include "tessera/dtensor/exact_loss.h"
+#include "tessera/dtensor/wishes.h"
 
 namespace tessera::dtensor {
 
 using layout::Placements;
 
 namespace {
-
-Placements without_partial(Placements placements) {
-  for (layout::Placement& placement : placements) placement = placement.is_partial() ? layout::Replicate() : placement;
-  return placements;
-}
 
 // Where a sum should lie: as the forward operand or result of the same sizes, if there is one.
 std::optional<Placements> forward_layout(const CallPlan* forward, const rules::Output& output) {

@@ -5,6 +5,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/dtensor/dispatch.h"
+#include "tessera/dtensor/wishes.h"
 
 namespace tessera::dtensor {
 
@@ -177,9 +178,7 @@ class Planner {
       const int64_t row_dim = dim_of_factor(map_, i, batch->factor);
       if (row_dim >= 0) plan->operands.push_back({call_.operands[i].arg, row_dim, sequence ? dim_of_factor(map_, i, sequence->factor) : -1});
     }
-    layout::Placements merged = decided_.outputs[0]->placements;
-    for (layout::Placement& placement : merged) placement = placement.is_partial() ? layout::Replicate() : placement;
-    plan->terms = decided_.outputs[0].with(merged);
+    plan->terms = decided_.outputs[0].with(without_partial(decided_.outputs[0]->placements));
     sum_.sample = std::move(plan);
   }
 

@@ -349,9 +349,9 @@ void settle(RankState& state, Meta& meta, const char* op) {
 
 bool is_carried(const OpInfo& info) {
   static const std::unordered_set<std::string> names = {
-      "aten::_reshape_alias", "aten::_unsafe_view", "aten::add.Tensor", "aten::add_.Tensor", "aten::copy_", "aten::div.Scalar",
-      "aten::_to_copy", "aten::cat", "aten::mul.Scalar", "aten::neg", "aten::select_backward", "aten::slice_backward", "aten::squeeze.dim", "aten::squeeze.dims", "aten::t", "aten::transpose.int", "aten::unsqueeze",
-      "aten::view"};
+      "aten::_reshape_alias", "aten::_to_copy", "aten::_unsafe_view", "aten::add.Tensor", "aten::add_.Tensor", "aten::cat", "aten::copy_",
+      "aten::div.Scalar", "aten::mul.Scalar", "aten::neg", "aten::select_backward", "aten::slice_backward", "aten::squeeze.dim",
+      "aten::squeeze.dims", "aten::t", "aten::transpose.int", "aten::unsqueeze", "aten::view"};
   return names.count(info.name) > 0;
 }
 

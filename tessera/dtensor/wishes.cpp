@@ -56,6 +56,13 @@ const ParameterInfo* wanting_parameter(c10::ArrayRef<c10::IValue> args) {
   return has_activation ? found : nullptr;
 }
 
+Placements without_partial(Placements placements) {
+  for (layout::Placement& placement : placements) {
+    if (placement.is_partial()) placement = layout::Replicate();
+  }
+  return placements;
+}
+
 layout::Spec with_wish(const layout::Spec& spec, Placements wants) {
   if (!sizes_match(wants, *spec)) return spec;
   for (size_t axis = 0; axis < wants.size(); ++axis) {
