@@ -4,10 +4,12 @@
 Usage: fit_polynomials.py        (needs mpmath, which torch brings along)
 """
 
+from struct import pack, unpack
+
 from mpmath import cos, erf, erfc, exp, log, lu_solve, matrix, mp, mpf, nstr, pi, polyval, sqrt, tanh
 
 GRID = 600
-POLE = mpf("3.75")  # kGeluPole
+POLE = mpf(4)  # kGeluPole
 
 
 def widest_of_each_sign(errors):
@@ -40,15 +42,27 @@ def fit(function, weight, low, high, degree):
     return coefficients, max(abs(e) for e in errors)
 
 
-def tail(t):
-    """(a + POLE) e^(a^2/2) erfc(a / sqrt(2)) / 2 for t = (a - POLE) / (a + POLE)."""
-    a = POLE * (1 + t) / (1 - t)
-    return exp(a * a / 2) * erfc(a / sqrt(mpf(2))) / 2 * (a + POLE)
+def rounded(x, single):
+    """x as the type of the kernels holds it."""
+    return mpf(unpack("f", pack("f", float(x)))[0] if single else float(x))
+
+
+def mills(a):
+    return exp(a * a / 2) * erfc(a / sqrt(mpf(2))) / 2
+
+
+def slope(h):
+    """(Phi(x) - 1/2) / x for h = -x^2/2"""
+    return erf(sqrt(-h)) / (2 * sqrt(-2 * h))
 
 
 def fits(single):
     """(name, function, weight, low, high, degree) of every polynomial."""
     small, edge, top = mpf(10) ** -8, log(2) / 2 * mpf("1.001"), mpf("14.6" if single else "38.8")
+    centre, height = mpf("0.375" if single else "0.421875"), 1 / sqrt(2 * pi)
+    c = rounded(height, single)
+    low, high = 1 / (1 + POLE) - centre, top / (top + POLE) - centre
+    place = lambda v: POLE * (v + centre) / (1 - v - centre)
     yield ("kExp", lambda r: (exp(r) - 1 - r) / r**2 if abs(r) > mpf(10) ** -20 else mpf("0.5"),
            lambda r: r**2 / exp(r) + mpf(10) ** -30, -edge, edge, 4 if single else 9)
     yield ("kLog", lambda z: (log((1 + sqrt(z)) / (1 - sqrt(z))) / sqrt(z) - 2) / z, lambda z: z,
@@ -59,7 +73,11 @@ def fits(single):
            small / 100, mpf("0.8101"), 6 if single else 11)
     yield ("kLogErfc", lambda t: log(erfc(1 + t)), lambda t: erfc(1 + t) / erf(1 + t),
            mpf("-0.1"), mpf("2.95" if single else "4.95"), 7 if single else 18)
-    yield ("kTail", tail, lambda t: 1 / tail(t), mpf(-1), (top - POLE) / (top + POLE), 10 if single else 24)
+    yield ("kPhi", lambda h: slope(h) - c, lambda h: sqrt(-2 * h) / (0.5 - sqrt(-2 * h) * slope(h)), mpf(-1) / 2, -small, 5 if single else 10)
+    yield ("kGeluTail", lambda v: place(v) * mills(place(v)) - c, lambda v: 1 / (place(v) * mills(place(v))), low, high, 8 if single else 20)
+    yield ("kSlope", lambda h: slope(h) + height * exp(h) - 2 * c,
+           lambda h: sqrt(-2 * h) / max(0.5 - sqrt(-2 * h) * slope(h), sqrt(-2 * h) * height * exp(h)), mpf(-1) / 2, -small, 5 if single else 10)
+    yield ("kSlopeTail", lambda v: mills(place(v)) - (height - c) * place(v), lambda v: 1 / (height * place(v)), low, high, 7 if single else 19)
 
 
 def main():

@@ -1,8 +1,8 @@
 // Functions of single elements, with the same bits in a vector's middle and tail and on every instruction set.
 //
 // n elements at any alignment, float or double. An output may be an input of the same call, not a shifted overlap of it.
-// Errors, in units of the last place of the exact value: exp and log 1; erf, tanh, sigmoid, silu, gelu_tanh 2; gelu 5, in its
-// far negative tail too. Derivatives: 5 units of the largest of their terms, or of 1024 times the smallest normal number.
+// Errors, in units of the last place of the exact value: exp and log 1; all others 2, in their far tails too.
+// Derivatives: 5 units of the largest of their terms, or of 1024 times the smallest normal number.
 // Denormal inputs and results are kept.
 // Infinities give what libtorch gives: NaN for silu, gelu and gelu_tanh of minus infinity and for their derivatives at both.
 // NaN gives NaN, of no particular payload.

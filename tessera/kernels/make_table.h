@@ -1,6 +1,7 @@
 // The table of the instruction set whose pack_<isa>.h stands before this. For table_<isa>.cpp alone.
 #pragma once
 
+#include "tessera/kernels/attention_loops.h"
 #include "tessera/kernels/map_loops.h"
 #include "tessera/kernels/norm_loops.h"
 #include "tessera/kernels/row_loops.h"
@@ -34,6 +35,10 @@ constexpr Table<T> make_table() {
   t.softmax_backward = softmax_backward<T>;
   t.log_softmax_backward = log_softmax_backward<T>;
   t.cross_entropy_backward = cross_entropy_backward<T>;
+  t.attention_weights = attention_weights<T>;
+  t.attention_slopes = attention_slopes<T>;
+  t.is_finite = is_finite<T>;
+  t.has_minus_zero = has_minus_zero<T>;
   t.rms_norm = rms_norm<T>;
   t.rms_norm_backward = rms_norm_backward<T>;
   t.layer_norm = layer_norm<T>;

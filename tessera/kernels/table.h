@@ -21,6 +21,16 @@ struct SgdFactors {
   bool nesterov;
 };
 
+// One row of attention: its first `visible` keys are seen, where `allowed` (if any) says so. Pointers may be null.
+template <typename T>
+struct AttentionRow {
+  int64_t n, visible;
+  T scale;
+  const bool* allowed;
+  const T* added;
+  const T* keep;
+};
+
 template <typename T>
 struct Table {
   using In = Rows<const T>;
@@ -41,6 +51,12 @@ struct Table {
   void (*softmax_backward)(Shape, In grad, In y, Out dx);
   void (*log_softmax_backward)(Shape, In grad, In y, Out dx);
   void (*cross_entropy_backward)(Shape, In x, const T* max, const T* sum, const T* grad, Out dx);
+
+  // x: scores to weights; grad: that of the weights to that of the scores. The sum by which, or which, a row was normed.
+  T (*attention_weights)(const AttentionRow<T>&, T* x);
+  T (*attention_slopes)(const AttentionRow<T>&, const T* weights, T* grad);
+  bool (*is_finite)(int64_t n, const T* x);
+  bool (*has_minus_zero)(int64_t n, const T* x);
 
   void (*rms_norm)(Shape, In x, const T* weight, T eps, Out y, T* rstd);
   void (*rms_norm_backward)(Shape, In grad, In x, const T* weight, const T* rstd, Out dx);

@@ -46,7 +46,7 @@ struct VectorMath {
     const V a = magnitude(x);
     const V z = a * a;
     const V small = fma(a, z * polynomial(F::kTanh, z), a);
-    const V e = exp(T(2) * min(splat<T>(F::kTanhTop), a));
+    const V e = value(scaled_exp(T(2) * min(splat<T>(F::kTanhTop), a)));
     const V large = T(1) - T(2) / (e + T(1));
     return with_sign(a < T(0.6) ? small : large, x);
   }
@@ -56,11 +56,11 @@ struct VectorMath {
     const V small = fma(a, polynomial(F::kErf, a * a), a);
     const V t = min(splat<T>(F::kErfTop), a) - T(1);
     const Scaled erfc = scaled_exp(polynomial(F::kLogErfc, t));
-    return with_sign(a < T(0.9) ? small : T(1) - scale(erfc.significand, erfc.exponent), x);
+    return with_sign(a < T(0.9) ? small : fma(raised(erfc.significand, erfc), splat<T>(-kLower), splat<T>(1)), x);
   }
 
   static V sigmoid(V x) {
-    const V e = exp(-magnitude(x));
+    const V e = exp_below_zero(-magnitude(x));
     return over_one_plus(x < T(0) ? e : splat<T>(1), V{}, e);
   }
 
@@ -70,23 +70,34 @@ struct VectorMath {
   }
 
   static V silu_backward(V grad, V x) {
-    return grad * logistic_slope(x, x, exp(-magnitude(x)));
+    return grad * logistic_slope(x, x, exp_below_zero(-magnitude(x)));
   }
 
-  // x Phi(x): x less the part of x beyond the tail for x above zero, the tail's part of x below.
+  // x Phi(x): near zero x (1/2 + x (c + p(-x^2/2))), else x above zero, nothing below, less the tail e^(-a^2/2) (c + d(a)).
   static V gelu(V x) {
     const V a = min(splat<T>(F::kGeluTop), magnitude(x));
-    const Tail tail = normal_tail(a);
-    const V below = min(splat<T>(0), x);
-    return (max(splat<T>(T(-0.0)), x) - scale(a * tail.area, tail.exponent)) - (below - below);  // NaN for minus infinity
+    const V half = a * T(-0.5);
+    const V square = half * a;
+    const V slope = fma(x, splat<T>(kNormalHeight), x * polynomial(F::kPhi, square));
+    const V near = with_sign(fma(x, slope, x * T(0.5)), x);
+    const Scaled e = scaled_exp(square, fma(half, a, -square));
+    const V d = split_polynomial(F::kGeluTail, gelu_place(a));
+    const V tail = fma(e.rest, splat<T>(kNormalHeight), fma(e.rest, d, d)) + kNormalHeight;
+    const V far = fma(raised(tail, e), splat<T>(-kLower), x > T(0) ? x : x - x);  // x - x: NaN for minus infinity
+    return a < F::kGeluEdge ? near : far;
   }
 
-  // Phi(x) + x phi(x)
+  // Phi(x) + x phi(x), likewise.
   static V gelu_backward(V grad, V x) {
     const V a = min(splat<T>(F::kGeluTop), magnitude(x));
-    const Tail tail = normal_tail(a);
-    const V t = scale(fma(a * -kNormalHeight, tail.height, tail.area), tail.exponent);
-    return grad * ((x < T(0) ? t : T(1) - t) - (x - x));
+    const V half = a * T(-0.5);
+    const V square = half * a;
+    const V near = fma(x, splat<T>(2 * kNormalHeight), x * polynomial(F::kSlope, square)) + T(0.5);
+    const Scaled e = scaled_exp(square, fma(half, a, -square));
+    const V slope = fma(a, splat<T>(-kNormalHeight), split_polynomial(F::kSlopeTail, gelu_place(a)));
+    const V tail = raised(fma(e.rest, slope, slope), e);
+    const V far = fma(tail, x < T(0) ? splat<T>(kLower) : splat<T>(-kLower), (x < T(0) ? V{} : splat<T>(1)) - (x - x));
+    return grad * (a < F::kGeluEdge ? near : far);
   }
 
   // x sigmoid(v(x)) for v(x) = 2 sqrt(2/pi) (x + 0.044715 x^3)
@@ -98,8 +109,7 @@ struct VectorMath {
   // s (1 + x v'(x) (1 - s)) for s = sigmoid(v(x))
   static V gelu_tanh_backward(V grad, V x) {
     const V a = min(splat<T>(F::kGeluTanhTop), magnitude(x));
-    const Scaled scaled = exp_of_gelu_tanh(a);
-    const V e = scale(scaled.significand, scaled.exponent);
+    const V e = value(exp_of_gelu_tanh(a));
     const V slope = fma(a * a, splat<T>(3 * F::kGeluTanhB), splat<T>(F::kGeluTanhA));
     return grad * (logistic_slope(x, with_sign(a, x) * slope, e) - (x - x));
   }
@@ -108,13 +118,13 @@ struct VectorMath {
   using Unsigned = typename Types::Unsigned;
   static constexpr T kNormalHeight = 0.39894228040143267794;  // 1 / sqrt(2 pi)
 
-  // significand * 2^exponent
+  // Powers of two are multiplied in two steps of which the first cannot underflow.
+  static constexpr int kRaise = sizeof(T) == 4 ? 64 : 128;
+  static constexpr T kLower = sizeof(T) == 4 ? T(0x1p-64) : T(0x1p-128);
+
+  // significand * 2^exponent with significand = 1 + rest, both rounded; `shifted` is exponent + kRounder.
   struct Scaled {
-    V significand, exponent;
-  };
-  // Of the normal distribution beyond a: area * 2^exponent; height * 2^exponent is e^(-a^2/2).
-  struct Tail {
-    V area, height, exponent;
+    V significand, rest, exponent, shifted;
   };
 
   static B sign_bit() { return reinterpret_cast<B>(splat<T>(T(-0.0))); }
@@ -146,8 +156,8 @@ struct VectorMath {
     const auto below = x < T(0);
     const V product = e.significand * -a;
     const V product_low = fma(e.significand, -a, -product);
-    const V ratio = over_one_plus(below ? product : x, below ? product_low : splat<T>(T(-0.0)), scale(e.significand, e.exponent));
-    const V y = scale(ratio, below ? e.exponent : V{});
+    const V ratio = over_one_plus(below ? product : x, below ? product_low : splat<T>(T(-0.0)), value(e));
+    const V y = below ? lowered(ratio, e) : ratio;
     const V infinity = splat<T>(__builtin_inf());
     return magnitude(x) < infinity ? y : x + infinity;  // NaN for minus infinity, as x * 0 would be
   }
@@ -160,34 +170,57 @@ struct VectorMath {
     return result;
   }
 
+  // c[0] + x (...), the rest as even and odd powers: half as long a chain as `polynomial`, nearly as exact.
+  template <int kCount>
+  static V split_polynomial(const T (&c)[kCount], V x) {
+    const V square = x * x;
+    V above = splat(c[kCount - 1]), sum = splat(c[kCount - 2]);
+#pragma GCC unroll 32
+    for (int i = kCount - 3; i >= 1; --i) {
+      const V next = fma(above, square, splat(c[i]));
+      above = sum;
+      sum = next;
+    }
+    return fma(fma(above, x, sum), x, splat(c[0]));
+  }
+
+  // a / (a + kGeluPole) - kGeluCentre; what the sum drops is put back by its effect on the quotient for a near 1.5.
+  static V gelu_place(V a) {
+    const V sum = a + F::kGeluPole;
+    const V dropped = a - (sum - F::kGeluPole);
+    return fma(dropped, splat<T>(T(-0.046)), a / sum - F::kGeluCentre);
+  }
+
   // e^x = 2^n e^r for whole n and |r| <= ln(2) / 2
   static Scaled scaled_exp(V x) {
-    const V n = fma(x, splat<T>(1.4426950408889634074), splat<T>(Types::kRounder)) - Types::kRounder;
+    const V shifted = fma(x, splat<T>(1.4426950408889634074), splat<T>(Types::kRounder));
+    const V n = shifted - Types::kRounder;
     const V r = fma(n, splat<T>(-F::kLn2High), x);
-    return {exp_near_zero(fma(n, splat<T>(-F::kLn2Low), r)), n};
+    return exp_near_zero(fma(n, splat<T>(-F::kLn2Low), r), n, shifted);
   }
 
   // e^(x + low) for a small low
   static Scaled scaled_exp(V x, V low) {
-    const V n = fma(x, splat<T>(1.4426950408889634074), splat<T>(Types::kRounder)) - Types::kRounder;
+    const V shifted = fma(x, splat<T>(1.4426950408889634074), splat<T>(Types::kRounder));
+    const V n = shifted - Types::kRounder;
     const V r = fma(n, splat<T>(-F::kLn2High), x);
-    return {exp_near_zero(r + fma(n, splat<T>(-F::kLn2Low), low)), n};
+    return exp_near_zero(r + fma(n, splat<T>(-F::kLn2Low), low), n, shifted);
   }
 
-  static V exp_near_zero(V r) {
-    const V one = splat<T>(1);
-    return fma(fma(polynomial(F::kExp, r), r, one), r, one);
+  static Scaled exp_near_zero(V r, V n, V shifted) {
+    const V one = splat<T>(1), rest = polynomial(F::kExp, r);
+    return {fma(fma(rest, r, one), r, one), fma(r * r, rest, r), n, shifted};
   }
 
-  static Tail normal_tail(V a) {
-    const V square = a * a;
-    const Scaled e = scaled_exp(square * T(-0.5), fma(a, a, -square) * T(-0.5));
-    const V sum = a + F::kGeluPole;
-    const V rounded = sum - F::kGeluPole;  // the a that stands in the sum
-    const V ratio = polynomial(F::kTail, (rounded - F::kGeluPole) / sum) / sum;
-    const V slope = fma(a, ratio, splat<T>(-kNormalHeight));
-    return {e.significand * fma(a - rounded, slope, ratio), e.significand, e.exponent};
+  // a * 2^exponent / kLower for e's exponent from -kRaise - 126 to kRaise - 4; exact if a is normal.
+  static V raised(V a, const Scaled& e) {
+    constexpr auto kBias = (decltype(Types::kOne){kRaise} << Types::kMantissaBits) + Types::kOne;
+    return a * reinterpret_cast<V>((reinterpret_cast<B>(e.shifted) << Types::kMantissaBits) + kBias);
   }
+  // a * 2^exponent, rounded once.
+  static V lowered(V a, const Scaled& e) { return raised(a, e) * kLower; }
+  static V value(const Scaled& e) { return lowered(e.significand, e); }
+  static V exp_below_zero(V x) { return value(scaled_exp(max(splat<T>(F::kExpBottom), x))); }
 
   // e^-v(a) with v(a) = a (A + B a^2) to twice the precision: its error would be one of the result times v.
   static Scaled exp_of_gelu_tanh(V a) {
