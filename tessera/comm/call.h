@@ -14,9 +14,9 @@ namespace tessera::comm {
 struct Program;
 class RankContext;
 
-enum class Kind : uint8_t { kAllReduce, kAllGather, kReduceScatter, kAllToAll, kBroadcast, kSend, kReceive, kBarrier };
+enum class Kind : uint8_t { kAllReduce, kAllGather, kReduceScatter, kAllToAll, kBroadcast, kSend, kReceive, kBarrier, kMerge };
 
-// all_reduce, all_gather, reduce_scatter, all_to_all, broadcast, send, receive, barrier.
+// all_reduce, all_gather, reduce_scatter, all_to_all, broadcast, send, receive, barrier, merge.
 const char* name_of(Kind kind);
 
 // A view: it and what it refers to live as long as the call.
@@ -28,6 +28,7 @@ struct Call {
   ReduceOp reduce = ReduceOp::kSum;
   int64_t peer = 0;  // position of the root, the destination or the source
   int64_t tag = 0;
+  const Merge* merge = nullptr;  // what a merge asks for; `inputs` are its sums, `outputs` the closed nodes
   // Filled by CallScope from the rank's context.
   const char* op = "";                // the operator that needed it
   const Program* program = nullptr;   // null: not compared

@@ -15,6 +15,9 @@ namespace tessera::comm {
 
 using layout::ReduceOp;
 
+struct Merge;
+struct NodeSum;
+
 // A running collective. `wait` blocks until its tensors may be read and written again; it throws what the collective threw.
 // Every wait has the rank's deadline. Destroying an unfinished Work gives up its result: afterwards nothing touches its
 // tensors (a backend that cannot promise it otherwise waits, without throwing).
@@ -58,6 +61,11 @@ class Communicator {
   virtual WorkPtr send(at::Tensor tensor, int64_t to, int64_t tag) = 0;
   virtual WorkPtr receive(at::Tensor tensor, int64_t from, int64_t tag) = 0;
   virtual void barrier() = 0;
+
+  // Finishes sums in the order of their tree: all members' nodes become the closed nodes (exact_merge.h), on every member or a
+  // part of them on each. The bits are the same on every backend, because none uses a library's sum; this one, over copies,
+  // serves all that have no better way. Complete when it returns.
+  virtual std::vector<NodeSum> merge(const Merge& merge);
 
   // A new group: the one of `groups` (lists of global ranks of this group) that contains this rank.
   // Collective over the ranks of that new group only; the k-th such call of one member meets the k-th of the others.

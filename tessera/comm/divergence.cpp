@@ -2,6 +2,7 @@
 
 #include "tessera/base/text.h"
 #include "tessera/comm/context.h"
+#include "tessera/comm/exact_merge.h"
 
 namespace tessera::comm {
 namespace {
@@ -22,6 +23,8 @@ bool fits(const Call& a, const Call& b, size_t i, size_t j) {
       return same(a.inputs[j], b.outputs[0]);
     case Kind::kAllToAll:
       return same(a.inputs[j], b.outputs[i]);
+    case Kind::kMerge:
+      return is_same(*a.merge, *b.merge);
     default:
       return true;
   }
@@ -93,7 +96,7 @@ std::string divergence_of(const std::vector<const Call*>& calls) {
   if (first.kind == Kind::kBarrier) {
     return "";
   }
-  const bool is_uniform = first.kind == Kind::kAllReduce || first.kind == Kind::kBroadcast;
+  const bool is_uniform = first.kind == Kind::kAllReduce || first.kind == Kind::kBroadcast || first.kind == Kind::kMerge;
   for (size_t i = 0; i < (is_uniform ? 1 : calls.size()); ++i) {
     for (size_t j = 0; j < calls.size(); ++j) {
       if (!fits(*calls[i], *calls[j], i, j)) {

@@ -4,6 +4,8 @@
 
 #include "tessera/base/error.h"
 #include "tessera/comm/call.h"
+#include "tessera/comm/exact_merge.h"
+#include "tessera/comm/merge_sums.h"
 
 namespace tessera::comm {
 namespace {
@@ -47,6 +49,13 @@ class FakeCommunicator : public Communicator {
   }
 
   void barrier() override { pretend({.kind = Kind::kBarrier}); }
+
+  std::vector<NodeSum> merge(const Merge& merge) override {
+    verify_merge(*this, merge);
+    const std::vector<at::Tensor> results = merge_results(merge, rank());
+    pretend({.kind = Kind::kMerge, .inputs = merge.sums, .outputs = results, .merge = &merge});
+    return with_nodes(merge.plan, results);
+  }
 
   std::shared_ptr<Communicator> split(const std::vector<std::vector<int64_t>>& groups, std::string name) override {
     const auto& own = own_group(*this, groups, name);

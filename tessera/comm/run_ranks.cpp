@@ -2,17 +2,16 @@
 
 #include <atomic>
 #include <exception>
-#include <stdexcept>
+#include <mutex>
 #include <thread>
-#include <typeinfo>
 
 #include <ATen/Parallel.h>
 #include <ATen/ThreadLocalState.h>
-#include <c10/core/AutogradState.h>
 
 #include "tessera/base/error.h"
 #include "tessera/comm/errors.h"
 #include "tessera/comm/fake.h"
+#include "tessera/comm/rank_scope.h"
 #include "tessera/comm/threads.h"
 
 namespace tessera::comm {
@@ -20,97 +19,6 @@ namespace {
 
 std::atomic<uint64_t> the_stop_requests{0};
 static_assert(std::atomic<uint64_t>::is_always_lock_free);
-
-struct Hooks {
-  std::mutex mutex;
-  std::vector<std::function<std::shared_ptr<void>()>> list;
-};
-
-Hooks& hooks() {
-  static Hooks hooks;
-  return hooks;
-}
-
-// Calls the hooks; drops their guards last first.
-class HookGuards {
- public:
-  HookGuards() {
-    std::vector<std::function<std::shared_ptr<void>()>> list;
-    {
-      std::lock_guard lock(hooks().mutex);
-      list = hooks().list;
-    }
-    for (const auto& hook : list) {
-      guards_.push_back(hook());
-    }
-  }
-  ~HookGuards() {
-    while (!guards_.empty()) {
-      guards_.pop_back();
-    }
-  }
-  HookGuards(const HookGuards&) = delete;
-  HookGuards& operator=(const HookGuards&) = delete;
-
- private:
-  std::vector<std::shared_ptr<void>> guards_;
-};
-
-// Keeps backward on the calling thread.
-class SingleThreadedAutograd {
- public:
-  SingleThreadedAutograd() : previous_(state().get_multithreading_enabled()) { state().set_multithreading_enabled(false); }
-  ~SingleThreadedAutograd() { state().set_multithreading_enabled(previous_); }
-  SingleThreadedAutograd(const SingleThreadedAutograd&) = delete;
-  SingleThreadedAutograd& operator=(const SingleThreadedAutograd&) = delete;
-
- private:
-  static c10::AutogradState& state() { return c10::AutogradState::get_tls_state(); }
-  bool previous_;
-};
-
-// The count is per thread, but each setter also leaves it as the default of threads that have not asked yet: asking first
-// settles that.
-void set_intra_op_threads(int count) {
-  static std::mutex mutex;
-  std::lock_guard lock(mutex);
-  if (at::get_num_threads() != count) {
-    at::set_num_threads(count);
-  }
-}
-
-// Throws `error` anew with `prefix` before its message if it is exactly a T.
-template <typename T>
-void throw_if_exactly(const std::exception& error, const std::string& prefix) {
-  if (typeid(error) != typeid(T)) {
-    return;
-  }
-  const auto message = prefix + base::message_of(error);
-  if constexpr (std::is_base_of_v<c10::Error, T>) {
-    throw T({__func__, __FILE__, static_cast<uint32_t>(__LINE__)}, message);
-  } else {
-    throw T(message);
-  }
-}
-
-template <typename... Types>
-void throw_if_one_of(const std::exception& error, const std::string& prefix) {
-  (throw_if_exactly<Types>(error, prefix), ...);
-}
-
-[[noreturn]] void rethrow_of(int64_t rank, const std::exception_ptr& error) {
-  try {
-    std::rethrow_exception(error);
-  } catch (const base::RankFailed& echo) {
-    throw;
-  } catch (const std::exception& caught) {
-    throw_if_one_of<c10::Error, c10::ValueError, c10::IndexError, c10::TypeError, c10::NotImplementedError,
-                    c10::LinAlgError, c10::OutOfMemoryError, c10::DistBackendError, base::CommError, base::CommTimeout,
-                    DivergenceError, base::DataError, base::ConfigError, base::PlanError, std::runtime_error,
-                    std::logic_error, std::invalid_argument, std::out_of_range>(caught, c10::str("rank ", rank, ": "));
-    throw;
-  }
-}
 
 bool is_echo(const std::exception_ptr& error) {
   try {
@@ -155,10 +63,9 @@ class Errors {
 void run_rank(const std::shared_ptr<ThreadJob>& job, RankContext& context, const std::function<void(int64_t)>& body,
               Errors& errors) {
   ContextGuard guard(&context);
-  SingleThreadedAutograd on_this_thread;
   try {
     context.world = join_threads(job, context.rank);
-    HookGuards guards;
+    const RankScope scope;
     body(context.rank);
     job->finish(context.rank);
   } catch (...) {
@@ -218,14 +125,8 @@ void run_fake(int64_t ranks, int64_t rank, const std::function<void()>& body) {
   context.world = make_fake_world(ranks, rank);
   context.stops_before = stop_requests();
   ContextGuard guard(&context);
-  SingleThreadedAutograd on_this_thread;
-  HookGuards guards;
+  const RankScope scope;
   body();
-}
-
-void add_rank_hook(std::function<std::shared_ptr<void>()> hook) {
-  std::lock_guard lock(hooks().mutex);
-  hooks().list.push_back(std::move(hook));
 }
 
 int threads_per_rank(int64_t ranks) {

@@ -8,6 +8,8 @@
 
 #include "tessera/base/error.h"
 #include "tessera/comm/context.h"
+#include "tessera/comm/exact_merge.h"
+#include "tessera/comm/merge_sums.h"
 
 namespace tessera::comm {
 namespace {
@@ -104,6 +106,13 @@ class ThreadCommunicator : public Communicator, public std::enable_shared_from_t
   }
 
   void barrier() override { meet({.kind = Kind::kBarrier}); }
+
+  std::vector<NodeSum> merge(const Merge& merge) override {
+    verify_merge(*this, merge);
+    const std::vector<at::Tensor> results = merge_results(merge, rank());
+    meet({.kind = Kind::kMerge, .inputs = merge.sums, .outputs = results, .merge = &merge});
+    return with_nodes(merge.plan, results);
+  }
 
   std::shared_ptr<Communicator> split(const std::vector<std::vector<int64_t>>& groups, std::string name) override;
 

@@ -7,6 +7,7 @@
 #include <ATen/OpMathType.h>
 
 #include "tessera/base/error.h"
+#include "tessera/comm/merge_sums.h"
 
 namespace tessera::comm {
 namespace {
@@ -145,6 +146,8 @@ void transfer(const std::vector<const Call*>& calls, size_t part) {
       return;
     case Kind::kBroadcast:
       return copy(own.outputs[0], calls[static_cast<size_t>(own.peer)]->inputs[0]);
+    case Kind::kMerge:
+      return merge_sums(calls, part);
     default:
       return;
   }

@@ -112,7 +112,8 @@ class Planner {
     if (!from_factors) infer_outputs(info_, call_, *plan_, defined_);
     wants_ = forward_ || info_.is_view ? nullptr : wanting_parameter(args_);
     wish_input();
-    const rules::FactorMap map = info_.rule->map(call_);
+    rules::FactorMap map = info_.rule->map(call_);
+    if (exact) plan_->per_sample = restrict_cuts(*exact, call_, map);
     if (from_factors) outputs_from_factors(info_, call_, map, *plan_, defined_);
     const rules::Propagation decided = rules::propagate(call_, map, wishes_of(call_, forward_));
     if (!map.metadata_only) add_moves(decided);

@@ -8,6 +8,7 @@
 #include <ATen/core/ivalue.h>
 
 #include "tessera/dtensor/exact_sum.h"
+#include "tessera/dtensor/per_sample.h"
 #include "tessera/dtensor/redistribute.h"
 #include "tessera/rules/rule.h"
 
@@ -38,7 +39,8 @@ struct CallPlan {
   std::vector<std::pair<int, c10::IValue>> rewritten;
   rules::LocalKernel local = nullptr;
   std::unique_ptr<rules::LocalCall> local_call;
-  std::unique_ptr<ExactSum> exact;    // in `exact` numerics, of a call that sums
+  std::unique_ptr<ExactSum> exact;        // in `exact` numerics, of a call that sums
+  std::unique_ptr<PerSample> per_sample;  // ... of one whose kernel runs for each sample
   rules::Decomposition decompose = nullptr;
   uint64_t program_key = 0;           // equal on every rank that runs the same call
   std::vector<layout::Spec> operands;   // as the call came in, before moves

@@ -121,7 +121,8 @@ void outputs_from_factors(const OpInfo& info, rules::Call& call, const rules::Fa
     const layout::SpecData& first = *call.operands.at(0).spec;
     const size_t index = call.outputs.size();
     output.dtype = map.dtypes.empty() ? first.dtype : map.dtypes.at(index);
-    output.strides = output.sizes == first.sizes ? first.strides : contiguous_strides(output.sizes);
+    const bool is_elementwise = tensor == map.operands.at(0) && output.sizes == first.sizes;
+    output.strides = is_elementwise ? first.strides : contiguous_strides(output.sizes);
     if (info.written_return.at(index) >= 0) output.written_operand = operand_of_arg(call, info.written_return[index]);
     call.outputs.push_back(std::move(output));
     defined.push_back(true);

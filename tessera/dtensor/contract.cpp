@@ -2,6 +2,7 @@
 
 #include <ATen/ops/add.h>
 #include <ATen/ops/bmm.h>
+#include <ATen/ops/einsum_native.h>
 #include <ATen/ops/mm.h>
 #include <torch/csrc/autograd/functions/utils.h>
 #include <torch/csrc/autograd/saved_variable.h>
@@ -151,6 +152,12 @@ at::Tensor matmul(const at::Tensor& a, const at::Tensor& b) {
   return product;
 }
 
+// A contraction where it is one; otherwise libtorch's own, by products and sums.
+at::Tensor einsum(c10::string_view equation, at::TensorList tensors, at::OptionalIntArrayRef path) {
+  const auto contraction = rules::contraction_of(equation, tensors);
+  return contraction ? contract(tensors[0], tensors[1], *contraction) : at::native::einsum(equation, tensors, path);
+}
+
 }  // namespace
 
 TORCH_LIBRARY(tessera, m) {
@@ -170,6 +177,7 @@ void register_contract_kernels(KernelRegistry& registry) {
   torch::Library& library = registry.library("aten", c10::DispatchKey::AutogradPrivateUse3);
   library.impl("linear", TORCH_FN(linear));
   library.impl("matmul", TORCH_FN(matmul));
+  library.impl("einsum", TORCH_FN(einsum));
 }
 
 }  // namespace tessera::dtensor

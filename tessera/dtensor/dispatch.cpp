@@ -5,9 +5,11 @@
 #include <ATen/ops/view.h>
 #include <ATen/ops/zeros.h>
 #include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/graph_task.h>
 
 #include "tessera/base/error.h"
 #include "tessera/base/hash.h"
+#include "tessera/dtensor/carry.h"
 #include "tessera/dtensor/observer.h"
 #include "tessera/dtensor/pending.h"
 #include "tessera/dtensor/plain.h"
@@ -32,6 +34,7 @@ struct Scan {
   bool has_plain = false;
   bool has_derived = false;
   bool has_pending = false;
+  bool has_unfinished = false;
 };
 
 void scan_tensor(const at::Tensor& tensor, Scan& scan) {
@@ -54,6 +57,7 @@ void scan_tensor(const at::Tensor& tensor, Scan& scan) {
   if (C10_UNLIKELY(meta->rare != nullptr)) {
     scan.has_derived |= meta->rare->derived != nullptr;
     scan.has_pending |= meta->rare->pending != nullptr;
+    scan.has_unfinished |= is_unfinished(*meta);
   }
   const uint64_t spec = reinterpret_cast<uint64_t>(meta->spec.get());
   if (const ParameterInfo* parameter = meta->parameter) {
@@ -204,6 +208,8 @@ void call_local(Running& run, Stack& stack) {
     at::Tensor sum = run_node_sum(run.state.ctx, *run.plan.exact, c10::ArrayRef<IValue>(stack.data() + begin, run.info.num_args()), run.info.name.c_str());
     stack.resize(begin);
     stack.emplace_back(std::move(sum));
+  } else if (run.plan.per_sample) {
+    run_per_sample(*run.plan.per_sample, run.info, stack);
   } else if (run.plan.local) {
     run.plan.local(*run.plan.local_call, stack);
   } else {
@@ -318,10 +324,33 @@ bool run_carried(RankState& state, const OpInfo& info, const CallPlan& plan, c10
   return true;
 }
 
-// A node may sum several gradients (those of a norm's weight and bias): each is a use of its own.
-uint64_t use_of_sum(RankState& state, uint64_t node, uint64_t use) {
-  if (std::exchange(state.summing_node, node) != node) state.sums_of_node = 0;
-  return base::hash_combine(use, ++state.sums_of_node);
+bool overwrites(const OpInfo& info) { return info.name == "aten::zero_" || info.name == "aten::fill_.Scalar"; }
+
+// Before an operator reads values that lack samples of the step: it must be no derivative, and what lacked samples and is
+// written to is marked, as a write drops the record.
+void begin_unfinished(RankState& state, const OpInfo& info, const IValue* args) {
+  check_unfinished(state, info.name.c_str());
+  for (size_t i = 0; i < info.num_args(); ++i) {
+    if (!info.args[i].written) continue;
+    for_each_tensor({args[i]}, [&](const at::Tensor& tensor, int, int) {
+      if (is_dtensor(tensor) && is_unfinished(*meta_of(tensor))) meta_of(tensor)->make_rare().is_unfinished = !overwrites(info);
+    });
+  }
+}
+
+// Afterwards: its new results are marked.
+void end_unfinished(const OpInfo& info, const Stack& stack) {
+  if (needs_no_value(info)) return;
+  for_each_tensor(c10::ArrayRef<IValue>(stack.data() + (stack.size() - info.num_returns()), info.num_returns()), [&](const at::Tensor& tensor, int i, int) {
+    if (is_dtensor(tensor) && info.written_return[i] < 0) meta_of(tensor)->make_rare().is_unfinished = true;
+  });
+}
+
+// The name of a call for sums over samples: in a derivative, that of the forward call whose derivative it is.
+uint64_t use_of(RankState& state, const torch::autograd::Node* node, const ForwardPlans::Slot* forward, bool reads_parameter) {
+  if (!forward) return state.sites.use(reads_parameter);
+  if (C10_LIKELY(!at::GradMode::is_enabled())) return forward->use;
+  return state.sites.use_in_backward(forward->use, torch::autograd::get_current_graph_task_id(), node->sequence_nr());
 }
 
 // A sum over samples: the result is a handle.
@@ -336,13 +365,20 @@ void run_sample_sum(RankState& state, const OpInfo& info, const CallPlan& plan, 
   const auto options = at::TensorOptions().dtype(terms->dtype).device(plan.exact->device);
   std::optional<SampleSum> earlier = state.continuation ? state.continuation->take(use, *plan.exact->sample) : std::nullopt;
   SampleSum sum = earlier ? std::move(*earlier) : SampleSum(*plan.exact->sample);
-  sum.add(*plan.exact, scan.origin, c10::ArrayRef<IValue>(args, info.num_args()), at::zeros({}, options).expand(terms.local_sizes(coord)));
+  sum.add(*plan.exact, ++state.sums_made, scan.origin, c10::ArrayRef<IValue>(args, info.num_args()), at::zeros({}, options).expand(terms.local_sizes(coord)));
   auto pending = std::make_shared<Pending>();
   Pending::Group& group = pending->groups.emplace_back();
   group.spec = plan.outputs.at(0).final_spec;
   group.uses.emplace(use, std::move(sum));
   torch::jit::drop(stack, info.num_args());
   stack.emplace_back(make_handle(group.spec, options, coord, pending));
+}
+
+// The same in a derivative.
+void run_gradient_sum(RankState& state, const OpInfo& info, const CallPlan& plan, const Scan& scan, const torch::autograd::Node& node, uint64_t use,
+                      Stack& stack) {
+  run_sample_sum(state, info, plan, scan, state.sites.use_of_sum(use, torch::autograd::get_current_graph_task_id(), node.sequence_nr()), stack);
+  if (at::GradMode::is_enabled()) settle_for_good(state, *meta_of(stack.back().toTensor()), info.name.c_str());
 }
 
 void tell_observer(RankState& state, const OpInfo& info, const Stack& stack) {
@@ -416,12 +452,16 @@ void dispatch(const OpInfo& info, Stack& stack) {
   if (C10_UNLIKELY(state.mode != Mode::kImplicit)) check_explicit(state, info, args, *plan);
   state.ctx.program.note(info.name.c_str(), plan->program_key);
   if (C10_UNLIKELY(scan.has_pending) && run_carried(state, info, *plan, args, stack)) return;
-  const uint64_t use = C10_LIKELY(!state.lattice) ? 0 : forward ? forward->use : state.sites.use(scan.parameter != nullptr);
-  if (plan->exact && plan->exact->sample) {
-    run_sample_sum(state, info, *plan, scan, node ? use_of_sum(state, node->sequence_nr(), use) : use, stack);
-  } else {
+  if (C10_UNLIKELY(scan.has_unfinished)) begin_unfinished(state, info, stack.data() + (stack.size() - info.num_args()));
+  const uint64_t use = C10_LIKELY(!state.lattice) ? 0 : use_of(state, node.get(), forward, scan.parameter != nullptr);
+  if (!plan->exact || !plan->exact->sample) {
     run_plan(state, info, *plan, scan, stack);
+  } else if (node && !state.recomputing) {
+    run_gradient_sum(state, info, *plan, scan, *node, use, stack);
+  } else {
+    run_sample_sum(state, info, *plan, scan, use, stack);
   }
+  if (C10_UNLIKELY(scan.has_unfinished)) end_unfinished(info, stack);
   state.forward_plans.record(at::sequence_number::peek() - 1, plan, use);
   tell_observer(state, info, stack);
 }

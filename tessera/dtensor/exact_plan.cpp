@@ -10,11 +10,14 @@ using layout::Placements;
 
 namespace {
 
-// Where a sum should lie: as the forward operand or result of the same sizes, if there is one.
-std::optional<Placements> forward_layout(const CallPlan* forward, const rules::Output& output) {
+bool holds_samples(const Spec& spec) { return std::any_of(spec->labels.begin(), spec->labels.end(), rules::counts_samples); }
+
+// Where a sum should lie: as the forward operand of the same sizes, if there is one. A micro-batch may have the sizes of a
+// parameter by chance.
+std::optional<Placements> forward_layout(const CallPlan* forward, const Spec& output) {
   if (!forward) return std::nullopt;
   for (const Spec& operand : forward->operands) {
-    if (operand->sizes == output.sizes) return without_partial(operand->placements);
+    if (operand->sizes == output->sizes && holds_samples(operand) == holds_samples(output)) return without_partial(operand->placements);
   }
   return std::nullopt;
 }
@@ -29,6 +32,11 @@ const rules::ExactRule* exact_rule_of(const RankState& state, const OpInfo& info
   return rule;
 }
 
+std::unique_ptr<PerSample> restrict_cuts(const rules::ExactRule& rule, const rules::Call& call, rules::FactorMap& map) {
+  rules::keep_rows_whole(call, map);
+  return rule.per_sample && rule.per_sample(call) ? plan_per_sample(call, map) : nullptr;
+}
+
 void plan_exact(RankState& state, const OpInfo& info, const rules::Call& call, const rules::ExactRule& rule, const rules::FactorMap& map,
                 const rules::Propagation& decided, const CallPlan* forward, CallPlan& plan) {
   plan.exact = plan_exact_sum(state.ctx, *state.lattice, call, rule, map, decided);
@@ -37,17 +45,22 @@ void plan_exact(RankState& state, const OpInfo& info, const rules::Call& call, c
     if (!output.spec->has_partial) continue;
     const Spec merged = output.spec.with(without_partial(output.spec->placements));
     if (output.final_spec == output.spec) {
-      const auto wished = forward_layout(forward, call.outputs[i]);
+      const auto wished = forward_layout(forward, output.spec);
       output.final_spec = wished ? merged.with(*wished) : merged;
     }
     if (plan.exact && i == 0) output.spec = merged;
-    output.move = output.final_spec == output.spec ? nullptr : state.moves.find_or_plan(output.spec, output.final_spec);
+    ScatteringMove way(state.ctx, state.moves, output.spec, output.final_spec);
+    if (plan.exact && plan.exact->node && i == 0) {
+      for (NodePlan::Axis& axis : plan.exact->node->axes) axis.scatter = way.next(axis.axis);
+      output.spec = way.now();
+    }
+    output.move = way.rest();
   }
   if (!plan.exact) return;
   plan.exact->local = make_local_call(info, decided, state.ctx.coord(call.operands.at(0).spec->mesh));
   if (!plan.exact->sample) return;
   CallPlan::Output& output = plan.outputs.at(0);
-  if (const auto wished = forward_layout(forward, call.outputs[0])) output.final_spec = output.spec.with(*wished);
+  if (const auto wished = forward_layout(forward, output.spec)) output.final_spec = output.spec.with(*wished);
   output.move = nullptr;
 }
 

@@ -1,8 +1,5 @@
 #include "tessera/dtensor/exact_sum.h"
 
-#include <ATen/ops/empty.h>
-#include <ATen/ops/zeros.h>
-
 #include "tessera/base/error.h"
 #include "tessera/dtensor/dispatch.h"
 #include "tessera/dtensor/wishes.h"
@@ -63,9 +60,7 @@ class Planner {
 
   int64_t leaves_of(const Summed& summed) const {
     if (rules::counts_positions(summed.labels)) return lattice_.sequence;
-    const bool of_product = call_.has_arg("equation");
-    const bool with_parameter = std::any_of(call_.operands.begin(), call_.operands.end(), [](const auto& operand) { return operand.is_parameter; });
-    return !of_product || with_parameter ? lattice_.feature : 1;
+    return rules::sums_whole_rows(call_) ? 1 : lattice_.feature;
   }
 
   // The run of the dim at `coord` when the axes in `whole` count as merged.
@@ -114,10 +109,9 @@ class Planner {
     add_dims(*plan, summed);
     std::vector<int64_t> merged;
     for (int64_t axis : axes_of(summed)) {
-      NodePlan::Axis step;
-      step.axis = axis;
-      for (const Node& held : members_of(summed, leaves, merged, axis)) step.nodes.push_back(layout::cover(held, plan->root.end));
-      plan->axes.push_back(std::move(step));
+      comm::MergePlan::Nodes nodes;
+      for (const Node& held : members_of(summed, leaves, merged, axis)) nodes.push_back(layout::cover(held, plan->root.end));
+      plan->axes.push_back({axis, comm::MergePlan(std::move(nodes), plan->root), {}});
       merged.push_back(axis);
     }
     const Range mine = range_at(summed, {}, ctx_.coord(mesh()));
@@ -219,30 +213,66 @@ std::unique_ptr<ExactSum> plan_exact_sum(comm::RankContext& ctx, const Lattice& 
   return sum;
 }
 
+std::vector<comm::NodeSum> run_merge(comm::RankContext& ctx, const layout::Mesh& mesh, int64_t axis, const char* op, const comm::Merge& merge) {
+  comm::Communicator& group = ctx.axis(mesh, axis);
+  const int64_t bytes = c10::multiply_integers(merge.sizes) * static_cast<int64_t>(merge.options.dtype().itemsize());
+  const int64_t passes = merge.scatter ? 1 : 2;
+  ctx.ledger.record("exact_merge", mesh.axis(axis).name, op, bytes * passes * (group.size() - 1) / group.size());
+  return group.merge(merge);
+}
+
+std::optional<comm::Merge::Scatter> ScatteringMove::next(int64_t axis) {
+  const Move* move = rest();
+  if (!move || move->path.steps.empty()) return std::nullopt;
+  const reshard::Step& step = move->path.steps.front();
+  if (step.kind != reshard::StepKind::kSlice || step.axis != axis) return std::nullopt;
+  const int64_t dim = step.to.dim;
+  Coord coord = ctx_.coord(step.before->mesh);
+  const Range whole = step.before.local_ranges(coord)[dim];
+  comm::Merge::Scatter scatter{.dim = dim};
+  for (coord[axis] = 0; coord[axis] < step.before->mesh.axis(axis).size; ++coord[axis]) {
+    const Range part = step.after.local_ranges(coord)[dim];
+    scatter.parts.push_back(part.size() == 0 ? Range{} : Range{part.begin - whole.begin, part.end - whole.begin});
+  }
+  now_ = step.after;
+  return scatter;
+}
+
+namespace {
+
+// The sums over this rank's nodes.
+std::vector<comm::NodeSum> own_sums(const ExactSum& sum, c10::ArrayRef<IValue> args) {
+  const rules::ExactCall call{&sum.local, sum.leaf};
+  const auto sum_of = [&](int64_t begin, int64_t length) {
+    std::vector<IValue> cut(args.begin(), args.end());
+    for (const SummedDim& at : sum.node->dims) cut[at.arg] = cut[at.arg].toTensor().narrow(at.dim, begin, length);
+    return sum.rule->node(call, cut);
+  };
+  std::vector<comm::NodeSum> mine;
+  for (const NodePlan::Run& run : sum.node->runs) mine.push_back({run.node, sum_of(run.begin, run.length)});
+  if (mine.empty()) mine.push_back({{}, sum_of(0, 0)});  // the sizes of a sum of nothing
+  return mine;
+}
+
+bool is_alone(const at::Tensor& tensor) { return tensor.use_count() == 1 && tensor.storage().use_count() == 1; }
+
+}  // namespace
+
 at::Tensor run_node_sum(comm::RankContext& ctx, const ExactSum& sum, c10::ArrayRef<IValue> args, const char* op) {
   const NodePlan& plan = *sum.node;
-  const rules::ExactCall call{&sum.local, sum.leaf};
-  std::vector<comm::NodeSum> mine;
-  for (const NodePlan::Run& run : plan.runs) {
-    std::vector<IValue> cut(args.begin(), args.end());
-    for (const SummedDim& at : plan.dims) cut[at.arg] = cut[at.arg].toTensor().narrow(at.dim, run.begin, run.length);
-    mine.push_back({run.node, sum.rule->node(call, cut)});
-  }
+  std::vector<comm::NodeSum> mine = own_sums(sum, args);
   if (plan.axes.empty() && mine.size() == 1) return mine[0].sum;
-  if (mine.empty()) {  // the sizes of a sum of nothing
-    std::vector<IValue> cut(args.begin(), args.end());
-    for (const SummedDim& at : plan.dims) cut[at.arg] = cut[at.arg].toTensor().narrow(at.dim, 0, 0);
-    const at::Tensor nothing = sum.rule->node(call, cut);
-    if (plan.axes.empty()) return nothing;
-    mine.push_back({{}, nothing});
-  }
-  const at::Tensor like = mine[0].sum;
-  if (mine[0].node.size() == 0) mine.clear();
   comm::Caller caller(ctx, op);
+  std::vector<int64_t> sizes = mine[0].sum.sizes().vec();
+  const at::TensorOptions options = mine[0].sum.options();
+  if (plan.runs.empty()) mine.clear();
   for (const NodePlan::Axis& step : plan.axes) {
-    comm::Communicator& group = ctx.axis(sum.local.operands[0]->mesh, step.axis);
-    ctx.ledger.record("exact_merge", sum.local.operands[0]->mesh.axis(step.axis).name, op, static_cast<int64_t>(like.nbytes()) * 2 * (group.size() - 1) / group.size());
-    mine = comm::merge_nodes(group, mine, step.nodes, plan.root, like);
+    const bool may_reuse = std::all_of(mine.begin(), mine.end(), [](const comm::NodeSum& node) { return is_alone(node.sum); });
+    comm::Merge merge{.plan = step.plan, .sizes = sizes, .options = options, .scatter = step.scatter};
+    merge.memory = may_reuse ? comm::Merge::Memory::kReuse : comm::Merge::Memory::kKeep;
+    for (comm::NodeSum& node : mine) merge.sums.push_back(node.sum.contiguous());
+    mine = run_merge(ctx, sum.local.operands[0]->mesh, step.axis, op, merge);
+    sizes = merge.sizes_at(ctx.axis(sum.local.operands[0]->mesh, step.axis).rank());
   }
   mine = comm::close_nodes(std::move(mine), plan.root);
   TESSERA_ASSERT(mine.size() == 1, mine.size(), " nodes are left of ", plan.root.str());

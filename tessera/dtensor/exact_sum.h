@@ -3,11 +3,13 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "tessera/comm/context.h"
 #include "tessera/comm/exact_merge.h"
 #include "tessera/dtensor/meta.h"
+#include "tessera/dtensor/redistribute.h"
 #include "tessera/rules/exact.h"
 #include "tessera/rules/propagate.h"
 
@@ -28,7 +30,8 @@ struct NodePlan {
   };
   struct Axis {
     int64_t axis = 0;
-    std::vector<std::vector<layout::Node>> nodes;  // of each member, before this merge
+    comm::MergePlan plan;
+    std::optional<comm::Merge::Scatter> scatter;
   };
   layout::Node root;
   std::vector<SummedDim> dims;
@@ -79,11 +82,35 @@ struct ExactSum {
   std::unique_ptr<SamplePlan> sample;
 };
 
+// One merge over `axis` of `mesh` for `op`, noted in the ledger. Collective over the axis.
+std::vector<comm::NodeSum> run_merge(comm::RankContext& ctx, const layout::Mesh& mesh, int64_t axis, const char* op, const comm::Merge& merge);
+
 // Decides how output 0 of the call is summed. Null if it sums nothing. Throws where no exact form exists, with what works.
 std::unique_ptr<ExactSum> plan_exact_sum(comm::RankContext& ctx, const layout::Lattice& lattice, const rules::Call& call,
                                          const rules::ExactRule& rule, const rules::FactorMap& map, const rules::Propagation& decided);
 
-// The sum, whole along the summed dim. `args` are the call's, local. Collective over the axes that cut the dim.
+// Sums on the way from their merges to a layout. Where the next step of the move would keep a slice of what an axis merges, the
+// merge over that axis scatters, so that no rank gets what it would drop.
+class ScatteringMove {
+ public:
+  // From `from`, Replicate on each axis that will be merged.
+  ScatteringMove(comm::RankContext& ctx, Moves& moves, layout::Spec from, layout::Spec to) : ctx_(ctx), moves_(moves), now_(from), to_(to) {}
+
+  // How the merge over `axis` scatters; nothing: it replicates. Asked once for each merge, in their order.
+  std::optional<comm::Merge::Scatter> next(int64_t axis);
+
+  // The layout after these merges, and the move that is left; null: none.
+  const layout::Spec& now() const { return now_; }
+  const Move* rest() const { return now_ == to_ ? nullptr : moves_.find_or_plan(now_, to_); }
+
+ private:
+  comm::RankContext& ctx_;
+  Moves& moves_;
+  layout::Spec now_, to_;
+};
+
+// The sum, whole along the summed dim, and cut where the plan's merges scatter. `args` are the call's, local. Collective over
+// the axes that cut the dim.
 at::Tensor run_node_sum(comm::RankContext& ctx, const ExactSum& sum, c10::ArrayRef<c10::IValue> args, const char* op);
 
 }  // namespace tessera::dtensor

@@ -88,6 +88,7 @@ struct Rare {
   Moment gathered_at;
   std::unique_ptr<Derived> derived;
   std::shared_ptr<Pending> pending;  // the value waits for other samples; see pending.h
+  bool is_unfinished = false;        // computed from a gradient that lacked samples of the step
   // Set while the tensor is deferred: it has neither layout nor memory.
   std::shared_ptr<Recorder> recorder;
   int64_t recorded = -1;

@@ -1,18 +1,12 @@
 #include "tessera/dtensor/pending.h"
 
 #include <limits>
-#include <unordered_set>
 
 #include <ATen/ops/add.h>
-#include <ATen/ops/empty.h>
-#include <ATen/ops/empty_like.h>
 #include <ATen/ops/full.h>
-#include <ATen/ops/slice_backward.h>
 #include <ATen/ops/zeros.h>
-#include <c10/core/WrapDimMinimal.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
-#include <torch/csrc/autograd/graph_task.h>
 
 #include "tessera/base/error.h"
 #include "tessera/dtensor/dispatch.h"
@@ -55,63 +49,11 @@ std::vector<IValue> cut_to(const SamplePlan& plan, c10::ArrayRef<IValue> args, i
   return cut;
 }
 
-// What every member of the group holds: the nodes travel as numbers first.
-std::vector<std::vector<Node>> exchange_nodes(comm::Communicator& group, const std::vector<NodeSum>& mine, const Node& root) {
-  const int64_t most = root.size();
-  const at::Tensor sent = at::empty({1 + 2 * most}, at::kLong);
-  auto* numbers = sent.data_ptr<int64_t>();
-  std::fill_n(numbers, sent.numel(), 0);
-  numbers[0] = static_cast<int64_t>(mine.size());
-  for (size_t i = 0; i < mine.size(); ++i) numbers[1 + 2 * i] = mine[i].node.begin, numbers[2 + 2 * i] = mine[i].node.end;
-  std::vector<at::Tensor> received;
-  for (int64_t i = 0; i < group.size(); ++i) received.push_back(at::empty_like(sent));
-  group.all_gather(received, sent)->wait();
-  std::vector<std::vector<Node>> nodes(group.size());
-  for (int64_t i = 0; i < group.size(); ++i) {
-    const auto* of = received[i].const_data_ptr<int64_t>();
-    for (int64_t k = 0; k < of[0]; ++k) nodes[i].push_back({of[1 + 2 * k], of[2 + 2 * k]});
-  }
-  return nodes;
-}
-
 at::Tensor not_a_number(at::TensorOptions options, c10::IntArrayRef sizes) {
   return at::full({}, std::numeric_limits<double>::quiet_NaN(), options).expand(sizes);
 }
 
 at::Tensor zeros_as(const at::Tensor& like) { return at::zeros(like.sizes(), like.options()); }
-
-bool same_chain(const std::vector<Pending::Link>& a, const std::vector<Pending::Link>& b) {
-  return std::equal(a.begin(), a.end(), b.begin(), b.end(), [](const Pending::Link& x, const Pending::Link& y) { return x.op == y.op && x.args == y.args; });
-}
-
-// Null also if the program has written to the value since.
-Pending* pending_of(const IValue& value) {
-  if (!value.isTensor() || !is_dtensor(value.toTensor())) return nullptr;
-  Meta& meta = *meta_of(value.toTensor());
-  if (!meta.is_pending()) return nullptr;
-  const Pending& pending = *meta.rare->pending;
-  if (pending.is_settled && !meta.unchanged_since(pending.settled_at)) meta.rare->pending.reset();
-  return meta.rare->pending.get();
-}
-
-// The tensor as one of the terms of a handle.
-Pending as_pending(const at::Tensor& tensor) {
-  if (const Pending* pending = pending_of(tensor)) return *pending;
-  Pending result;
-  Pending::Group& group = result.groups.emplace_back();
-  group.spec = meta_of(tensor)->spec;
-  LocalScope scope;
-  group.constant = meta_of(tensor)->local.clone();
-  return result;
-}
-
-// Whether the tensor can become a handle: nobody else sees its memory.
-bool owns_memory(const at::Tensor& tensor) {
-  const Meta& meta = *meta_of(tensor);
-  return !meta.root && !meta.derived() && (meta.is_pending() || meta.local.storage().use_count() == 1);
-}
-
-bool is_accumulating(const torch::autograd::Node* node) { return dynamic_cast<const torch::autograd::AccumulateGrad*>(node) != nullptr; }
 
 // Whether the operator is part of a derivative, not a look at a gradient from a hook.
 bool computes_gradient(const char* op) {
@@ -121,38 +63,36 @@ bool computes_gradient(const char* op) {
   return !is_accumulating(node.get()) || name == "aten::add_.Tensor" || name == "aten::copy_";
 }
 
-void check_complete(const RankState& state, const Pending& pending, const char* op) {
-  if (!computes_gradient(op)) return;
+// The first sum that lacks samples, or null.
+const SampleSum* find_incomplete(const Pending& pending) {
   for (const Pending::Group& group : pending.groups) {
     for (const auto& [use, sum] : group.uses) {
-      TESSERA_CHECK(sum.is_complete(), "[", op, "] numerics exact: a derivative reads the gradient of ", sum.samples_seen(), " of the step's ",
-                    sum.samples_of_step(), " samples before the others are added, so its bits would depend on the micro-batches (rank ", state.ctx.rank,
-                    "). Compute with the parameter itself in the model and apply the function once for a step, or use one micro-batch (accumulate = 1).");
+      if (!sum.is_complete()) return &sum;
     }
   }
+  return nullptr;
 }
 
-std::shared_ptr<Pending> joined(const Pending& a, const Pending& b, const char* op) {
-  auto result = std::make_shared<Pending>();
-  result->groups = a.groups;
-  for (const Pending::Group& group : b.groups) {
-    const auto same = std::find_if(result->groups.begin(), result->groups.end(), [&](const Pending::Group& other) {
-      return other.spec == group.spec && other.constant.defined() == group.constant.defined() && same_chain(other.chain, group.chain);
-    });
-    if (same == result->groups.end()) {
-      result->groups.push_back(group);
-      continue;
-    }
-    if (group.constant.defined()) {
-      LocalScope scope;
-      same->constant = at::add(same->constant, group.constant);
-    }
-    for (const auto& [use, sum] : group.uses) {
-      const auto [entry, is_new] = same->uses.try_emplace(use, sum);
-      if (!is_new) entry->second.join(sum, op);
+void check_complete(const RankState& state, const Pending& pending, const char* op) {
+  const SampleSum* sum = find_incomplete(pending);
+  TESSERA_CHECK(!sum, "[", op, "] numerics exact: a derivative reads the gradient of ", sum->samples_seen(), " of the step's ", sum->samples_of_step(),
+                " samples before the others are added, so its bits would depend on the micro-batches (rank ", state.ctx.rank,
+                "). Compute with the parameter itself in the model and apply the function once for a step, or use one micro-batch (accumulate = 1).");
+}
+
+// Micro-batches whose gradients of one use went through different functions have no common sum.
+void check_one_function(const RankState& state, const Pending& pending, const char* op) {
+  for (size_t i = 0; i < pending.groups.size(); ++i) {
+    for (size_t k = i + 1; k < pending.groups.size(); ++k) {
+      for (const auto& [use, sum] : pending.groups[i].uses) {
+        const auto other = pending.groups[k].uses.find(use);
+        const bool is_cut = other != pending.groups[k].uses.end() && sum.is_apart_from(other->second);
+        TESSERA_CHECK(!is_cut, "[", op, "] numerics exact: between the loss and a parameter the gradient is multiplied by values that differ from "
+                      "micro-batch to micro-batch, so the step's gradient is no function of one sum (rank ", state.ctx.rank,
+                      "). Use one micro-batch (accumulate = 1), or values that are the same for the whole step.");
+      }
     }
   }
-  return result;
 }
 
 // The uses of a group in their order, then the chain.
@@ -162,14 +102,13 @@ at::Tensor value_of(RankState& state, const Pending::Group& group, const char* o
     TESSERA_CHECK(!sum.is_apart_from(group.uses.begin()->second), "[", op, "] numerics exact: a parameter is used at one place in some of the step's "
                   "micro-batches and at another in the others, so their gradients are no one sum (rank ", state.ctx.rank, "). A loop by hand does not say "
                   "where a micro-batch begins: run the step as a job (parallelize, accumulate = n).");
-    at::Tensor local = sum.merged(state, op);
-    if (sum.terms() != group.spec) local = run_move(state.ctx, *state.moves.find_or_plan(sum.terms(), group.spec), local, op);
+    const at::Tensor local = sum.merged(state, group.spec, op);
     total = total.defined() ? at::add(total, local) : local;
   }
   at::Tensor value = wrap(group.constant.defined() ? group.constant : total, group.spec);
   for (const Pending::Link& link : group.chain) {
-    torch::jit::Stack stack = {value};
-    stack.insert(stack.end(), link.args.begin(), link.args.end());
+    torch::jit::Stack stack = link.args;
+    stack[link.hole] = value;
     link.op->op.callBoxed(stack);
     value = stack.back().toTensor();
   }
@@ -178,13 +117,14 @@ at::Tensor value_of(RankState& state, const Pending::Group& group, const char* o
 
 }  // namespace
 
-void SampleSum::add(const ExactSum& sum, const Origin* origin, c10::ArrayRef<IValue> args, const at::Tensor& like) {
+void SampleSum::add(const ExactSum& sum, uint64_t call, const Origin* origin, c10::ArrayRef<IValue> args, const at::Tensor& like) {
   const SamplePlan& plan = *sum.sample;
-  const rules::ExactCall call{&sum.local, 0};
+  const rules::ExactCall of_sample{&sum.local, 0};
   const char* op = sum.local.op->operator_name().name.c_str();
   like_ = like;
   seen_ += plan.micro_batch;
   seen_in_.insert(origin);
+  calls_.insert(call);
   for (int64_t row = plan.rows.begin; row < plan.rows.end; ++row) {
     const int64_t sample = sample_of_row(origin, row);
     for (const SamplePlan::Piece& piece : plan.pieces) {
@@ -195,13 +135,13 @@ void SampleSum::add(const ExactSum& sum, const Origin* origin, c10::ArrayRef<IVa
       if (begins) open.sum = zeros_as(like), open.next = sample;
       if (open.sum.defined() && open.next == sample) {
         if (open.sum.use_count() > 1) open.sum = open.sum.clone();
-        sum.rule->sample(call, cut, open.sum);
+        sum.rule->sample(of_sample, cut, open.sum);
         ++open.next;
         take_turn(leaf, open);
         continue;
       }
       const at::Tensor term = zeros_as(like);
-      sum.rule->sample(call, cut, term);
+      sum.rule->sample(of_sample, cut, term);
       add_sample(leaf, sample, term, op);
     }
   }
@@ -235,6 +175,7 @@ void SampleSum::join(const SampleSum& other, const char* op) {
   if (!like_.defined()) like_ = other.like_;
   seen_ += other.seen_;
   seen_in_.insert(other.seen_in_.begin(), other.seen_in_.end());
+  calls_.insert(other.calls_.begin(), other.calls_.end());
   for (const NodeSum& node : other.closed_) {
     for (const NodeSum& own : closed_) {
       TESSERA_CHECK(node.node.end <= own.node.begin || own.node.end <= node.node.begin, "[", op, "] numerics exact: the samples of leaves ",
@@ -261,6 +202,10 @@ bool SampleSum::is_apart_from(const SampleSum& other) const {
   return !is_complete() && !other.is_complete() && std::none_of(seen_in_.begin(), seen_in_.end(), is_common);
 }
 
+bool SampleSum::shares_calls(const SampleSum& other) const {
+  return std::any_of(calls_.begin(), calls_.end(), [&](uint64_t call) { return other.calls_.contains(call); });
+}
+
 std::vector<NodeSum> SampleSum::nodes() const {
   std::vector<NodeSum> all = closed_;
   for (const auto& [leaf, open] : open_) {
@@ -271,22 +216,31 @@ std::vector<NodeSum> SampleSum::nodes() const {
   return comm::close_nodes(std::move(all), leaves_.root);
 }
 
-at::Tensor SampleSum::merged(RankState& state, const char* op) const {
+at::Tensor SampleSum::merged(RankState& state, const layout::Spec& to, const char* op) const {
   LocalScope scope;
   comm::Caller caller(state.ctx, op);
+  ScatteringMove way(state.ctx, state.moves, terms_, to);
   std::vector<NodeSum> mine = nodes();
+  std::vector<int64_t> sizes = like_.sizes().vec();
+  auto memory = comm::Merge::Memory::kKeep;
   for (int64_t axis : merge_axes_) {
     comm::Communicator& group = state.ctx.axis(terms_->mesh, axis);
-    state.ctx.ledger.record("exact_merge", terms_->mesh.axis(axis).name, op, static_cast<int64_t>(like_.nbytes()) * 2 * (group.size() - 1) / group.size());
-    const auto nodes = exchange_nodes(group, mine, leaves_.root);
-    mine = comm::merge_nodes(group, mine, nodes, leaves_.root, like_);
+    std::vector<Node> held;
+    for (const NodeSum& node : mine) held.push_back(node.node);
+    const comm::MergePlan plan(comm::exchange_nodes(group, held, leaves_.root, like_.device()), leaves_.root);
+    comm::Merge merge{.plan = plan, .sizes = sizes, .options = like_.options(), .scatter = way.next(axis), .memory = memory};
+    for (const NodeSum& node : mine) merge.sums.push_back(node.sum);
+    mine = run_merge(state.ctx, terms_->mesh, axis, op, merge);
+    sizes = merge.sizes_at(group.rank());
+    memory = comm::Merge::Memory::kReuse;
   }
   // Samples that nobody has are nothing: the others are added as if they were +0.
   at::Tensor sum;
   for (const NodeSum& node : mine) sum = sum.defined() ? at::add(sum, node.sum) : node.sum;
-  if (!sum.defined()) return zeros_as(like_);
-  const bool is_shared = merge_axes_.empty() && mine.size() == 1;  // the program may write to its gradient
-  return is_shared ? sum.clone() : sum;
+  if (!sum.defined()) sum = at::zeros(sizes, like_.options());
+  if (merge_axes_.empty() && mine.size() == 1) sum = sum.clone();  // the program may write to its gradient
+  const Move* rest = way.rest();
+  return rest ? run_move(state.ctx, *rest, sum, op) : sum;
 }
 
 Continuation::Continuation(RankState& state, const std::vector<at::Tensor>& held) : state_(state) {
@@ -295,7 +249,10 @@ Continuation::Continuation(RankState& state, const std::vector<at::Tensor>& held
   for (const at::Tensor& gradient : held) {
     if (!gradient.defined() || !is_dtensor(gradient) || !meta_of(gradient)->is_pending()) continue;
     for (Pending::Group& group : meta_of(gradient)->rare->pending->groups) {
-      for (const auto& [use, sum] : group.uses) groups_.emplace(use, &group);
+      for (const auto& [use, sum] : group.uses) {
+        const auto [entry, is_new] = groups_.emplace(use, &group);
+        if (!is_new) entry->second = nullptr;  // two functions of one sum: neither may lose it
+      }
     }
   }
 }
@@ -304,7 +261,7 @@ Continuation::~Continuation() { state_.continuation = nullptr; }
 
 std::optional<SampleSum> Continuation::take(uint64_t use, const SamplePlan& plan) {
   const auto found = groups_.find(use);
-  if (found == groups_.end()) return std::nullopt;
+  if (found == groups_.end() || !found->second) return std::nullopt;
   auto& uses = found->second->uses;
   const auto sum = uses.find(use);
   if (sum == uses.end() || !sum->second.continues(plan)) return std::nullopt;
@@ -324,7 +281,8 @@ at::Tensor make_handle(Spec spec, at::TensorOptions options, const layout::Coord
 void settle(RankState& state, Meta& meta, const char* op) {
   if (!meta.rare || !meta.rare->pending || meta.rare->pending->is_settled) return;
   const std::shared_ptr<Pending> pending = meta.rare->pending;
-  check_complete(state, *pending, op);
+  if (computes_gradient(op)) check_complete(state, *pending, op);
+  check_one_function(state, *pending, op);
   at::NoGradGuard no_grad;
   at::AutoDispatchBelowADInplaceOrView below;
   at::Tensor value;
@@ -347,89 +305,22 @@ void settle(RankState& state, Meta& meta, const char* op) {
   pending->settled_at = meta.moment();
 }
 
-bool is_carried(const OpInfo& info) {
-  static const std::unordered_set<std::string> names = {
-      "aten::_reshape_alias", "aten::_to_copy", "aten::_unsafe_view", "aten::add.Tensor", "aten::add_.Tensor", "aten::cat", "aten::copy_",
-      "aten::div.Scalar", "aten::mul.Scalar", "aten::neg", "aten::select_backward", "aten::slice_backward", "aten::squeeze.dim",
-      "aten::squeeze.dims", "aten::t", "aten::transpose.int", "aten::unsqueeze", "aten::view"};
-  return names.count(info.name) > 0;
+void settle_for_good(RankState& state, Meta& meta, const char* op) {
+  check_complete(state, *meta.rare->pending, op);
+  settle(state, meta, op);
+  meta.rare->pending.reset();
 }
 
-namespace {
-
-// But for strides.
-bool lie_alike(const Spec& a, const Spec& b) {
-  return a->mesh == b->mesh && a->placements == b->placements && a->sizes == b->sizes && a->dtype == b->dtype;
+bool is_unfinished(const Meta& meta) {
+  return meta.rare && (meta.rare->is_unfinished || (meta.rare->pending && find_incomplete(*meta.rare->pending)));
 }
 
-// What a program makes of a gradient outside of a derivative may be written to, and must then share its memory.
-bool is_in_derivative() {
-  const auto node = torch::autograd::get_current_node();
-  return torch::autograd::get_current_graph_task_id() != -1 && !is_accumulating(node.get());
+void check_unfinished(const RankState& state, const char* op) {
+  TESSERA_CHECK(!computes_gradient(op), "[", op, "] numerics exact: a value that was computed from the gradient of some of the step's samples is to become "
+                "(part of) a gradient, so its bits would depend on the micro-batches (rank ", state.ctx.rank, "): a hook that is not linear, such as a clamp. "
+                "Do it once for a step, in or before optimizer.step(), or use one micro-batch (accumulate = 1).");
 }
 
-// As the sum of its parts, each among zeros.
-at::Tensor carry_cat(c10::ArrayRef<IValue> args) {
-  const std::vector<at::Tensor> parts = args[0].toTensorVector();
-  const int64_t dim = c10::maybe_wrap_dim(args[1].toInt(), parts.at(0).dim());
-  std::vector<int64_t> sizes = parts[0].sizes().vec();
-  sizes[dim] = 0;
-  for (const at::Tensor& part : parts) {
-    if (!is_dtensor(part) || part.dim() != static_cast<int64_t>(sizes.size())) return {};
-    sizes[dim] += part.size(dim);
-  }
-  at::Tensor sum;
-  int64_t begin = 0;
-  for (const at::Tensor& part : parts) {
-    const at::Tensor among_zeros = at::slice_backward(part, sizes, dim, begin, begin + part.size(dim), 1);
-    sum = sum.defined() ? at::add(sum, among_zeros) : among_zeros;
-    begin += part.size(dim);
-  }
-  return sum;
-}
-
-}  // namespace
-
-bool needs_no_value(const OpInfo& info) {
-  static const std::unordered_set<std::string> names = {"aten::alias", "aten::detach", "aten::empty_like", "aten::is_same_size",
-                                                        "aten::new_empty_strided", "aten::new_zeros", "aten::zeros_like"};
-  return names.count(info.name) > 0;
-}
-
-at::Tensor carry(RankState& state, const OpInfo& info, c10::ArrayRef<IValue> args, Spec output) {
-  if (info.name == "aten::cat") return carry_cat(args);
-  if (info.is_view && !is_in_derivative()) return {};
-  Pending* first = pending_of(args[0]);
-  Pending* second = args.size() > 1 ? pending_of(args[1]) : nullptr;
-  const at::Tensor self = args[0].toTensor();
-  const layout::Coord& coord = state.ctx.coord(output->mesh);
-  const auto options = [&] { return meta_of(self)->local.options(); };
-  if (info.name == "aten::add.Tensor" || info.name == "aten::add_.Tensor") {
-    const at::Tensor other = args[1].toTensor();
-    const bool is_alike = is_dtensor(self) && is_dtensor(other) && lie_alike(meta_of(self)->spec, meta_of(other)->spec);
-    if (!is_alike || !args[2].toScalar().equal(1) || (info.writes && !owns_memory(self))) return {};
-    auto sum = joined(as_pending(self), as_pending(other), info.name.c_str());
-    at::Tensor handle = make_handle(meta_of(self)->spec, options(), coord, sum);
-    if (info.name == "aten::add.Tensor") return handle;
-    meta_of(self)->replace(meta_of(handle)->local, meta_of(self)->spec);
-    meta_of(self)->make_rare().pending = sum;
-    return self;
-  }
-  if (info.name == "aten::copy_") {
-    const at::Tensor source = args[1].toTensor();
-    if (!second || !is_dtensor(self) || meta_of(self)->spec->sizes != meta_of(source)->spec->sizes || self.scalar_type() != source.scalar_type()) return {};
-    auto copy = std::make_shared<Pending>(*second);
-    copy->is_settled = false;
-    const at::Tensor handle = make_handle(meta_of(source)->spec.with(meta_of(self)->spec->placements), options(), coord, copy);
-    meta_of(self)->replace(meta_of(handle)->local, meta_of(self)->spec);
-    meta_of(self)->make_rare().pending = copy;
-    return self;
-  }
-  if (!first) return {};
-  auto further = std::make_shared<Pending>(*first);
-  further->is_settled = false;
-  for (Pending::Group& group : further->groups) group.chain.push_back({&info, std::vector<IValue>(args.begin() + 1, args.end())});
-  return make_handle(output, options().dtype(output->dtype), coord, further);
-}
+bool is_accumulating(const torch::autograd::Node* node) { return dynamic_cast<const torch::autograd::AccumulateGrad*>(node) != nullptr; }
 
 }  // namespace tessera::dtensor

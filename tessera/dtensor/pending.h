@@ -9,6 +9,7 @@
 #include <vector>
 
 #include <ATen/core/Tensor.h>
+#include <torch/csrc/autograd/function.h>
 
 #include "tessera/comm/exact_merge.h"
 #include "tessera/dtensor/exact_sum.h"
@@ -33,14 +34,15 @@ class SampleSum {
   // Whether the sums of a call with this plan can be added to it.
   bool continues(const SamplePlan& plan) const { return leaves_ == plan.leaves && terms_ == plan.terms; }
 
-  // Adds the samples of one call, in order. Writes to sums that nobody else has. `like` has the sizes and options of the sums.
-  void add(const ExactSum& sum, const Origin* origin, c10::ArrayRef<c10::IValue> args, const at::Tensor& like);
+  // Adds the samples of one call, in order. Writes to sums that nobody else has. `like` has the sizes and options of the sums;
+  // `call` is a number that no other call on this rank has.
+  void add(const ExactSum& sum, uint64_t call, const Origin* origin, c10::ArrayRef<c10::IValue> args, const at::Tensor& like);
 
   // Adds those of `other`. Throws if a sample is in both.
   void join(const SampleSum& other, const char* op);
 
-  // The sum over all ranks, laid out as terms(). Collective over the axes that cut tokens.
-  at::Tensor merged(RankState& state, const char* op) const;
+  // The sum over all ranks, laid out as `to`. Collective over the axes that cut tokens, and those of the way to that layout.
+  at::Tensor merged(RankState& state, const layout::Spec& to, const char* op) const;
 
   const layout::Spec& terms() const { return terms_; }
 
@@ -50,6 +52,8 @@ class SampleSum {
   int64_t samples_of_step() const { return leaves_.samples; }
   // Whether both are parts of the step with no micro-batch in common.
   bool is_apart_from(const SampleSum& other) const;
+  // Whether the samples of some call are in both: copies of one gradient that reached a parameter on two ways (w + w).
+  bool shares_calls(const SampleSum& other) const;
 
  private:
   // A leaf that is not complete: the samples [begin of the leaf, next) summed, and single ones that came before their turn.
@@ -69,6 +73,7 @@ class SampleSum {
   layout::Spec terms_;
   int64_t seen_ = 0;  // samples, of all ranks
   std::set<const Origin*> seen_in_;  // the micro-batches
+  std::set<uint64_t> calls_;
   at::Tensor like_;  // one element, expanded
   std::map<int64_t, Open> open_;      // by leaf
   std::vector<comm::NodeSum> closed_;  // complete leaves
@@ -78,7 +83,8 @@ class SampleSum {
 struct Pending {
   struct Link {
     const OpInfo* op = nullptr;
-    std::vector<c10::IValue> args;  // without the first
+    std::vector<c10::IValue> args;  // contiguous copies where they are tensors
+    size_t hole = 0;                // the argument that the gradient is
   };
   struct Group {
     std::vector<Link> chain;
@@ -116,14 +122,16 @@ at::Tensor make_handle(layout::Spec spec, at::TensorOptions options, const layou
 // compute with the sum of some of the step's samples only: its result would depend on the number of micro-batches.
 void settle(RankState& state, Meta& meta, const char* op);
 
-// Whether the operator can run on a handle without its value.
-bool is_carried(const OpInfo& info);
+// The same for the gradient of a gradient (create_graph), which the program will compute with: throws if samples are missing.
+void settle_for_good(RankState& state, Meta& meta, const char* op);
 
-// Whether the operator looks at sizes and layouts only, or makes an alias.
-bool needs_no_value(const OpInfo& info);
+// Whether the value is, or was made from, the gradient of some of the step's samples only.
+bool is_unfinished(const Meta& meta);
 
-// The operator's result without a value: a handle. `args` are the call's, `output` the layout its plan gives. Undefined if
-// the operands must be settled after all.
-at::Tensor carry(RankState& state, const OpInfo& info, c10::ArrayRef<c10::IValue> args, layout::Spec output);
+// Throws if the operator, about to read such a value, computes a derivative or adds to a parameter's gradient.
+void check_unfinished(const RankState& state, const char* op);
+
+// Whether the node is a parameter's end of the graph.
+bool is_accumulating(const torch::autograd::Node* node);
 
 }  // namespace tessera::dtensor

@@ -5,6 +5,7 @@
 #include <map>
 #include <string>
 #include <unordered_map>
+#include <vector>
 
 #include "tessera/dtensor/meta.h"
 #include "tessera/random/counter.h"
@@ -39,6 +40,13 @@ class Sites {
   // last reading. Equal on every rank and in every micro-batch.
   uint64_t use(bool reads_parameter);
 
+  // What names a sum that the autograd node `node` makes, of a forward call's `use`: which backward pass of this forward pass
+  // it is in (one for each graph task), and which of the node's sums it is.
+  uint64_t use_of_sum(uint64_t use, int graph_task, uint64_t node);
+
+  // The same for a call that will be differentiated again (create_graph).
+  uint64_t use_in_backward(uint64_t use, int graph_task, uint64_t node);
+
   // The stream of the next draw.
   random::Stream next();
 
@@ -48,11 +56,23 @@ class Sites {
   void begin_pass() {
     position_ = {};
     position_.reading = 1;
+    graph_tasks_.clear();
     ++passes;
   }
 
  private:
+  // The calls of the node that runs now.
+  struct NodeCalls {
+    uint64_t node = ~uint64_t{0};
+    uint64_t sums = 0, others = 0;
+  };
+
+  NodeCalls& calls_of(uint64_t node);
+  uint64_t number_of(int graph_task);
+
   Position position_;
+  NodeCalls node_calls_;
+  std::vector<int> graph_tasks_;  // backward passes of this forward pass, in their order
 };
 
 }  // namespace tessera::dtensor

@@ -106,8 +106,7 @@ struct RankState {
   bool check_plain = false;               // hash plain operands across ranks
   std::optional<layout::Lattice> lattice;  // set: numerics are exact
   class Continuation* continuation = nullptr;  // of the step's earlier micro-batches; see pending.h
-  uint64_t summing_node = ~uint64_t{0};   // the autograd node whose gradients are being summed, and how many sums it had
-  uint64_t sums_of_node = 0;
+  uint64_t sums_made = 0;                 // sums over samples, for telling copies of one from another
   int64_t step_tokens = 0;                // that the step's mean loss divides by; 0: as many as there are
   std::optional<layout::Mesh> region;     // factories on plain tensors give DTensors on this mesh
   std::deque<ParameterInfo> parameters;

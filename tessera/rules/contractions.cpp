@@ -1,7 +1,10 @@
 // Products that sum over a shared index.
 #include "tessera/rules/families.h"
 
+#include <map>
+
 #include "tessera/base/error.h"
+#include "tessera/rules/equation.h"
 #include "tessera/rules/local_args.h"
 
 namespace tessera::rules {
@@ -69,35 +72,27 @@ Rule with_addend_rule(const char* notation, ShapeSource shape = ShapeSource::kMe
 
 // tessera::contract(a, b, equation, like): an einsum of two operands. `like` gives the layout that is wanted.
 FactorMap contract_map(const Call& call) {
-  const std::string equation = call.arg("equation").toStringRef();
+  const Equation& equation = Equation::of(call.arg("equation").toStringRef());
   FactorMap map;
-  std::array<int, 128> factor_of{};
-  factor_of.fill(-1);
-  std::vector<TensorFactors> tensors(1);
-  for (size_t i = 0; i < equation.size(); ++i) {
-    const char c = equation[i];
-    if (c == ',' || c == '-') {
-      tensors.emplace_back();
-      i += c == '-' ? 1 : 0;
-      continue;
+  std::map<char, int> factors;
+  const auto add_factors = [&](const std::string& letters, size_t operand) {
+    const auto& sizes = call.spec(operand)->sizes;
+    TESSERA_CHECK(letters.size() == sizes.size(), "[contract] equation ", call.arg("equation").toStringRef(), " for operand ", operand, " of sizes ", sizes);
+    for (size_t d = 0; d < letters.size(); ++d) {
+      if (!factors.contains(letters[d])) factors[letters[d]] = map.add(sizes[d]);
     }
-    TESSERA_CHECK(std::isalpha(static_cast<unsigned char>(c)) != 0 && tensors.size() <= 3, "[contract] equation ", equation,
-                  "; accepted: two operands and a result, one letter for each dim, such as bsk,jk->bsj");
-    int& factor = factor_of[static_cast<unsigned char>(c)];
-    if (factor < 0) {
-      TESSERA_CHECK(tensors.size() <= 2, "[contract] equation ", equation, ": no operand has ", c);
-      const auto& sizes = call.spec(tensors.size() - 1)->sizes;
-      TESSERA_CHECK(tensors.back().size() < sizes.size(), "[contract] equation ", equation, " for operand ",
-                    tensors.size() - 1, " of sizes ", sizes);
-      factor = map.add(sizes[tensors.back().size()]);
-    }
-    tensors.back().push_back({factor});
-  }
-  TESSERA_CHECK(tensors.size() == 3, "[contract] equation ", equation, "; accepted: such as bsk,jk->bsj");
-  map.outputs = {tensors[2]};
+  };
+  const auto dims_of = [&](const std::string& letters) {
+    TensorFactors dims;
+    for (char letter : letters) dims.push_back({factors.at(letter)});
+    return dims;
+  };
+  add_factors(equation.a, 0);
+  add_factors(equation.b, 1);
+  map.operands = {dims_of(equation.a), dims_of(equation.b)};
+  map.outputs = {dims_of(equation.out)};
   map.like = call.operand_of("like");
-  tensors.resize(map.like < 0 ? 2 : 3);
-  map.operands = std::move(tensors);
+  if (map.like >= 0) map.operands.push_back(map.outputs[0]);
   return map;
 }
 

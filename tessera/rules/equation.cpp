@@ -1,5 +1,7 @@
 #include "tessera/rules/equation.h"
 
+#include <algorithm>
+#include <cctype>
 #include <functional>
 #include <unordered_map>
 
@@ -33,6 +35,10 @@ Equation::Equation(std::string_view text) {
   a = text.substr(0, comma);
   b = text.substr(comma + 1, arrow - comma - 1);
   out = text.substr(arrow + 2);
+  for (char letter : a + b + out) {
+    const bool is_known = std::isalpha(static_cast<unsigned char>(letter)) != 0 && has(a, letter) + has(b, letter) + has(out, letter) >= 2;
+    TESSERA_CHECK(is_known, "[contract] equation `", text, "`: `", letter, "` must be a letter that stands in two of the operands and the result");
+  }
   for (char letter : a) {
     std::string& role = !has(b, letter) ? rows : has(out, letter) ? batch : summed;
     role += letter;
@@ -52,6 +58,32 @@ const Equation& Equation::of(std::string_view text) {
   const auto found = known.find(text);
   if (found != known.end()) return found->second;
   return known.emplace(std::string(text), Equation(text)).first->second;
+}
+
+std::optional<std::string> contraction_of(std::string_view einsum, at::TensorList tensors) {
+  std::string text(einsum);
+  std::erase(text, ' ');
+  const size_t comma = text.find(',');
+  if (tensors.size() != 2 || comma == std::string::npos) return std::nullopt;
+  const size_t arrow = std::min(text.find("->"), text.size());
+  const std::string a = text.substr(0, comma), b = text.substr(comma + 1, arrow - comma - 1);
+  const auto count = [](const std::string& letters, char letter) { return std::count(letters.begin(), letters.end(), letter); };
+  std::string out = arrow < text.size() ? text.substr(arrow + 2) : "";
+  std::string all = a + b;
+  std::sort(all.begin(), all.end());
+  if (arrow == text.size()) std::copy_if(all.begin(), all.end(), std::back_inserter(out), [&](char letter) { return count(all, letter) == 1; });
+
+  for (char letter : a + b + out) {
+    const auto in_a = count(a, letter), in_b = count(b, letter), in_out = count(out, letter);
+    const bool fits = std::isalpha(static_cast<unsigned char>(letter)) != 0 && std::max({in_a, in_b, in_out}) == 1 && in_a + in_b + in_out >= 2;
+    if (!fits) return std::nullopt;
+  }
+  if (static_cast<int64_t>(a.size()) != tensors[0].dim() || static_cast<int64_t>(b.size()) != tensors[1].dim()) return std::nullopt;
+  for (size_t d = 0; d < a.size(); ++d) {
+    const size_t other = b.find(a[d]);
+    if (other != std::string::npos && tensors[0].size(static_cast<int64_t>(d)) != tensors[1].size(static_cast<int64_t>(other))) return std::nullopt;
+  }
+  return a + "," + b + "->" + out;
 }
 
 }  // namespace tessera::rules

@@ -2,9 +2,12 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
+
+#include <ATen/core/Tensor.h>
 
 namespace tessera::rules {
 
@@ -29,5 +32,9 @@ struct Equation {
   // The one of this thread; valid as long as the thread lives.
   static const Equation& of(std::string_view text);
 };
+
+// The equation of an einsum (spaces allowed, the result perhaps not named) as one of the form above. None if it is another kind:
+// other than two operands, an ellipsis, a letter twice in an operand or in one of the three alone, a dim of one that broadcasts.
+std::optional<std::string> contraction_of(std::string_view einsum, at::TensorList tensors);
 
 }  // namespace tessera::rules

@@ -18,23 +18,38 @@ bool has_label(const DimLabels& labels, Label label) {
 // Operators that move values, make them, or combine elements by IEEE operations: the ordinary kernel is exact.
 constexpr std::string_view kStock[] = {
     "aten::_reshape_alias", "aten::_to_copy", "aten::_unsafe_view", "aten::abs", "aten::add.Scalar", "aten::add.Tensor",
-    "aten::addcdiv", "aten::addcmul", "aten::alias", "aten::all", "aten::amax", "aten::any", "aten::amin", "aten::argmax", "aten::argmin",
-    "aten::bitwise_and.Tensor", "aten::bitwise_not", "aten::bitwise_or.Tensor", "aten::cat", "aten::ceil", "aten::clamp",
-    "aten::clamp.Tensor", "aten::clamp_max", "aten::clamp_min", "aten::clone", "aten::constant_pad_nd", "aten::copy",
-    "aten::copy_", "aten::cos", "aten::diagonal", "aten::div.Scalar", "aten::div.Tensor", "aten::empty_like", "aten::eq.Scalar",
-    "aten::eq.Tensor", "aten::expand", "aten::fill.Scalar", "aten::fill.Tensor", "aten::flip", "aten::floor", "aten::full_like",
-    "aten::ge.Scalar", "aten::ge.Tensor", "aten::gt.Scalar", "aten::gt.Tensor", "aten::isinf", "aten::isnan", "aten::le.Scalar",
-    "aten::le.Tensor", "aten::lerp.Scalar", "aten::lerp.Tensor", "aten::logical_and", "aten::logical_not", "aten::logical_or",
-    "aten::lt.Scalar", "aten::lt.Tensor", "aten::masked_fill.Scalar", "aten::masked_fill.Tensor", "aten::max", "aten::maximum",
-    "aten::min", "aten::minimum", "aten::mul.Scalar", "aten::mul.Tensor", "aten::native_dropout_backward", "aten::ne.Scalar",
-    "aten::ne.Tensor", "aten::neg", "aten::new_empty", "aten::new_empty_strided", "aten::new_full", "aten::new_ones",
-    "aten::new_zeros", "aten::nll_loss_backward", "aten::ones_like", "aten::permute", "aten::reciprocal", "aten::relu",
-    "aten::rsqrt", "aten::rsub.Scalar", "aten::select.int", "aten::select_backward", "aten::select_scatter", "aten::sgn",
-    "aten::sign", "aten::sin", "aten::slice.Tensor", "aten::slice_backward", "aten::slice_scatter", "aten::split.Tensor",
+    "aten::addcdiv", "aten::addcmul", "aten::alias", "aten::all", "aten::amax", "aten::amin", "aten::any", "aten::argmax",
+    "aten::argmin", "aten::bitwise_and.Tensor", "aten::bitwise_not", "aten::bitwise_or.Tensor", "aten::cat", "aten::ceil",
+    "aten::clamp", "aten::clamp.Tensor", "aten::clamp_max", "aten::clamp_min", "aten::clone", "aten::constant_pad_nd",
+    "aten::copy", "aten::copy_", "aten::cos", "aten::diagonal", "aten::div.Scalar", "aten::div.Tensor", "aten::empty_like",
+    "aten::eq.Scalar", "aten::eq.Tensor", "aten::expand", "aten::fill.Scalar", "aten::fill.Tensor", "aten::flip", "aten::floor",
+    "aten::frac", "aten::full_like", "aten::ge.Scalar", "aten::ge.Tensor", "aten::gt.Scalar", "aten::gt.Tensor",
+    "aten::hardshrink", "aten::isinf", "aten::isnan", "aten::isneginf", "aten::isposinf", "aten::le.Scalar", "aten::le.Tensor",
+    "aten::leaky_relu", "aten::leaky_relu_backward", "aten::lerp.Scalar", "aten::lerp.Tensor", "aten::logical_and",
+    "aten::logical_not", "aten::logical_or", "aten::lt.Scalar", "aten::lt.Tensor", "aten::masked_fill.Scalar",
+    "aten::masked_fill.Tensor", "aten::max", "aten::maximum", "aten::min", "aten::minimum", "aten::mul.Scalar",
+    "aten::mul.Tensor", "aten::native_dropout_backward", "aten::ne.Scalar", "aten::ne.Tensor", "aten::neg", "aten::new_empty",
+    "aten::new_empty_strided", "aten::new_full", "aten::new_ones", "aten::new_zeros", "aten::nll_loss_backward",
+    "aten::ones_like", "aten::permute", "aten::reciprocal", "aten::relu", "aten::round", "aten::rsqrt", "aten::rsub.Scalar",
+    "aten::select.int", "aten::select_backward", "aten::select_scatter", "aten::sgn", "aten::sign", "aten::signbit",
+    "aten::sin", "aten::slice.Tensor", "aten::slice_backward", "aten::slice_scatter", "aten::split.Tensor",
     "aten::split_with_sizes", "aten::sqrt", "aten::squeeze", "aten::squeeze.dim", "aten::squeeze.dims", "aten::stack",
-    "aten::sub.Scalar", "aten::sub.Tensor", "aten::t", "aten::threshold_backward", "aten::transpose.int", "aten::tril",
-    "aten::triu", "aten::unbind.int", "aten::unsafe_split.Tensor", "aten::unsqueeze", "aten::view", "aten::where.self",
-    "aten::zero", "aten::zeros_like",
+    "aten::sub.Scalar", "aten::sub.Tensor", "aten::t", "aten::threshold", "aten::threshold_backward", "aten::transpose.int",
+    "aten::tril", "aten::triu", "aten::trunc", "aten::unbind.int", "aten::unsafe_split.Tensor", "aten::unsqueeze", "aten::view",
+    "aten::where.self", "aten::zero", "aten::zeros_like",
+};
+
+// Operators whose kernel computes an element by one function in its vectors and by another at their end, or whose order of
+// additions depends on the rows that are there.
+constexpr std::string_view kPerSample[] = {
+    "aten::acos", "aten::acosh", "aten::asin", "aten::asinh", "aten::atan", "aten::atan2", "aten::atanh", "aten::celu",
+    "aten::cosh", "aten::cumprod", "aten::cumsum", "aten::elu", "aten::elu_backward", "aten::erfc", "aten::erfinv",
+    "aten::exp2", "aten::expm1", "aten::glu", "aten::glu_backward", "aten::hardsigmoid", "aten::hardsigmoid_backward",
+    "aten::hardswish", "aten::hardswish_backward", "aten::log10", "aten::log1p", "aten::log2", "aten::log_sigmoid_backward",
+    "aten::log_sigmoid_forward", "aten::logaddexp", "aten::logcumsumexp", "aten::logsumexp", "aten::mish",
+    "aten::mish_backward", "aten::pow.Scalar", "aten::pow.Tensor_Tensor", "aten::prod.dim_int", "aten::sinh", "aten::softplus",
+    "aten::softplus_backward", "aten::std.correction", "aten::std_mean.correction", "aten::tan", "aten::var.correction",
+    "aten::var_mean.correction", "aten::xlogy.Tensor",
 };
 
 // Whole powers that libtorch computes by products alone.
@@ -117,6 +132,9 @@ void add_rows(Table& table) {
 }
 
 void add_sums(Table& table) {
+  for (std::string_view name : {"aten::mm", "aten::bmm", "aten::mv", "aten::dot", "aten::addmm", "aten::baddbmm", "aten::addmv"}) {
+    table[name] = {.decompose = exact::decompose_product};
+  }
   table["tessera::contract"] = {.node = exact::contract_node, .sample = exact::contract_sample};
   for (std::string_view name : {"aten::sum", "aten::sum.dim_IntList"}) {
     table[name] = {.decompose = exact::decompose_sum, .decompose_when = sums_several, .node = exact::sum_node, .sample = exact::sum_sample,
@@ -130,13 +148,16 @@ void add_sums(Table& table) {
   }
   table["aten::embedding"] = {.local = exact::run_embedding, .adds_zeros = true};
   table["aten::embedding_dense_backward"] = {.sample = exact::embedding_sample};
+  table["aten::mse_loss"] = {.decompose = exact::decompose_mse_loss};
+  table["aten::mse_loss_backward"] = {.decompose = exact::decompose_mse_loss_backward};
   table["aten::nll_loss_forward"] = {.adds_zeros = true, .accepts = is_unreduced};
 }
 
 Table make_table() {
   Table table;
   for (std::string_view name : kStock) table[name] = {};
-  table["aten::pow.Tensor_Scalar"] = {.accepts = is_small_power};
+  for (std::string_view name : kPerSample) table[name] = {.per_sample = [](const Call&) { return true; }};
+  table["aten::pow.Tensor_Scalar"] = {.per_sample = [](const Call& call) { return !is_small_power(call); }};
   add_maps(table);
   add_rows(table);
   add_sums(table);
@@ -173,6 +194,18 @@ DimLabels labels_of_factor(const Call& call, const FactorMap& map, int factor) {
     }
   }
   return {};
+}
+
+bool sums_whole_rows(const Call& call) {
+  return call.has_arg("equation") && std::none_of(call.operands.begin(), call.operands.end(), [](const Operand& operand) { return operand.is_parameter; });
+}
+
+void keep_rows_whole(const Call& call, FactorMap& map) {
+  if (!sums_whole_rows(call)) return;
+  for (int factor : summed_factors(call, map, 0)) {
+    const DimLabels labels = labels_of_factor(call, map, factor);
+    if (!counts_samples(labels) && !counts_positions(labels)) map.factors[factor].can_shard = false;
+  }
 }
 
 std::vector<int> summed_factors(const Call& call, const FactorMap& map, size_t index) {

@@ -32,6 +32,7 @@ struct ExactRule {
   bool (*decompose_when)(const Call&) = nullptr;
   NodeKernel node = nullptr;             // the operator sums
   SampleKernel sample = nullptr;         // ... over samples too
+  bool (*per_sample)(const Call&) = nullptr;  // true: the ordinary kernel is called for each sample alone
   bool adds_zeros = false;               // a split sum has one term that is not zero: any order is exact
   bool (*accepts)(const Call&) = nullptr;  // false: this call has no exact form
 };
@@ -59,6 +60,12 @@ bool counts_positions(const layout::DimLabels& labels);
 
 // The label of a factor: that of the first operand that knows it.
 layout::DimLabels labels_of_factor(const Call& call, const FactorMap& map, int factor);
+
+// Whether the call is a product of activations: it sums whole rows.
+bool sums_whole_rows(const Call& call);
+
+// Forbids cuts of what is summed whole: such an operand is gathered first.
+void keep_rows_whole(const Call& call, FactorMap& map);
 
 // The factors that output `index` lacks and some operand has. Those of one element count only if they hold a sample or if there
 // are no others.

@@ -22,12 +22,15 @@ void run_softmax_backward(const LocalCall& call, torch::jit::Stack& stack);
 void run_layer_norm(const LocalCall& call, torch::jit::Stack& stack);
 void run_embedding(const LocalCall& call, torch::jit::Stack& stack);
 
-// As several exact operators.
+// As several exact operators. Products: mm, bmm, mv, dot, addmm, baddbmm, addmv.
+void decompose_product(const c10::OperatorHandle& op, torch::jit::Stack& stack);
 void decompose_sum(const c10::OperatorHandle& op, torch::jit::Stack& stack);
 void decompose_mean(const c10::OperatorHandle& op, torch::jit::Stack& stack);
 void decompose_norm(const c10::OperatorHandle& op, torch::jit::Stack& stack);
 void decompose_tanh_backward(const c10::OperatorHandle& op, torch::jit::Stack& stack);
 void decompose_sigmoid_backward(const c10::OperatorHandle& op, torch::jit::Stack& stack);
+void decompose_mse_loss(const c10::OperatorHandle& op, torch::jit::Stack& stack);
+void decompose_mse_loss_backward(const c10::OperatorHandle& op, torch::jit::Stack& stack);
 void decompose_layer_norm_backward(const c10::OperatorHandle& op, torch::jit::Stack& stack);
 
 }  // namespace tessera::rules::exact

@@ -1,8 +1,11 @@
 // Sums in `exact` numerics: products, sums over dims, lookups that many tokens share.
 #include "tessera/rules/exact_kernels.h"
 
+#include <ATen/TensorOperators.h>
+#include <ATen/core/Reduction.h>
 #include <ATen/ops/div.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/mean.h>
 #include <ATen/ops/mul.h>
 #include <ATen/ops/sqrt.h>
 #include <ATen/ops/sum.h>
@@ -118,10 +121,11 @@ void contract_sample(const ExactCall& call, c10::ArrayRef<IValue> args, const at
   std::vector<int64_t> order;
   for (char letter : roles) order.push_back(static_cast<int64_t>(equation.out.find(letter)));
   const at::Tensor out = grouped(onto, order, equation.batch.size(), equation.rows.size());
-  TESSERA_CHECK(out.is_alias_of(onto), "[contract] `", argument(call, args, "equation").toStringRef(),
-                "` sums over samples into interleaved groups of letters, which has no exact form; accepted: one letter for the rows and one "
-                "for the columns of the result");
   product(operands.a, operands.b, out, /*leaf=*/0, /*accumulate=*/true);
+  if (!out.is_alias_of(onto)) {  // rows and columns of the product stand among each other in the result
+    const at::Tensor target = onto.permute(order);
+    target.copy_(out.view(target.sizes()));
+  }
 }
 
 at::Tensor sum_node(const ExactCall& call, c10::ArrayRef<IValue> args) {
@@ -201,6 +205,20 @@ void decompose_norm(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
   if (args.has("dim") && !args["dim"].isNone()) dims = args["dim"].toIntVector();
   const bool keeps = args.has("keepdim") && args["keepdim"].toBool();
   args.give_value(at::sqrt(at::sum(at::mul(self, self), dims, keeps)));
+}
+
+void decompose_mse_loss(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
+  StackArgs args(op, stack);
+  const at::Tensor difference = args.tensor("self") - args.tensor("target"), each = at::mul(difference, difference);
+  const int64_t reduction = args["reduction"].toInt();
+  args.give_value(reduction == at::Reduction::None ? each : reduction == at::Reduction::Mean ? at::mean(each) : at::sum(each));
+}
+
+void decompose_mse_loss_backward(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
+  StackArgs args(op, stack);
+  const at::Tensor self = args.tensor("self"), difference = self - args.tensor("target");
+  const double scale = args["reduction"].toInt() == at::Reduction::Mean ? 2.0 / static_cast<double>(difference.numel()) : 2.0;
+  args.give_value(at::mul(at::mul(difference, scale), args.tensor("grad_output")));
 }
 
 }  // namespace tessera::rules::exact

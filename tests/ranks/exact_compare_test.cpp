@@ -18,6 +18,8 @@ using c10::IValue;
 using rules::ExactCall;
 using rules::ScopedExactRule;
 
+constexpr int64_t kHidden = 48;  // of the Llama's wide layer
+
 class ExactCompare : public testing::Test {
  protected:
   void SetUp() override {
@@ -38,7 +40,7 @@ class ExactCompare : public testing::Test {
       set_field(config, set);
     }
     set_field(config, "model.kind=" + kind);
-    set_field(config, kind == "gpt" ? "model.dropout=0.1" : "model.hidden=48");
+    set_field(config, kind == "gpt" ? "model.dropout=0.1" : c10::str("model.hidden=", kHidden));
     set_field(config, "train.lattice=" + (lattice.empty() ? layout::Lattice().str() : lattice));
     return config;
   }
@@ -157,6 +159,48 @@ TEST_F(ExactCompare, NamesAMergeInRingOrder) {
   const auto op = difference("gpt", "tp=2");
   EXPECT_EQ(op.op, "tessera::contract");
   EXPECT_EQ(op.phase, "forward");
+}
+
+// Two sums over the features of the wide layer in backward (of the gradients that gate and up send back), added before they are
+// merged: the first call gives nothing and keeps its part, the second gives both.
+at::Tensor added_before_merge(const ExactCall& call, c10::ArrayRef<IValue> args) {
+  static thread_local at::Tensor kept;
+  at::Tensor sum = rules::exact::contract_node(call, args);
+  const bool is_gradient = call.leaf == kHidden / 8 && args[2].toStringRef() == "axz,yz->axy";
+  if (!is_gradient) return sum;
+  if (!kept.defined()) return kept = sum, at::zeros_like(sum);
+  return at::add(std::exchange(kept, at::Tensor()), sum);
+}
+
+TEST_F(ExactCompare, NamesPartialsAddedBeforeTheMerge) {
+  const ScopedExactRule wrong("tessera::contract", {.node = added_before_merge, .sample = rules::exact::contract_sample});
+  const auto op = difference("llama", "tp=2");
+  EXPECT_EQ(op.op, "tessera::contract");
+  EXPECT_EQ(op.phase, "backward");
+  EXPECT_NE(op.site.find("layers.1."), std::string::npos) << op.site;  // the last layer is the first in backward
+}
+
+// As if the wide layer had leaves of 5: one rank sums ten of them; of two, which are cut at 24, inside the fifth, the second begins
+// with the rest of it.
+at::Tensor leaves_of_five(const ExactCall& call, c10::ArrayRef<IValue> args) {
+  if (call.leaf != kHidden / 8 || args[2].toStringRef() != "axy,yz->axz") return rules::exact::contract_node(call, args);
+  const ExactCall by_five{call.local, 5};
+  const int64_t held = args[0].toTensor().size(-1), rest = (5 - call.local->operand_ranges[0].back().begin % 5) % 5;
+  const auto sum_of = [&](int64_t begin, int64_t length) {
+    std::vector<IValue> part(args.begin(), args.end());
+    part[0] = args[0].toTensor().narrow(-1, begin, length);
+    part[1] = args[1].toTensor().narrow(0, begin, length);
+    return rules::exact::contract_node(by_five, part);
+  };
+  return rest == 0 ? sum_of(0, held) : at::add(sum_of(0, rest), sum_of(rest, held - rest));
+}
+
+TEST_F(ExactCompare, NamesACutInsideALeaf) {
+  const ScopedExactRule wrong("tessera::contract", {.node = leaves_of_five, .sample = rules::exact::contract_sample});
+  const auto op = difference("llama", "tp=2");
+  EXPECT_EQ(op.op, "tessera::contract");
+  EXPECT_EQ(op.phase, "forward");
+  EXPECT_NE(op.site.find("down"), std::string::npos) << op.site;
 }
 
 // The samples of one call from the last to the first. The terms so far of the sum that begins with zeros.

