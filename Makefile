@@ -1,6 +1,7 @@
 # `make train` trains the example, `make test` runs every test; each installs and builds what it needs first.
 BUILD  := build
 CONFIG ?= examples/llama.toml
+RUN    ?= runs/$(basename $(notdir $(CONFIG)))
 JOBS   ?= $(shell nproc)
 export TESSERA_PYTHON ?=
 
@@ -8,7 +9,7 @@ export TESSERA_PYTHON ?=
 .DEFAULT_GOAL := help
 
 help:
-	@echo "make train    install what is missing, build, and train CONFIG=$(CONFIG)"
+	@echo "make train    install what is missing, build, and train CONFIG=$(CONFIG) into RUN=$(RUN)"
 	@echo "make test     the same, then build and run every test"
 	@echo "make test-full  the whole matrices of which test runs a sample"
 	@echo "make bench    the same, then build and run the benchmarks"
@@ -18,7 +19,7 @@ help:
 	@echo "make deps     only the Debian packages and the Python environment"
 	@echo "make install  into PREFIX, for find_package(tessera)"
 	@echo "make clean    remove $(BUILD)/ and $(BUILD)-oldest/; the environment .venv/ stays"
-	@echo "variables: CONFIG, JOBS=$(JOBS), PREFIX, TESSERA_PYTHON (a python that has torch, instead of .venv)"
+	@echo "variables: CONFIG, RUN, JOBS=$(JOBS), PREFIX, TESSERA_PYTHON (a python that has torch, instead of .venv)"
 
 deps:
 	@tools/deps
@@ -33,7 +34,7 @@ build: configure
 	@cmake --build $(BUILD) -j $(JOBS) --target tessera_program
 
 train: build
-	@$(BUILD)/bin/tessera train $(CONFIG)
+	@$(BUILD)/bin/tessera train $(CONFIG) --out $(RUN)
 
 test: configure
 	@cmake --build $(BUILD) -j $(JOBS)

@@ -10,9 +10,12 @@
 #include "tessera/cli/info.h"
 #include "tessera/comm/errors.h"
 #include "tessera/comm/run_ranks.h"
+#include "tessera/launch/environment.h"
+#include "tessera/launch/local.h"
 #include "tessera/parallel/deferred.h"
 #include "tessera/train/bit_compare.h"
 #include "tessera/train/compare.h"
+#include "tessera/train/run_folder.h"
 #include "tessera/train/setup.h"
 #include "tessera/train/trainer.h"
 
@@ -28,10 +31,15 @@ struct Arguments {
   std::vector<std::string> meshes;
   std::optional<int64_t> ranks, steps, seed;
   std::string dtype, numerics, lattice;
-  std::string metrics, ledger;
+  std::string metrics, ledger, folder;
   double tolerance = 0;
   bool is_quiet = false;
   bool is_json = false;
+  std::string run, prompt;
+  train::GenerateOptions generate;
+  std::vector<std::string> command;
+  std::string log_dir;
+  double grace = 5;
 };
 
 // Asks all ranks to stop at the first SIGINT or SIGTERM, while it lives; a second one kills.
@@ -80,6 +88,7 @@ std::unique_ptr<CLI::App> make_app(Arguments& arguments) {
   train->add_option("--steps", arguments.steps, "train.steps");
   train->add_option("--metrics", arguments.metrics, "JSONL file, one object a step");
   train->add_option("--ledger", arguments.ledger, "JSON file: bytes and calls by axis, collective and op, of every rank");
+  train->add_option("--out", arguments.folder, "run folder: the model and what `tessera generate` needs");
   train->add_flag("--quiet", arguments.is_quiet, "no progress lines");
 
   auto* compare = app->add_subcommand("compare", "train on several layouts and compare every number (exact: every bit) with the first");
@@ -94,6 +103,21 @@ std::unique_ptr<CLI::App> make_app(Arguments& arguments) {
   auto* plan = app->add_subcommand("plan", "print the plan for a configuration as JSON");
   add_config_options(*plan, arguments);
   add_layout_options(*plan, arguments);
+
+  auto* launch = app->add_subcommand("launch", "start local processes, one for each rank: tessera launch -n 4 -- train FILE");
+  launch->add_option("-n,--ranks", arguments.ranks, "how many")->required();
+  launch->add_option("--log-dir", arguments.log_dir, "a folder for one file a rank");
+  launch->add_option("--grace", arguments.grace, "seconds that ranks may take to end when one has failed")->check(CLI::NonNegativeNumber);
+  launch->add_option("command", arguments.command, "after --: arguments of tessera")->required();
+
+  auto* generate = app->add_subcommand("generate", "continue a text with a trained model");
+  generate->add_option("run", arguments.run, "folder of `tessera train --out`, or a model.safetensors in one")->required();
+  generate->add_option("--prompt", arguments.prompt, "the text to continue")->required();
+  generate->add_option("--max-tokens", arguments.generate.max_tokens, "stop after so many, 200 if not given");
+  generate->add_option("--temperature", arguments.generate.temperature, "0.8 if not given; 0: always the likeliest token");
+  generate->add_option("--top-k", arguments.generate.top_k, "only among the k likeliest tokens; 0: all");
+  generate->add_option("--top-p", arguments.generate.top_p, "only among the likeliest tokens of this probability together");
+  generate->add_option("--seed", arguments.generate.seed, "of the draws, 0 if not given");
 
   app->add_subcommand("info", "print versions, cores and threads");
   return app;
@@ -118,31 +142,42 @@ train::Config config_of(const Arguments& arguments) {
   return config;
 }
 
+// Under a launcher the number of processes decides, unless a mesh does.
+void place_launched(train::Config& config) {
+  const auto place = launch::find_place();
+  if (place && config.parallel.mesh.empty()) {
+    train::set_field(config, c10::str("parallel.ranks=", place->size));
+  }
+}
+
 // For train and plan: --mesh without --ranks takes as many ranks as it has, and the other way round.
 train::Config placed_config_of(const Arguments& arguments) {
   auto config = config_of(arguments);
   if (!arguments.meshes.empty() || arguments.ranks) {
     config.parallel.mesh = arguments.meshes.empty() ? "" : layout::Mesh::parse(arguments.meshes.front()).str();
     train::set_field(config, c10::str("parallel.ranks=", arguments.ranks.value_or(0)));
+  } else {
+    place_launched(config);
   }
   if (arguments.steps) {
     train::set_field(config, c10::str("train.steps=", *arguments.steps));
   }
   train::verify_run(config);
-  return config;
+  return train::with_vocabulary(config);
 }
 
 int run_train(const Arguments& arguments, std::ostream& out) {
   const auto result = train::train(placed_config_of(arguments), {
       .metrics = arguments.metrics,
       .ledger = arguments.ledger,
+      .folder = arguments.folder,
       .out = arguments.is_quiet ? nullptr : &out,
   });
   return result.proof && !result.proof->holds() ? kFailed : 0;
 }
 
 int run_compare(const Arguments& arguments, std::ostream& out) {
-  const auto base = config_of(arguments);
+  const auto base = train::with_vocabulary(config_of(arguments));
   std::vector<train::Side> sides;
   for (const auto& mesh : arguments.meshes) {
     sides.push_back(train::parse_side(base, mesh));
@@ -168,10 +203,28 @@ int run_plan(const Arguments& arguments, std::ostream& out) {
   return 0;
 }
 
+int run_launch(const Arguments& arguments) {
+  launch::LocalOptions options{.ranks = *arguments.ranks, .command = {"/proc/self/exe"}, .log_dir = arguments.log_dir};
+  options.command.insert(options.command.end(), arguments.command.begin(), arguments.command.end());
+  options.grace = std::chrono::milliseconds(static_cast<int64_t>(arguments.grace * 1000));
+  return launch::run_local(options);
+}
+
+int run_generate(const Arguments& arguments, std::ostream& out) {
+  arguments.generate.verify();
+  const auto model = train::load_run(arguments.run);
+  out << arguments.prompt << std::flush;
+  train::generate_text(model, arguments.prompt, arguments.generate, [&](std::string_view part) { out << part << std::flush; });
+  out << std::endl;
+  return 0;
+}
+
 int run_command(const std::string& command, const Arguments& arguments, std::ostream& out) {
   return command == "train"     ? run_train(arguments, out)
+         : command == "launch"  ? run_launch(arguments)
          : command == "compare" ? run_compare(arguments, out)
          : command == "plan"    ? run_plan(arguments, out)
+         : command == "generate" ? run_generate(arguments, out)
                                 : (out << info_text(), 0);
 }
 

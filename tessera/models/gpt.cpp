@@ -37,11 +37,12 @@ GptAttentionImpl::GptAttentionImpl(const GptConfig& config) : config_(config) {
   resid_dropout = register_module("resid_dropout", torch::nn::Dropout(config.dropout));
 }
 
-at::Tensor GptAttentionImpl::forward(const at::Tensor& x) {
+at::Tensor GptAttentionImpl::forward(const at::Tensor& x, nn::LayerCache* cache) {
   const at::Tensor heads = c_attn(x).unflatten(-1, {config_.heads, 3, config_.head_dim()}).transpose(1, 2);
   const std::vector<at::Tensor> qkv = heads.unbind(3);
+  const auto [k, v] = cache != nullptr ? cache->append(qkv[1], qkv[2]) : std::pair(qkv[1], qkv[2]);
   const at::Tensor mixed =
-      nn::causal_attention(qkv[0], qkv[1], qkv[2],
+      nn::causal_attention(qkv[0], k, v,
                            {.dropout = config_.dropout, .training = is_training(), .fused = config_.fused_attention});
   return resid_dropout(c_proj(mixed.transpose(1, 2).flatten(2)));
 }
@@ -61,8 +62,8 @@ GptBlockImpl::GptBlockImpl(const GptConfig& config) {
   mlp = register_module("mlp", GptMlp(config));
 }
 
-at::Tensor GptBlockImpl::forward(const at::Tensor& x) {
-  const at::Tensor attended = x + attn(ln_1(x));
+at::Tensor GptBlockImpl::forward(const at::Tensor& x, nn::LayerCache* cache) {
+  const at::Tensor attended = x + attn(ln_1(x), cache);
   return attended + mlp(ln_2(attended));
 }
 
@@ -77,13 +78,13 @@ GptBodyImpl::GptBodyImpl(const GptConfig& config) : config_(config) {
   ln_f = register_module("ln_f", nn::make_layer_norm(config.dim, config.norm_eps, config.dtype));
 }
 
-at::Tensor GptBodyImpl::forward(const at::Tensor& tokens) {
-  TESSERA_CHECK(tokens.dim() == 2 && tokens.size(1) <= config_.max_seq, "[gpt] tokens of sizes ", tokens.sizes(),
-                "; accepted: [batch, length] with length at most max_seq = ", config_.max_seq);
-  const at::Tensor positions = at::zeros_like(tokens) + at::arange(tokens.size(1), tokens.options());
+at::Tensor GptBodyImpl::forward(const at::Tensor& tokens, nn::KeyValueCache* cache) {
+  const int64_t earlier = cache != nullptr ? cache->length() : 0;
+  verify_tokens("gpt", tokens, earlier, config_.max_seq);
+  const at::Tensor positions = at::zeros_like(tokens) + at::arange(earlier, earlier + tokens.size(1), tokens.options());
   at::Tensor x = drop(wte(tokens) + wpe(positions));
-  for (const auto& layer : *h) {
-    x = layer->as<GptBlock>()->forward(x);
+  for (size_t i = 0; i < h->size(); ++i) {
+    x = h->at<GptBlockImpl>(i).forward(x, cache != nullptr ? &cache->layer(i) : nullptr);
   }
   return ln_f(x);
 }
@@ -97,8 +98,8 @@ GptImpl::GptImpl(const GptConfig& config) : config_(config) {
   }
 }
 
-at::Tensor GptImpl::forward(const at::Tensor& tokens) {
-  const at::Tensor x = transformer(tokens);
+at::Tensor GptImpl::forward(const at::Tensor& tokens, nn::KeyValueCache* cache) {
+  const at::Tensor x = transformer(tokens, cache);
   return config_.tie_embeddings ? at::linear(x, transformer->wte->weight) : lm_head(x);
 }
 

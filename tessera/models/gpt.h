@@ -36,7 +36,7 @@ struct GptConfig {
 class GptAttentionImpl : public torch::nn::Module {
  public:
   explicit GptAttentionImpl(const GptConfig& config);
-  at::Tensor forward(const at::Tensor& x);
+  at::Tensor forward(const at::Tensor& x, nn::LayerCache* cache = nullptr);
 
   torch::nn::Linear c_attn{nullptr}, c_proj{nullptr};
   torch::nn::Dropout resid_dropout{nullptr};
@@ -59,7 +59,7 @@ TORCH_MODULE(GptMlp);
 class GptBlockImpl : public torch::nn::Module {
  public:
   explicit GptBlockImpl(const GptConfig& config);
-  at::Tensor forward(const at::Tensor& x);
+  at::Tensor forward(const at::Tensor& x, nn::LayerCache* cache = nullptr);
 
   torch::nn::LayerNorm ln_1{nullptr}, ln_2{nullptr};
   GptAttention attn{nullptr};
@@ -71,7 +71,7 @@ TORCH_MODULE(GptBlock);
 class GptBodyImpl : public torch::nn::Module {
  public:
   explicit GptBodyImpl(const GptConfig& config);
-  at::Tensor forward(const at::Tensor& tokens);
+  at::Tensor forward(const at::Tensor& tokens, nn::KeyValueCache* cache = nullptr);
 
   torch::nn::Embedding wte{nullptr}, wpe{nullptr};
   torch::nn::Dropout drop{nullptr};
@@ -88,7 +88,7 @@ TORCH_MODULE(GptBody);
 class GptImpl : public LanguageModel {
  public:
   explicit GptImpl(const GptConfig& config);
-  at::Tensor forward(const at::Tensor& tokens) override;
+  at::Tensor forward(const at::Tensor& tokens, nn::KeyValueCache* cache = nullptr) override;
 
   const GptConfig& config() const { return config_; }
 

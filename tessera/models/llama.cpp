@@ -42,14 +42,17 @@ LlamaAttentionImpl::LlamaAttentionImpl(const LlamaConfig& config) : config_(conf
   o_proj = register_module("o_proj", projection(config.dim, config.dim, residual_init(config)));
 }
 
-at::Tensor LlamaAttentionImpl::forward(const at::Tensor& x, const nn::RotaryTables& rotary) {
+at::Tensor LlamaAttentionImpl::forward(const at::Tensor& x, const nn::RotaryTables& rotary, nn::LayerCache* cache) {
   const auto heads_of = [&](const at::Tensor& y, int64_t heads) {
     return y.unflatten(-1, {heads, config_.head_dim()}).transpose(1, 2);
   };
   const int64_t group = config_.heads / config_.kv_heads;
   const at::Tensor q = nn::apply_rotary(heads_of(q_proj(x), config_.heads), rotary);
-  const at::Tensor k = nn::apply_rotary(heads_of(k_proj(x), config_.kv_heads), rotary);
-  const at::Tensor v = heads_of(v_proj(x), config_.kv_heads);
+  at::Tensor k = nn::apply_rotary(heads_of(k_proj(x), config_.kv_heads), rotary);
+  at::Tensor v = heads_of(v_proj(x), config_.kv_heads);
+  if (cache != nullptr) {
+    std::tie(k, v) = cache->append(k, v);
+  }
   const at::Tensor mixed = nn::causal_attention(q, nn::repeat_heads(k, group), nn::repeat_heads(v, group),
                                                 {.fused = config_.fused_attention});
   return o_proj(mixed.transpose(1, 2).flatten(2));
@@ -71,8 +74,8 @@ LlamaBlockImpl::LlamaBlockImpl(const LlamaConfig& config) {
   mlp = register_module("mlp", LlamaMlp(config));
 }
 
-at::Tensor LlamaBlockImpl::forward(const at::Tensor& x, const nn::RotaryTables& rotary) {
-  const at::Tensor attended = x + self_attn(input_layernorm(x), rotary);
+at::Tensor LlamaBlockImpl::forward(const at::Tensor& x, const nn::RotaryTables& rotary, nn::LayerCache* cache) {
+  const at::Tensor attended = x + self_attn(input_layernorm(x), rotary, cache);
   return attended + mlp(post_attention_layernorm(attended));
 }
 
@@ -85,14 +88,14 @@ LlamaBodyImpl::LlamaBodyImpl(const LlamaConfig& config) : config_(config) {
   norm = register_module("norm", nn::RMSNorm(config.dim, config.norm_eps, config.dtype));
 }
 
-at::Tensor LlamaBodyImpl::forward(const at::Tensor& tokens) {
-  TESSERA_CHECK(tokens.dim() == 2 && tokens.size(1) <= config_.max_seq, "[llama] tokens of sizes ", tokens.sizes(),
-                "; accepted: [batch, length] with length at most max_seq = ", config_.max_seq);
+at::Tensor LlamaBodyImpl::forward(const at::Tensor& tokens, nn::KeyValueCache* cache) {
+  const int64_t earlier = cache != nullptr ? cache->length() : 0;
+  verify_tokens("llama", tokens, earlier, config_.max_seq);
   at::Tensor x = embed_tokens(tokens);
   const nn::RotaryTables rotary =
-      nn::rotary_tables(tokens.size(1), config_.head_dim(), config_.rope_theta, x.options());
-  for (const auto& layer : *layers) {
-    x = layer->as<LlamaBlock>()->forward(x, rotary);
+      nn::rotary_tables(tokens.size(1), config_.head_dim(), config_.rope_theta, x.options(), earlier);
+  for (size_t i = 0; i < layers->size(); ++i) {
+    x = layers->at<LlamaBlockImpl>(i).forward(x, rotary, cache != nullptr ? &cache->layer(i) : nullptr);
   }
   return norm(x);
 }
@@ -105,8 +108,8 @@ LlamaImpl::LlamaImpl(const LlamaConfig& config) : config_(config) {
   }
 }
 
-at::Tensor LlamaImpl::forward(const at::Tensor& tokens) {
-  const at::Tensor x = model(tokens);
+at::Tensor LlamaImpl::forward(const at::Tensor& tokens, nn::KeyValueCache* cache) {
+  const at::Tensor x = model(tokens, cache);
   return config_.tie_embeddings ? at::linear(x, model->embed_tokens->weight) : lm_head(x);
 }
 

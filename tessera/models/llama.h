@@ -36,7 +36,7 @@ struct LlamaConfig {
 class LlamaAttentionImpl : public torch::nn::Module {
  public:
   explicit LlamaAttentionImpl(const LlamaConfig& config);
-  at::Tensor forward(const at::Tensor& x, const nn::RotaryTables& rotary);
+  at::Tensor forward(const at::Tensor& x, const nn::RotaryTables& rotary, nn::LayerCache* cache = nullptr);
 
   torch::nn::Linear q_proj{nullptr}, k_proj{nullptr}, v_proj{nullptr}, o_proj{nullptr};
 
@@ -58,7 +58,7 @@ TORCH_MODULE(LlamaMlp);
 class LlamaBlockImpl : public torch::nn::Module {
  public:
   explicit LlamaBlockImpl(const LlamaConfig& config);
-  at::Tensor forward(const at::Tensor& x, const nn::RotaryTables& rotary);
+  at::Tensor forward(const at::Tensor& x, const nn::RotaryTables& rotary, nn::LayerCache* cache = nullptr);
 
   nn::RMSNorm input_layernorm{nullptr}, post_attention_layernorm{nullptr};
   LlamaAttention self_attn{nullptr};
@@ -70,7 +70,7 @@ TORCH_MODULE(LlamaBlock);
 class LlamaBodyImpl : public torch::nn::Module {
  public:
   explicit LlamaBodyImpl(const LlamaConfig& config);
-  at::Tensor forward(const at::Tensor& tokens);
+  at::Tensor forward(const at::Tensor& tokens, nn::KeyValueCache* cache = nullptr);
 
   torch::nn::Embedding embed_tokens{nullptr};
   torch::nn::ModuleList layers{nullptr};
@@ -85,7 +85,7 @@ TORCH_MODULE(LlamaBody);
 class LlamaImpl : public LanguageModel {
  public:
   explicit LlamaImpl(const LlamaConfig& config);
-  at::Tensor forward(const at::Tensor& tokens) override;
+  at::Tensor forward(const at::Tensor& tokens, nn::KeyValueCache* cache = nullptr) override;
 
   const LlamaConfig& config() const { return config_; }
 

@@ -11,7 +11,8 @@ struct AttentionOptions {
   bool fused = false;     // libtorch's scaled_dot_product_attention instead of the five plain ops
 };
 
-// softmax(q k^T / sqrt(head_dim), positions after the query's own masked out) v, for [batch, heads, length, head_dim].
+// softmax(q k^T / sqrt(head_dim), positions after the query's own masked out) v, for [batch, heads, length, head_dim]. With
+// more keys than queries the queries are the last positions: the earlier keys come from a cache.
 at::Tensor causal_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                             const AttentionOptions& options = {});
 

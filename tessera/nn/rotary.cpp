@@ -10,12 +10,13 @@
 
 namespace tessera::nn {
 
-RotaryTables rotary_tables(int64_t length, int64_t head_dim, double theta, const at::TensorOptions& options) {
+RotaryTables rotary_tables(int64_t length, int64_t head_dim, double theta, const at::TensorOptions& options,
+                           int64_t first) {
   TESSERA_CHECK(head_dim > 0 && head_dim % 2 == 0, "[rotary] head dim ", head_dim, "; it must be even, to make pairs");
   const at::TensorOptions wide = options.dtype(at::kDouble);
   const double decay = -2.0 * std::log(theta) / static_cast<double>(head_dim);
   const at::Tensor frequency = at::arange(head_dim / 2, wide).mul(decay).exp();
-  const at::Tensor angle = at::arange(length, wide).unsqueeze(1) * frequency;
+  const at::Tensor angle = at::arange(first, first + length, wide).unsqueeze(1) * frequency;
   const at::ScalarType dtype = c10::typeMetaToScalarType(options.dtype());
   return {angle.cos().to(dtype), angle.sin().to(dtype)};
 }

@@ -11,8 +11,9 @@ struct RotaryTables {
   at::Tensor sin;
 };
 
-// Tables for positions 0..length-1 and frequencies theta^(-2i / head_dim); angles are computed in float64, then cast.
-RotaryTables rotary_tables(int64_t length, int64_t head_dim, double theta, const at::TensorOptions& options);
+// Tables for `length` positions from `first` on and frequencies theta^(-2i / head_dim); angles are computed in float64, then cast.
+RotaryTables rotary_tables(int64_t length, int64_t head_dim, double theta, const at::TensorOptions& options,
+                           int64_t first = 0);
 
 // x of [..., length, head_dim] with each pair (x[i], x[i + head_dim/2]) turned by its position's angle.
 at::Tensor apply_rotary(const at::Tensor& x, const RotaryTables& tables);

@@ -51,7 +51,7 @@ std::vector<Field> fields(Config& config) {
   auto& [model, data, train, parallel] = config;
   return {
       {"model.kind", &model.kind, one_of({"llama", "gpt"})},
-      {"model.vocab_size", &model.vocab_size, at_least(256)},
+      {"model.vocab_size", &model.vocab_size, at_least(0)},
       {"model.dim", &model.dim, at_least(1)},
       {"model.layers", &model.layers, at_least(1)},
       {"model.heads", &model.heads, at_least(1)},
@@ -64,6 +64,9 @@ std::vector<Field> fields(Config& config) {
       {"model.tie_embeddings", &model.tie_embeddings, {}},
       {"model.fused_attention", &model.fused_attention, {}},
       {"data.file", &data.file, {}},
+      {"data.tokenizer", &data.tokenizer, {}},
+      {"data.eos", &data.eos, {}},
+      {"data.token_dtype", &data.token_dtype, one_of({"uint16", "uint32"})},
       {"data.held_out", &data.held_out, within(0, 0.99)},
       {"data.sequence", &data.sequence, at_least(1)},
       {"train.steps", &train.steps, at_least(1)},
@@ -203,7 +206,7 @@ Config read_config(const std::string& path) {
                    "\"; accepted: a TOML file such as examples/llama.toml");
   auto config = parse_config(text.str(), path);
   const auto folder = std::filesystem::path(path).parent_path();
-  for (auto* file_name : {&config.data.file, &config.parallel.plan}) {
+  for (auto* file_name : {&config.data.file, &config.data.tokenizer, &config.parallel.plan}) {
     *file_name = file_name->empty() ? "" : (folder / *file_name).lexically_normal().string();
   }
   return config;
@@ -227,6 +230,31 @@ void set_field(Config& config, std::string_view assignment) {
         }
       }();
   assign(field, *table.get("value"), where);
+}
+
+std::string to_toml(const Config& config) {
+  auto copy = config;
+  toml::table sections;
+  for (const auto& field : fields(copy)) {
+    const auto dot = field.name.find('.');
+    auto& section = *sections.emplace<toml::table>(field.name.substr(0, dot)).first->second.as_table();
+    std::visit(
+        [&](const auto* value) {
+          using T = std::decay_t<decltype(*value)>;
+          const auto key = field.name.substr(dot + 1);
+          if constexpr (std::is_same_v<T, std::array<double, 2>>) {
+            section.insert(key, toml::array{(*value)[0], (*value)[1]});
+          } else if constexpr (std::is_same_v<T, layout::Lattice>) {
+            section.insert(key, value->str());
+          } else {
+            section.insert(key, *value);
+          }
+        },
+        field.value);
+  }
+  std::ostringstream out;
+  out << sections << "\n";
+  return out.str();
 }
 
 std::vector<std::string> field_names() {
@@ -253,6 +281,19 @@ int64_t Config::ranks() const {
   return size;
 }
 
+void Config::verify_lattice() const {
+  const layout::Mesh own = mesh();
+  const auto size_of = [&](const char* axis) { return own.find_axis(axis) ? own.axis(*own.find_axis(axis)).size : 1; };
+  const auto verify_axis = [&](const char* axis, const char* kind, const char* what, int64_t leaves) {
+    TESSERA_CHECK_AS(ConfigError, size_of(axis) <= leaves, "[config] numerics exact: ", axis, "=", size_of(axis), " cuts ", what, ", of which the lattice has ",
+                     leaves, leaves == 1 ? " leaf" : " leaves", "; accepted: a lattice with at least ", size_of(axis), ", as in --lattice ", kind, "=",
+                     size_of(axis), " (the same for every run to be compared), a smaller mesh, or --numerics fast");
+  };
+  verify_axis("dp", "batch", "the samples of a step", train.lattice.batch);
+  verify_axis("tp", "feature", "features", train.lattice.feature);
+  if (parallel.sequence_parallel) verify_axis("tp", "sequence", "positions (sequence parallelism)", train.lattice.sequence);
+}
+
 void Config::verify() const {
   ranks();
   const ModelConfig defaults;
@@ -268,11 +309,18 @@ void Config::verify() const {
     has_no_effect("model.rope_theta", model.rope_theta == defaults.rope_theta, "llama");
   }
   TESSERA_CHECK_AS(ConfigError, !data.file.empty(), "[config] data.file is not given; accepted: the path of a text file");
+  TESSERA_CHECK_AS(ConfigError, model.vocab_size == 0 || model.vocab_size >= 256 || data.file.ends_with(".bin"), "[config] model.vocab_size ",
+                   model.vocab_size, " is less than the 256 bytes that a text is made of; accepted: leave it out, or a whole number of at least 256");
+  TESSERA_CHECK_AS(ConfigError, data.eos.empty() || !data.tokenizer.empty(), "[config] data.eos \"", data.eos,
+                   "\" has no effect without data.tokenizer; accepted: leave it out, or the path of a tokenizer.json");
+  TESSERA_CHECK_AS(ConfigError, data.token_dtype == "uint16" || data.file.ends_with(".bin"), "[config] data.token_dtype has no effect on \"",
+                   data.file, "\"; accepted: leave it out, or a .bin file of tokens");
   TESSERA_CHECK_AS(ConfigError, train.batch >= train.accumulate, "[config] train.batch ", train.batch,
                    " is smaller than train.accumulate ", train.accumulate,
                    "; accepted: at least one sample for each micro-batch");
   TESSERA_CHECK_AS(ConfigError, train.min_lr <= train.lr, "[config] train.min_lr ", train.min_lr, " is above train.lr ",
                    train.lr, "; accepted: a floor of at most the peak");
+  if (is_exact()) verify_lattice();
 }
 
 }  // namespace tessera::train

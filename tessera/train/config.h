@@ -17,7 +17,7 @@ namespace tessera::train {
 // [model]: which model, and its sizes. A field that the kind does not have must keep its default.
 struct ModelConfig {
   std::string kind = "llama";   // llama or gpt
-  int64_t vocab_size = 256;     // tokens are bytes
+  int64_t vocab_size = 0;       // 0: as many as the tokenizer has, 256 without one
   int64_t dim = 128;
   int64_t layers = 4;
   int64_t heads = 4;
@@ -31,9 +31,12 @@ struct ModelConfig {
   bool fused_attention = false;
 };
 
-// [data]: the text.
+// [data]: the text. Paths are relative to the folder of the configuration file.
 struct DataConfig {
-  std::string file;             // relative to the folder of the configuration file
+  std::string file;             // .jsonl: documents; .bin: tokens; anything else: one text
+  std::string tokenizer;        // tokenizer.json; empty: tokens are bytes
+  std::string eos;              // the token that ends a document; empty: the tokenizer's, by its usual names
+  std::string token_dtype = "uint16";  // of a .bin file without a header: uint16 or uint32
   double held_out = 0.05;       // fraction at the end that training never sees
   int64_t sequence = 128;       // tokens of a sample
 };
@@ -52,7 +55,7 @@ struct TrainConfig {
   double clip = 1;              // largest gradient norm; 0: no clipping
   int64_t seed = 0;
   std::string dtype = "float32";
-  std::string numerics = "fast";  // exact: the same bits on every mesh that the lattice allows (docs/guide/same-bits.md)
+  std::string numerics = "exact";  // the same bits on every mesh that the lattice allows (docs/guide/same-bits.md); or fast
   layout::Lattice lattice;      // of `exact`; a text such as batch=8,sequence=1,feature=8
   int64_t eval_every = 0;       // steps; 0: only at the end
   int64_t eval_batches = 8;     // of an evaluation on the way; the one at the end reads all that was held out
@@ -85,17 +88,24 @@ struct Config {
 
   // Throws ConfigError if two fields contradict.
   void verify() const;
+
+ private:
+  // ... if the mesh cuts what the lattice has fewer leaves of.
+  void verify_lattice() const;
 };
 
 // Reads TOML. Throws ConfigError, which names the source, the line and what is accepted, for an unknown key, a wrong type, a
 // value out of range. Fields that are not given keep their defaults. Does not verify().
 Config parse_config(std::string_view toml, const std::string& source);
 
-// parse_config of a file, with `data.file` and `parallel.plan` made relative to where the program runs.
+// parse_config of a file, with `data.file`, `data.tokenizer` and `parallel.plan` made relative to where the program runs.
 Config read_config(const std::string& path);
 
 // `train.lr=1e-3`: changes one field. Texts need no quotes. Throws ConfigError as parse_config does.
 void set_field(Config& config, std::string_view assignment);
+
+// The whole configuration as TOML, which parse_config reads back.
+std::string to_toml(const Config& config);
 
 // Every `section.key`, in order.
 std::vector<std::string> field_names();

@@ -27,7 +27,7 @@ double value_of(const at::Tensor& scalar) {
 std::vector<at::Tensor> tensors_of(const data::Batch& batch) { return {batch.tokens, batch.targets}; }
 
 void verify_finite(const char* what, double value, int64_t step, const TrainConfig& train) {
-  TESSERA_CHECK(std::isfinite(value), "[train] the ", what, " of step ", step, " is ", value,
+  TESSERA_CHECK(std::isfinite(value), "[train] the ", what, " of step ", step, " is ", std::isnan(value) ? "nan" : value > 0 ? "inf" : "-inf",
                 "; try a smaller train.lr (now ", train.lr, "), a longer train.warmup (now ", train.warmup,
                 "), a smaller train.clip (now ", train.clip, ", 0 is off), or train.dtype = \"float64\"");
 }
@@ -56,8 +56,8 @@ std::optional<EvalRecord> evaluate(parallel::Job& job, models::LanguageModel& mo
     }));
   }
   model.train();
-  return EvalRecord{step, sum / static_cast<double>(batches), data::unigram_entropy(sampler.text().held_out()),
-                    batches * batch * sampler.length()};
+  return EvalRecord{step, sum / static_cast<double>(batches), data::unigram_entropy(sampler.corpus().held_out()),
+                    batches * batch * sampler.length(), sampler.corpus().is_bytes(), sampler.corpus().bytes_per_token()};
 }
 
 // One optimizer step; step numbers count from 0 in here.
@@ -86,8 +86,9 @@ StepRecord train_step(const Config& config, const data::Sampler& sampler, parall
 }  // namespace
 
 data::Sampler make_sampler(const Config& config) {
-  return {data::Text(config.data.file, {.held_out = config.data.held_out}),
-          {.seed = static_cast<uint64_t>(config.train.seed), .length = config.data.sequence}};
+  const auto width = config.data.token_dtype == "uint32" ? data::TokenWidth::kFour : data::TokenWidth::kTwo;
+  return {data::Corpus(config.data.file, make_vocabulary(config), {.held_out = config.data.held_out, .bin_width = width}),
+          {.seed = static_cast<uint64_t>(config.train.seed), .length = config.data.sequence, .vocabulary = config.model.vocab_size}};
 }
 
 void run_loop(const Config& config, const data::Sampler& sampler, const LoopOptions& options, Observer& observer) {
@@ -117,6 +118,11 @@ void run_loop(const Config& config, const data::Sampler& sampler, const LoopOpti
               evaluate(job, *model, sampler, step + 1, train.batch, is_last ? 0 : train.eval_batches)) {
         observer.on_eval(*record);
       }
+    }
+  }
+  if (options.gather_parameters) {
+    for (const auto& parameter : model->named_parameters()) {
+      observer.on_parameter(parameter.key(), dtensor::full_tensor(parameter.value().detach()));
     }
   }
 }

@@ -28,12 +28,15 @@ class Observer {
   // A step is complete, its gradients are gone.
   virtual void on_step(const StepRecord& record, const Training& training) {}
   virtual void on_eval(const EvalRecord& record) {}
+  // At the end, each parameter whole, one after the other; only if LoopOptions ask for it. The tensor may be the model's own.
+  virtual void on_parameter(const std::string& name, const at::Tensor& parameter) {}
 };
 
 struct LoopOptions {
   // Stop after this many steps of the configuration's schedule; 0: after all.
   int64_t steps = 0;
   bool evaluate = true;
+  bool gather_parameters = false;
 };
 
 // A sampler over the configuration's text.

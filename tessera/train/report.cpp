@@ -18,9 +18,13 @@ std::string progress_line(const StepRecord& record, int64_t steps, double tokens
 
 std::string eval_line(const EvalRecord& record) {
   const double below = record.unigram - record.loss;
-  return fmt::format("held out after {} steps  loss {:.4f}  bits/byte {:.3f}  unigram {:.4f} ({:.3f} {})  over {} bytes",
-                     record.step, record.loss, record.loss / std::numbers::ln2, record.unigram, std::abs(below),
-                     below >= 0 ? "below" : "above", with_commas(record.tokens));
+  const double bits = record.loss / std::numbers::ln2;
+  const auto bits_text = record.is_bytes               ? fmt::format("bits/byte {:.3f}", bits)
+                         : record.bytes_per_token > 0 ? fmt::format("bits/token {:.3f} ({:.3f} bits/byte)", bits, bits / record.bytes_per_token)
+                                                      : fmt::format("bits/token {:.3f}", bits);
+  return fmt::format("held out after {} steps  loss {:.4f}  {}  unigram {:.4f} ({:.3f} {})  over {} {}", record.step, record.loss,
+                     bits_text, record.unigram, std::abs(below), below >= 0 ? "below" : "above", with_commas(record.tokens),
+                     record.is_bytes ? "bytes" : "tokens");
 }
 
 std::string metrics_line(const StepRecord& record) {

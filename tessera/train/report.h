@@ -22,15 +22,18 @@ struct StepRecord {
 // An evaluation on text that training never sees.
 struct EvalRecord {
   int64_t step = 0;          // steps done before it
-  double loss = 0;           // nats per byte
-  double unigram = 0;        // entropy of how often each byte occurs there, in nats
+  double loss = 0;           // nats per token
+  double unigram = 0;        // entropy of how often each token occurs there, in nats
   int64_t tokens = 0;
+  bool is_bytes = true;      // whether tokens are bytes
+  double bytes_per_token = 1;  // of the held-out text; 0: not known
 };
 
 // `step 20/400  loss 3.1234  grad_norm 0.98  tokens/s 1,234  mem 0.2GiB  left 1m20s`.
 std::string progress_line(const StepRecord& record, int64_t steps, double tokens_per_s, double seconds_left);
 
-// `held out after 400 steps  loss 1.8312  bits/byte 2.642  unigram 3.0487 (1.217 below)  over 214,912 bytes`.
+// `held out after 400 steps  loss 1.8312  bits/byte 2.642  unigram 3.0487 (1.217 below)  over 214,912 bytes`. With a
+// tokenizer `bits/token 5.31 (1.42 bits/byte)` and `over 80,640 tokens`: bits/byte compare across tokenizers.
 std::string eval_line(const EvalRecord& record);
 
 // `{"step": 1, "loss": ..., "grad_norm": ..., "tokens": ..., "ms": ..., "tokens_per_s": ..., "peak_bytes": ...}`; loss and

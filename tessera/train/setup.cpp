@@ -12,10 +12,14 @@ namespace {
 
 int64_t kv_heads_of(const ModelConfig& model) { return model.kv_heads > 0 ? model.kv_heads : model.heads; }
 
+int64_t rows_of(const Config& config) {
+  return config.model.vocab_size > 0 ? config.model.vocab_size : with_vocabulary(config).model.vocab_size;
+}
+
 models::LlamaConfig llama_config(const Config& config) {
   const auto& model = config.model;
   return {
-      .vocab_size = model.vocab_size,
+      .vocab_size = rows_of(config),
       .dim = model.dim,
       .layers = model.layers,
       .heads = model.heads,
@@ -34,7 +38,7 @@ models::LlamaConfig llama_config(const Config& config) {
 models::GptConfig gpt_config(const Config& config) {
   const auto& model = config.model;
   return {
-      .vocab_size = model.vocab_size,
+      .vocab_size = rows_of(config),
       .dim = model.dim,
       .layers = model.layers,
       .heads = model.heads,
@@ -60,6 +64,23 @@ parallel::Plan read_plan(const Config& config) {
 }
 
 }  // namespace
+
+data::Vocabulary make_vocabulary(const Config& config) {
+  const auto& path = config.data.tokenizer;
+  return path.empty() ? data::Vocabulary() : data::Vocabulary(data::Tokenizer::read(path), config.data.eos);
+}
+
+Config with_vocabulary(Config config) {
+  auto& size = config.model.vocab_size;
+  const bool is_unknown = config.data.tokenizer.empty() && config.data.file.ends_with(".bin");
+  TESSERA_CHECK_AS(ConfigError, size > 0 || !is_unknown, "[config] the vocabulary of \"", config.data.file,
+                   "\" is not known; accepted: model.vocab_size = its size, or data.tokenizer = the tokenizer.json that made it");
+  const auto needed = is_unknown ? size : make_vocabulary(config).size();
+  TESSERA_CHECK_AS(ConfigError, size == 0 || size >= needed, "[config] model.vocab_size ", size, " is too small for \"", config.data.tokenizer,
+                   "\"; accepted: ", needed, " or more, or leave it out");
+  size = std::max(size, needed);
+  return config;
+}
 
 void verify_run(const Config& config) {
   config.verify();

@@ -3,12 +3,20 @@
 
 #include <memory>
 
+#include "tessera/data/vocabulary.h"
 #include "tessera/models/language_model.h"
 #include "tessera/optim/schedule.h"
 #include "tessera/parallel/plan.h"
 #include "tessera/train/config.h"
 
 namespace tessera::train {
+
+// How the configuration's text becomes tokens: its tokenizer, or bytes. Throws DataError.
+data::Vocabulary make_vocabulary(const Config& config);
+
+// The configuration with `model.vocab_size` filled in if it is 0. Throws ConfigError if it is given and smaller than the
+// vocabulary, or if only the writer of a .bin file can know it.
+Config with_vocabulary(Config config);
 
 // Config::verify, and that the model's sizes fit each other. Throws ConfigError; makes nothing.
 void verify_run(const Config& config);

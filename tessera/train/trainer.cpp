@@ -4,12 +4,18 @@
 #include <cmath>
 #include <fstream>
 
+#include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
 #include <fmt/format.h>
 
 #include "tessera/base/error.h"
 #include "tessera/base/text.h"
+#include "tessera/data/utf8.h"
 #include "tessera/comm/run_ranks.h"
+#include "tessera/launch/environment.h"
+#include "tessera/launch/run.h"
 #include "tessera/train/loop.h"
+#include "tessera/train/run_folder.h"
 #include "tessera/train/setup.h"
 
 namespace tessera::train {
@@ -37,7 +43,7 @@ class Console : public Observer {
  public:
   Console(const Config& config, const data::Sampler& sampler, const TrainOptions& options, TrainResult& result)
       : config_(config), sampler_(sampler), out_(options.out), metrics_(open_for_writing(options.metrics, "--metrics")),
-        result_(result) {}
+        result_(result), keeps_model_(!options.folder.empty() || options.out != nullptr) {}
 
   void on_start(const Training& training) override {
     const auto ranks = config_.ranks();
@@ -47,10 +53,9 @@ class Console : public Observer {
                       config_.is_exact() ? " (numerics exact, " + config_.train.lattice.str() + ")" : "", ranks,
                       ranks == 1 ? "" : "s", mesh_, comm::threads_per_rank(ranks),
                       comm::threads_per_rank(ranks) == 1 ? "" : "s"));
-    const auto& text = sampler_.text();
-    print(fmt::format("{}: {} bytes to train on, {} held out; {} tokens a step", text.path(),
-                      with_commas(static_cast<int64_t>(text.train().size())),
-                      with_commas(static_cast<int64_t>(text.held_out().size())),
+    const auto& corpus = sampler_.corpus();
+    print(fmt::format("{}: {} {} to train on, {} held out; {} tokens a step", corpus.path(), with_commas(corpus.train().size()),
+                      corpus.unit(), with_commas(corpus.held_out().size()),
                       with_commas(config_.train.batch * config_.data.sequence)));
     for (const auto& note : training.plan.notes) {
       print("plan: " + note);
@@ -75,7 +80,14 @@ class Console : public Observer {
     }
   }
 
+  void on_parameter(const std::string& name, const at::Tensor& parameter) override {
+    if (keeps_model_) {
+      parameters_.push_back({name, parameter.clone()});
+    }
+  }
+
   const std::string& mesh() const { return mesh_; }
+  const std::vector<checkpoint::NamedTensor>& parameters() const { return parameters_; }
 
   void on_eval(const EvalRecord& record) override {
     result_.held_out = record;
@@ -101,6 +113,8 @@ class Console : public Observer {
   Clock::time_point start_, last_line_;
   int64_t tokens_ = 0;
   std::string mesh_;
+  bool keeps_model_;
+  std::vector<checkpoint::NamedTensor> parameters_;  // at the end
 };
 
 // Keeps the losses, says nothing.
@@ -130,6 +144,57 @@ Proof prove(const Config& config, const std::string& mesh, const data::Sampler& 
   return proof;
 }
 
+// The texts of all ranks, on every rank. Collective over the world.
+std::vector<std::string> gather_texts(const std::string& mine) {
+  auto& world = *comm::RankContext::require().world;
+  const auto members = static_cast<size_t>(world.size());
+  std::vector<at::Tensor> sizes, texts;
+  for (size_t i = 0; i < members; ++i) {
+    sizes.push_back(at::empty({1}, at::TensorOptions().dtype(at::kLong)));
+  }
+  world.all_gather(sizes, at::full({1}, static_cast<int64_t>(mine.size()), at::TensorOptions().dtype(at::kLong)))->wait();
+  for (const auto& size : sizes) {
+    texts.push_back(at::empty({*size.const_data_ptr<int64_t>()}, at::TensorOptions().dtype(at::kByte)));
+  }
+  const auto own = at::empty({static_cast<int64_t>(mine.size())}, at::TensorOptions().dtype(at::kByte));
+  std::copy(mine.begin(), mine.end(), static_cast<char*>(own.mutable_data_ptr()));
+  world.all_gather(texts, own)->wait();
+  std::vector<std::string> all;
+  for (const auto& text : texts) {
+    all.emplace_back(static_cast<const char*>(text.const_data_ptr()), text.nbytes());
+  }
+  return all;
+}
+
+// What this process shows and writes: under a launcher, files are rank 0's alone.
+TrainOptions own_options(TrainOptions options, const std::optional<comm::Place>& place) {
+  if (place && place->rank != 0) {
+    options.metrics = options.ledger = options.folder = "";
+  }
+  if (place && !launch::prints(place->rank)) {
+    options.out = nullptr;
+  }
+  return options;
+}
+
+// Keeps the model, and shows what it writes by now. A model of tokens that cannot be read (a .bin file without a tokenizer)
+// shows nothing.
+void finish(const Config& config, const data::Corpus& corpus, const TrainOptions& options,
+            const std::vector<checkpoint::NamedTensor>& parameters) {
+  if (!options.folder.empty()) {
+    save_run(options.folder, config, parameters);
+  }
+  const bool is_text = corpus.is_bytes() || !corpus.vocabulary().is_bytes();
+  if (options.out == nullptr || !is_text) {
+    return;
+  }
+  constexpr int64_t kCharacters = 200;
+  const GenerateOptions sampling{.max_tokens = kCharacters, .seed = static_cast<uint64_t>(config.train.seed)};
+  const bool starts_document = !corpus.is_bytes() && corpus.vocabulary().end();
+  const auto text = generate_text(make_text_model(config, corpus.vocabulary(), parameters), starts_document ? "" : "\n", sampling);
+  *options.out << fmt::format("sample (temperature {}):\n{}", sampling.temperature, data::first_characters(text, kCharacters)) << std::endl;
+}
+
 void write_ledgers(std::ofstream& file, const std::vector<std::string>& ledgers, size_t steps) {
   file << "{\"steps\": " << steps << ", \"ranks\": [\n" << base::join(ledgers, ",\n") << "\n]}\n" << std::flush;
 }
@@ -146,27 +211,41 @@ std::string proof_line(const Proof& proof) {
                              proof.holds() ? "same training" : "NOT the same training");
 }
 
-TrainResult train(const Config& config, const TrainOptions& options) {
-  verify_run(config);
+TrainResult train(const Config& given, const TrainOptions& options) {
+  verify_run(given);
+  const auto config = with_vocabulary(given);
   const auto sampler = make_sampler(config);
-  auto ledger_file = open_for_writing(options.ledger, "--ledger");
+  const auto place = launch::find_place();
+  const auto own = own_options(options, place);
+  if (!own.folder.empty()) {
+    make_run_folder(own.folder);
+  }
+  const bool keeps_model = !options.folder.empty() || options.out != nullptr;  // the same on every rank
+  auto ledger_file = open_for_writing(own.ledger, "--ledger");
   const auto ranks = config.ranks();
   TrainResult result;
-  Console console(config, sampler, options, result);
-  std::vector<std::string> ledgers(static_cast<size_t>(ranks));
-  comm::run_ranks(ranks, [&](int64_t rank) {
+  Console console(config, sampler, own, result);
+  std::vector<std::string> ledgers;
+  launch::run_job(ranks, [&](int64_t rank) {
     Observer silent;
-    run_loop(config, sampler, {}, rank == 0 ? console : silent);
-    ledgers[static_cast<size_t>(rank)] = comm::RankContext::require().ledger.json();
+    const bool is_heard = place || rank == 0;
+    run_loop(config, sampler, {.gather_parameters = keeps_model}, is_heard ? console : silent);
+    if (!options.ledger.empty()) {
+      auto texts = gather_texts(comm::RankContext::require().ledger.json());
+      if (is_heard) {
+        ledgers = std::move(texts);
+      }
+    }
   });
   if (ledger_file.is_open()) {
     write_ledgers(ledger_file, ledgers, result.steps.size());
     check_written(ledger_file, "--ledger");
   }
-  if (config.train.proof && ranks > 1) {
+  finish(config, sampler.corpus(), own, console.parameters());
+  if (config.train.proof && ranks > 1 && (!place || place->rank == 0)) {
     result.proof = prove(config, console.mesh(), sampler, result.steps);
-    if (options.out != nullptr) {
-      *options.out << proof_line(*result.proof) << std::endl;
+    if (own.out != nullptr) {
+      *own.out << proof_line(*result.proof) << std::endl;
     }
   }
   return result;

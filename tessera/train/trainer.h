@@ -1,4 +1,4 @@
-// A training run on ranks that are threads of this process.
+// A training run on ranks that are threads of this process or, under a launcher, processes.
 #pragma once
 
 #include <iosfwd>
@@ -14,7 +14,8 @@ namespace tessera::train {
 struct TrainOptions {
   std::string metrics;           // JSONL file, one object a step; empty: none
   std::string ledger;            // JSON file of what every rank sent, by axis, collective and op; empty: none
-  std::ostream* out = nullptr;   // progress for people; null: none
+  std::string folder;            // run folder for the configuration and the model (run_folder.h); empty: none
+  std::ostream* out = nullptr;   // progress for people, and a sample of text at the end; null: none
 };
 
 // How far the first steps on one rank and on all of them are apart.
@@ -41,6 +42,9 @@ struct TrainResult {
 
 // Runs the configuration, and the proof if it asks for one. Throws what a rank threw; ConfigError and DataError come before
 // any rank starts.
+//
+// Under a launcher this process runs one rank of it (launch::run_job): rank 0 writes the files and makes the proof, the ranks
+// of LOG_RANK show progress, and every rank returns the same records.
 TrainResult train(const Config& config, const TrainOptions& options = {});
 
 }  // namespace tessera::train

@@ -80,9 +80,11 @@ mesh = "dp=2,tp=2"
 
 TEST_F(Cli, TheFlagsAreTheseAndNoOthers) {
   EXPECT_EQ(flag_list(),
-            "train: --help config --dtype --numerics --lattice --seed --set --mesh --ranks --steps --metrics --ledger --quiet\n"
+            "train: --help config --dtype --numerics --lattice --seed --set --mesh --ranks --steps --metrics --ledger --out --quiet\n"
             "compare: --help config --dtype --numerics --lattice --seed --set --mesh --steps --tolerance --json\n"
             "plan: --help config --dtype --numerics --lattice --seed --set --mesh --ranks\n"
+            "launch: --help --ranks --log-dir --grace command\n"
+            "generate: --help run --prompt --max-tokens --temperature --top-k --top-p --seed\n"
             "info: --help\n");
 }
 
@@ -125,6 +127,8 @@ TEST_F(Cli, AFailedRunLeavesOneParagraph) {
       {{"train", config, "--numerics", "exact", "--lattice", "batch=0"}, "train.lattice: [lattice] \"batch=0\": \"0\" leaves"},
       {{"compare", config, "--mesh", "1", "--mesh", "tp=2", "--numerics", "exact", "--tolerance", "1e-3"}, "leave it out, or --numerics fast"},
       {{"compare", config, "--mesh", "1"}, "at least two"},
+      {{"compare", config, "--mesh", "1", "--mesh", "tp=2;sp"}, "tp=2 cuts positions (sequence parallelism), of which the lattice has 1 leaf; accepted: a lattice with at least 2"},
+      {{"compare", config, "--mesh", "1", "--mesh", "dp=16"}, "dp=16 cuts the samples of a step, of which the lattice has 8 leaves"},
       {{"compare", config, "--mesh", "1", "--mesh", "tp=2;fast"}, "\"fast\" in \"tp=2;fast\" is no option"},
       {{"compare", config, "--mesh", "1", "--mesh", "tp=2", "--steps", "9"}, "accepted: 1 to the configuration's train.steps 4"},
       {{"compare", config, "--mesh", "1", "--mesh", "1;train.steps=1", "--steps", "2"}, "accepted: 1 to the configuration's train.steps 1"},
@@ -152,7 +156,7 @@ TEST_F(Cli, PlanPrintsWhatTrainReads) {
 }
 
 TEST_F(Cli, TrainReportsAndProves) {
-  const auto outcome = call({"train", path("small.toml"), "--set", "train.proof=true", "--set", "train.log_every=2",
+  const auto outcome = call({"train", path("small.toml"), "--numerics", "fast", "--set", "train.proof=true", "--set", "train.log_every=2",
                              "--metrics", path("m.jsonl"), "--ledger", path("l.json")});
   ASSERT_EQ(outcome.code, 0) << outcome.err;
   for (const char* part : {"llama of ", "on 4 ranks (dp=2,tp=2)", "step 1/4  loss ", "step 2/4  ", "step 4/4  ",
@@ -182,13 +186,13 @@ TEST_F(Cli, TrainReportsAndProves) {
 }
 
 TEST_F(Cli, ExactTrainingHasTheSameBits) {
-  const auto outcome = call({"train", path("small.toml"), "--numerics", "exact", "--lattice", "batch=4,feature=4", "--set", "train.proof=true"});
+  const auto outcome = call({"train", path("small.toml"), "--lattice", "batch=4,feature=4", "--set", "train.proof=true"});
   ASSERT_EQ(outcome.code, 0) << outcome.err;
   for (const char* part : {"in float32 (numerics exact, batch=4,sequence=1,feature=4) on 4 ranks",
                            "largest relative difference of the loss 0.0e+00 (numerics exact): same bits\n"}) {
     EXPECT_TRUE(has(outcome.out, part)) << part << "\n" << outcome.out;
   }
-  const auto plan = call({"plan", path("small.toml"), "--numerics", "exact", "--mesh", "tp=2"});
+  const auto plan = call({"plan", path("small.toml"), "--mesh", "tp=2"});
   EXPECT_EQ(plan.code, 0) << plan.err;
 }
 
@@ -218,7 +222,7 @@ TEST_F(Cli, ASignalStopsEveryRank) {
 
 TEST_F(Cli, CompareHoldsLayoutsTogether) {
   const auto outcome = call({"compare", path("small.toml"), "--mesh", "1", "--mesh", "dp=2;accumulate=2", "--mesh", "tp=2;sp",
-                             "--steps", "3", "--dtype", "float64", "--json"});
+                             "--steps", "3", "--dtype", "float64", "--numerics", "fast", "--json"});
   EXPECT_EQ(outcome.code, 0) << outcome.err << outcome.out;
   const auto json = nlohmann::json::parse(outcome.out);
   EXPECT_EQ(json.at("reference"), "1");
@@ -227,7 +231,7 @@ TEST_F(Cli, CompareHoldsLayoutsTogether) {
   EXPECT_EQ(json.at("sides")[1].at("mesh"), "tp=2;sp");
   EXPECT_TRUE(json.at("sides")[1].at("inside").get<bool>());
 
-  const std::vector<std::string> exact = {"compare", path("small.toml"), "--numerics", "exact", "--mesh", "1", "--mesh", "dp=2,tp=2", "--steps", "2"};
+  const std::vector<std::string> exact = {"compare", path("small.toml"), "--mesh", "1", "--mesh", "dp=2,tp=2", "--steps", "2"};
   const auto same = call(exact);
   EXPECT_EQ(same.code, 0) << same.err << same.out;
   EXPECT_TRUE(has(same.out, "dp=2,tp=2: same bits\n")) << same.out;
@@ -239,7 +243,7 @@ TEST_F(Cli, CompareHoldsLayoutsTogether) {
   EXPECT_TRUE(bits.at("sides")[0].at("same_bits"));
   EXPECT_EQ(bits.at("sides")[1].at("operator").at("phase"), "update");
 
-  const auto seeds = call({"compare", path("small.toml"), "--mesh", "1", "--mesh", "1;train.seed=1", "--steps", "2"});
+  const auto seeds = call({"compare", path("small.toml"), "--mesh", "1", "--mesh", "1;train.seed=1", "--steps", "2", "--numerics", "fast"});
   EXPECT_EQ(seeds.code, 1);
   EXPECT_TRUE(has(seeds.out, "1;train.seed=1: OUTSIDE")) << seeds.out;
   EXPECT_TRUE(has(seeds.out, "first difference in step 1 (loss)")) << seeds.out;

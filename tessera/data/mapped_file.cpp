@@ -1,8 +1,6 @@
-#include "tessera/data/text.h"
+#include "tessera/data/mapped_file.h"
 
-#include <array>
 #include <cerrno>
-#include <cmath>
 #include <cstring>
 
 #include <fcntl.h>
@@ -27,9 +25,7 @@ struct Descriptor {
 
 }  // namespace
 
-Text::Text(const std::string& path, const TextOptions& options) : path_(path) {
-  TESSERA_CHECK_AS(ConfigError, options.held_out >= 0 && options.held_out < 1, "[data] held-out fraction ",
-                   options.held_out, "; it must lie in [0, 1)");
+MappedFile::MappedFile(const std::string& path) : path_(path) {
   const Descriptor file{::open(path.c_str(), O_RDONLY | O_CLOEXEC)};
   TESSERA_CHECK_AS(DataError, file.number >= 0, "[data] cannot open \"", path, "\": ", std::strerror(errno),
                    "; give the path of a readable text file");
@@ -43,22 +39,6 @@ Text::Text(const std::string& path, const TextOptions& options) : path_(path) {
                    "; give the path of a readable text file");
   mapping_ = std::shared_ptr<const void>(start, [size](void* mapped) { ::munmap(mapped, size); });
   bytes_ = {static_cast<const uint8_t*>(start), size};
-  train_size_ = size - static_cast<size_t>(std::floor(static_cast<double>(size) * options.held_out));
-}
-
-double unigram_entropy(std::span<const uint8_t> bytes) {
-  std::array<int64_t, 256> counts{};
-  for (const uint8_t byte : bytes) {
-    ++counts[byte];
-  }
-  double entropy = 0;
-  for (const int64_t count : counts) {
-    if (count > 0) {
-      const double share = static_cast<double>(count) / static_cast<double>(bytes.size());
-      entropy -= share * std::log(share);
-    }
-  }
-  return entropy;
 }
 
 }  // namespace tessera::data

@@ -1,0 +1,128 @@
+#include "tessera/checkpoint/safetensors.h"
+
+#include <algorithm>
+#include <bit>
+#include <filesystem>
+#include <fstream>
+#include <set>
+
+#include <ATen/EmptyTensor.h>
+#include <ATen/core/grad_mode.h>
+
+#include "tessera/base/error.h"
+#include "tessera/base/text.h"
+#include "tessera/checkpoint/atomic_file.h"
+#include "tessera/checkpoint/safetensors_header.h"
+
+namespace tessera::checkpoint {
+namespace {
+
+static_assert(std::endian::native == std::endian::little, "safetensors files are little-endian");
+
+// Opens a file and reads its header; the stream then stands at the first byte of data.
+Header open(const std::string& path, std::ifstream& file) {
+  std::error_code failed;
+  const auto size = std::filesystem::is_regular_file(path, failed) ? static_cast<int64_t>(std::filesystem::file_size(path, failed)) : -1;
+  file.open(path, std::ios::binary);
+  TESSERA_CHECK_AS(DataError, size >= 0 && file, "[checkpoint] cannot read \"", path, "\"; accepted: the path of a safetensors file");
+  uint64_t length = 0;
+  const bool has_length = size >= 8 && file.read(reinterpret_cast<char*>(&length), sizeof(length));
+  TESSERA_CHECK_AS(DataError, has_length && length <= static_cast<uint64_t>(std::min(size - 8, kLargestHeader)), "[checkpoint] \"", path,
+                   "\" of ", size, " bytes gives its header ", length, " bytes; accepted: a complete safetensors file");
+  std::string text(length, '\0');
+  file.read(text.data(), static_cast<std::streamsize>(length));
+  return read_header(text, size - 8 - static_cast<int64_t>(length), path);
+}
+
+at::Tensor read_tensor(const Entry& entry, const std::string& path, std::ifstream& file) {
+  auto tensor = at::Tensor(at::detail::empty_cpu(entry.sizes, entry.dtype));
+  file.read(static_cast<char*>(tensor.data_ptr()), entry.end - entry.begin);
+  TESSERA_CHECK_AS(DataError, file, "[checkpoint] reading ", entry.name, " of \"", path, "\" failed; accepted: a complete safetensors file");
+  return tensor;
+}
+
+Header lay_out(const std::vector<NamedTensor>& tensors, const Metadata& metadata) {
+  Header header{.entries = {}, .metadata = metadata};
+  std::set<std::string> names;
+  for (const auto& [name, tensor] : tensors) {
+    TESSERA_CHECK(names.insert(name).second && name != "__metadata__", "[checkpoint] two tensors named \"", name,
+                  "\" in one file; accepted: a name for each, not __metadata__");
+    TESSERA_CHECK(tensor.device().is_cpu() && tensor.layout() == at::kStrided && tensor.has_storage(), "[checkpoint] ", name,
+                  " is no plain tensor on the CPU; accepted: one that is whole, as full_tensor(x).cpu() gives it");
+    header.entries.push_back({name, tensor.scalar_type(), tensor.sizes().vec(), 0, static_cast<int64_t>(tensor.nbytes())});
+  }
+  int64_t at = 0;
+  for (auto& entry : header.entries) {
+    entry.begin = at;
+    at = entry.end += at;
+  }
+  return header;
+}
+
+// Wide elements first, so that each tensor is aligned to its own.
+std::vector<NamedTensor> in_file_order(std::vector<NamedTensor> tensors) {
+  std::sort(tensors.begin(), tensors.end(), [](const NamedTensor& a, const NamedTensor& b) {
+    const auto a_size = a.tensor.element_size(), b_size = b.tensor.element_size();
+    return a_size != b_size ? a_size > b_size : a.name < b.name;
+  });
+  return tensors;
+}
+
+void verify_target(const Entry& entry, const at::Tensor& target, const std::string& path) {
+  TESSERA_CHECK_AS(DataError, entry.dtype == target.scalar_type() && target.sizes() == at::IntArrayRef(entry.sizes), "[checkpoint] \"",
+                   path, "\" has ", entry.name, " of ", name_of_dtype(entry.dtype), " and sizes ", at::IntArrayRef(entry.sizes),
+                   ", the model has ", name_of_dtype(target.scalar_type()), " and sizes ", target.sizes(),
+                   "; accepted: the file of a model with this configuration");
+}
+
+}  // namespace
+
+void save_safetensors(const std::string& path, const std::vector<NamedTensor>& tensors, const Metadata& metadata) {
+  const auto ordered = in_file_order(tensors);
+  const auto header = write_header(lay_out(ordered, metadata));
+  const uint64_t length = header.size();
+  TESSERA_CHECK(length <= kLargestHeader, "[checkpoint] a header of ", length, " bytes; accepted: at most ", kLargestHeader);
+  AtomicFile file(path);
+  file.write(&length, sizeof(length));
+  file.write(header);
+  for (const auto& [name, tensor] : ordered) {
+    const auto contiguous = tensor.contiguous();
+    file.write(contiguous.data_ptr(), contiguous.nbytes());
+  }
+  file.commit();
+}
+
+Tensors load_safetensors(const std::string& path) {
+  std::ifstream file;
+  auto header = open(path, file);
+  Tensors all{.tensors = {}, .metadata = std::move(header.metadata)};
+  for (const auto& entry : header.entries) {
+    all.tensors.push_back({entry.name, read_tensor(entry, path, file)});
+  }
+  return all;
+}
+
+void load_into(const std::string& path, const std::vector<NamedTensor>& targets) {
+  std::ifstream file;
+  const auto header = open(path, file);
+  std::map<std::string, at::Tensor> by_name;
+  for (const auto& [name, tensor] : targets) {
+    by_name[name] = tensor;
+  }
+  for (const auto& entry : header.entries) {
+    const auto target = by_name.find(entry.name);
+    TESSERA_CHECK_AS(DataError, target != by_name.end(), "[checkpoint] \"", path, "\" has ", entry.name,
+                     ", which the model lacks; accepted: the file of a model with this configuration");
+    verify_target(entry, target->second, path);
+  }
+  for (const auto& [name, tensor] : targets) {
+    TESSERA_CHECK_AS(DataError, std::any_of(header.entries.begin(), header.entries.end(), [&](const Entry& entry) { return entry.name == name; }),
+                     "[checkpoint] \"", path, "\" lacks ", name, " of the model; accepted: the file of a model with this configuration");
+  }
+  const at::NoGradGuard no_grad;
+  for (const auto& entry : header.entries) {
+    by_name[entry.name].copy_(read_tensor(entry, path, file));
+  }
+}
+
+}  // namespace tessera::checkpoint

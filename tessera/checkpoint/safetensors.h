@@ -1,0 +1,38 @@
+// Tensors in a safetensors file, as `safetensors` and `transformers` read and write it.
+#pragma once
+
+#include <map>
+#include <string>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+namespace tessera::checkpoint {
+
+struct NamedTensor {
+  std::string name;
+  at::Tensor tensor;
+};
+
+using Metadata = std::map<std::string, std::string>;
+
+// What a file holds, in the order of its bytes.
+struct Tensors {
+  std::vector<NamedTensor> tensors;
+  Metadata metadata;
+};
+
+// Writes whole, plain tensors on the CPU of float64, float32, bfloat16, float16, int64, int32, uint8 or bool, by way of a
+// temporary file and a rename: an earlier file stays until the new one is complete. Tensors that share memory are written
+// twice. Throws DataError on a disk that fails, c10::Error for a tensor that is none of these or a name given twice.
+void save_safetensors(const std::string& path, const std::vector<NamedTensor>& tensors, const Metadata& metadata = {});
+
+// Reads all tensors. Throws DataError that names the file, the tensor and what is wrong: a short or a longer file, a header
+// that is no JSON, unknown dtypes, sizes that do not fit their bytes, bytes that overlap or that no tensor has.
+Tensors load_safetensors(const std::string& path);
+
+// Copies each tensor of a file into the one of that name. Throws DataError, having changed nothing, if the names are not the
+// same, or a dtype or the sizes differ; it names the first that does.
+void load_into(const std::string& path, const std::vector<NamedTensor>& targets);
+
+}  // namespace tessera::checkpoint

@@ -1,0 +1,21 @@
+#include "tessera/launch/run.h"
+
+#include "tessera/base/error.h"
+#include "tessera/comm/run_ranks.h"
+#include "tessera/launch/environment.h"
+
+namespace tessera::launch {
+
+bool is_launched() { return find_place().has_value(); }
+
+void run_job(int64_t ranks, const std::function<void(int64_t rank)>& body, const comm::ProcessOptions& options) {
+  const auto place = find_place();
+  if (!place) {
+    return comm::run_ranks(ranks, body, {options.deadline, options.intra_op_threads, options.compare_programs});
+  }
+  TESSERA_CHECK_AS(ConfigError, place->size == ranks, "[launch] ", place->launcher, " started ", place->size, " process", place->size == 1 ? "" : "es",
+                   ", but this job has ", ranks, " rank", ranks == 1 ? "" : "s", "; accepted: as many processes, or a mesh of ", place->size);
+  comm::run_process(*place, body, options);
+}
+
+}  // namespace tessera::launch

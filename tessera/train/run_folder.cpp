@@ -1,0 +1,104 @@
+#include "tessera/train/run_folder.h"
+
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+
+#include <ATen/core/grad_mode.h>
+
+#include "tessera/base/error.h"
+#include "tessera/checkpoint/atomic_file.h"
+#include "tessera/train/setup.h"
+
+namespace tessera::train {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr const char* kConfig = "config.toml";
+constexpr const char* kModel = "model.safetensors";
+constexpr const char* kTokenizer = "tokenizer.json";
+
+void write_file(const fs::path& path, const std::string& content) {
+  checkpoint::AtomicFile file(path);
+  file.write(content);
+  file.commit();
+}
+
+std::string content_of(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  std::ostringstream text;
+  TESSERA_CHECK_AS(DataError, file && text << file.rdbuf(), "[train] cannot read \"", path, "\"; accepted: a readable file");
+  return text.str();
+}
+
+// Paths as the folder's reader finds them.
+Config as_saved(Config config) {
+  for (auto* path : {&config.data.file, &config.parallel.plan}) {
+    *path = path->empty() ? "" : fs::absolute(*path).lexically_normal().string();
+  }
+  config.data.tokenizer = config.data.tokenizer.empty() ? "" : kTokenizer;
+  return config;
+}
+
+std::vector<checkpoint::NamedTensor> parameters_of(const torch::nn::Module& model) {
+  std::vector<checkpoint::NamedTensor> all;
+  for (const auto& parameter : model.named_parameters()) {
+    all.push_back({parameter.key(), parameter.value()});
+  }
+  return all;
+}
+
+}  // namespace
+
+void make_run_folder(const std::string& folder) {
+  std::error_code failed;
+  fs::create_directories(folder, failed);
+  bool is_writable = !failed;
+  try {
+    if (is_writable) {
+      checkpoint::AtomicFile(fs::path(folder) / kModel).write("");
+    }
+  } catch (const DataError&) {
+    is_writable = false;
+  }
+  TESSERA_CHECK_AS(ConfigError, is_writable, "[train] cannot write --out \"", folder,
+                   "\"; accepted: a folder that may be written to, or made");
+}
+
+void save_run(const std::string& folder, const Config& config, const std::vector<checkpoint::NamedTensor>& parameters) {
+  const fs::path to(folder);
+  write_file(to / kConfig, to_toml(as_saved(config)));
+  if (!config.data.tokenizer.empty()) {
+    write_file(to / kTokenizer, content_of(config.data.tokenizer));
+  }
+  checkpoint::save_safetensors(to / kModel, parameters, {{"format", "pt"}});
+}
+
+TextModel make_text_model(const Config& config, const data::Vocabulary& vocabulary, const std::vector<checkpoint::NamedTensor>& parameters) {
+  TextModel text_model{make_model(config), vocabulary, config.data.sequence};
+  const at::NoGradGuard no_grad;
+  auto targets = text_model.model->named_parameters();
+  for (const auto& [name, tensor] : parameters) {
+    targets[name].copy_(tensor);
+  }
+  text_model.model->eval();
+  return text_model;
+}
+
+TextModel load_run(const std::string& folder_or_file) {
+  const fs::path given(folder_or_file);
+  const bool is_folder = fs::is_directory(given);
+  const auto folder = is_folder ? given : given.parent_path();
+  TESSERA_CHECK_AS(DataError, fs::exists(given) && fs::exists(folder / kConfig), "[generate] \"", folder_or_file, "\" ",
+                   !fs::exists(given) ? "is not there" : is_folder ? "has no config.toml" : "has no config.toml beside it",
+                   "; accepted: the folder that `tessera train --out` wrote, or the model.safetensors in it");
+  const auto config = read_config(folder / kConfig);
+  verify_run(config);
+  TextModel text_model{make_model(config), make_vocabulary(config), config.data.sequence};
+  checkpoint::load_into(is_folder ? (given / kModel).string() : folder_or_file, parameters_of(*text_model.model));
+  text_model.model->eval();
+  return text_model;
+}
+
+}  // namespace tessera::train

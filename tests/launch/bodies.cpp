@@ -1,0 +1,204 @@
+#include "tests/launch/bodies.h"
+
+#include <chrono>
+#include <cmath>
+#include <cstdlib>
+#include <iomanip>
+#include <random>
+#include <stdexcept>
+#include <thread>
+
+#include <unistd.h>
+
+#include "tessera/base/hash.h"
+#include "tessera/comm/exact_merge.h"
+#include "tessera/layout/mesh.h"
+#include "tests/unit/comm/support.h"
+
+namespace tessera::launch {
+namespace {
+
+using comm::RankContext;
+using comm::ReduceOp;
+using comm::values_of;
+using comm::world;
+
+const std::vector<at::ScalarType> kTypes = {at::kFloat, at::kDouble, at::kBFloat16, at::kHalf,          at::kLong,         at::kInt,
+                                            at::kShort, at::kChar,   at::kByte,     at::kBool, at::kComplexFloat, at::kComplexDouble};
+// Empty, one, fewer than ranks, uneven, and beyond what all_reduce sends to everyone.
+const std::vector<int64_t> kSizes = {0, 1, 3, 1031, 20011};
+
+uint64_t key_of(int64_t from, int64_t to = 0) { return static_cast<uint64_t>(from * 100 + to + 1); }
+
+std::vector<ReduceOp> ops_of(at::ScalarType dtype) {
+  std::vector<ReduceOp> ops = {ReduceOp::kSum, ReduceOp::kProd};
+  if (!at::isComplexType(dtype)) ops.insert(ops.end(), {ReduceOp::kMax, ReduceOp::kMin});
+  if (at::isFloatingType(dtype)) ops.push_back(ReduceOp::kAvg);
+  return ops;
+}
+
+at::Tensor zeros_of(at::IntArrayRef sizes, at::ScalarType dtype) { return at::zeros(sizes, at::TensorOptions().dtype(dtype)); }
+
+// The sizes and bits of tensors, as one number.
+uint64_t digest(const std::vector<at::Tensor>& tensors) {
+  uint64_t hash = 0;
+  for (const auto& tensor : tensors) {
+    hash = base::hash_range(tensor.sizes(), hash);
+    hash = base::hash_bytes(tensor.const_data_ptr(), tensor.nbytes(), hash);
+  }
+  return hash;
+}
+
+// Runs every collective once on tensors of about `size` elements and notes the bits that came out.
+void run_all(comm::Communicator& group, int64_t size, at::ScalarType dtype, std::ostream& out) {
+  const auto ranks = group.size(), rank = group.rank();
+  const auto note = [&](const std::string& what, const std::vector<at::Tensor>& tensors) {
+    out << what << " " << dtype << " " << size << " of " << ranks << ": " << std::hex << digest(tensors) << std::dec << "\n";
+  };
+  for (const auto op : ops_of(dtype)) {
+    auto tensor = values_of(key_of(rank), {size}, dtype);
+    group.all_reduce(tensor, op)->wait();
+    note("all_reduce " + std::string(layout::name_of(op)), {tensor});
+    std::vector<at::Tensor> inputs;
+    for (int64_t to = 0; to < ranks; ++to) inputs.push_back(values_of(key_of(rank, to), {size + to % 2}, dtype));
+    auto output = zeros_of({size + rank % 2}, dtype);
+    group.reduce_scatter(output, inputs, op)->wait();
+    note("reduce_scatter " + std::string(layout::name_of(op)), {output});
+  }
+  std::vector<at::Tensor> gathered, sent, taken;
+  for (int64_t other = 0; other < ranks; ++other) {
+    gathered.push_back(zeros_of({other, size}, dtype));
+    sent.push_back(values_of(key_of(rank, other), {rank + 2 * other, size / 4}, dtype));
+    taken.push_back(zeros_of({other + 2 * rank, size / 4}, dtype));
+  }
+  group.all_gather(gathered, values_of(key_of(rank), {rank, size}, dtype))->wait();
+  note("all_gather", gathered);
+  group.all_to_all(taken, sent)->wait();
+  note("all_to_all", taken);
+  for (int64_t root = 0; root < ranks; ++root) {
+    auto tensor = values_of(key_of(rank, root), {size}, dtype);
+    group.broadcast(tensor, root)->wait();
+    note("broadcast", {tensor});
+  }
+}
+
+void collectives(int64_t, std::ostream& out) {
+  for (const auto size : kSizes) {
+    for (const auto dtype : kTypes) run_all(world(), size, dtype, out);
+  }
+  world().barrier();
+}
+
+// Groups of groups, and lines of meshes that some ranks are not on.
+void groups(int64_t rank, std::ostream& out) {
+  auto& context = RankContext::require();
+  const auto size = context.world_size;
+  std::vector<std::vector<int64_t>> parity(2);
+  for (int64_t r = 0; r < size; ++r) parity[static_cast<size_t>(r % 2)].push_back(r);
+  const auto half = world().split(parity, "half");
+  run_all(*half, 100, at::kFloat, out);
+  run_all(*half->split({parity[static_cast<size_t>(rank % 2)]}, "again"), 7, at::kBFloat16, out);
+  if (rank < 2) {  // only the members of a group take part in making it
+    run_all(*world().split({{1, 0}}, "pair"), 5, at::kDouble, out);
+  }
+  run_all(*world().split(parity, "half"), 9, at::kLong, out);
+  const auto mesh = size == 4 ? layout::Mesh::parse("dp=2,tp=2") : layout::Mesh::parse("dp=" + std::to_string(size) + ",tp=1");
+  for (int64_t axis = 0; axis < 2; ++axis) run_all(context.axis(mesh, axis), 333, at::kHalf, out);
+  run_all(context.whole(mesh), 70000, at::kFloat, out);
+}
+
+// Messages round a ring, with several tags, received in another order than sent; NaNs; one message that is never taken.
+void messages(int64_t rank, std::ostream& out) {
+  const auto size = world().size(), next = (rank + 1) % size, before = (rank + size - 1) % size;
+  std::vector<comm::WorkPtr> receives;
+  std::vector<at::Tensor> got;
+  for (int64_t i = 0; i < 6; ++i) {
+    world().send(values_of(key_of(rank, i), {i * 50}, at::kFloat), next, i % 2);
+    got.push_back(at::zeros({i * 50}));
+  }
+  for (int64_t i = 0; i < 6; ++i) receives.push_back(world().receive(got[static_cast<size_t>(i)], before, i % 2));
+  for (auto work = receives.rbegin(); work != receives.rend(); ++work) (*work)->wait();
+  out << "messages " << digest(got) << "\n";
+  for (const auto op : {ReduceOp::kMax, ReduceOp::kMin, ReduceOp::kSum}) {
+    auto tensor = values_of(key_of(rank), {8}, at::kFloat);
+    tensor.mutable_data_ptr<float>()[rank] = std::nanf("");
+    world().all_reduce(tensor, op)->wait();
+    out << "nan " << std::isnan(tensor.const_data_ptr<float>()[0]) << " " << digest({tensor}) << "\n";
+  }
+  world().send(at::ones({5}), next, 9);
+  world().barrier();
+}
+
+// Partial sums of a tree's nodes, merged.
+void merges(int64_t rank, std::ostream& out) {
+  const auto ranks = world().size();
+  for (const int64_t leaves : {1, 5, 16}) {
+    for (const int64_t numel : {3, 20000}) {
+      comm::MergePlan::Nodes nodes;
+      std::vector<at::Tensor> sums;
+      for (int64_t member = 0; member < ranks; ++member) {
+        nodes.push_back(layout::cover({leaves * member / ranks, leaves * (member + 1) / ranks}, leaves));
+      }
+      for (const auto& node : nodes[static_cast<size_t>(rank)]) sums.push_back(values_of(static_cast<uint64_t>(node.begin * 64 + node.end), {numel}, at::kFloat));
+      const comm::MergePlan plan(nodes, {0, leaves});
+      const auto merged = world().merge({.plan = plan, .sums = sums, .sizes = {numel}, .options = at::TensorOptions().dtype(at::kFloat)});
+      for (const auto& node : merged) out << "merge " << leaves << " " << numel << " " << node.node.str() << " " << digest({node.sum}) << "\n";
+    }
+  }
+}
+
+// Collectives of random kind over random axes, without end (or TESSERA_TEST_ROUNDS). At TESSERA_TEST_MOMENT the rank
+// TESSERA_TEST_CULPRIT does what TESSERA_TEST_FAULT says: throw, extra, shape, kind, end, sleep, compute.
+void steady(int64_t rank, std::ostream& out) {
+  auto& context = RankContext::require();
+  const auto mesh = context.world_size == 4 ? layout::Mesh::parse("dp=2,tp=2") : layout::Mesh::parse("dp=" + std::to_string(context.world_size));
+  const std::string fault = std::getenv("TESSERA_TEST_FAULT") ? std::getenv("TESSERA_TEST_FAULT") : "";
+  const auto culprit = variable("TESSERA_TEST_CULPRIT", -1), moment = variable("TESSERA_TEST_MOMENT", -1);
+  std::mt19937_64 random(static_cast<uint64_t>(variable("TESSERA_TEST_SEED", 1)));
+  static const char* const kOps[] = {"aten::mm", "aten::add", "aten::relu", "aten::sum"};
+  for (int64_t round = 0; round < variable("TESSERA_TEST_ROUNDS", 1 << 30); ++round) {
+    const auto which = random();
+    const char* op = kOps[which % 4];
+    const bool is_fault = rank == culprit && round == moment;
+    if (is_fault && fault == "throw") throw std::runtime_error("the reader found 3 columns");
+    if (is_fault && fault == "end") return;
+    if (is_fault && fault == "sleep") std::this_thread::sleep_for(std::chrono::milliseconds(variable("TESSERA_TEST_SLEEP", 1000)));
+    if (is_fault && fault == "extra") context.program.note("aten::extra", 5);
+    context.program.note(op, which);
+    const comm::Caller caller(context, op);
+    auto& group = which / 4 % 3 == 0 || mesh.ndim() == 1 ? world() : context.axis(mesh, static_cast<int64_t>(which / 4 % 3 - 1));
+    const auto size = (is_fault && fault == "shape" ? 100 : 0) + (which / 12 % 2 ? 17 : 30000);
+    auto tensor = at::ones({static_cast<int64_t>(size)});
+    if (which / 24 % 2 || (is_fault && fault == "kind")) {
+      std::vector<at::Tensor> outputs;
+      for (int64_t i = 0; i < group.size(); ++i) outputs.push_back(at::zeros({static_cast<int64_t>(size)}));
+      is_fault && fault == "kind" ? group.barrier() : group.all_gather(outputs, tensor)->wait();
+    } else {
+      group.all_reduce(tensor, ReduceOp::kSum)->wait();
+    }
+    if (round == 0) out << "started\n" << std::flush;
+  }
+  out << "ended\n";
+}
+
+}  // namespace
+
+int64_t variable(const char* name, int64_t otherwise) {
+  const char* text = std::getenv(name);
+  return text && *text ? std::atoll(text) : otherwise;
+}
+
+const std::map<std::string, Body>& bodies() {
+  static const std::map<std::string, Body> all = {
+      {"collectives", collectives}, {"groups", groups}, {"messages", messages}, {"merges", merges}, {"steady", steady},
+      {"compute", [](int64_t rank, std::ostream& out) {
+         out << "started\n" << std::flush;
+         world().barrier();
+         if (rank == 0) world().barrier();
+         std::this_thread::sleep_for(std::chrono::seconds(600));
+       }},
+  };
+  return all;
+}
+
+}  // namespace tessera::launch
