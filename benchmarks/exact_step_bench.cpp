@@ -19,15 +19,19 @@ constexpr int kSteps = 6;
 struct Size {
   const char* name;
   int64_t dim, hidden, layers, batch, length;
+  bool is_fused;  // attention by scaled_dot_product_attention: libtorch's kernel, in `exact` ours by blocks
 };
 
 // About 3 M parameters with 1,024 tokens a step, and 11 M with 2,048.
-const Size kSizes[] = {{"3 M, 1,024 tokens", 256, 688, 4, 8, 128}, {"11 M, 2,048 tokens", 384, 1024, 6, 8, 256}};
+const Size kSizes[] = {{"3 M, 1,024 tokens", 256, 688, 4, 8, 128, false},
+                       {"  attention fused", 256, 688, 4, 8, 128, true},
+                       {"11 M, 2,048 tokens", 384, 1024, 6, 8, 256, false},
+                       {"  attention fused", 384, 1024, 6, 8, 256, true}};
 
 models::LlamaConfig config_of(const Size& size) {
   models::LlamaConfig config;
   config.vocab_size = 256, config.dim = size.dim, config.layers = size.layers, config.heads = 8, config.kv_heads = 8, config.hidden = size.hidden;
-  config.max_seq = size.length;
+  config.max_seq = size.length, config.fused_attention = size.is_fused;
   return config;
 }
 

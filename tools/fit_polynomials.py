@@ -6,7 +6,7 @@ Usage: fit_polynomials.py        (needs mpmath, which torch brings along)
 
 from struct import pack, unpack
 
-from mpmath import cos, erf, erfc, exp, log, lu_solve, matrix, mp, mpf, nstr, pi, polyval, sqrt, tanh
+from mpmath import binomial, cos, erf, erfc, exp, log, lu_solve, matrix, mp, mpf, nstr, pi, polyval, sqrt, tanh
 
 GRID = 600
 POLE = mpf(4)  # kGeluPole
@@ -73,15 +73,43 @@ def fits(single):
            small / 100, mpf("0.8101"), 6 if single else 11)
     yield ("kLogErfc", lambda t: log(erfc(1 + t)), lambda t: erfc(1 + t) / erf(1 + t),
            mpf("-0.1"), mpf("2.95" if single else "4.95"), 7 if single else 18)
-    yield ("kPhi", lambda h: slope(h) - c, lambda h: sqrt(-2 * h) / (0.5 - sqrt(-2 * h) * slope(h)), mpf(-1) / 2, -small, 5 if single else 10)
-    yield ("kGeluTail", lambda v: place(v) * mills(place(v)) - c, lambda v: 1 / (place(v) * mills(place(v))), low, high, 8 if single else 20)
+    if not single:
+        yield ("kPhi", lambda h: slope(h) - c, lambda h: sqrt(-2 * h) / (0.5 - sqrt(-2 * h) * slope(h)), mpf(-1) / 2, -small, 10)
+        yield ("kGeluTail", lambda v: place(v) * mills(place(v)) - c, lambda v: 1 / (place(v) * mills(place(v))), low, high, 20)
     yield ("kSlope", lambda h: slope(h) + height * exp(h) - 2 * c,
            lambda h: sqrt(-2 * h) / max(0.5 - sqrt(-2 * h) * slope(h), sqrt(-2 * h) * height * exp(h)), mpf(-1) / 2, -small, 5 if single else 10)
     yield ("kSlopeTail", lambda v: mills(place(v)) - (height - c) * place(v), lambda v: 1 / (height * place(v)), low, high, 7 if single else 19)
 
 
+def moved(coefficients, by):
+    """The coefficients of p(t + by) for those of p(t)."""
+    return [sum(c * binomial(k, j) * by ** (k - j) for k, c in enumerate(coefficients) if k >= j) for j in range(len(coefficients))]
+
+
+def gelu_pieces():
+    """(centre, coefficients, error) of every piece of float gelu. Centres are where the constant term is nearly a float."""
+    ends = [mpf(end) for end in (0, 0.5, 1, 2, 3, 5, 7, 11, 14.5)]  # the last is kGeluTop
+    for low, high in zip(ends, ends[1:]):
+        middle, margin = (low + high) / 2, mpf(10) ** -6 if low else 0
+        function = lambda t: mills(middle + t) * (2 * (middle + t) if low else 1)
+        coefficients, error = fit(function, lambda t: 1 / function(t), low - middle - margin, high - middle + mpf(10) ** -6, 7)
+        moves = [(high - low) * j / 512 for j in range(-16, 17)] if low else [-middle]
+        by = min(moves, key=lambda by: abs(polyval(coefficients[::-1], by) - rounded(polyval(coefficients[::-1], by), True)))
+        yield middle + by, moved(coefficients, by), error
+
+
+def print_gelu_pieces():
+    pieces = list(gelu_pieces())
+    pieces = pieces[2:] + pieces[:2]  # in the order of the last two bits of the exponent of a + 1 and the first of its mantissa
+    print("// errors 2^" + ", 2^".join(nstr(log(error, 2), 4) for _, _, error in pieces))
+    print("kGeluMiddles: " + ", ".join(nstr(centre, 10) + "f" for centre, _, _ in pieces))
+    for k in range(8):
+        print(f"kGeluPieces[{k}]: " + ", ".join(nstr(c[k], 10, strip_zeros=False) + "f" for _, c, _ in pieces))
+
+
 def main():
     mp.dps = 50
+    print_gelu_pieces()
     for single in (True, False):
         print(f"// {'float' if single else 'double'}")
         for name, *what in fits(single):

@@ -13,6 +13,7 @@
 #include "tessera/launch/environment.h"
 #include "tessera/launch/local.h"
 #include "tessera/parallel/deferred.h"
+#include "tessera/trace/parting.h"
 #include "tessera/train/bit_compare.h"
 #include "tessera/train/compare.h"
 #include "tessera/train/run_folder.h"
@@ -31,7 +32,7 @@ struct Arguments {
   std::vector<std::string> meshes;
   std::optional<int64_t> ranks, steps, seed;
   std::string dtype, numerics, lattice;
-  std::string metrics, ledger, folder;
+  std::string metrics, ledger, folder, profile;
   double tolerance = 0;
   bool is_quiet = false;
   bool is_json = false;
@@ -39,6 +40,7 @@ struct Arguments {
   train::GenerateOptions generate;
   std::vector<std::string> command;
   std::string log_dir;
+  std::vector<std::string> flights;
   double grace = 5;
 };
 
@@ -88,7 +90,8 @@ std::unique_ptr<CLI::App> make_app(Arguments& arguments) {
   train->add_option("--steps", arguments.steps, "train.steps");
   train->add_option("--metrics", arguments.metrics, "JSONL file, one object a step");
   train->add_option("--ledger", arguments.ledger, "JSON file: bytes and calls by axis, collective and op, of every rank");
-  train->add_option("--out", arguments.folder, "run folder: the model and what `tessera generate` needs");
+  train->add_option("--out", arguments.folder, "run folder: the model, metrics.jsonl, tb/ for TensorBoard, trace/");
+  train->add_option("--profile", arguments.profile, "steps such as 3-5: their trace goes to trace/steps_3-5.json of --out");
   train->add_flag("--quiet", arguments.is_quiet, "no progress lines");
 
   auto* compare = app->add_subcommand("compare", "train on several layouts and compare every number (exact: every bit) with the first");
@@ -118,6 +121,9 @@ std::unique_ptr<CLI::App> make_app(Arguments& arguments) {
   generate->add_option("--top-k", arguments.generate.top_k, "only among the k likeliest tokens; 0: all");
   generate->add_option("--top-p", arguments.generate.top_p, "only among the likeliest tokens of this probability together");
   generate->add_option("--seed", arguments.generate.seed, "of the draws, 0 if not given");
+
+  auto* trace = app->add_subcommand("trace", "say where the ranks of a run that failed parted");
+  trace->add_option("flights", arguments.flights, "what the ranks left: flight_rank_*.json, the run's folder, or that of --log-dir")->required();
 
   app->add_subcommand("info", "print versions, cores and threads");
   return app;
@@ -171,6 +177,7 @@ int run_train(const Arguments& arguments, std::ostream& out) {
       .metrics = arguments.metrics,
       .ledger = arguments.ledger,
       .folder = arguments.folder,
+      .profile = arguments.profile,
       .out = arguments.is_quiet ? nullptr : &out,
   });
   return result.proof && !result.proof->holds() ? kFailed : 0;
@@ -225,7 +232,8 @@ int run_command(const std::string& command, const Arguments& arguments, std::ost
          : command == "compare" ? run_compare(arguments, out)
          : command == "plan"    ? run_plan(arguments, out)
          : command == "generate" ? run_generate(arguments, out)
-                                : (out << info_text(), 0);
+         : command == "trace"    ? (out << trace::parting_text(trace::read_flights(arguments.flights)), 0)
+                                 : (out << info_text(), 0);
 }
 
 }  // namespace

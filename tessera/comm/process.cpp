@@ -11,6 +11,7 @@
 #include "tessera/comm/c10d.h"
 #include "tessera/comm/context.h"
 #include "tessera/comm/errors.h"
+#include "tessera/comm/flight.h"
 #include "tessera/comm/rank_scope.h"
 #include "tessera/comm/run_ranks.h"
 
@@ -91,8 +92,15 @@ void run_body(const Place& place, const std::shared_ptr<ProcessJob>& job, const 
   context.world = join_c10d(job, gloo);
   ContextGuard guard(&context);
   const RankScope scope;
-  body(place.rank);
-  job->finish();
+  try {
+    body(place.rank);
+    job->finish();
+  } catch (...) {
+    const auto message = base::message_of(std::current_exception());
+    job->fail(message);
+    leave_flights(context, message);
+    throw;
+  }
 }
 
 }  // namespace

@@ -8,6 +8,7 @@
 #include "tessera/base/text.h"
 #include "tessera/comm/context.h"
 #include "tessera/comm/errors.h"
+#include "tessera/comm/flight.h"
 #include "tessera/comm/packing.h"
 #include "tessera/comm/remote_call.h"
 #include "tessera/comm/run_ranks.h"
@@ -384,7 +385,9 @@ void ProcessJob::end_process_if_stuck(Clock::time_point now) {
     return;
   }
   const bool is_stop = failure_->kind == JobFailure::Kind::kStopped;
-  std::cerr << c10::str("tessera: rank ", rank_, " was ", where(), " when rank ", failure_->rank, " failed: ", failure_->message, "\n") << std::flush;
+  const auto message = c10::str("rank ", rank_, " was ", where(), " when rank ", failure_->rank, " failed: ", failure_->message);
+  std::cerr << c10::str("tessera: ", message, "\n") << std::flush;
+  leave_all_flights(message);
   ::_exit(is_stop ? 130 : 1);
 }
 

@@ -10,6 +10,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/comm/errors.h"
+#include "tessera/comm/flight.h"
 #include "tessera/comm/run_ranks.h"
 
 namespace tessera::comm {
@@ -50,6 +51,7 @@ void throw_if_one_of(const std::exception& error, const std::string& prefix) {
 
 RankScope::RankScope() : multithreading_before_(autograd().get_multithreading_enabled()) {
   autograd().set_multithreading_enabled(false);
+  record_flights(RankContext::require());
   std::vector<std::function<std::shared_ptr<void>()>> list;
   {
     std::lock_guard lock(hooks().mutex);

@@ -9,7 +9,7 @@
 namespace tessera::comm {
 
 // The thread-local state of a rank, while it lives: autograd's own threads are off, and every hook of add_rank_hook was called
-// (their guards are dropped last first). Wants the rank's ContextGuard around it.
+// (their guards are dropped last first). Its collectives are recorded. Wants the rank's ContextGuard around it.
 class RankScope {
  public:
   RankScope();

@@ -11,6 +11,7 @@
 #include "tessera/base/error.h"
 #include "tessera/comm/errors.h"
 #include "tessera/comm/fake.h"
+#include "tessera/comm/flight.h"
 #include "tessera/comm/rank_scope.h"
 #include "tessera/comm/threads.h"
 
@@ -71,6 +72,7 @@ void run_rank(const std::shared_ptr<ThreadJob>& job, RankContext& context, const
   } catch (...) {
     const auto error = std::current_exception();
     job->fail(context.rank, base::message_of(error));
+    leave_flights(context, base::message_of(error));
     errors.add(context.rank, error);
   }
 }

@@ -2,6 +2,7 @@
 
 #include <cmath>
 #include <limits>
+#include <numeric>
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/_safe_softmax.h>
@@ -11,7 +12,11 @@
 #include <ATen/ops/softmax.h>
 
 #include "tessera/base/error.h"
+#include "tessera/dtensor/attention_op.h"
+#include "tessera/dtensor/meta.h"
 #include "tessera/dtensor/registry.h"
+#include "tessera/dtensor/state.h"
+#include "tessera/rules/exact.h"
 
 namespace tessera::dtensor {
 
@@ -33,25 +38,113 @@ at::Tensor later_keys(const at::Tensor& scores) {
   return at::ones({scores.size(-2), scores.size(-1)}, scores.options().dtype(at::kBool)).triu(1);
 }
 
-at::Tensor attention(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value, const std::optional<at::Tensor>& mask,
-                     double dropout, bool is_causal, std::optional<double> scale, bool with_groups) {
+// Samples, heads and positions that fit each other as the operator takes them.
+bool fits_operator(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value, bool with_groups) {
+  for (const at::Tensor* x : {&query, &key, &value}) {
+    if (!is_dtensor(*x) || !meta_of(*x)->spec || meta_of(*x)->parameter || x->dim() != 4 || x->numel() == 0 || !x->is_cpu()) return false;
+    if (x->scalar_type() != query.scalar_type() || meta_of(*x)->spec->mesh != meta_of(query)->spec->mesh) return false;
+  }
+  const bool are_heads = with_groups ? query.size(1) % key.size(1) == 0 : query.size(1) == key.size(1);
+  const bool is_real = query.scalar_type() == at::kFloat || query.scalar_type() == at::kDouble;
+  return are_heads && is_real && query.size(0) == key.size(0) && query.size(0) == value.size(0) && key.size(1) == value.size(1) &&
+         key.size(2) == value.size(2) && query.size(3) == key.size(3);
+}
+
+bool is_mask_of_operator(const at::Tensor& mask, const at::Tensor& query, const at::Tensor& key) {
+  if (mask.requires_grad() || mask.dim() > 4 || (mask.scalar_type() != at::kBool && mask.scalar_type() != query.scalar_type())) return false;
+  const int64_t sizes[] = {query.size(0), query.size(1), query.size(2), key.size(2)};
+  for (int64_t d = 1; d <= mask.dim(); ++d) {
+    if (mask.size(-d) != 1 && mask.size(-d) != sizes[4 - d]) return false;
+  }
+  return true;
+}
+
+const layout::DimLabels& labels_of(const at::Tensor& x, int64_t dim) {
+  static const layout::DimLabels none;
+  const layout::Labels& labels = meta_of(x)->spec->labels;
+  return labels.empty() ? none : labels[dim];
+}
+
+// Samples stand in the first dim and positions in the third, or nowhere: then each sum of the parts is over one of them.
+bool are_labels_in_place(const at::Tensor& x) {
+  for (int64_t d = 0; d < 4; ++d) {
+    const layout::DimLabels& labels = labels_of(x, d);
+    if ((d != 0 && rules::counts_samples(labels)) || (d != 2 && rules::counts_positions(labels))) return false;
+  }
+  return true;
+}
+
+// Whether the operator can run where the tensor is: cut between samples and groups of heads alone.
+bool is_cut_in_place(const at::Tensor& x, int64_t key_heads) {
+  const layout::SpecData& spec = *meta_of(x)->spec;
+  int64_t parts = 1, unit = 1;
+  for (int64_t axis = 0; axis < spec.mesh.ndim(); ++axis) {
+    const layout::Placement& placement = spec.placements[axis];
+    if (placement.is_shard(2) || placement.is_shard(3)) return false;
+    if (!placement.is_shard(1)) continue;
+    parts *= spec.mesh.axis(axis).size;
+    unit = std::lcm(unit, placement.unit);
+  }
+  return parts == 1 || x.size(1) == key_heads || (key_heads % parts == 0 && x.size(1) % (parts * unit) == 0);
+}
+
+// The bits are those of the parts (their leaves follow from labels and sizes), so this may look at layouts.
+bool runs_by_blocks(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value, const std::optional<at::Tensor>& mask, double dropout,
+                    bool with_groups) {
+  const RankState* state = RankState::current();
+  if (!state || !state->lattice || dropout > 0 || !fits_operator(query, key, value, with_groups)) return false;
+  if (mask && !is_mask_of_operator(*mask, query, key)) return false;
+  for (const at::Tensor* x : {&query, &key, &value}) {
+    if (!are_labels_in_place(*x) || !is_cut_in_place(*x, key.size(1))) return false;
+  }
+  return true;
+}
+
+std::array<int64_t, 3> leaves_of(const layout::Lattice& lattice, const at::Tensor& query, const at::Tensor& key, const at::Tensor& value) {
+  const bool of_keys = rules::counts_positions(labels_of(key, 2)) || rules::counts_positions(labels_of(value, 2));
+  const bool of_queries = rules::counts_positions(labels_of(query, 2));
+  const int64_t times = query.size(1) / key.size(1);
+  return {of_keys ? layout::leaf_length(key.size(2), lattice.sequence) : 0, of_queries ? layout::leaf_length(query.size(2), lattice.sequence) : 0,
+          layout::leaf_length(times, lattice.feature)};
+}
+
+void verify(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value, const std::optional<at::Tensor>& mask, const AttentionParts& options) {
   TESSERA_CHECK(query.dim() >= 2 && key.dim() >= 2 && value.dim() >= 2 && query.size(-1) == key.size(-1), "[scaled_dot_product_attention] query ",
                 query.sizes(), ", key ", key.sizes(), ", value ", value.sizes(), "; accepted: [..., length, width] with one width of query and key");
-  TESSERA_CHECK(!is_causal || !mask, "[scaled_dot_product_attention] takes a mask or is_causal, not both");
-  TESSERA_CHECK(!with_groups || (query.dim() >= 3 && query.size(-3) % key.size(-3) == 0 && query.size(-3) % value.size(-3) == 0),
+  TESSERA_CHECK(!options.is_causal || !mask, "[scaled_dot_product_attention] takes a mask or is_causal, not both");
+  TESSERA_CHECK(!options.with_groups || (query.dim() >= 3 && query.size(-3) % key.size(-3) == 0 && query.size(-3) % value.size(-3) == 0),
                 "[scaled_dot_product_attention] ", query.sizes(), " query heads in groups of ", key.sizes(), "; accepted: a multiple of the key heads");
-  const at::Tensor keys = with_groups ? repeat_heads(key, query.size(-3)) : key, values = with_groups ? repeat_heads(value, query.size(-3)) : value;
-  at::Tensor scores = at::matmul(query, keys.transpose(-2, -1)) * scale.value_or(1.0 / std::sqrt(static_cast<double>(query.size(-1))));
-  if (is_causal) scores = scores.masked_fill(later_keys(scores), kNothing);
-  if (mask) scores = mask->scalar_type() == at::kBool ? scores.masked_fill(mask->logical_not(), kNothing) : scores + *mask;
-  const at::Tensor weights = mask ? at::_safe_softmax(scores, -1) : at::softmax(scores, -1);
-  return at::matmul(dropout > 0 ? at::dropout(weights, dropout, /*train=*/true) : weights, values);
+}
+
+double scale_of(const at::Tensor& query, std::optional<double> scale) {
+  return scale.value_or(1.0 / std::sqrt(static_cast<double>(query.size(-1))));
+}
+
+at::Tensor attention_kernel(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value, const std::optional<at::Tensor>& mask,
+                            double dropout, bool is_causal, std::optional<double> scale, bool with_groups) {
+  const AttentionParts parts{.dropout = dropout, .is_causal = is_causal, .scale = scale, .with_groups = with_groups};
+  if (!runs_by_blocks(query, key, value, mask, dropout, with_groups)) return attention_by_parts(query, key, value, mask, parts);
+  verify(query, key, value, mask, parts);
+  return attention(query, key, value, {.mask = mask, .is_causal = is_causal, .scale = scale_of(query, scale),
+                                       .leaves = leaves_of(*RankState::require().lattice, query, key, value)});
 }
 
 }  // namespace
 
+at::Tensor attention_by_parts(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value, const std::optional<at::Tensor>& mask,
+                              const AttentionParts& options) {
+  verify(query, key, value, mask, options);
+  const int64_t heads = options.with_groups ? query.size(-3) : 0;
+  const at::Tensor keys = options.with_groups ? repeat_heads(key, heads) : key, values = options.with_groups ? repeat_heads(value, heads) : value;
+  at::Tensor scores = at::matmul(query, keys.transpose(-2, -1)) * scale_of(query, options.scale);
+  if (options.is_causal) scores = scores.masked_fill(later_keys(scores), kNothing);
+  if (mask) scores = mask->scalar_type() == at::kBool ? scores.masked_fill(mask->logical_not(), kNothing) : scores + *mask;
+  const at::Tensor weights = mask ? at::_safe_softmax(scores, -1) : at::softmax(scores, -1);
+  return at::matmul(options.dropout > 0 ? at::dropout(weights, options.dropout, /*train=*/true) : weights, values);
+}
+
 void register_attention_kernel(KernelRegistry& registry) {
-  registry.library("aten", c10::DispatchKey::AutogradPrivateUse3).impl("scaled_dot_product_attention", TORCH_FN(attention));
+  registry.library("aten", c10::DispatchKey::AutogradPrivateUse3).impl("scaled_dot_product_attention", TORCH_FN(attention_kernel));
 }
 
 }  // namespace tessera::dtensor

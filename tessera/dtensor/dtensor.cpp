@@ -223,8 +223,24 @@ at::Tensor with_labels(const at::Tensor& tensor, const layout::Labels& labels, c
 void manual_seed(uint64_t seed) {
   RankState& state = RankState::require();
   state.ctx.program.note("manual_seed", base::hash_mix(seed));
-  state.sites = {};
-  state.sites.seed = seed;
+  Sites fresh;
+  fresh.seed = seed;
+  if (state.sites.stock) fresh.stock = random::StockGenerator(seed);
+  state.sites = fresh;
+}
+
+void set_generator(GeneratorKind kind) {
+  RankState& state = RankState::require();
+  state.ctx.program.note("set_generator", static_cast<uint64_t>(kind));
+  if (kind == GeneratorKind::kCounter) state.sites.stock = {};
+  if (kind == GeneratorKind::kStock && !state.sites.stock) state.sites.stock = random::StockGenerator(state.sites.seed);
+}
+
+at::Generator stock_generator() {
+  RankState& state = RankState::require();
+  TESSERA_CHECK(state.sites.stock, "[stock_generator] this rank draws from the `counter` generator, which has no state; choose the other with "
+                "set_generator(GeneratorKind::kStock)");
+  return state.sites.stock.handle();
 }
 
 ModeScope::ModeScope(Mode mode) : previous_(RankState::require().mode) { RankState::require().mode = mode; }

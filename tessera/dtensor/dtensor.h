@@ -50,9 +50,22 @@ at::Tensor deep_copy(const at::Tensor& tensor);
 // The same tensor with labels on its dims (what they mean: samples, positions). No history is added.
 at::Tensor with_labels(const at::Tensor& tensor, const layout::Labels& labels, const Origin* origin = nullptr);
 
-// Seeds the `counter` generator of this rank; every rank of a job must give the same seed, or the next collective throws
-// DivergenceError. The step starts at zero. (torch::manual_seed seeds libtorch's generator, which ranks do not draw from.)
+// Seeds the generator of this rank, `counter` until set_generator chooses `stock`; every rank of a job must give the same seed,
+// or the next collective throws DivergenceError. The step starts at zero. (torch::manual_seed seeds libtorch's generator, which ranks do not draw from.)
 void manual_seed(uint64_t seed);
+
+// Where random numbers come from: `counter` gives values by place in the program, the same in every layout, schedule and
+// number of micro-batches; `stock` gives those that plain libtorch draws on one CPU in the same order, from the same seed, at
+// the price of walking the whole stream on every rank. See docs/guide/random.md.
+enum class GeneratorKind : uint8_t { kCounter, kStock };
+
+// Chooses the generator of this rank, seeded with the last seed given; every rank of a job must choose the same. Operators
+// that are told a generator draw from that one under `stock`: each rank must have its own copy.
+void set_generator(GeneratorKind kind);
+
+// The handle of this rank's `stock` generator, for get_state, set_state and clone, as of libtorch's default generator.
+// Throws under `counter`.
+at::Generator stock_generator();
 
 // What happens, while it lives, when an operator needs a redistribution that the program did not write.
 class ModeScope {

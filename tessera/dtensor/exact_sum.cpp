@@ -71,21 +71,16 @@ class Planner {
     return layout::local_range(spec.mesh, placements, summed.dim, spec.sizes[summed.dim], coord);
   }
 
-  // What each member of `axis` holds; checked to fall between leaves.
+  // The leaves that each member of `axis` holds. Throws if a cut is inside a leaf.
   std::vector<Node> members_of(const Summed& summed, int64_t leaves, const std::vector<int64_t>& merged, int64_t axis) const {
-    const int64_t leaf = layout::leaf_length(summed.extent, leaves);
     std::vector<Node> members;
-    std::vector<int64_t> parts;
     Coord coord = ctx_.coord(mesh());
     for (coord[axis] = 0; coord[axis] < mesh().axis(axis).size; ++coord[axis]) {
-      const Range range = range_at(summed, merged, coord);
-      parts.push_back(range.size());
-      members.push_back(range.size() == 0 ? Node{} : Node{range.begin / leaf, (range.end + leaf - 1) / leaf});
-      const bool fits = range.size() == 0 || (range.begin % leaf == 0 && (range.end % leaf == 0 || range.end == summed.extent));
-      TESSERA_CHECK(fits, "[", rules::describe(call_), "] numerics exact: dim ", summed.dim, " of ", summed.extent, " has ", leaves, " leaves of ", leaf,
-                    "; rank ", ctx_.rank, "'s line of axis ", mesh().axis(axis).name, " cuts it at ", range.begin % leaf == 0 ? range.end : range.begin,
-                    ", inside a leaf. Cut it on multiples of ", leaf, " (S(", summed.dim, ";", leaf, ")), or choose a lattice with other leaves.",
-                    leaves == 1 ? " (A product in which no placed parameter takes part sums whole rows.)" : "");
+      const Range held = range_at(summed, merged, coord);
+      TESSERA_CHECK(layout::is_of_whole_leaves(held, summed.extent, leaves), "[", rules::describe(call_), "] numerics exact: ",
+                    layout::describe_cut(summed.dim, held, summed.extent, leaves), " of axis ", mesh().axis(axis).name, ", or another lattice (rank ",
+                    ctx_.rank, ")");
+      members.push_back(layout::leaves_of(held, summed.extent, leaves));
     }
     return members;
   }
@@ -115,7 +110,7 @@ class Planner {
       merged.push_back(axis);
     }
     const Range mine = range_at(summed, {}, ctx_.coord(mesh()));
-    for (const Node& node : layout::cover({mine.begin / leaf, mine.size() == 0 ? mine.begin / leaf : (mine.end + leaf - 1) / leaf}, plan->root.end)) {
+    for (const Node& node : layout::cover(layout::leaves_of(mine, summed.extent, leaves), plan->root.end)) {
       const int64_t begin = node.begin * leaf;
       plan->runs.push_back({node, begin - mine.begin, std::min(node.end * leaf, summed.extent) - begin});
     }

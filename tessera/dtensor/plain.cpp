@@ -9,13 +9,14 @@
 #include "tessera/dtensor/dispatch.h"
 #include "tessera/dtensor/random_ops.h"
 #include "tessera/dtensor/registry.h"
+#include "tessera/dtensor/stock.h"
 
 namespace tessera::dtensor {
 
 // Note [Interception]. A rank thread (and a thread inside `deferred`) includes the out-of-core key DeferredInit in its
 // dispatch state. The key falls through for every operator but the few below, so that other operators pay nothing:
 // factories, which give DTensors inside a job and recordings inside `deferred`, and random draws on plain tensors, which
-// come from the counter generator instead of libtorch's one generator per process, for which rank threads would race.
+// come from the rank's generator instead of libtorch's one generator per process, for which rank threads would race.
 
 namespace {
 
@@ -71,6 +72,7 @@ void random_plain(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* sta
     // Below this key a DTensor finds its own kernel; a plain tensor outside of a rank, libtorch's.
     return call_plain(op, stack);
   }
+  if (state->sites.stock) return call_with_stock(*state, op, *stack);
   const c10::ArrayRef<IValue> args(stack->data() + (stack->size() - n), n);
   at::Tensor self = args[0].toTensor();
   const auto distribution = distribution_of(schema_name(op), args, self.scalar_type());
@@ -86,6 +88,7 @@ void bernoulli_plain(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* 
   RankState* state = RankState::current();
   const size_t n = op.schema().arguments().size();
   if (!state || takes_dtensor(*stack, n)) return call_plain(op, stack);
+  if (state->sites.stock) return call_with_stock(*state, op, *stack);
   const c10::ArrayRef<IValue> args(stack->data() + (stack->size() - n), n);
   at::Tensor self = args[0].toTensor();
   const bool in_place = op.schema().arguments()[0].alias_info() != nullptr;
@@ -108,11 +111,16 @@ std::vector<int64_t> factory_sizes(const c10::FunctionSchema& schema, c10::Array
   return {};
 }
 
-// rand, randn, randint, randperm: an empty tensor, filled from the counter generator.
+// rand, randn, randint, randperm: an empty tensor, filled from the rank's generator.
 void random_factory(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* stack) {
   RankState* state = RankState::current();
   if (!state && !factory_hook) return call_plain(op, stack);
   if (factory_hook) return factory_hook->make(op, stack);
+  if (state->sites.stock) {
+    call_with_stock(*state, op, *stack);
+    stack->back() = in_region(*state, stack->back().toTensor());
+    return;
+  }
   const c10::FunctionSchema& schema = op.schema();
   const size_t n = schema.arguments().size();
   const c10::ArrayRef<IValue> args(stack->data() + (stack->size() - n), n);
@@ -141,9 +149,13 @@ void random_factory(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* s
 
 // Draws that the counter generator does not make.
 void refuse_random(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* stack) {
-  TESSERA_CHECK(!RankState::current(), "[", op.operator_name(), "] would draw from libtorch's generator, of which the process has one: every rank "
+  RankState* state = RankState::current();
+  if (state && state->sites.stock) {
+    return takes_dtensor(*stack, op.schema().arguments().size()) ? call_plain(op, stack) : call_with_stock(*state, op, *stack);
+  }
+  TESSERA_CHECK(!state, "[", op.operator_name(), "] would draw from libtorch's generator, of which the process has one: every rank "
                 "would get other values, and other ones in each run. Accepted inside a rank: uniform, normal, bernoulli, exponential, integers, "
-                "permutations and dropout, which draw from the job's generator.");
+                "permutations and dropout, which draw from the job's generator; with set_generator(GeneratorKind::kStock), all.");
   call_plain(op, stack);
 }
 

@@ -1,11 +1,15 @@
 #include "tessera/dtensor/random_ops.h"
 
+#include <ATen/EmptyTensor.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/empty_strided.h>
 #include <ATen/ops/lt.h>
+#include <ATen/ops/ones_like.h>
 
 #include "tessera/base/error.h"
+#include "tessera/base/hash.h"
+#include "tessera/dtensor/plain.h"
 #include "tessera/dtensor/redistribute.h"
 #include "tessera/dtensor/views.h"
 
@@ -60,11 +64,8 @@ bool is_batch(const layout::SpecData& spec, int64_t dim) {
   return spec.labels[dim].front().label == layout::Label::kBatch;
 }
 
-}  // namespace
-
-void fill_local(RankState& state, at::Tensor& local, const Spec& spec, const Origin* origin, const random::Stream& stream,
-                const random::Distribution& distribution) {
-  LocalScope scope;
+void fill_by_counter(RankState& state, at::Tensor& local, const Spec& spec, const Origin* origin, const random::Distribution& distribution) {
+  const random::Stream stream = state.sites.next();
   const auto ranges = spec.local_ranges(state.ctx.coord(spec->mesh));
   at::Tensor dense = local.is_contiguous() ? local : at::empty(local.sizes(), local.options());
   const auto dim = layout::batch_dim(spec->labels);
@@ -77,6 +78,16 @@ void fill_local(RankState& state, at::Tensor& local, const Spec& spec, const Ori
     fill_piece(dense, *spec, ranges, -1, 1, 0, stream, distribution);
   }
   if (!dense.is_same(local)) local.copy_(dense);
+}
+
+}  // namespace
+
+void fill_local(RankState& state, at::Tensor& local, const Spec& spec, const Origin* origin, Draw draw) {
+  LocalScope scope;
+  if (draw.counter) return fill_by_counter(state, local, spec, origin, *draw.counter);
+  std::vector<random::Range> held;
+  for (const layout::Range& range : spec.local_ranges(state.ctx.coord(spec->mesh))) held.push_back({range.begin, range.end});
+  random::fill_stock(local, stock_tensor_of(spec), held, *draw.stock, draw.generator);
 }
 
 namespace {
@@ -117,11 +128,32 @@ std::optional<random::Distribution> distribution_of(const std::string& op, c10::
   return std::nullopt;
 }
 
+std::optional<Draw> draw_of(RankState& state, const std::string& op, c10::ArrayRef<IValue> args, c10::ScalarType dtype) {
+  if (state.sites.stock) {
+    auto stock = stock_draw_of(op, args);
+    return stock ? std::optional(Draw{std::nullopt, std::move(stock), stock_generator_of(state, args)}) : std::nullopt;
+  }
+  auto counter = distribution_of(op, args, dtype);
+  if (!counter) counter = factory_distribution(op, args);
+  return counter ? std::optional(Draw{counter, std::nullopt, {}}) : std::nullopt;
+}
+
 namespace {
 
+// Under `stock` the ranks must stand at the same place of the stream.
 void note(RankState& state, const OpInfo& info, const Spec& spec) {
-  state.ctx.program.note(info.name.c_str(), spec->hash);
+  const uint64_t place = state.sites.stock ? base::hash_combine(spec->hash, state.sites.stock.mark()) : spec->hash;
+  state.ctx.program.note(info.name.c_str(), place);
 }
+
+Draw require_draw(RankState& state, const std::string& op, c10::ArrayRef<IValue> args, c10::ScalarType dtype) {
+  auto draw = draw_of(state, op, args, dtype);
+  TESSERA_CHECK(draw, "[", op, "] is not drawn by the `counter` generator. Choose set_generator(GeneratorKind::kStock), or compute it from uniform or "
+                "normal numbers.");
+  return std::move(*draw);
+}
+
+Draw uniform_draw(RankState& state) { return require_draw(state, "aten::uniform_", {IValue(), IValue(0.0), IValue(1.0)}, at::kFloat); }
 
 // A Partial has no elements of its own to draw: what it held is overwritten, so it becomes Replicate without being merged.
 Spec without_partial(const Spec& spec) {
@@ -149,9 +181,7 @@ void random_inplace(RankState& state, const OpInfo& info, Stack& stack) {
   check_writable(info, *meta);
   drop_terms(*meta);
   note(state, info, meta->spec);
-  const auto distribution = distribution_of(info.name, args, meta->spec->dtype);
-  TESSERA_ASSERT(distribution.has_value());
-  fill_local(state, meta->local, meta->spec, meta->origin, state.sites.next(), *distribution);
+  fill_local(state, meta->local, meta->spec, meta->origin, require_draw(state, info.name, args, meta->spec->dtype));
   note_write(*meta);
   stack.resize(stack.size() - info.num_args());
   stack.push_back(self);
@@ -159,17 +189,25 @@ void random_inplace(RankState& state, const OpInfo& info, Stack& stack) {
 
 namespace {
 
-at::Tensor filled_like(RankState& state, const OpInfo& info, const at::Tensor& self, c10::ScalarType dtype, const random::Distribution& distribution) {
+// Strides of `empty_like`. The order of the stream follows them.
+std::vector<int64_t> like_strides(const Spec& like, std::optional<c10::MemoryFormat> format) {
+  LocalScope scope;
+  return at::empty_like(at::detail::empty_strided_meta(like->sizes, like->strides, like->dtype), {}, format).strides().vec();
+}
+
+at::Tensor filled_like(RankState& state, const OpInfo& info, const at::Tensor& self, c10::ScalarType dtype, Draw draw,
+                       std::optional<c10::MemoryFormat> format = std::nullopt) {
   const Meta* meta = meta_of(self);
   const Spec like = without_partial(meta->spec);
-  const Spec spec = Spec::make(like->mesh, like->placements, like->sizes, like->strides, dtype, like->labels);
+  const auto strides = draw.stock ? like_strides(like, format) : like->strides;
+  const Spec spec = Spec::make(like->mesh, like->placements, like->sizes, strides, dtype, like->labels);
   note(state, info, spec);
   at::Tensor local;
   {
     LocalScope scope;
     local = at::empty(meta->local.sizes(), meta->local.options().dtype(dtype));
   }
-  fill_local(state, local, spec, meta->origin, state.sites.next(), distribution);
+  fill_local(state, local, spec, meta->origin, std::move(draw));
   return wrap(local, spec, meta->origin);
 }
 
@@ -179,12 +217,14 @@ void random_like(RankState& state, const OpInfo& info, Stack& stack) {
   const c10::ArrayRef<IValue> args(stack.data() + (stack.size() - info.num_args()), info.num_args());
   const at::Tensor self = args[0].toTensor();
   c10::ScalarType dtype = self.scalar_type();
+  std::optional<c10::MemoryFormat> format;
+  if (info.name == "aten::bernoulli.p") format = c10::MemoryFormat::Contiguous;
   for (size_t i = 0; i < args.size(); ++i) {
-    if (info.op.schema().arguments()[i].name() == "dtype" && !args[i].isNone()) dtype = args[i].toScalarType();
+    const std::string& name = info.op.schema().arguments()[i].name();
+    if (name == "dtype" && !args[i].isNone()) dtype = args[i].toScalarType();
+    if (name == "memory_format" && !args[i].isNone()) format = args[i].toMemoryFormat();
   }
-  const auto distribution = distribution_of(info.name, args, dtype);
-  TESSERA_ASSERT(distribution.has_value());
-  at::Tensor result = filled_like(state, info, self, dtype, *distribution);
+  at::Tensor result = filled_like(state, info, self, dtype, require_draw(state, info.name, args, dtype), format);
   stack.resize(stack.size() - info.num_args());
   stack.push_back(std::move(result));
 }
@@ -193,11 +233,16 @@ void random_like(RankState& state, const OpInfo& info, Stack& stack) {
 void bernoulli_tensor(RankState& state, const OpInfo& info, Stack& stack) {
   const c10::ArrayRef<IValue> args(stack.data() + (stack.size() - info.num_args()), info.num_args());
   const at::Tensor self = args[0].toTensor();
-  const at::Tensor p = info.name == "aten::bernoulli" ? self : args[1].toTensor();
+  const bool is_new = info.name == "aten::bernoulli";
+  const at::Tensor p = is_new ? self : args[1].toTensor();
   const at::Tensor like = is_dtensor(self) ? self : p;
-  const at::Tensor uniform = filled_like(state, info, like, c10::ScalarType::Float, random::Uniform{0, 1});
+  Draw draw = uniform_draw(state);
+  if (draw.stock) draw.generator = stock_generator_of(state, args);
+  const auto dtype = draw.stock && p.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+  const auto format = is_new ? std::optional(c10::MemoryFormat::Contiguous) : std::nullopt;
+  const at::Tensor uniform = filled_like(state, info, like, dtype, std::move(draw), format);
   at::Tensor drawn = at::lt(uniform, p);
-  at::Tensor result = info.name == "aten::bernoulli" ? drawn.to(self.scalar_type()) : self.copy_(drawn);
+  at::Tensor result = is_new ? drawn.to(self.scalar_type()) : self.copy_(drawn);
   stack.resize(stack.size() - info.num_args());
   stack.push_back(std::move(result));
 }
@@ -208,7 +253,9 @@ void native_dropout(RankState& state, const OpInfo& info, Stack& stack) {
   const at::Tensor input = args[0].toTensor();
   const double p = args[1].toDouble();
   const bool train = args[2].isNone() || args[2].toBool();
-  at::Tensor mask = filled_like(state, info, input, c10::ScalarType::Bool, random::Bernoulli{train ? 1 - p : 1.0});
+  const bool draws = train || !state.sites.stock;
+  at::Tensor mask = draws ? filled_like(state, info, input, at::kBool, require_draw(state, "aten::bernoulli.p", {IValue(), IValue(train ? 1 - p : 1.0)}, at::kBool))
+                          : at::ones_like(input, input.options().dtype(at::kBool));
   const double scale = !train ? 1 : p == 1 ? 0 : 1 / (1 - p);
   at::Tensor result = input.mul(mask).mul(scale);
   stack.resize(stack.size() - info.num_args());

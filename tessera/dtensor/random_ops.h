@@ -5,15 +5,26 @@
 #include <string>
 
 #include "tessera/dtensor/dispatch.h"
+#include "tessera/dtensor/stock.h"
 
 namespace tessera::dtensor {
 
-// What a random operator draws, from its arguments; nothing for operators that are not plain fills.
+// What a random operator draws from the `counter` generator, from its arguments; nothing for operators that are not plain fills.
 std::optional<random::Distribution> distribution_of(const std::string& op, c10::ArrayRef<c10::IValue> args, c10::ScalarType dtype);
 
-// Fills this rank's part of a tensor. Rows that carry a batch label draw by sample of the step (`origin`).
-void fill_local(RankState& state, at::Tensor& local, const Spec& spec, const Origin* origin, const random::Stream& stream,
-                const random::Distribution& distribution);
+// What a random operator or factory draws, from the generator that the rank uses.
+struct Draw {
+  std::optional<random::Distribution> counter;
+  std::optional<random::StockDraw> stock;
+  at::Generator generator;  // of `stock`
+};
+
+// Nothing for operators that are not plain fills, or that the rank's generator does not draw.
+std::optional<Draw> draw_of(RankState& state, const std::string& op, c10::ArrayRef<c10::IValue> args, c10::ScalarType dtype);
+
+// Fills this rank's part of a tensor. `counter`: rows that carry a batch label draw by sample of the step (`origin`).
+// `stock`: the part of what one device draws for the whole tensor.
+void fill_local(RankState& state, at::Tensor& local, const Spec& spec, const Origin* origin, Draw draw);
 
 // Before all of a tensor is overwritten: a Partial becomes Replicate without being merged.
 void drop_terms(Meta& meta);

@@ -8,6 +8,7 @@
 #include <ATen/ops/full.h>
 
 #include "tessera/base/error.h"
+#include "tessera/comm/flight.h"
 #include "tessera/dtensor/dispatch.h"
 #include "tessera/reshard/holdings.h"
 
@@ -224,6 +225,8 @@ const Move* Moves::find_or_plan(Spec from, Spec to) {
 at::Tensor run_move(comm::RankContext& ctx, const Move& move, const at::Tensor& local, const char* op) {
   LocalScope scope;
   comm::Caller caller(ctx, op);
+  std::optional<comm::FlightLayouts> layouts;
+  if (move.communicates) layouts.emplace(ctx, move.from, move.to);
   at::Tensor current = local;
   for (const Step& step : move.path.steps) {
     if (!reshard::is_local(step.kind)) {

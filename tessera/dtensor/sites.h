@@ -9,6 +9,7 @@
 
 #include "tessera/dtensor/meta.h"
 #include "tessera/random/counter.h"
+#include "tessera/random/stock_cpu.h"
 
 namespace tessera::dtensor {
 
@@ -23,11 +24,13 @@ class Sites {
     uint64_t draws = 0;
     uint64_t calls = 0;  // since the reading
     std::unordered_map<const ParameterInfo*, uint64_t> readings;
+    random::StockGenerator stock;
   };
 
   uint64_t seed = 0;
   uint64_t step = 0;
   uint64_t passes = 0;  // begun so far
+  random::StockGenerator stock;  // if there is one, draws come from it, one after the other, and sites do not matter
 
   void note_read(const ParameterInfo* parameter) {
     position_.parameter = parameter;
@@ -50,8 +53,16 @@ class Sites {
   // The stream of the next draw.
   random::Stream next();
 
-  Position position() const { return position_; }
-  void restore(Position position) { position_ = std::move(position); }
+  Position position() const {
+    Position here = position_;
+    here.stock = stock;
+    return here;
+  }
+  void restore(Position position) {
+    stock = position.stock;
+    position.stock = {};
+    position_ = std::move(position);
+  }
   // A new forward pass (a micro-batch, a step). What it draws before it reads a parameter is not what initialisation drew.
   void begin_pass() {
     position_ = {};

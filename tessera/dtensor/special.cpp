@@ -4,6 +4,7 @@
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/all.h>
+#include <ATen/ops/empty_strided.h>
 #include <ATen/ops/eq.h>
 
 #include "tessera/base/error.h"
@@ -77,6 +78,23 @@ void whole_call(RankState& state, const OpInfo& info, Stack& stack) {
   }
 }
 
+// Draws according to values (multinomial, poisson): as one device does, on every rank. Only `stock` has a stream for them.
+void whole_draw(RankState& state, const OpInfo& info, Stack& stack) {
+  TESSERA_CHECK(state.sites.stock, "[", info.name, "] is not drawn by the `counter` generator; choose set_generator(GeneratorKind::kStock)");
+  state.ctx.program.note(info.name.c_str(), state.sites.stock.mark());
+  for (size_t i = 0; i < info.num_args(); ++i) {
+    IValue& value = argument(info, stack, i);
+    if (value.isNone() && info.op.schema().arguments()[i].name() == "generator") value = state.sites.stock.handle();
+    if (!value.isTensor() || !is_dtensor(value.toTensor())) continue;
+    const at::Tensor tensor = value.toTensor();
+    const at::Tensor local = whole_local(state, info, tensor);
+    LocalScope scope;  // laid out as on one device: the stream runs along memory
+    const at::Tensor like = at::empty_strided(local.sizes(), tensor.strides(), local.options());
+    value = wrap(like.copy_(local), meta_of(tensor)->spec.with(layout::Placements(meta_of(tensor)->spec->mesh.ndim())));
+  }
+  whole_call(state, info, stack);
+}
+
 void same_size(RankState&, const OpInfo& info, Stack& stack) {
   const bool same = argument(info, stack, 0).toTensor().sizes() == argument(info, stack, 1).toTensor().sizes();
   leave(info, stack, same);
@@ -119,21 +137,32 @@ void refuse(RankState&, const OpInfo& info, Stack&) {
 SpecialKernel find_special(const std::string& op) {
   static const std::unordered_map<std::string, SpecialKernel> table = {
       {"aten::_local_scalar_dense", item},
+      {"aten::_sample_dirichlet", whole_draw},
+      {"aten::_standard_gamma", whole_draw},
       {"aten::alias", alias},
       {"aten::bernoulli", bernoulli_tensor},
       {"aten::bernoulli.p", random_like},
       {"aten::bernoulli_.Tensor", bernoulli_tensor},
       {"aten::bernoulli_.float", random_inplace},
+      {"aten::binomial", whole_draw},
+      {"aten::cauchy_", random_inplace},
       {"aten::detach", alias},
       {"aten::equal", equal},
       {"aten::exponential_", random_inplace},
       {"aten::eye.m_out", eye_out},
       {"aten::eye.out", eye_out},
+      {"aten::geometric_", random_inplace},
       {"aten::is_same_size", same_size},
+      {"aten::log_normal_", random_inplace},
       {"aten::masked_select", whole_call},
+      {"aten::multinomial", whole_draw},
       {"aten::native_dropout", native_dropout},
       {"aten::nonzero", whole_call},
+      {"aten::normal.Tensor_Tensor", whole_draw},
+      {"aten::normal.Tensor_float", whole_draw},
+      {"aten::normal.float_Tensor", whole_draw},
       {"aten::normal_", random_inplace},
+      {"aten::poisson", whole_draw},
       {"aten::rand_like", random_like},
       {"aten::randint_like", random_like},
       {"aten::randint_like.low_dtype", random_like},

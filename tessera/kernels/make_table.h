@@ -19,7 +19,7 @@ constexpr Table<T> make_table() {
   t.erf = map<T, M::erf>;
   t.sigmoid = map<T, M::sigmoid>;
   t.silu = map<T, M::silu>;
-  t.gelu = map<T, M::gelu>;
+  t.gelu = gelu<T>;
   t.gelu_tanh = map<T, M::gelu_tanh>;
   t.add_zero = map<T, plus_zero<T>>;
   t.silu_backward = map_backward<T, M::silu_backward>;

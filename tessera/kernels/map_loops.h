@@ -13,6 +13,23 @@ void map(int64_t n, const T* x, T* y) {
   for_each_pack<T>(n, [=](int64_t at, auto access) { access.store(y + at, kFunction(access.load(x + at))); });
 }
 
+// Two packs at a time: each fills the other's waits.
+template <typename T>
+void gelu(int64_t n, const T* x, T* y) {
+  int64_t at = 0;
+  for (; at + 2 * kWidth<T> <= n; at += 2 * kWidth<T>) {
+    Pack<T> two[] = {load(x + at), load(x + at + kWidth<T>)};
+    VectorMath<T>::gelu(two);
+    store(y + at, two[0]);
+    store(y + at + kWidth<T>, two[1]);
+  }
+  for_each_pack<T>(n - at, [x = x + at, y = y + at](int64_t i, auto access) {
+    Pack<T> one[] = {access.load(x + i)};
+    VectorMath<T>::gelu(one);
+    access.store(y + i, one[0]);
+  });
+}
+
 template <typename T, Pack<T> (*kFunction)(Pack<T>, Pack<T>)>
 void map_backward(int64_t n, const T* grad, const T* x, T* dx) {
   for_each_pack<T>(n, [=](int64_t at, auto access) {

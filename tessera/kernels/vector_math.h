@@ -73,21 +73,17 @@ struct VectorMath {
     return grad * logistic_slope(x, x, exp_below_zero(-magnitude(x)));
   }
 
-  // x Phi(x): near zero x (1/2 + x (c + p(-x^2/2))), else x above zero, nothing below, less the tail e^(-a^2/2) (c + d(a)).
-  static V gelu(V x) {
-    const V a = min(splat<T>(F::kGeluTop), magnitude(x));
-    const V half = a * T(-0.5);
-    const V square = half * a;
-    const V slope = fma(x, splat<T>(kNormalHeight), x * polynomial(F::kPhi, square));
-    const V near = with_sign(fma(x, slope, x * T(0.5)), x);
-    const Scaled e = scaled_exp(square, fma(half, a, -square));
-    const V d = split_polynomial(F::kGeluTail, gelu_place(a));
-    const V tail = fma(e.rest, splat<T>(kNormalHeight), fma(e.rest, d, d)) + kNormalHeight;
-    const V far = fma(raised(tail, e), splat<T>(-kLower), x > T(0) ? x : x - x);  // x - x: NaN for minus infinity
-    return a < F::kGeluEdge ? near : far;
+  // x Phi(x), in place, for packs side by side.
+  template <int kPacks>
+  static void gelu(V (&x)[kPacks]) {
+    if constexpr (sizeof(T) == 4) {
+      gelu_by_pieces(x);
+    } else {
+      for (V& pack : x) pack = gelu_by_halves(pack);
+    }
   }
 
-  // Phi(x) + x phi(x), likewise.
+  // Phi(x) + x phi(x), as in gelu_by_halves.
   static V gelu_backward(V grad, V x) {
     const V a = min(splat<T>(F::kGeluTop), magnitude(x));
     const V half = a * T(-0.5);
@@ -182,6 +178,66 @@ struct VectorMath {
       sum = next;
     }
     return fma(fma(above, x, sum), x, splat(c[0]));
+  }
+
+  // Near zero x (1/2 + x (c + p(-x^2/2))), else x above zero, nothing below, less the tail e^(-a^2/2) (c + d(a)).
+  static V gelu_by_halves(V x) {
+    const V a = min(splat<T>(F::kGeluTop), magnitude(x));
+    const V half = a * T(-0.5);
+    const V square = half * a;
+    const V slope = fma(x, splat<T>(kNormalHeight), x * polynomial(F::kPhi, square));
+    const V near = with_sign(fma(x, slope, x * T(0.5)), x);
+    const Scaled e = scaled_exp(square, fma(half, a, -square));
+    const V d = split_polynomial(F::kGeluTail, gelu_place(a));
+    const V tail = fma(e.rest, splat<T>(kNormalHeight), fma(e.rest, d, d)) + kNormalHeight;
+    const V far = fma(raised(tail, e), splat<T>(-kLower), x > T(0) ? x : x - x);  // x - x: NaN for minus infinity
+    return a < F::kGeluEdge ? near : far;
+  }
+
+  // x above zero, nothing below, less g e^(-a^2/2) m(a) for a = |x|, g = min(a, 1/2): m is a polynomial for each piece of the line, and pieces
+  // end where a + 1 is 1.5, 2, 3, 4, 6, 8 or 12. Each pack is one long chain.
+  template <int kPacks>
+  static void gelu_by_pieces(V (&x)[kPacks]) {
+    constexpr T kShift = Types::kRounder + kRaise + 127;  // brings 2^n / kLower out of the sum's last bits
+    V a[kPacks], t[kPacks], shifted[kPacks], r[kPacks], p[kPacks], e[kPacks];
+    B piece[kPacks];
+    for (int k = 0; k < kPacks; ++k) {
+      a[k] = min(splat<T>(F::kGeluTop), magnitude(x[k]));
+      piece[k] = reinterpret_cast<B>(reinterpret_cast<Unsigned>(a[k] + T(1)) >> (Types::kMantissaBits - 1));
+      t[k] = a[k] - picked(F::kGeluMiddles, piece[k]);
+      shifted[k] = fma(a[k] * T(-0.5 * 1.4426950408889634074), a[k], splat(kShift));
+      const V n = shifted[k] - kShift;
+      r[k] = fma(n, splat<T>(-F::kLn2Low), -fma(a[k] * T(0.5), a[k], n * F::kLn2High));
+      p[k] = fma(picked(F::kGeluPieces[7], piece[k]), t[k], picked(F::kGeluPieces[6], piece[k]));
+      p[k] = fma(p[k], t[k], picked(F::kGeluPieces[5], piece[k]));
+      e[k] = splat(F::kExp[4]);
+    }
+#pragma GCC unroll 4
+    for (int i = 4; i >= 1; --i) {
+      for (int k = 0; k < kPacks; ++k) {
+        e[k] = fma(e[k], r[k], splat(F::kExp[i - 1]));
+        p[k] = fma(p[k], t[k], picked(F::kGeluPieces[i], piece[k]));
+      }
+    }
+    for (int k = 0; k < kPacks; ++k) {
+      const V centre = picked(F::kGeluPieces[0], piece[k]), beside = p[k] * t[k];
+      const V rest = fma(r[k] * r[k], e[k], r[k]);
+      const V tail = fma(beside + centre, rest, beside) + centre;
+      const V factor = min(splat(T(0.5)), a[k]) * reinterpret_cast<V>(reinterpret_cast<B>(shifted[k]) << Types::kMantissaBits);
+      x[k] = fma(tail * factor, splat(-kLower), x[k] - min(x[k], V{}));  // x - x: NaN for minus infinity
+    }
+  }
+
+  // table[at mod 8]
+  static V picked(const T (&table)[8], B at) {
+    V result;
+    if constexpr (kWidth<T> >= 8) {
+      for (int j = 0; j < kWidth<T>; ++j) result[j] = table[j % 8];
+      result = __builtin_shuffle(result, at);
+    } else {
+      for (int j = 0; j < kWidth<T>; ++j) result[j] = table[at[j] & 7];
+    }
+    return result;
   }
 
   // a / (a + kGeluPole) - kGeluCentre; what the sum drops is put back by its effect on the quotient for a near 1.5.

@@ -138,6 +138,7 @@ std::vector<std::string> variables_of(const LocalOptions& options, int64_t rank,
   };
   if (!options.log_dir.empty()) {
     own.emplace_back("LOG_RANK", "all");
+    own.emplace_back("TESSERA_LOG_DIR", std::filesystem::absolute(options.log_dir).string());
   }
   own.insert(own.end(), options.variables.begin(), options.variables.end());
   std::vector<std::string> all;

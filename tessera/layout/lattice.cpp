@@ -4,8 +4,6 @@
 #include <array>
 #include <bit>
 #include <map>
-#include <ostream>
-#include <utility>
 
 #include "tessera/base/error.h"
 #include "tessera/base/hash.h"
@@ -33,68 +31,6 @@ void add_cover(const Node& part, const Node& node, std::vector<Node>& result) {
   const int64_t middle = node.begin + left_size(node.size());
   add_cover(part, {node.begin, middle}, result);
   add_cover(part, {middle, node.end}, result);
-}
-
-// The parts of a merge by where they begin.
-class MergePlanner {
- public:
-  MergePlanner(const std::vector<Node>& parts, const Node& root) : parts_(parts), root_(root) {
-    for (size_t i = 0; i < parts.size(); ++i) {
-      const bool is_new = is_node_of(parts[i], root) && begins_.emplace(parts[i].begin, static_cast<int64_t>(i)).second;
-      TESSERA_CHECK(is_new, "[exact] merge over ", root.str(), " of ", names(), ": ", parts[i].str(),
-                    is_node_of(parts[i], root) ? " begins where another does" : " is not a node of its tree",
-                    "; accepted: nodes of the tree that hold every leaf once, such as ", halves());
-    }
-  }
-
-  std::vector<Addition> plan() {
-    add(root_);
-    TESSERA_CHECK(used_ == parts_.size(), "[exact] merge over ", root_.str(), " of ", names(), ": some overlap");
-    return std::move(additions_);
-  }
-
- private:
-  // The index of the part that holds the sum over `node` once the additions made so far have run.
-  int64_t add(const Node& node) {
-    const auto found = begins_.find(node.begin);
-    if (found != begins_.end() && parts_[found->second] == node) {
-      ++used_;
-      return found->second;
-    }
-    TESSERA_CHECK(node.size() > 1, "[exact] merge over ", root_.str(), " of ", names(), ": nobody holds leaf ", node.begin);
-    const int64_t middle = node.begin + left_size(node.size());
-    const int64_t left = add({node.begin, middle});
-    const int64_t right = add({middle, node.end});
-    additions_.push_back({left, right, node});
-    return left;
-  }
-
-  std::string names() const {
-    return base::join(parts_, " ", [](std::ostream& out, const Node& part) { out << part.str(); });
-  }
-
-  std::string halves() const {
-    if (root_.size() < 2) {
-      return root_.str();
-    }
-    const int64_t middle = root_.begin + left_size(root_.size());
-    return Node{root_.begin, middle}.str() + " " + Node{middle, root_.end}.str();
-  }
-
-  const std::vector<Node>& parts_;
-  Node root_;
-  std::map<int64_t, int64_t> begins_;
-  std::vector<Addition> additions_;
-  size_t used_ = 0;
-};
-
-// `26,26,26,23`: what ranks hold whose cuts are multiples of `unit`.
-std::string sizes_text(int64_t size, int64_t ranks, int64_t unit) {
-  std::vector<int64_t> sizes;
-  for (int64_t rank = 0; rank < ranks; ++rank) {
-    sizes.push_back(cut(size, ranks, rank, unit).size());
-  }
-  return base::join(sizes, ",");
 }
 
 // The numbers of ranks whose even cuts, made without a unit, fall between leaves.
@@ -182,42 +118,21 @@ std::vector<Node> cover(const Node& part, int64_t leaves) {
   return result;
 }
 
-std::vector<Addition> plan_merge(const std::vector<Node>& parts, const Node& root) {
-  TESSERA_CHECK(root.size() >= 1, "[exact] merge over ", root.str(), ": it has no leaves");
-  return MergePlanner(parts, root).plan();
-}
-
-void verify_cuts(int64_t dim, int64_t size, int64_t leaves, const std::vector<int64_t>& parts) {
-  const int64_t length = leaf_length(size, leaves), unit = leaf_unit(size, leaves), ranks = static_cast<int64_t>(parts.size());
-  const std::string held = base::join(parts, ",");
-  int64_t at = 0;
-  for (int64_t part : parts) {
-    TESSERA_CHECK(part >= 0, "[exact] dim ", dim, " of ", size, ": ", ranks, " ranks hold ", held, "; a size is negative");
-    TESSERA_CHECK(at % unit == 0 || at == size, "[exact] dim ", dim, " of ", size, " has ", leaves, " leaves of ", length, "; ", ranks,
-                  " ranks hold ", held, "; the cut at ", at, " is inside leaf ", at / unit, " [", at / unit * unit, ",",
-                  std::min(at / unit * unit + unit, size), "); accepted: cuts at multiples of ", unit, " (unit ", unit, "): ", ranks,
-                  " ranks hold ", sizes_text(size, ranks, unit), "; even cuts without a unit work for ranks: ",
-                  ranks_text(size, leaves));
-    at += part;
-  }
-  TESSERA_CHECK(at == size, "[exact] dim ", dim, " of ", size, ": ", ranks, " ranks hold ", held, ", which is ", at, " together");
-}
-
-std::vector<Node> leaves_of_parts(int64_t dim, int64_t size, int64_t leaves, const std::vector<int64_t>& parts) {
-  verify_cuts(dim, size, leaves, parts);
-  TESSERA_CHECK(!parts.empty(), "[exact] dim ", dim, " of ", size, " is held by no rank");
+Node leaves_of(const Range& held, int64_t size, int64_t leaves) {
   const int64_t unit = leaf_unit(size, leaves);
-  const auto full = std::find_if(parts.rbegin(), parts.rend(), [](int64_t part) { return part > 0; });
-  const int64_t last = std::max<int64_t>(parts.rend() - full - 1, 0);
-  std::vector<Node> result;
-  int64_t at = 0, leaf = 0;
-  for (int64_t i = 0; i < static_cast<int64_t>(parts.size()); ++i) {
-    at += parts[i];
-    const int64_t end = i < last ? at / unit : leaves;
-    result.push_back({leaf, end});
-    leaf = end;
-  }
-  return result;
+  return held.size() == 0 ? Node{} : Node{held.begin / unit, (held.end + unit - 1) / unit};
+}
+
+bool is_of_whole_leaves(const Range& held, int64_t size, int64_t leaves) {
+  const int64_t unit = leaf_unit(size, leaves);
+  return held.size() == 0 || (held.begin % unit == 0 && (held.end % unit == 0 || held.end == size));
+}
+
+std::string describe_cut(int64_t dim, const Range& held, int64_t size, int64_t leaves) {
+  const int64_t unit = leaf_unit(size, leaves), at = held.begin % unit == 0 ? held.end : held.begin, leaf = at / unit;
+  return c10::str("dim ", dim, " of ", size, " has ", leaves, leaves == 1 ? " leaf of " : " leaves of ", unit, "; the cut at ", at, " is inside leaf ", leaf, " [",
+                  leaf * unit, ",", std::min((leaf + 1) * unit, size), "); accepted: cuts at multiples of ", unit, ", S(", dim, ";", unit,
+                  "); even cuts without a unit fit over ", ranks_text(size, leaves), " ranks");
 }
 
 }  // namespace tessera::layout

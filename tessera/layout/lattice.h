@@ -64,25 +64,13 @@ bool is_node_of(const Node& node, const Node& root);
 // The fewest nodes of the tree over [0, leaves) whose union is `part`, in order; none for an empty part.
 std::vector<Node> cover(const Node& part, int64_t leaves);
 
-// One addition of a merge: parts[left] = parts[left] + parts[right]; parts[left] is then the sum over `node`.
-struct Addition {
-  int64_t left = 0;
-  int64_t right = 0;
-  Node node;
-  bool operator==(const Addition&) const = default;
-};
+// The leaves that `held` of a dim touches; none if it is empty.
+Node leaves_of(const Range& held, int64_t size, int64_t leaves);
 
-// The additions that make the sum over `root` from the sums over `parts`, in an order that can be run. Each names its
-// operands by their index in `parts`; the result ends in the part that begins where `root` begins. `parts` come in any
-// order. Throws if they are not nodes of root's tree that hold each of its leaves once.
-std::vector<Addition> plan_merge(const std::vector<Node>& parts, const Node& root);
+// Whether `held` begins and ends between leaves.
+bool is_of_whole_leaves(const Range& held, int64_t size, int64_t leaves);
 
-// Throws unless each cut between the consecutive `parts` of a dim (the sizes that the ranks hold, which sum to `size`)
-// falls between leaves. The message names the cut and what would work. `dim` is for the message only.
-void verify_cuts(int64_t dim, int64_t size, int64_t leaves, const std::vector<int64_t>& parts);
-
-// The leaves that each of the consecutive `parts` holds: every leaf once. Empty leaves at the end belong to the last part
-// that is not empty (the first part if all are), because they count as +0 in the tree. Throws as verify_cuts.
-std::vector<Node> leaves_of_parts(int64_t dim, int64_t size, int64_t leaves, const std::vector<int64_t>& parts);
+// Why a dim may not be cut so: the cut, the leaf that it is in, and what would work. `dim` is for the text.
+std::string describe_cut(int64_t dim, const Range& held, int64_t size, int64_t leaves);
 
 }  // namespace tessera::layout

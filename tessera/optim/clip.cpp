@@ -9,6 +9,8 @@
 
 #include "tessera/base/error.h"
 #include "tessera/dtensor/meta.h"
+#include "tessera/dtensor/squared_norm.h"
+#include "tessera/dtensor/state.h"
 
 namespace tessera::optim {
 namespace {
@@ -23,13 +25,10 @@ std::vector<at::Tensor> gradients_of(const std::vector<at::Tensor>& parameters) 
   return gradients;
 }
 
-}  // namespace
-
-at::Tensor grad_norm(const std::vector<at::Tensor>& parameters) {
-  const at::NoGradGuard no_grad;
-  // Sums of squares of one layout are stacked unfinished, so that each layout is reduced once.
+// Sums of squares of one layout are stacked unfinished, so that each layout is reduced once.
+at::Tensor norm_by_layouts(const std::vector<at::Tensor>& gradients) {
   std::map<std::string, std::vector<at::Tensor>> squares;
-  for (const auto& gradient : gradients_of(parameters)) {
+  for (const auto& gradient : gradients) {
     const auto square = gradient.square().sum();
     squares[dtensor::is_dtensor(square) ? dtensor::meta_of(square)->spec.layout_str() : ""].push_back(square);
   }
@@ -39,6 +38,19 @@ at::Tensor grad_norm(const std::vector<at::Tensor>& parameters) {
     total = total.defined() ? total.add(sum) : sum;
   }
   return total.defined() ? total.sqrt() : at::zeros({});
+}
+
+bool is_exact() {
+  const auto* state = dtensor::RankState::current();
+  return state != nullptr && state->lattice.has_value();
+}
+
+}  // namespace
+
+at::Tensor grad_norm(const std::vector<at::Tensor>& parameters) {
+  const at::NoGradGuard no_grad;
+  const auto gradients = gradients_of(parameters);
+  return is_exact() && !gradients.empty() ? dtensor::joint_norm(gradients) : norm_by_layouts(gradients);
 }
 
 at::Tensor clip_grad_norm(const std::vector<at::Tensor>& parameters, double max_norm) {

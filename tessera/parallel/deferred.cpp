@@ -11,6 +11,7 @@
 #include "tessera/dtensor/dispatch.h"
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/dtensor/registry.h"
+#include "tessera/dtensor/stock.h"
 #include "tessera/parallel/tape.h"
 
 namespace tessera::parallel {
@@ -105,13 +106,23 @@ void Tape::record_turn(const c10::OperatorHandle& view, Stack* stack) {
   stack->push_back(tensor);
 }
 
+// Keeps the place in the program of a call that draws, and goes on to the next.
+void Tape::note_draw(Recorded& call, const Stack& results) {
+  RankState* state = RankState::current();
+  if (!state || !call.op.hasTag(at::Tag::nondeterministic_seeded)) return;
+  call.sites = state->sites;
+  call.strides = results.back().toTensor().strides().vec();
+  if (state->sites.stock) dtensor::skip_recorded(*state, call.op, call.args, results.back().toTensor());
+  state->sites.next();
+}
+
 void Tape::record(const c10::OperatorHandle& op, Stack* stack) {
   if (const auto view = out_of_place(op)) return record_turn(*view, stack);
   const c10::FunctionSchema& schema = op.schema();
   const size_t n = schema.arguments().size();
   TESSERA_CHECK(schema.name() != "aten::_local_scalar_dense", "[deferred] the value of a tensor is read, which does not exist before parallelize "
                 "(or place). In a constructor, compute it from numbers, initialise that tensor after parallelize, or build the model without `deferred`.");
-  Recorded call{op, std::vector<IValue>(stack->end() - n, stack->end()), {}, {}, {}};
+  Recorded call{op, std::vector<IValue>(stack->end() - n, stack->end()), {}, {}, {}, {}};
   std::vector<at::Tensor> tensors, written;
   dtensor::for_each_tensor(call.args, [&](const at::Tensor& tensor, int arg, int item) {
     if (!is_deferred(tensor)) return;
@@ -123,6 +134,7 @@ void Tape::record(const c10::OperatorHandle& op, Stack* stack) {
   });
   check_not_used(schema, tensors);
   Stack results = run_on_meta(call, tensors);
+  note_draw(call, results);
   for (const Reference& reference : call.references) dtensor::replace_tensor(call.args[reference.arg], reference.item, at::Tensor());
   stack->resize(stack->size() - n);
 
@@ -142,11 +154,6 @@ void Tape::record(const c10::OperatorHandle& op, Stack* stack) {
     } else {
       stack->push_back(result);
     }
-  }
-  RankState* state = RankState::current();
-  if (state && op.hasTag(at::Tag::nondeterministic_seeded)) {
-    call.sites = state->sites;
-    state->sites.next();
   }
   calls_.push_back(std::move(call));
 }

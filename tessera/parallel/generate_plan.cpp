@@ -125,8 +125,12 @@ class Generator {
     return placements;
   }
 
-  // [batch, sequence, ...] with the batch cut by the batch axes and the sequence by tp.
-  layout::Placements sequence_shards() const {
+  // Under sequence parallelism where what the norms and the residual sum read lies: [batch, sequence, ...] with the batch cut by
+  // the batch axes and the sequence by tp.
+  std::optional<layout::Placements> sequence_shards() const {
+    if (!options_.sequence_parallel) {
+      return {};
+    }
     auto placements = on_tensor_axis(layout::Shard(1));
     for (const auto& axis : plan_.batch_axes) {
       placements[static_cast<size_t>(plan_.mesh.axis_index(axis))] = layout::Shard(0);
@@ -152,10 +156,7 @@ class Generator {
   }
 
   void plan_embeddings() {
-    std::optional<layout::Placements> output;
-    if (options_.sequence_parallel) {
-      output = sequence_shards();
-    }
+    const auto output = sequence_shards();
     for (const auto& embedding : roles_.embeddings) {
       if (!embedding.is_position) {
         const auto unit = whole_leaves(1, embedding.rows);
@@ -232,7 +233,7 @@ class Generator {
     if (group.row) {
       const auto unit = has_heads ? cut.query_unit : whole_leaves(cut.query_unit, group.row->in);
       note_cut(weight_of(group.row->name), group.row->in, unit);
-      add(weight_of(group.row->name), layout::Shard(1, {.unit = unit}));
+      add(weight_of(group.row->name), layout::Shard(1, {.unit = unit}), sequence_shards());
     }
   }
 

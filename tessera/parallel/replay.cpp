@@ -40,6 +40,13 @@ class Rewound {
   std::optional<dtensor::Sites> here_;
 };
 
+// The same part under the strides of the one-device program, along which its random stream runs.
+at::Tensor with_strides(const at::Tensor& tensor, const std::vector<int64_t>& strides) {
+  const dtensor::Meta* meta = dtensor::meta_of(tensor);
+  if (tensor.dim() != static_cast<int64_t>(strides.size())) return tensor;
+  return dtensor::wrap(meta->local, Spec::make(meta->spec->mesh, meta->spec->placements, meta->spec->sizes, strides, meta->spec->dtype, meta->spec->labels));
+}
+
 // Runs a tape on one rank's parts.
 class Replay {
  public:
@@ -79,7 +86,7 @@ class Replay {
   void run_call(const Recorded& call);
   bool run_view(const Recorded& call, const Stack& stack);
   at::Tensor factory(const Recorded& call, Stack stack);
-  at::Tensor uniform_factory(const Spec& spec, const std::optional<random::Distribution>& drawn, std::optional<at::Scalar> value);
+  at::Tensor uniform_factory(const Spec& spec, std::optional<dtensor::Draw> draw, std::optional<at::Scalar> value);
 
   Placements placements_of(int64_t value) const {
     const auto wish = wanted_.find(value);
@@ -160,7 +167,8 @@ void Replay::run_call(const Recorded& call) {
   if (run_view(call, stack)) return;
   std::vector<std::pair<const CutView*, at::Tensor>> written;
   for (const Reference& reference : call.references) {
-    const at::Tensor tensor = value(reference.value);
+    at::Tensor tensor = value(reference.value);
+    if (call.sites && call.sites->stock && reference.arg == 0 && views_.count(reference.value)) tensor = with_strides(tensor, call.strides);
     dtensor::replace_tensor(stack[reference.arg], reference.item, tensor);
     const auto view = views_.find(reference.value);
     const c10::AliasInfo* alias = call.op.schema().arguments()[reference.arg].alias_info();
@@ -191,8 +199,8 @@ at::Tensor Replay::factory(const Recorded& call, Stack stack) {
   const at::Tensor meta = run_on_meta(call, {}).back().toTensor();
   const Spec spec = Spec::make(mesh_, placements_of(call.results.at(0)), meta.sizes(), meta.strides(), meta.scalar_type());
   const std::string& name = call.op.schema().name();
-  const auto drawn = dtensor::factory_distribution(c10::toString(call.op.operator_name()), stack);
-  if (drawn || name == "aten::empty" || name == "aten::empty_strided") return uniform_factory(spec, drawn, std::nullopt);
+  auto draw = dtensor::draw_of(state_, c10::toString(call.op.operator_name()), stack, meta.scalar_type());
+  if (draw || name == "aten::empty" || name == "aten::empty_strided") return uniform_factory(spec, std::move(draw), std::nullopt);
   if (name == "aten::zeros") return uniform_factory(spec, std::nullopt, at::Scalar(0));
   if (name == "aten::ones") return uniform_factory(spec, std::nullopt, at::Scalar(1));
   if (name == "aten::full") return uniform_factory(spec, std::nullopt, stack[1].toScalar());
@@ -202,14 +210,14 @@ at::Tensor Replay::factory(const Recorded& call, Stack stack) {
   return dtensor::distribute(stack.back().toTensor(), mesh_, spec->placements);
 }
 
-at::Tensor Replay::uniform_factory(const Spec& spec, const std::optional<random::Distribution>& drawn, std::optional<at::Scalar> value) {
+at::Tensor Replay::uniform_factory(const Spec& spec, std::optional<dtensor::Draw> draw, std::optional<at::Scalar> value) {
   at::Tensor local;
   {
     dtensor::LocalScope scope;
     local = at::empty(spec.local_sizes(state_.ctx.coord(mesh_)), at::TensorOptions().dtype(spec->dtype));
     if (value) local.fill_(*value);
   }
-  if (drawn) dtensor::fill_local(state_, local, spec, nullptr, state_.sites.next(), *drawn);
+  if (draw) dtensor::fill_local(state_, local, spec, nullptr, std::move(*draw));
   return dtensor::wrap(std::move(local), spec);
 }
 

@@ -30,6 +30,7 @@ struct Recorded {
   // Where the program was, if this call draws random numbers and a rank recorded it: whenever the tape is replayed, they are
   // those that the constructor would have drawn.
   std::optional<dtensor::Sites> sites;
+  std::vector<int64_t> strides;       // of what it draws, on one device
 };
 
 // Records calls instead of running them; their shapes (and their errors) come from meta tensors. One thread.
@@ -47,6 +48,7 @@ class Tape final : public dtensor::Recorder, public dtensor::FactoryHook, public
 
  private:
   void record(const c10::OperatorHandle& op, torch::jit::Stack* stack);
+  void note_draw(Recorded& call, const torch::jit::Stack& results);
   void record_turn(const c10::OperatorHandle& view, torch::jit::Stack* stack);
   void check_not_used(const c10::FunctionSchema& schema, const std::vector<at::Tensor>& tensors) const;
   at::Tensor wrap_result(const at::Tensor& meta, Recorded& call);

@@ -36,7 +36,7 @@ constexpr std::string_view kStock[] = {
     "aten::split_with_sizes", "aten::sqrt", "aten::squeeze", "aten::squeeze.dim", "aten::squeeze.dims", "aten::stack",
     "aten::sub.Scalar", "aten::sub.Tensor", "aten::t", "aten::threshold", "aten::threshold_backward", "aten::transpose.int",
     "aten::tril", "aten::triu", "aten::trunc", "aten::unbind.int", "aten::unsafe_split.Tensor", "aten::unsqueeze", "aten::view",
-    "aten::where.self", "aten::zero", "aten::zeros_like",
+    "aten::where.self", "aten::zero", "aten::zeros_like", "tessera::attention", "tessera::attention_backward",
 };
 
 // Operators whose kernel computes an element by one function in its vectors and by another at their end, or whose order of
@@ -124,6 +124,7 @@ void add_maps(Table& table) {
 void add_rows(Table& table) {
   const auto decomposition = [](const char* name) { return RuleTable::instance().find(name)->decompose; };
   table["aten::_softmax"] = {.local = exact::run_softmax};
+  table["aten::_safe_softmax"] = {.decompose = exact::decompose_safe_softmax};
   table["aten::_softmax_backward_data"] = {.local = exact::run_softmax_backward};
   table["aten::_log_softmax"] = {.decompose = decomposition("aten::_log_softmax")};
   table["aten::_log_softmax_backward_data"] = {.decompose = decomposition("aten::_log_softmax_backward_data")};

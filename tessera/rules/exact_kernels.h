@@ -27,6 +27,7 @@ void decompose_product(const c10::OperatorHandle& op, torch::jit::Stack& stack);
 void decompose_sum(const c10::OperatorHandle& op, torch::jit::Stack& stack);
 void decompose_mean(const c10::OperatorHandle& op, torch::jit::Stack& stack);
 void decompose_norm(const c10::OperatorHandle& op, torch::jit::Stack& stack);
+void decompose_safe_softmax(const c10::OperatorHandle& op, torch::jit::Stack& stack);
 void decompose_tanh_backward(const c10::OperatorHandle& op, torch::jit::Stack& stack);
 void decompose_sigmoid_backward(const c10::OperatorHandle& op, torch::jit::Stack& stack);
 void decompose_mse_loss(const c10::OperatorHandle& op, torch::jit::Stack& stack);

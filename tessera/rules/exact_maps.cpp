@@ -1,8 +1,12 @@
 // Functions of elements and of whole rows in `exact` numerics.
 #include "tessera/rules/exact_kernels.h"
 
+#include <limits>
+
 #include <ATen/TensorOperators.h>
+#include <ATen/ops/_softmax.h>
 #include <ATen/ops/add.h>
+#include <ATen/ops/amax.h>
 #include <ATen/ops/broadcast_tensors.h>
 #include <ATen/ops/embedding.h>
 #include <ATen/ops/empty.h>
@@ -125,6 +129,16 @@ void run_layer_norm(const LocalCall& call, torch::jit::Stack& stack) {
 void run_embedding(const LocalCall& call, torch::jit::Stack& stack) {
   RuleTable::instance().find("aten::embedding")->local(call, stack);
   stack.back() = at::add(stack.back().toTensor(), 0.0);
+}
+
+// A row of nothing but minus infinity becomes +0.
+void decompose_safe_softmax(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
+  StackArgs args(op, stack);
+  const int64_t dim = args["dim"].toInt();
+  const at::Tensor self = args.tensor("self");
+  const at::Tensor x = args["dtype"].isNone() ? self : self.to(args["dtype"].toScalarType());
+  const at::Tensor is_nothing = at::amax(x, dim, /*keepdim=*/true) == -std::numeric_limits<double>::infinity();
+  args.give_value(at::_softmax(x, dim, /*half_to_float=*/false).masked_fill(is_nothing, 0));
 }
 
 void decompose_tanh_backward(const c10::OperatorHandle& op, torch::jit::Stack& stack) {

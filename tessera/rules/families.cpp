@@ -3,6 +3,7 @@
 namespace tessera::rules {
 
 void add_families(RuleTable& table) {
+  add_attention_rules(table);
   add_contraction_rules(table);
   add_elementwise_rules(table);
   add_factory_rules(table);

@@ -8,6 +8,7 @@
 
 namespace tessera::rules {
 
+void add_attention_rules(RuleTable& table);
 void add_contraction_rules(RuleTable& table);
 void add_elementwise_rules(RuleTable& table);
 void add_factory_rules(RuleTable& table);

@@ -1,29 +1,10 @@
 #include "tessera/trace/ledger.h"
 
-#include <cstdio>
 #include <string_view>
 
+#include "tessera/trace/json_text.h"
+
 namespace tessera::trace {
-namespace {
-
-std::string json_text(std::string_view text) {
-  std::string out = "\"";
-  for (const char c : text) {
-    if (c == '"' || c == '\\') {
-      out += '\\';
-      out += c;
-    } else if (static_cast<unsigned char>(c) < 0x20) {
-      char code[8];
-      std::snprintf(code, sizeof(code), "\\u%04x", c);
-      out += code;
-    } else {
-      out += c;
-    }
-  }
-  return out + '"';
-}
-
-}  // namespace
 
 void Ledger::record(const char* collective, const std::string& axis, const char* op, int64_t bytes) {
   const std::string_view op_name = op ? op : "";

@@ -283,15 +283,16 @@ int64_t Config::ranks() const {
 
 void Config::verify_lattice() const {
   const layout::Mesh own = mesh();
-  const auto size_of = [&](const char* axis) { return own.find_axis(axis) ? own.axis(*own.find_axis(axis)).size : 1; };
-  const auto verify_axis = [&](const char* axis, const char* kind, const char* what, int64_t leaves) {
-    TESSERA_CHECK_AS(ConfigError, size_of(axis) <= leaves, "[config] numerics exact: ", axis, "=", size_of(axis), " cuts ", what, ", of which the lattice has ",
-                     leaves, leaves == 1 ? " leaf" : " leaves", "; accepted: a lattice with at least ", size_of(axis), ", as in --lattice ", kind, "=",
-                     size_of(axis), " (the same for every run to be compared), a smaller mesh, or --numerics fast");
+  const auto tensor_axis = own.find_axis("tp");
+  const int64_t tp = tensor_axis ? own.axis(*tensor_axis).size : 1;
+  const auto verify_ranks = [](int64_t ranks, const char* kind, const char* what, int64_t leaves) {
+    TESSERA_CHECK_AS(ConfigError, ranks <= leaves, "[config] numerics exact: ", ranks, " ranks cut ", what, ", of which the lattice has ", leaves,
+                     leaves == 1 ? " leaf" : " leaves", "; accepted: a lattice with at least ", ranks, ", as in --lattice ", kind, "=", ranks,
+                     " (the same for every run to be compared), a smaller mesh, or --numerics fast");
   };
-  verify_axis("dp", "batch", "the samples of a step", train.lattice.batch);
-  verify_axis("tp", "feature", "features", train.lattice.feature);
-  if (parallel.sequence_parallel) verify_axis("tp", "sequence", "positions (sequence parallelism)", train.lattice.sequence);
+  verify_ranks(own.size() / tp, "batch", "the samples of a step", train.lattice.batch);
+  verify_ranks(tp, "feature", "features", train.lattice.feature);
+  if (parallel.sequence_parallel) verify_ranks(tp, "sequence", "positions (sequence parallelism)", train.lattice.sequence);
 }
 
 void Config::verify() const {

@@ -62,9 +62,10 @@ std::optional<EvalRecord> evaluate(parallel::Job& job, models::LanguageModel& mo
 
 // One optimizer step; step numbers count from 0 in here.
 StepRecord train_step(const Config& config, const data::Sampler& sampler, parallel::Job& job,
-                      torch::optim::Optimizer& optimizer, int64_t step) {
+                      torch::optim::Optimizer& optimizer, int64_t step, Observer& observer) {
   const auto& train = config.train;
   const auto start = Clock::now();
+  observer.on_begin(step + 1);
   StepRecord record{.step = step + 1, .lr = make_schedule(config)(step), .tokens = train.batch * sampler.length()};
   set_rate(optimizer, record.lr);
   const auto loss = job.run_rows(train.batch, [&](int64_t begin, int64_t end) {
@@ -73,6 +74,7 @@ StepRecord train_step(const Config& config, const data::Sampler& sampler, parall
   record.loss = value_of(loss);
   verify_finite("loss", record.loss, record.step, train);
   loss.backward();
+  observer.on_update();
   const double limit = train.clip > 0 ? train.clip : std::numeric_limits<double>::infinity();
   record.grad_norm = value_of(optim::clip_grad_norm(job.model().parameters(), limit));
   verify_finite("gradient norm", record.grad_norm, record.step, train);
@@ -111,7 +113,7 @@ void run_loop(const Config& config, const data::Sampler& sampler, const LoopOpti
   const auto steps = options.steps > 0 ? std::min(options.steps, train.steps) : train.steps;
   for (int64_t step = 0; step < steps; ++step) {
     comm::throw_if_stopped();
-    observer.on_step(train_step(config, sampler, job, optimizer, step), training);
+    observer.on_step(train_step(config, sampler, job, optimizer, step, observer), training);
     const bool is_last = step + 1 == steps;
     if (options.evaluate && (is_last || (train.eval_every > 0 && (step + 1) % train.eval_every == 0))) {
       if (const auto record =

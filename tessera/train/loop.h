@@ -25,6 +25,10 @@ class Observer {
   virtual ~Observer() = default;
   // The model has its values.
   virtual void on_start(const Training& training) {}
+  // A step begins, counted from 1.
+  virtual void on_begin(int64_t step) {}
+  // The step's gradients are there; clipping and the optimizer follow.
+  virtual void on_update() {}
   // A step is complete, its gradients are gone.
   virtual void on_step(const StepRecord& record, const Training& training) {}
   virtual void on_eval(const EvalRecord& record) {}

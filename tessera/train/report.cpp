@@ -28,9 +28,9 @@ std::string eval_line(const EvalRecord& record) {
 }
 
 std::string metrics_line(const StepRecord& record) {
-  return fmt::format(R"({{"step": {}, "loss": {}, "grad_norm": {}, "tokens": {}, "ms": {:.3f}, "tokens_per_s": {:.1f}, )"
+  return fmt::format(R"({{"step": {}, "loss": {}, "grad_norm": {}, "lr": {}, "tokens": {}, "ms": {:.3f}, "tokens_per_s": {:.1f}, )"
                      R"("peak_bytes": {}}})",
-                     record.step, base::exact_double(record.loss), base::exact_double(record.grad_norm), record.tokens,
+                     record.step, base::exact_double(record.loss), base::exact_double(record.grad_norm), base::exact_double(record.lr), record.tokens,
                      record.ms, record.tokens_per_s(), record.peak_bytes);
 }
 

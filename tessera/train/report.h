@@ -36,8 +36,8 @@ std::string progress_line(const StepRecord& record, int64_t steps, double tokens
 // tokenizer `bits/token 5.31 (1.42 bits/byte)` and `over 80,640 tokens`: bits/byte compare across tokenizers.
 std::string eval_line(const EvalRecord& record);
 
-// `{"step": 1, "loss": ..., "grad_norm": ..., "tokens": ..., "ms": ..., "tokens_per_s": ..., "peak_bytes": ...}`; loss and
-// grad_norm have 17 significant digits.
+// `{"step": 1, "loss": ..., "grad_norm": ..., "lr": ..., "tokens": ..., "ms": ..., "tokens_per_s": ..., "peak_bytes": ...}`; loss,
+// grad_norm and lr have 17 significant digits.
 std::string metrics_line(const StepRecord& record);
 
 // 1,234,567.

@@ -18,6 +18,9 @@ namespace fs = std::filesystem;
 constexpr const char* kConfig = "config.toml";
 constexpr const char* kModel = "model.safetensors";
 constexpr const char* kTokenizer = "tokenizer.json";
+constexpr const char* kTrace = "trace";
+constexpr const char* kCurves = "tb";
+constexpr const char* kMetrics = "metrics.jsonl";
 
 void write_file(const fs::path& path, const std::string& content) {
   checkpoint::AtomicFile file(path);
@@ -41,6 +44,17 @@ Config as_saved(Config config) {
   return config;
 }
 
+// Those whose names begin so.
+void remove_files(const fs::path& folder, const std::vector<std::string>& starts) {
+  std::error_code ignored;
+  for (const auto& entry : fs::directory_iterator(folder, ignored)) {
+    const auto name = entry.path().filename().string();
+    if (std::any_of(starts.begin(), starts.end(), [&](const auto& start) { return name.starts_with(start); })) {
+      fs::remove(entry.path(), ignored);
+    }
+  }
+}
+
 std::vector<checkpoint::NamedTensor> parameters_of(const torch::nn::Module& model) {
   std::vector<checkpoint::NamedTensor> all;
   for (const auto& parameter : model.named_parameters()) {
@@ -54,6 +68,8 @@ std::vector<checkpoint::NamedTensor> parameters_of(const torch::nn::Module& mode
 void make_run_folder(const std::string& folder) {
   std::error_code failed;
   fs::create_directories(folder, failed);
+  remove_files(fs::path(folder) / kTrace, {"flight_rank_", "steps_"});
+  remove_files(fs::path(folder) / kCurves, {"events.out.tfevents."});
   bool is_writable = !failed;
   try {
     if (is_writable) {
@@ -65,6 +81,11 @@ void make_run_folder(const std::string& folder) {
   TESSERA_CHECK_AS(ConfigError, is_writable, "[train] cannot write --out \"", folder,
                    "\"; accepted: a folder that may be written to, or made");
 }
+
+std::string trace_folder(const std::string& folder) { return fs::path(folder) / kTrace; }
+std::string profile_path(const std::string& folder, const std::string& steps) { return fs::path(folder) / kTrace / ("steps_" + steps + ".json"); }
+std::string curves_folder(const std::string& folder) { return fs::path(folder) / kCurves; }
+std::string metrics_path(const std::string& folder) { return fs::path(folder) / kMetrics; }
 
 void save_run(const std::string& folder, const Config& config, const std::vector<checkpoint::NamedTensor>& parameters) {
   const fs::path to(folder);

@@ -1,4 +1,5 @@
-// A finished run in a folder: `config.toml`, `model.safetensors` and, where there is one, `tokenizer.json`.
+// A run in a folder. When it has finished: `config.toml`, `model.safetensors` and, where there is one, `tokenizer.json`. From the start:
+// `metrics.jsonl`, `tb/` for TensorBoard, `trace/` for profiles and for what ranks leave when they fail.
 #pragma once
 
 #include <string>
@@ -10,8 +11,14 @@
 
 namespace tessera::train {
 
-// Makes the folder. Throws ConfigError if that cannot be done or nothing can be written there: before a run, not after it.
+// Makes the folder, and removes what an earlier run left in it to watch: event files and files of trace/. Throws ConfigError if that cannot be done or nothing can be written there: before a run, not after it.
 void make_run_folder(const std::string& folder);
+
+// What is in it: trace/, which is there once something is, trace/steps_3-5.json, tb/, metrics.jsonl.
+std::string trace_folder(const std::string& folder);
+std::string profile_path(const std::string& folder, const std::string& steps);
+std::string curves_folder(const std::string& folder);
+std::string metrics_path(const std::string& folder);
 
 // Writes the run's files, each whole or not at all; the model comes last. `parameters` are whole and have the names of
 // make_model(config). Throws DataError on a disk that fails.

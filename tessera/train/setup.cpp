@@ -29,7 +29,7 @@ models::LlamaConfig llama_config(const Config& config) {
       .rope_theta = model.rope_theta,
       .norm_eps = model.norm_eps,
       .tie_embeddings = model.tie_embeddings,
-      .fused_attention = model.fused_attention,
+      .fused_attention = model.fused_attention || config.is_exact(),  // the same bits there
       .init_std = model.init_std,
       .dtype = config.dtype(),
   };
@@ -46,7 +46,7 @@ models::GptConfig gpt_config(const Config& config) {
       .dropout = model.dropout,
       .norm_eps = model.norm_eps,
       .tie_embeddings = model.tie_embeddings,
-      .fused_attention = model.fused_attention,
+      .fused_attention = model.fused_attention || config.is_exact(),  // the same bits there
       .init_std = model.init_std,
       .dtype = config.dtype(),
   };

@@ -4,17 +4,19 @@
 #include <cmath>
 #include <fstream>
 
-#include <ATen/ops/empty.h>
-#include <ATen/ops/full.h>
 #include <fmt/format.h>
 
 #include "tessera/base/error.h"
 #include "tessera/base/text.h"
 #include "tessera/data/utf8.h"
+#include "tessera/comm/flight.h"
 #include "tessera/comm/run_ranks.h"
 #include "tessera/launch/environment.h"
 #include "tessera/launch/run.h"
+#include "tessera/trace/event_file.h"
+#include "tessera/train/gather_texts.h"
 #include "tessera/train/loop.h"
+#include "tessera/train/profile.h"
 #include "tessera/train/run_folder.h"
 #include "tessera/train/setup.h"
 
@@ -43,7 +45,11 @@ class Console : public Observer {
  public:
   Console(const Config& config, const data::Sampler& sampler, const TrainOptions& options, TrainResult& result)
       : config_(config), sampler_(sampler), out_(options.out), metrics_(open_for_writing(options.metrics, "--metrics")),
-        result_(result), keeps_model_(!options.folder.empty() || options.out != nullptr) {}
+        result_(result), keeps_model_(!options.folder.empty() || options.out != nullptr) {
+    if (!options.folder.empty()) {
+      curves_.emplace(curves_folder(options.folder));
+    }
+  }
 
   void on_start(const Training& training) override {
     const auto ranks = config_.ranks();
@@ -69,6 +75,9 @@ class Console : public Observer {
       metrics_ << metrics_line(record) << std::endl;
       check_written(metrics_, "--metrics");
     }
+    if (curves_) {
+      curves_->add(record.step, {{"loss", record.loss}, {"grad_norm", record.grad_norm}, {"lr", record.lr}, {"tokens_per_s", record.tokens_per_s()}});
+    }
     tokens_ += record.tokens;
     const auto steps = config_.train.steps;
     if (record.step == 1 || record.step % config_.train.log_every == 0 || record.step == steps) {
@@ -91,6 +100,9 @@ class Console : public Observer {
 
   void on_eval(const EvalRecord& record) override {
     result_.held_out = record;
+    if (curves_) {
+      curves_->add(record.step, {{"held_out/loss", record.loss}});
+    }
     print(eval_line(record));
     last_line_ = Clock::now();
   }
@@ -109,6 +121,7 @@ class Console : public Observer {
   const data::Sampler& sampler_;
   std::ostream* out_;
   std::ofstream metrics_;
+  std::optional<trace::EventFile> curves_;
   TrainResult& result_;
   Clock::time_point start_, last_line_;
   int64_t tokens_ = 0;
@@ -144,30 +157,11 @@ Proof prove(const Config& config, const std::string& mesh, const data::Sampler& 
   return proof;
 }
 
-// The texts of all ranks, on every rank. Collective over the world.
-std::vector<std::string> gather_texts(const std::string& mine) {
-  auto& world = *comm::RankContext::require().world;
-  const auto members = static_cast<size_t>(world.size());
-  std::vector<at::Tensor> sizes, texts;
-  for (size_t i = 0; i < members; ++i) {
-    sizes.push_back(at::empty({1}, at::TensorOptions().dtype(at::kLong)));
-  }
-  world.all_gather(sizes, at::full({1}, static_cast<int64_t>(mine.size()), at::TensorOptions().dtype(at::kLong)))->wait();
-  for (const auto& size : sizes) {
-    texts.push_back(at::empty({*size.const_data_ptr<int64_t>()}, at::TensorOptions().dtype(at::kByte)));
-  }
-  const auto own = at::empty({static_cast<int64_t>(mine.size())}, at::TensorOptions().dtype(at::kByte));
-  std::copy(mine.begin(), mine.end(), static_cast<char*>(own.mutable_data_ptr()));
-  world.all_gather(texts, own)->wait();
-  std::vector<std::string> all;
-  for (const auto& text : texts) {
-    all.emplace_back(static_cast<const char*>(text.const_data_ptr()), text.nbytes());
-  }
-  return all;
-}
-
 // What this process shows and writes: under a launcher, files are rank 0's alone.
 TrainOptions own_options(TrainOptions options, const std::optional<comm::Place>& place) {
+  if (options.metrics.empty() && !options.folder.empty()) {
+    options.metrics = metrics_path(options.folder);
+  }
   if (place && place->rank != 0) {
     options.metrics = options.ledger = options.folder = "";
   }
@@ -175,6 +169,17 @@ TrainOptions own_options(TrainOptions options, const std::optional<comm::Place>&
     options.out = nullptr;
   }
   return options;
+}
+
+std::optional<ProfiledSteps> profiled_steps(const Config& config, const TrainOptions& options) {
+  if (options.profile.empty()) {
+    return std::nullopt;
+  }
+  const auto steps = parse_profiled_steps(options.profile);
+  TESSERA_CHECK_AS(ConfigError, !options.folder.empty(), "[train] --profile ", options.profile, " without --out; accepted: with a folder, for its trace/");
+  TESSERA_CHECK_AS(ConfigError, steps.last <= config.train.steps, "[train] --profile ", options.profile, " of a run of ", config.train.steps,
+                   " steps; accepted: steps 1 to ", config.train.steps);
+  return steps;
 }
 
 // Keeps the model, and shows what it writes by now. A model of tokens that cannot be read (a .bin file without a tokenizer)
@@ -214,6 +219,7 @@ std::string proof_line(const Proof& proof) {
 TrainResult train(const Config& given, const TrainOptions& options) {
   verify_run(given);
   const auto config = with_vocabulary(given);
+  const auto profiled = profiled_steps(config, options);
   const auto sampler = make_sampler(config);
   const auto place = launch::find_place();
   const auto own = own_options(options, place);
@@ -226,10 +232,16 @@ TrainResult train(const Config& given, const TrainOptions& options) {
   TrainResult result;
   Console console(config, sampler, own, result);
   std::vector<std::string> ledgers;
+  const comm::FlightFolder flights(options.folder.empty() ? "" : trace_folder(options.folder));
   launch::run_job(ranks, [&](int64_t rank) {
     Observer silent;
     const bool is_heard = place || rank == 0;
-    run_loop(config, sampler, {.gather_parameters = keeps_model}, is_heard ? console : silent);
+    Observer& observer = is_heard ? console : silent;
+    std::optional<Profiler> profiler;
+    if (profiled) {
+      profiler.emplace(*profiled, profile_path(options.folder, profiled->str()), observer);
+    }
+    run_loop(config, sampler, {.gather_parameters = keeps_model}, profiler ? *profiler : observer);
     if (!options.ledger.empty()) {
       auto texts = gather_texts(comm::RankContext::require().ledger.json());
       if (is_heard) {

@@ -152,10 +152,27 @@ void add_own_samples(Samples& samples) {
   }
 }
 
+void add_attention_samples(Samples& samples) {
+  using audit::reals;
+  for (const int64_t key_heads : {1, 2, 4}) {
+    const at::Tensor query = reals({3, 8, 5, 6}), key = reals({3, key_heads, 7, 6}), value = reals({3, key_heads, 7, 2}), grad = reals({3, 8, 5, 2});
+    for (const at::Tensor& mask : {at::Tensor(), reals({5, 7}), audit::bools({3, 1, 5, 7}), reals({8, 1, 1})}) {
+      const Named rest = {{"is_causal", !mask.defined()}, {"scale", 0.3}, {"leaves", std::vector<int64_t>{2, 3, 1}}};
+      std::vector<at::Tensor> forward = {query, key, value};
+      if (mask.defined()) forward.push_back(mask);
+      samples.push_back(audit::sample("tessera::attention", forward, rest));
+      forward.insert(forward.begin(), grad);
+      samples.push_back(audit::sample("tessera::attention_backward", forward, rest));
+    }
+  }
+  for (const int64_t dim : {0, 1}) samples.push_back(audit::sample("aten::_safe_softmax", {reals({13, 20})}, {{"dim", dim}}));
+}
+
 Samples& all_samples() {
   static Samples samples = [] {
     Samples all = audit::all_samples();
     add_own_samples(all);
+    add_attention_samples(all);
     return all;
   }();
   return samples;
@@ -266,11 +283,11 @@ TEST(ExactOps, CutsInsideALeafAreRefused) {
     using layout::Shard;
     const at::Tensor x = wild({4, 20}, at::kDouble, 1), w = wild({20, 5}, at::kDouble, 2);
     const Named last = {{"dim", std::vector<int64_t>{1}}};
-    check(audit::sample("aten::sum.dim_IntList", {x}, last), {{Shard(1)}}, "'s line of axis tp cuts it at 10, inside a leaf. "
-          "Cut it on multiples of 3 (S(1;3)), or choose a lattice with other leaves");
-    check(audit::sample("tessera::contract", {x, w}, {{"equation", "ik,kj->ij"}}), {{Shard(1)}, {Shard(0)}}, "Cut it on multiples of 3");
-    check(audit::sample("aten::sum", {x}), {{Shard(1)}}, "Cut it on multiples of 3");
-    check(audit::sample("aten::linalg_vector_norm", {x}), {{Shard(1)}}, "Cut it on multiples of 3");
+    check(audit::sample("aten::sum.dim_IntList", {x}, last), {{Shard(1)}}, "dim 1 of 20 has 8 leaves of 3; the cut at 10 is inside leaf 3 "
+          "[9,12); accepted: cuts at multiples of 3, S(1;3); even cuts without a unit fit over 1, 7, 8 ranks of axis tp, or another lattice");
+    check(audit::sample("tessera::contract", {x, w}, {{"equation", "ik,kj->ij"}}), {{Shard(1)}, {Shard(0)}}, "cuts at multiples of 3");
+    check(audit::sample("aten::sum", {x}), {{Shard(1)}}, "cuts at multiples of 3");
+    check(audit::sample("aten::linalg_vector_norm", {x}), {{Shard(1)}}, "cuts at multiples of 3");
     EXPECT_EQ(run_call(audit::sample("aten::sum.dim_IntList", {x}, last), mesh, {{Shard(1, {.unit = 3})}}).error, "");
     // Another lattice makes the same cut legal.
     dtensor::set_numerics(Numerics::kExact, {.feature = 4});

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include "tessera/optim/clip.h"
 #include "tests/ranks/training_run.h"
 
 namespace tessera::ranks {
@@ -87,6 +88,25 @@ TEST(Exact, TrainsAsFastNumericsDo) {
   expect_near_fast<models::Llama>(llama(), at::kFloat, 1e-5);
   expect_near_fast<models::Gpt>(gpt(), at::kDouble, 1e-12);
   expect_near_fast<models::Gpt>(gpt(), at::kFloat, 1e-5);
+}
+
+double clip(const std::vector<at::Tensor>& parameters) { return optim::clip_grad_norm(parameters, 1.0).item().toDouble(); }
+
+// With our own norm, and attention by blocks: on one rank that has the bits of its parts.
+TEST(Exact, AttentionByBlocksAndTheClipNorm) {
+  const std::vector<Case> cases = {{"dp=2"}, {"tp=2"}, {"tp=3"}, {"dp=3"}, {"tp=4"}, {"dp=2,tp=2", false, 2}, {"tp=8"}, {"1", false, 3}};
+  const Setting setting = {.lattice = layout::Lattice(), .clip = clip}, by_positions = {.lattice = layout::Lattice{8, 8, 8}, .clip = clip};
+  models::LlamaConfig config = llama();
+  const Curve parts = train<models::Llama>(setting, config, {}), parts_by_positions = train<models::Llama>(by_positions, config, {});
+  config.fused_attention = true;
+  EXPECT_EQ(difference(train<models::Llama>(setting, config, {}), parts), "");
+  EXPECT_EQ(difference(train<models::Llama>(by_positions, config, {}), parts_by_positions), "");
+  EXPECT_NE(difference(parts_by_positions, parts), "");
+  expect_same_bits<models::Llama>(setting, config, cases);
+  expect_same_bits<models::Llama>(by_positions, config, {{"tp=2", true}, {"dp=2,tp=2", true, 2}});
+  models::GptConfig other = gpt();
+  other.fused_attention = true, other.dropout = 0;
+  expect_same_bits<models::Gpt>(setting, other, cases);
 }
 
 TEST(Exact, Llama) { expect_same_bits<models::Llama>({.lattice = layout::Lattice()}, llama(), kCases); }

@@ -19,7 +19,7 @@ constexpr int64_t kActivation = kBatch * kLength * kDim * 8;
 constexpr int64_t kPass = kActivation * (kRanks - 1) / kRanks;
 
 // The ledger of rank 0's forward and backward.
-trace::Ledger ledger_of_step(bool sequence_parallel, bool keep_gathered) {
+trace::Ledger ledger_of_step(bool sequence_parallel, bool keep_gathered, std::optional<layout::Lattice> lattice = {}) {
   models::LlamaConfig config;
   config.vocab_size = kVocabulary, config.dim = kDim, config.layers = kLayers, config.heads = 4, config.kv_heads = 4;
   config.hidden = 48, config.max_seq = kLength, config.dtype = at::kDouble;
@@ -27,9 +27,10 @@ trace::Ledger ledger_of_step(bool sequence_parallel, bool keep_gathered) {
   const auto mesh = layout::Mesh::parse("tp=4");
   comm::run_ranks(kRanks, [&](int64_t rank) {
     dtensor::manual_seed(3);
+    if (lattice) dtensor::set_numerics(dtensor::Numerics::kExact, *lattice);
     auto model = parallel::deferred([&] { return models::Llama(config); });
-    const auto plan = parallel::generate_plan(
-        *model, {.mesh = mesh, .sequence_parallel = sequence_parallel, .heads = 4, .kv_heads = 4, .keep_gathered = keep_gathered});
+    const auto plan = parallel::generate_plan(*model, {.mesh = mesh, .sequence_parallel = sequence_parallel, .heads = 4, .kv_heads = 4,
+                                                       .keep_gathered = keep_gathered, .lattice = lattice});
     parallel::place(*model, plan);
     parallel::Job job(model.ptr(), plan, [model](const std::vector<at::Tensor>& batch) mutable { return model->loss(batch[0], batch[1]); });
     comm::RankContext::require().ledger.clear();
@@ -77,6 +78,21 @@ TEST(Ledger, RegatheringCostsOneAllGatherMoreForEachHalf) {
   // The head's input was gathered last and is still there when its backward begins.
   EXPECT_EQ(bytes_of(ledger, "all_gather"), (kMerges + kHalves) * kPass);
   EXPECT_EQ(bytes_of(ledger, "reduce_scatter"), kMerges * kPass);
+}
+
+// Exact merges send what a ring would: one pass for a product whose result is cut, two for a whole one. Q, K and V merge each on
+// their own in backward, as do gate and up.
+TEST(Ledger, ExactMergesScatterUnderSequenceParallelism) {
+  constexpr int64_t kProducts = (2 + 3 + 2) * kLayers + 1;
+  const auto bytes_of_products = [](bool sequence_parallel) {
+    int64_t bytes = 0;
+    for (const trace::LedgerEntry& entry : ledger_of_step(sequence_parallel, true, layout::Lattice{.batch = 2, .sequence = 8, .feature = 8}).entries()) {
+      if (entry.collective == "exact_merge" && entry.op == "tessera::contract") bytes += entry.bytes;
+    }
+    return bytes;
+  };
+  EXPECT_EQ(bytes_of_products(true), kProducts * kPass);
+  EXPECT_EQ(bytes_of_products(false), kProducts * 2 * kPass);
 }
 
 // What a plan wants of activations is no business of an optimizer, whose moments lie as the parameters do.

@@ -31,6 +31,8 @@ struct Setting {
   int64_t steps = 20, batch = 16, length = 16, vocabulary = 64;
   double learning_rate = 1e-3, eps = 1e-8;
   std::optional<layout::Lattice> lattice = std::nullopt;  // of exact numerics; none: fast
+  // Clips gradients to a norm of 1 and returns the norm.
+  double (*clip)(const std::vector<at::Tensor>&) = [](const std::vector<at::Tensor>& parameters) { return torch::nn::utils::clip_grad_norm_(parameters, 1.0); };
 };
 
 // Losses and norms step by step, and the parameters after the last one.
@@ -67,7 +69,7 @@ Curve train(const Setting& setting, const Config& config, const Case& c) {
       const at::Tensor all = data[i];
       at::Tensor loss = job(all.slice(1, 0, setting.length).contiguous(), all.slice(1, 1, setting.length + 1).contiguous());
       loss.backward();
-      const double norm = torch::nn::utils::clip_grad_norm_(model->parameters(), 1.0);
+      const double norm = setting.clip(model->parameters());
       optimizer.step();
       optimizer.zero_grad();
       const double value = loss.item().toDouble();

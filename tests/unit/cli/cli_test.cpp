@@ -80,11 +80,12 @@ mesh = "dp=2,tp=2"
 
 TEST_F(Cli, TheFlagsAreTheseAndNoOthers) {
   EXPECT_EQ(flag_list(),
-            "train: --help config --dtype --numerics --lattice --seed --set --mesh --ranks --steps --metrics --ledger --out --quiet\n"
+            "train: --help config --dtype --numerics --lattice --seed --set --mesh --ranks --steps --metrics --ledger --out --profile --quiet\n"
             "compare: --help config --dtype --numerics --lattice --seed --set --mesh --steps --tolerance --json\n"
             "plan: --help config --dtype --numerics --lattice --seed --set --mesh --ranks\n"
             "launch: --help --ranks --log-dir --grace command\n"
             "generate: --help run --prompt --max-tokens --temperature --top-k --top-p --seed\n"
+            "trace: --help flights\n"
             "info: --help\n");
 }
 
@@ -127,8 +128,8 @@ TEST_F(Cli, AFailedRunLeavesOneParagraph) {
       {{"train", config, "--numerics", "exact", "--lattice", "batch=0"}, "train.lattice: [lattice] \"batch=0\": \"0\" leaves"},
       {{"compare", config, "--mesh", "1", "--mesh", "tp=2", "--numerics", "exact", "--tolerance", "1e-3"}, "leave it out, or --numerics fast"},
       {{"compare", config, "--mesh", "1"}, "at least two"},
-      {{"compare", config, "--mesh", "1", "--mesh", "tp=2;sp"}, "tp=2 cuts positions (sequence parallelism), of which the lattice has 1 leaf; accepted: a lattice with at least 2"},
-      {{"compare", config, "--mesh", "1", "--mesh", "dp=16"}, "dp=16 cuts the samples of a step, of which the lattice has 8 leaves"},
+      {{"compare", config, "--mesh", "1", "--mesh", "tp=2;sp"}, "2 ranks cut positions (sequence parallelism), of which the lattice has 1 leaf; accepted: a lattice with at least 2"},
+      {{"compare", config, "--mesh", "1", "--mesh", "dp=16"}, "16 ranks cut the samples of a step, of which the lattice has 8 leaves"},
       {{"compare", config, "--mesh", "1", "--mesh", "tp=2;fast"}, "\"fast\" in \"tp=2;fast\" is no option"},
       {{"compare", config, "--mesh", "1", "--mesh", "tp=2", "--steps", "9"}, "accepted: 1 to the configuration's train.steps 4"},
       {{"compare", config, "--mesh", "1", "--mesh", "1;train.steps=1", "--steps", "2"}, "accepted: 1 to the configuration's train.steps 1"},

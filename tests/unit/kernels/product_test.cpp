@@ -8,6 +8,8 @@
 #include <xmmintrin.h>
 #endif
 
+#include <map>
+
 #include <gtest/gtest.h>
 
 #include <ATen/Parallel.h>
@@ -226,28 +228,37 @@ TYPED_TEST(Products, RowsAndColumnsDoNotDependOnTheirNeighbours) {
   }
 }
 
-// What ranks hold when k is cut between leaves, merged by the lattice's plan.
+// The sum over `node`: one that a rank made, or of its children's.
+template <typename T>
+std::vector<T> tree_sum(const std::map<std::pair<int64_t, int64_t>, std::vector<T>>& sums, const layout::Node& node) {
+  const auto found = sums.find({node.begin, node.end});
+  if (found != sums.end()) return found->second;
+  const int64_t middle = node.begin + layout::left_size(node.size());
+  std::vector<T> left = tree_sum(sums, {node.begin, middle});
+  const std::vector<T> right = tree_sum(sums, {middle, node.end});
+  for (size_t i = 0; i < left.size(); ++i) left[i] = left[i] + right[i];
+  return left;
+}
+
+// What ranks hold when k is cut between leaves, merged. Empty leaves at the end are the last rank's.
 template <typename T>
 std::vector<T> product_of_ranks(const Dense<T>& a, const Dense<T>& b, int64_t leaves, const std::vector<int64_t>& parts) {
   const int64_t k = a.columns, length = layout::leaf_length(k, leaves);
-  std::vector<layout::Node> nodes;
-  std::vector<std::vector<T>> sums;
-  for (const layout::Node& held : layout::leaves_of_parts(1, k, leaves, parts)) {
+  std::map<std::pair<int64_t, int64_t>, std::vector<T>> sums;
+  int64_t at = 0, leaf = 0;
+  for (size_t rank = 0; rank < parts.size(); ++rank) {
+    at += parts[rank];
+    const layout::Node held{leaf, rank + 1 == parts.size() ? leaves : at / length};
+    leaf = held.end;
     for (const layout::Node& node : layout::cover(held, leaves)) {
       const int64_t begin = std::min(node.begin * length, k), end = std::min(node.end * length, k);
       Dense<T> out(a.rows, b.columns);
       run_product(Product<T>{.m = a.rows, .n = b.columns, .k = end - begin, .a = a.view(0, begin), .b = b.view(begin), .out = out.out(),
                              .leaf = length, .leaves = node.size()});
-      nodes.push_back(node);
-      sums.push_back(out.data);
+      sums[{node.begin, node.end}] = out.data;
     }
   }
-  for (const layout::Addition& addition : layout::plan_merge(nodes, {0, leaves})) {
-    for (size_t i = 0; i < sums[0].size(); ++i) {
-      sums[addition.left][i] = sums[addition.left][i] + sums[addition.right][i];
-    }
-  }
-  return sums[0];
+  return tree_sum(sums, {0, leaves});
 }
 
 TYPED_TEST(Products, EveryCutOfLeavesMergesToTheWhole) {

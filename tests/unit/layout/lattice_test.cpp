@@ -1,8 +1,6 @@
 #include "tessera/layout/lattice.h"
 
 #include <algorithm>
-#include <functional>
-#include <random>
 
 #include <gtest/gtest.h>
 
@@ -41,31 +39,6 @@ std::vector<Node> all_nodes(int64_t leaves) {
   return nodes;
 }
 
-// What `plan` makes of the parts when each is written as its own expression: the text in the root's place.
-std::string merged(const std::vector<Node>& parts, const Node& root, const std::vector<Addition>& plan) {
-  std::vector<std::string> texts;
-  for (const Node& part : parts) {
-    texts.push_back(expression(part.begin, part.end));
-  }
-  for (const Addition& addition : plan) {
-    EXPECT_NE(texts[addition.left], "used") << addition.node.str();
-    texts[addition.left] = "(" + texts[addition.left] + "+" + std::exchange(texts[addition.right], "used") + ")";
-    EXPECT_EQ(texts[addition.left], expression(addition.node.begin, addition.node.end));
-  }
-  EXPECT_EQ(plan.size() + 1, parts.size());
-  const auto first = std::find_if(parts.begin(), parts.end(), [&](const Node& part) { return part.begin == root.begin; });
-  return texts[first - parts.begin()];
-}
-
-std::string message_of_call(const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const c10::Error& error) {
-    return base::message_of(error);
-  }
-  return "no error";
-}
-
 TEST(Lattice, PrintsAndParses) {
   EXPECT_EQ(Lattice().str(), "batch=8,sequence=1,feature=8");
   for (const Lattice& lattice : {Lattice{}, Lattice{16, 4, 3}, Lattice{.sequence = 2}, Lattice{1, 1, 1}}) {
@@ -90,11 +63,9 @@ TEST(Lattice, LeavesCoverTheDimAndUnitsCutBetweenThem) {
       }
       EXPECT_EQ(at, size);
       for (int64_t ranks = 1; ranks <= 9; ++ranks) {
-        std::vector<int64_t> parts;
         for (int64_t rank = 0; rank < ranks; ++rank) {
-          parts.push_back(cut(size, ranks, rank, leaf_unit(size, leaves)).size());
+          EXPECT_TRUE(is_of_whole_leaves(cut(size, ranks, rank, leaf_unit(size, leaves)), size, leaves));
         }
-        EXPECT_NO_THROW(verify_cuts(0, size, leaves, parts));
       }
     }
   }
@@ -165,59 +136,6 @@ TEST(Lattice, CoversWithTheFewestNodes) {
   EXPECT_THROW(cover({0, 9}, 8), c10::Error);
 }
 
-// The nodes of all ranks when `cuts` (ascending leaf numbers) lie between them.
-std::vector<Node> nodes_of_ranks(const std::vector<int64_t>& cuts, int64_t leaves) {
-  std::vector<Node> parts;
-  int64_t at = 0;
-  for (size_t i = 0; i <= cuts.size(); ++i) {
-    const int64_t end = i < cuts.size() ? cuts[i] : leaves;
-    for (const Node& node : cover({at, end}, leaves)) {
-      parts.push_back(node);
-    }
-    at = end;
-  }
-  return parts;
-}
-
-TEST(Lattice, EveryWayToCutMergesToTheTreeOfOneRank) {
-  std::mt19937 engine(17);
-  for (int64_t leaves = 1; leaves <= 12; ++leaves) {
-    const Node root{0, leaves};
-    for (int64_t bits = 0; bits < int64_t{1} << (leaves - 1); ++bits) {  // every set of cuts
-      std::vector<int64_t> cuts;
-      for (int64_t i = 1; i < leaves; ++i) {
-        if (bits >> (i - 1) & 1) {
-          cuts.push_back(i);
-        }
-      }
-      auto parts = nodes_of_ranks(cuts, leaves);
-      ASSERT_EQ(merged(parts, root, plan_merge(parts, root)), expression(0, leaves));
-      std::shuffle(parts.begin(), parts.end(), engine);
-      ASSERT_EQ(merged(parts, root, plan_merge(parts, root)), expression(0, leaves));
-    }
-  }
-}
-
-TEST(Lattice, UpToFourRanksMergeToTheTreeOfOneRank) {
-  for (int64_t leaves = 13; leaves <= 21; ++leaves) {
-    const Node root{0, leaves};
-    for (int64_t a = 0; a <= leaves; ++a) {
-      for (int64_t b = a; b <= leaves; ++b) {
-        for (int64_t c = b; c <= leaves; ++c) {
-          const auto parts = nodes_of_ranks({a, b, c}, leaves);
-          ASSERT_EQ(merged(parts, root, plan_merge(parts, root)), expression(0, leaves));
-        }
-      }
-    }
-  }
-}
-
-TEST(Lattice, MergesBelowAnInnerNode) {
-  const Node root{8, 13};  // of the tree over 13
-  const std::vector<Node> parts = {{12, 13}, {8, 10}, {10, 12}};
-  EXPECT_EQ(merged(parts, root, plan_merge(parts, root)), "(((8+9)+(10+11))+12)");
-}
-
 TEST(Lattice, MergeInRingOrderIsAnotherSum) {
   std::string ring = "0";
   for (int i = 1; i < 8; ++i) {
@@ -227,71 +145,35 @@ TEST(Lattice, MergeInRingOrderIsAnotherSum) {
   EXPECT_EQ(expression(0, 8), "(((0+1)+(2+3))+((4+5)+(6+7)))");
 }
 
-TEST(Lattice, RefusesPartsThatDoNotMakeTheWhole) {
-  const Node root{0, 8};
-  const auto message = [&](const std::vector<Node>& parts) { return message_of_call([&] { plan_merge(parts, root); }); };
-  EXPECT_EQ(message({{0, 4}, {4, 6}}), "[exact] merge over [0,8) of [0,4) [4,6): nobody holds leaf 6");
-  EXPECT_EQ(message({{0, 4}, {4, 8}, {5, 6}}), "[exact] merge over [0,8) of [0,4) [4,8) [5,6): some overlap");
-  EXPECT_EQ(message({{0, 4}, {4, 8}, {4, 6}}),
-            "[exact] merge over [0,8) of [0,4) [4,8) [4,6): [4,6) begins where another does; accepted: nodes of the tree that hold "
-            "every leaf once, such as [0,4) [4,8)");
-  EXPECT_EQ(message({{0, 3}, {3, 8}}),
-            "[exact] merge over [0,8) of [0,3) [3,8): [0,3) is not a node of its tree; accepted: nodes of the tree that hold every "
-            "leaf once, such as [0,4) [4,8)");
-  EXPECT_NE(message({}), "no error");
+TEST(Lattice, ACutInsideALeafIsDescribed) {
+  EXPECT_EQ(describe_cut(1, {0, 25}, 101, 8),
+            "dim 1 of 101 has 8 leaves of 13; the cut at 25 is inside leaf 1 [13,26); accepted: cuts at multiples of 13, S(1;13); even cuts "
+            "without a unit fit over 1, 4, 8 ranks");
+  EXPECT_NE(describe_cut(0, {11, 22}, 32, 8).find("the cut at 11 is inside leaf 2 [8,12)"), std::string::npos);
+  EXPECT_NE(describe_cut(0, {8, 9}, 16, 1).find("1 leaf of 16; the cut at 8"), std::string::npos);
 }
 
-TEST(Lattice, RefusesACutInsideALeaf) {
-  EXPECT_NO_THROW(verify_cuts(1, 101, 8, {26, 26, 26, 23}));
-  EXPECT_EQ(message_of_call([] { verify_cuts(1, 101, 8, {25, 25, 25, 26}); }),
-            "[exact] dim 1 of 101 has 8 leaves of 13; 4 ranks hold 25,25,25,26; the cut at 25 is inside leaf 1 [13,26); accepted: cuts "
-            "at multiples of 13 (unit 13): 4 ranks hold 26,26,26,23; even cuts without a unit work for ranks: 1, 4, 8");
-  EXPECT_EQ(message_of_call([] { verify_cuts(0, 16, 8, {6, 6, 4}); }), "no error");
-  EXPECT_NE(message_of_call([] { verify_cuts(0, 32, 8, {11, 11, 10}); }).find("3 ranks hold 12,12,8"), std::string::npos);
-  EXPECT_NE(message_of_call([] { verify_cuts(0, 16, 8, {8, 4}); }), "no error");
-  EXPECT_NE(message_of_call([] { verify_cuts(0, 16, 8, {24, -8}); }), "no error");
-}
-
-// Against the definition: a cut is legal where a leaf begins or the dim ends.
-TEST(Lattice, RefusesExactlyTheCutsInsideLeaves) {
-  for (int64_t size = 1; size <= 40; ++size) {
+// Against the definition: a cut is legal where a leaf begins or the dim ends, and a part touches the leaves that it has elements of.
+TEST(Lattice, PartsAreOfWholeLeavesOrNot) {
+  for (int64_t size = 1; size <= 30; ++size) {
     for (int64_t leaves = 1; leaves <= 10; ++leaves) {
-      for (int64_t at = 0; at <= size; ++at) {
-        bool is_legal = at == size;
-        for (int64_t i = 0; i < leaves; ++i) {
-          is_legal |= leaf_range(size, leaves, i).begin == at;
-        }
-        const std::string message = message_of_call([&] { verify_cuts(0, size, leaves, {at, size - at}); });
-        EXPECT_EQ(message == "no error", is_legal) << message;
-      }
-    }
-  }
-}
-
-TEST(Lattice, PartsHoldEveryLeafOnce) {
-  using Nodes = std::vector<Node>;
-  EXPECT_EQ(leaves_of_parts(0, 101, 8, {26, 26, 26, 23}), (Nodes{{0, 2}, {2, 4}, {4, 6}, {6, 8}}));
-  EXPECT_EQ(leaves_of_parts(0, 9, 8, {4, 4, 1, 0}), (Nodes{{0, 2}, {2, 4}, {4, 8}, {8, 8}}));  // leaves 5 to 7 are empty
-  EXPECT_EQ(leaves_of_parts(0, 16, 8, {0, 6, 10, 0}), (Nodes{{0, 0}, {0, 3}, {3, 8}, {8, 8}}));
-  EXPECT_EQ(leaves_of_parts(0, 0, 8, {0, 0}), (Nodes{{0, 8}, {8, 8}}));
-  for (int64_t size = 0; size <= 40; ++size) {
-    for (int64_t leaves = 1; leaves <= 12; ++leaves) {
-      for (int64_t ranks = 1; ranks <= 6; ++ranks) {
-        std::vector<int64_t> parts;
-        for (int64_t rank = 0; rank < ranks; ++rank) {
-          parts.push_back(cut(size, ranks, rank, leaf_unit(size, leaves)).size());
-        }
-        const auto held = leaves_of_parts(0, size, leaves, parts);
-        int64_t leaf = 0;
-        for (int64_t rank = 0; rank < ranks; ++rank) {
-          EXPECT_EQ(held[rank].begin, leaf);
-          int64_t elements = 0;
-          for (; leaf < held[rank].end; ++leaf) {
-            elements += leaf_range(size, leaves, leaf).size();
+      const auto is_legal = [&](int64_t at) {
+        bool found = at == size;
+        for (int64_t i = 0; i < leaves; ++i) found |= leaf_range(size, leaves, i).begin == at;
+        return found;
+      };
+      for (int64_t begin = 0; begin < size; ++begin) {
+        EXPECT_TRUE(is_of_whole_leaves({begin, begin}, size, leaves));
+        EXPECT_EQ(leaves_of({begin, begin}, size, leaves), Node());
+        for (int64_t end = begin + 1; end <= size; ++end) {
+          EXPECT_EQ(is_of_whole_leaves({begin, end}, size, leaves), is_legal(begin) && is_legal(end));
+          const Node touched = leaves_of({begin, end}, size, leaves);
+          for (int64_t i = 0; i < leaves; ++i) {
+            const Range leaf = leaf_range(size, leaves, i);
+            const bool shares = std::max(leaf.begin, begin) < std::min(leaf.end, end);
+            EXPECT_EQ(touched.begin <= i && i < touched.end, shares);
           }
-          EXPECT_EQ(elements, parts[rank]);
         }
-        EXPECT_EQ(leaf, leaves);
       }
     }
   }

@@ -28,12 +28,12 @@ TEST(Report, ProgressLine) {
 TEST(Report, MetricsLineIsOneObjectWithAllDigits) {
   const auto line = metrics_line(kRecord);
   EXPECT_EQ(line,
-            "{\"step\": 20, \"loss\": 3.1234000000000002, \"grad_norm\": 0.10000000000000001, \"tokens\": 2048, "
+            "{\"step\": 20, \"loss\": 3.1234000000000002, \"grad_norm\": 0.10000000000000001, \"lr\": 0.001, \"tokens\": 2048, "
             "\"ms\": 512.000, \"tokens_per_s\": 4000.0, \"peak_bytes\": 214748365}");
   const auto parsed = nlohmann::json::parse(line);
   EXPECT_EQ(parsed.at("loss").get<double>(), kRecord.loss);
   EXPECT_EQ(parsed.at("grad_norm").get<double>(), kRecord.grad_norm);
-  EXPECT_EQ(parsed.size(), 7u);
+  EXPECT_EQ(parsed.size(), 8u);
 }
 
 TEST(Report, EvalLine) {
