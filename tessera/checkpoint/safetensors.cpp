@@ -9,9 +9,9 @@
 #include <ATen/EmptyTensor.h>
 #include <ATen/core/grad_mode.h>
 
+#include "tessera/base/atomic_file.h"
 #include "tessera/base/error.h"
 #include "tessera/base/text.h"
-#include "tessera/checkpoint/atomic_file.h"
 #include "tessera/checkpoint/safetensors_header.h"
 
 namespace tessera::checkpoint {
@@ -82,7 +82,7 @@ void save_safetensors(const std::string& path, const std::vector<NamedTensor>& t
   const auto header = write_header(lay_out(ordered, metadata));
   const uint64_t length = header.size();
   TESSERA_CHECK(length <= kLargestHeader, "[checkpoint] a header of ", length, " bytes; accepted: at most ", kLargestHeader);
-  AtomicFile file(path);
+  base::AtomicFile file(path);
   file.write(&length, sizeof(length));
   file.write(header);
   for (const auto& [name, tensor] : ordered) {

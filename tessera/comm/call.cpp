@@ -96,7 +96,7 @@ std::string Call::str() const {
     out << "(" << layout::name_of(reduce) << ")";
   } else if (kind == Kind::kBroadcast) {
     out << "(root " << peer << ")";
-  } else if (kind == Kind::kSend || kind == Kind::kReceive) {
+  } else if (is_message(kind)) {
     out << (kind == Kind::kSend ? "(to rank " : "(from rank ") << group->ranks()[static_cast<size_t>(peer)] << ", tag " << tag
         << ")";
   }

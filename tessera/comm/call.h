@@ -19,6 +19,9 @@ enum class Kind : uint8_t { kAllReduce, kAllGather, kReduceScatter, kAllToAll, k
 // all_reduce, all_gather, reduce_scatter, all_to_all, broadcast, send, receive, barrier, merge.
 const char* name_of(Kind kind);
 
+// Whether it is between two members: a send or a receive.
+constexpr bool is_message(Kind kind) { return kind == Kind::kSend || kind == Kind::kReceive; }
+
 // A view: it and what it refers to live as long as the call.
 struct Call {
   Kind kind = Kind::kBarrier;

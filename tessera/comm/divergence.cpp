@@ -117,4 +117,9 @@ std::string divergence_of(const Call& receive, const at::Tensor& sent) {
   return out.str();
 }
 
+std::string divergence_by_end(int64_t finished, int64_t waiting, const Call& call) {
+  return c10::str("[comm] rank ", finished, " has finished; rank ", waiting, " waits in ", call.str(),
+                  "; every rank must make the same calls: look for a return, a loop or a branch that depends on the rank");
+}
+
 }  // namespace tessera::comm

@@ -12,6 +12,9 @@ namespace tessera::comm {
 // programs parted; empty if they agree. Members without a program are compared by their calls alone.
 std::string divergence_of(const std::vector<const Call*>& calls);
 
+// That a member has finished for which another waits in `call`. Both by their global ranks.
+std::string divergence_by_end(int64_t finished, int64_t waiting, const Call& call);
+
 // What a receive expects and what was sent; empty if they agree.
 std::string divergence_of(const Call& receive, const at::Tensor& sent);
 

@@ -3,14 +3,13 @@
 #include <atomic>
 #include <cstdlib>
 #include <filesystem>
-#include <fstream>
 #include <future>
 #include <iostream>
 #include <mutex>
 #include <set>
 #include <thread>
 
-#include "tessera/base/error.h"
+#include "tessera/base/atomic_file.h"
 #include "tessera/trace/flight_recorder.h"
 
 namespace tessera::comm {
@@ -50,8 +49,7 @@ class Flights : public Watcher {
   }
 
   void on_begin(const Call& call) override {
-    const bool is_message = call.kind == Kind::kSend || call.kind == Kind::kReceive;
-    const bool has_peer = is_message || call.kind == Kind::kBroadcast;
+    const bool has_peer = is_message(call.kind) || call.kind == Kind::kBroadcast;
     const bool reduces = call.kind == Kind::kAllReduce || call.kind == Kind::kReduceScatter;
     const auto tensors = call.inputs.empty() ? call.outputs : call.inputs;
     trace::Flight flight{.kind = name_of(call.kind), .group = call.group->name(), .ranks = call.group->ranks(), .op = call.op};
@@ -63,7 +61,7 @@ class Flights : public Watcher {
       flight.sizes = tensors.front().sizes();
     }
     flight.peer = has_peer ? flight.ranks[static_cast<size_t>(call.peer)] : -1;
-    flight.tag = is_message ? call.tag : -1;
+    flight.tag = is_message(call.kind) ? call.tag : -1;
     flight.from = layouts[0];
     flight.to = layouts[1];
     open_.push_back(recorder_.begin(flight));
@@ -79,11 +77,9 @@ class Flights : public Watcher {
   // Throws on a disk that fails.
   void leave(const std::filesystem::path& folder, const std::string& reason) const {
     std::filesystem::create_directories(folder);
-    const auto path = folder / trace::flight_file(rank_), unfinished = folder / (trace::flight_file(rank_) + ".tmp");
-    std::ofstream file(unfinished, std::ios::binary);
-    file << recorder_.json(rank_, world_, reason) << std::flush;
-    TESSERA_CHECK(file, "[flight] cannot write ", unfinished);
-    std::filesystem::rename(unfinished, path);
+    base::AtomicFile file(folder / trace::flight_file(rank_));
+    file.write(recorder_.json(rank_, world_, reason));
+    file.commit();
   }
 
   const void* layouts[2] = {};

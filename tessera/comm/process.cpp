@@ -32,12 +32,6 @@ auto make_aside(Make make, Check check) {
   return result.get();
 }
 
-void throw_if_stopped_since(uint64_t stops_before) {
-  if (stop_requests() != stops_before) {
-    TESSERA_THROW(Stopped, "stopped by a signal");
-  }
-}
-
 StorePtr make_store(const Place& place, const ProcessOptions& options, uint64_t stops_before) {
   const bool serves = place.rank == 0 && !place.store_is_served;
   c10d::TCPStoreOptions store{

@@ -29,15 +29,13 @@ constexpr milliseconds kTransfer = std::chrono::hours(24 * 365);
 
 enum class Message : uint64_t { kFailed, kGoodbye, kQuestion, kAnswer };
 
-bool is_message(const Call& call) { return call.kind == Kind::kSend || call.kind == Kind::kReceive; }
-
 }  // namespace
 
 ProcessJob::ProcessJob(const StorePtr& store, int64_t rank, int64_t size, const ProcessOptions& options, uint64_t stops_before)
     : rank_(rank), size_(size), options_(options), stops_before_(stops_before), gone_(static_cast<size_t>(size)) {
   std::lock_guard lock(mutex_);  // holds the thread of the links back until they are ours
   ProcessLinks::Listener& listener = *this;
-  links_ = std::make_unique<ProcessLinks>(store, rank, size, options.deadline, listener, [this] { check_start(); });
+  links_ = std::make_unique<ProcessLinks>(store, rank, size, options.deadline, listener, [this] { throw_if_stopped_since(stops_before_); });
 }
 
 ProcessJob::~ProcessJob() {
@@ -55,12 +53,6 @@ ProcessJob::~ProcessJob() {
   links_->stop();
 }
 
-void ProcessJob::check_start() {
-  if (stop_requests() != stops_before_) {
-    TESSERA_THROW(Stopped, "stopped by a signal");
-  }
-}
-
 void ProcessJob::run(const Round& round, const std::function<void(Works&)>& start) {
   throw_if_failed(&round.call, round.group);
   {
@@ -70,7 +62,7 @@ void ProcessJob::run(const Round& round, const std::function<void(Works&)>& star
     waiting_.begin = Clock::now();
     waiting_.next_question = waiting_.begin + kFirstQuestion;
     waiting_.pause = kFirstQuestion;
-    if (!is_message(round.call)) {
+    if (!is_message(round.call.kind)) {
       begun_[round.group] = round.number + 1;
     }
   }
@@ -312,10 +304,10 @@ void ProcessJob::ask() {
   const auto& [call, group, number] = *waiting_.round;
   Packer packer;
   packer.number(static_cast<uint64_t>(Message::kQuestion)).number(waiting_.id).number(group).number(static_cast<uint64_t>(number));
-  packer.number(is_message(call)).number(static_cast<uint64_t>(call.tag));
+  packer.number(is_message(call.kind)).number(static_cast<uint64_t>(call.tag));
   const std::string question = packer.take();
   for (int64_t member = 0; member < call.group->size(); ++member) {
-    if (member != call.group->rank() && (!is_message(call) || member == call.peer)) {
+    if (member != call.group->rank() && (!is_message(call.kind) || member == call.peer)) {
       links_->send(call.group->ranks()[static_cast<size_t>(member)], question);
     }
   }
@@ -337,7 +329,7 @@ void ProcessJob::answer(int64_t from, const std::string& question) {
       return of_message && each.group == group && each.to == from && each.tag == tag && each.number == number;
     });
     const auto* round = waiting_.round;
-    const bool is_same = round && !of_message && !is_message(round->call) && round->group == group && round->number == number;
+    const bool is_same = round && !of_message && !is_message(round->call.kind) && round->group == group && round->number == number;
     reply.number(kept != outbox_.end() ? 2 : is_same ? 1 : 0);
     if (kept != outbox_.end()) {
       pack_shape(reply, kept->tensor);
@@ -369,8 +361,7 @@ void ProcessJob::judge(int64_t from, const std::string& message) {
   } else if (what == 1) {
     text = divergence_from(call, RemoteCall(reader, *call.group, from));
   } else if (answer.is_finished && answer.number <= number) {
-    text = c10::str("[comm] rank ", from, " has finished; rank ", rank_, " waits in ", call.str(),
-                    "; every rank must make the same calls: look for a return, a loop or a branch that depends on the rank");
+    text = divergence_by_end(from, rank_, call);
   }
   lock.unlock();
   if (!text.empty()) {
@@ -396,7 +387,7 @@ std::string ProcessJob::missing() const {
   const auto& [call, group, number] = *waiting_.round;
   std::vector<std::string> all, late;
   for (int64_t member = 0; member < call.group->size(); ++member) {
-    if (member == call.group->rank() || (is_message(call) && member != call.peer)) {
+    if (member == call.group->rank() || (is_message(call.kind) && member != call.peer)) {
       continue;
     }
     const auto said = waiting_.answers.find(member);

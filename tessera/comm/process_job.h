@@ -70,6 +70,7 @@ class ProcessJob : private ProcessLinks::Listener {
   int64_t rank() const { return rank_; }
   int64_t size() const { return size_; }
   bool is_one_machine() const { return links_->is_one_machine(); }
+  const std::string& address() const { return links_->address(); }  // see ProcessLinks
 
   // Starts transfers and waits for them as `round` of its group: `start` makes the works. Throws what ended the wait, with all
   // works aborted: then nobody touches their tensors any more.
@@ -124,7 +125,6 @@ class ProcessJob : private ProcessLinks::Listener {
 
   void take(int64_t from, const std::string& message);
   void end_wait();
-  void check_start();
   void set_failure(JobFailure failure, bool tell = true);
   [[noreturn]] void throw_failure(const Call* call, uint64_t group);
   void watch_wait(Clock::time_point now);

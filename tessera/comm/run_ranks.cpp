@@ -142,7 +142,13 @@ uint64_t stop_requests() { return the_stop_requests.load(); }
 
 void throw_if_stopped() {
   const auto* context = RankContext::current();
-  if (context && stop_requests() != context->stops_before) {
+  if (context) {
+    throw_if_stopped_since(context->stops_before);
+  }
+}
+
+void throw_if_stopped_since(uint64_t before) {
+  if (stop_requests() != before) {
     TESSERA_THROW(Stopped, "stopped by a signal");
   }
 }

@@ -71,4 +71,7 @@ void throw_if_stopped();
 // How often request_stop was called in this process.
 uint64_t stop_requests();
 
+// Throws Stopped if request_stop was called since stop_requests() was `before`.
+void throw_if_stopped_since(uint64_t before);
+
 }  // namespace tessera::comm

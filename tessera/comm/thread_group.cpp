@@ -280,8 +280,7 @@ void ThreadGroup::throw_failure(const Call& call, size_t member) {
 }
 
 void ThreadGroup::throw_finished(const Waiter& waiter, size_t missing) {
-  auto message = c10::str("[comm] rank ", ranks_[missing], " has finished; rank ", ranks_[waiter.member], " waits in ",
-                          waiter.call.str(), "; every rank must make the same calls: look for a return, a loop or a branch that depends on the rank");
+  const auto message = divergence_by_end(ranks_[missing], ranks_[waiter.member], waiter.call);
   job_.set_failure({ranks_[waiter.member], message, this});
   TESSERA_THROW(DivergenceError, message);
 }

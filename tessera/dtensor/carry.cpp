@@ -150,9 +150,7 @@ std::optional<IValue> copy_of_argument(const IValue& value) {
   LocalScope scope;
   if (!is_dtensor(tensor)) return tensor.clone(at::MemoryFormat::Contiguous);
   const Meta& meta = *meta_of(tensor);
-  const auto& labels = meta.spec->labels;
-  const bool is_of_samples = std::any_of(labels.begin(), labels.end(), rules::counts_samples);
-  if (is_of_samples || meta.is_pending() || is_unfinished(meta)) return std::nullopt;
+  if (rules::holds_samples(meta.spec->labels) || meta.is_pending() || is_unfinished(meta)) return std::nullopt;
   return wrap(meta.local.clone(at::MemoryFormat::Contiguous), meta.spec);
 }
 

@@ -18,6 +18,7 @@ namespace tessera::dtensor {
 
 namespace {
 
+using rules::contract;
 using torch::autograd::SavedVariable;
 using torch::autograd::variable_list;
 
@@ -164,13 +165,6 @@ TORCH_LIBRARY(tessera, m) {
   m.def("contract(Tensor a, Tensor b, str equation, Tensor? like=None) -> Tensor");
   m.impl("contract", c10::DispatchKey::CompositeExplicitAutograd, TORCH_FN(contract_plain));
   m.impl("contract", c10::DispatchKey::Autograd, TORCH_FN(contract_autograd));
-}
-
-at::Tensor contract(const at::Tensor& a, const at::Tensor& b, std::string_view equation, const std::optional<at::Tensor>& like) {
-  static const auto op = c10::Dispatcher::singleton()
-                             .findSchemaOrThrow("tessera::contract", "")
-                             .typed<at::Tensor(const at::Tensor&, const at::Tensor&, c10::string_view, const std::optional<at::Tensor>&)>();
-  return op.call(a, b, equation, like);
 }
 
 void register_contract_kernels(KernelRegistry& registry) {

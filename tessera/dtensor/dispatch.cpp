@@ -255,7 +255,8 @@ void run_sample_sum(RankState& state, const OpInfo& info, const CallPlan& plan, 
   LocalScope scope;
   const Spec& terms = plan.exact->sample->terms;
   const layout::Coord& coord = state.ctx.coord(terms->mesh);
-  const auto options = at::TensorOptions().dtype(terms->dtype).device(plan.exact->device);
+  const at::Tensor& operand = args[plan.exact->sample->operands.at(0).arg].toTensor();
+  const auto options = operand.options().dtype(terms->dtype);
   std::optional<SampleSum> earlier = state.continuation ? state.continuation->take(use, *plan.exact->sample) : std::nullopt;
   SampleSum sum = earlier ? std::move(*earlier) : SampleSum(*plan.exact->sample);
   sum.add(*plan.exact, ++state.sums_made, scan.origin, c10::ArrayRef<IValue>(args, info.num_args()), at::zeros({}, options).expand(terms.local_sizes(coord)));

@@ -10,14 +10,12 @@ using layout::Placements;
 
 namespace {
 
-bool holds_samples(const Spec& spec) { return std::any_of(spec->labels.begin(), spec->labels.end(), rules::counts_samples); }
-
 // Where a sum should lie: as the forward operand of the same sizes, if there is one. A micro-batch may have the sizes of a
 // parameter by chance.
 std::optional<Placements> forward_layout(const CallPlan* forward, const Spec& output) {
   if (!forward) return std::nullopt;
   for (const Spec& operand : forward->operands) {
-    if (operand->sizes == output->sizes && holds_samples(operand) == holds_samples(output)) return without_partial(operand->placements);
+    if (operand->sizes == output->sizes && rules::holds_samples(operand->labels) == rules::holds_samples(output->labels)) return without_partial(operand->placements);
   }
   return std::nullopt;
 }

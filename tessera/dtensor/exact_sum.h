@@ -76,7 +76,6 @@ struct SamplePlan {
 struct ExactSum {
   const rules::ExactRule* rule = nullptr;
   rules::LocalCall local;
-  c10::Device device = c10::kCPU;
   int64_t leaf = 0;  // elements of a leaf of the summed dim, of a NodePlan
   std::unique_ptr<NodePlan> node;
   std::unique_ptr<SamplePlan> sample;

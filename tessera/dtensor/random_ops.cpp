@@ -12,6 +12,7 @@
 #include "tessera/dtensor/plain.h"
 #include "tessera/dtensor/redistribute.h"
 #include "tessera/dtensor/views.h"
+#include "tessera/dtensor/wishes.h"
 
 namespace tessera::dtensor {
 
@@ -156,21 +157,14 @@ Draw require_draw(RankState& state, const std::string& op, c10::ArrayRef<IValue>
 Draw uniform_draw(RankState& state) { return require_draw(state, "aten::uniform_", {IValue(), IValue(0.0), IValue(1.0)}, at::kFloat); }
 
 // A Partial has no elements of its own to draw: what it held is overwritten, so it becomes Replicate without being merged.
-Spec without_partial(const Spec& spec) {
-  if (!spec->has_partial) return spec;
-  layout::Placements placements = spec->placements;
-  for (layout::Placement& placement : placements) {
-    if (placement.is_partial()) placement = layout::Replicate();
-  }
-  return spec.with(placements);
-}
+Spec drawn_layout(const Spec& spec) { return spec->has_partial ? spec.with(without_partial(spec->placements)) : spec; }
 
 }  // namespace
 
 void drop_terms(Meta& meta) {
   if (!meta.spec->has_partial) return;
   LocalScope scope;
-  meta.replace(at::empty_like(meta.local), without_partial(meta.spec));
+  meta.replace(at::empty_like(meta.local), drawn_layout(meta.spec));
 }
 
 void random_inplace(RankState& state, const OpInfo& info, Stack& stack) {
@@ -198,7 +192,7 @@ std::vector<int64_t> like_strides(const Spec& like, std::optional<c10::MemoryFor
 at::Tensor filled_like(RankState& state, const OpInfo& info, const at::Tensor& self, c10::ScalarType dtype, Draw draw,
                        std::optional<c10::MemoryFormat> format = std::nullopt) {
   const Meta* meta = meta_of(self);
-  const Spec like = without_partial(meta->spec);
+  const Spec like = drawn_layout(meta->spec);
   const auto strides = draw.stock ? like_strides(like, format) : like->strides;
   const Spec spec = Spec::make(like->mesh, like->placements, like->sizes, strides, dtype, like->labels);
   note(state, info, spec);

@@ -26,32 +26,32 @@ using layout::Range;
 
 constexpr const char* kName = "squared_norm";
 
-// One level of the sum: `leaves` leaves along a dim, of `leaf` things each, of which an index of the dim holds `each`.
+// One level of the sum: `leaves` leaves along a dim, an index of which holds `each` things.
 struct Level {
   int64_t dim = 0;
   int64_t size = 0;  // of the dim
   int64_t each = 1;
-  int64_t leaf = 1;
+  int64_t leaves = 1;
 
+  int64_t all() const { return size * each; }
+  int64_t leaf() const { return layout::leaf_unit(all(), leaves); }
+  Node root() const { return layout::leaves_of({0, all()}, all(), leaves); }
   Range things(const Range& indices) const { return {indices.begin * each, indices.end * each}; }
-  int64_t leaves() const { return (size * each + leaf - 1) / leaf; }
-  bool is_between_leaves(int64_t index) const { return index == size || index * each % leaf == 0; }
-  std::vector<Node> cover(const Range& indices) const {
-    const Range range = things(indices);
-    if (range.size() == 0) return {};
-    return layout::cover({range.begin / leaf, (range.end + leaf - 1) / leaf}, leaves());
-  }
+  bool is_of_whole_leaves(const Range& indices) const { return layout::is_of_whole_leaves(things(indices), all(), leaves); }
+  std::vector<Node> cover(const Range& indices) const { return layout::cover(layout::leaves_of(things(indices), all(), leaves), root().end); }
 };
 
 Level columns_of(c10::IntArrayRef sizes) {
   const bool is_row = sizes.size() == 1;
   const int64_t size = is_row ? sizes[0] : sizes.size() < 2 ? 1 : sizes[1];
-  const int64_t each = sizes.size() < 2 ? 1 : c10::multiply_integers(sizes.slice(2));
-  return {is_row ? 0 : 1, size, each, kernels::clip_leaf(size * each)};
+  return {is_row ? 0 : 1, size, sizes.size() < 2 ? 1 : c10::multiply_integers(sizes.slice(2)), kernels::kClipLeaves};
 }
 
-// A tensor of one dim is one row, which no axis cuts.
-Level rows_of(c10::IntArrayRef sizes) { return {sizes.size() < 2 ? -1 : 0, sizes.size() < 2 ? 1 : sizes[0]}; }
+// Each row is a leaf. A tensor of one dim is one row, which no axis cuts.
+Level rows_of(c10::IntArrayRef sizes) {
+  const int64_t rows = sizes.size() < 2 ? 1 : sizes[0];
+  return {sizes.size() < 2 ? -1 : 0, rows, 1, std::max<int64_t>(rows, 1)};
+}
 
 class SquaredNorm {
  public:
@@ -86,7 +86,7 @@ class SquaredNorm {
   bool cuts_between_leaves(const std::vector<int64_t>& axes, size_t depth, layout::Coord& coord) const {
     if (depth == axes.size()) {
       const Range held = layout::local_range(spec_->mesh, spec_->placements, columns_.dim, columns_.size, coord);
-      return held.size() == 0 || (columns_.is_between_leaves(held.begin) && columns_.is_between_leaves(held.end));
+      return columns_.is_of_whole_leaves(held);
     }
     bool fits = true;
     for (int64_t i = 0; i < spec_->mesh.axis(axes[depth]).size && fits; ++i) {
@@ -104,9 +104,9 @@ class SquaredNorm {
   // For each node of column leaves, the squares of every row.
   std::vector<NodeSum> squares_of(const at::Tensor& x, const Range& columns) const {
     std::vector<NodeSum> sums;
-    const int64_t begin = columns_.things(columns).begin, all = columns_.size * columns_.each;
+    const int64_t begin = columns_.things(columns).begin, all = columns_.all(), leaf = columns_.leaf();
     for (const Node& node : columns_.cover(columns)) {
-      const int64_t first = node.begin * columns_.leaf, length = std::min(node.end * columns_.leaf, all) - first;
+      const int64_t first = node.begin * leaf, length = std::min(node.end * leaf, all) - first;
       const at::Tensor out = at::empty({x.size(0)}, x.options());
       rules::dispatch_floats(x, kName, [&]<typename T>() {
         kernels::clip_row_squares<T>({x.size(0), length}, all, {x.const_data_ptr<T>() + (first - begin), x.stride(0)}, out.data_ptr<T>());
@@ -131,7 +131,7 @@ class SquaredNorm {
 
   // The root from all ranks' sums; nothing if there are no leaves. Axes that are merged count as whole from then on.
   std::vector<NodeSum> merged(const Level& level, std::vector<NodeSum> mine, const std::vector<int64_t>& sizes, at::TensorOptions options) {
-    const Node root{0, level.leaves()};
+    const Node root = level.root();
     if (root.size() == 0 || sizes[0] == 0) return {};
     auto axes = level.dim < 0 ? std::vector<int64_t>{} : layout::axes_of_dim(spec_->mesh, placements_, level.dim);
     std::reverse(axes.begin(), axes.end());

@@ -5,6 +5,8 @@
 #include <functional>
 #include <unordered_map>
 
+#include <ATen/core/dispatch/Dispatcher.h>
+
 #include "tessera/base/error.h"
 
 namespace tessera::rules {
@@ -58,6 +60,13 @@ const Equation& Equation::of(std::string_view text) {
   const auto found = known.find(text);
   if (found != known.end()) return found->second;
   return known.emplace(std::string(text), Equation(text)).first->second;
+}
+
+at::Tensor contract(const at::Tensor& a, const at::Tensor& b, std::string_view equation, const std::optional<at::Tensor>& like) {
+  static const auto op = c10::Dispatcher::singleton()
+                             .findSchemaOrThrow("tessera::contract", "")
+                             .typed<at::Tensor(const at::Tensor&, const at::Tensor&, c10::string_view, const std::optional<at::Tensor>&)>();
+  return op.call(a, b, equation, like);
 }
 
 std::optional<std::string> contraction_of(std::string_view einsum, at::TensorList tensors) {

@@ -133,9 +133,7 @@ void add_rows(Table& table) {
 }
 
 void add_sums(Table& table) {
-  for (std::string_view name : {"aten::mm", "aten::bmm", "aten::mv", "aten::dot", "aten::addmm", "aten::baddbmm", "aten::addmv"}) {
-    table[name] = {.decompose = exact::decompose_product};
-  }
+  for (std::string_view name : exact::product_names()) table[name] = {.decompose = exact::decompose_product};
   table["tessera::contract"] = {.node = exact::contract_node, .sample = exact::contract_sample};
   for (std::string_view name : {"aten::sum", "aten::sum.dim_IntList"}) {
     table[name] = {.decompose = exact::decompose_sum, .decompose_when = sums_several, .node = exact::sum_node, .sample = exact::sum_sample,
@@ -185,6 +183,8 @@ ScopedExactRule::~ScopedExactRule() { *entry_ = before_; }
 
 bool counts_samples(const DimLabels& labels) { return has_label(labels, Label::kBatch); }
 bool counts_positions(const DimLabels& labels) { return has_label(labels, Label::kSequence) && !has_label(labels, Label::kBatch); }
+
+bool holds_samples(const layout::Labels& labels) { return std::any_of(labels.begin(), labels.end(), counts_samples); }
 
 DimLabels labels_of_factor(const Call& call, const FactorMap& map, int factor) {
   for (size_t i = 0; i < call.operands.size(); ++i) {

@@ -58,6 +58,9 @@ class ScopedExactRule {
 bool counts_samples(const layout::DimLabels& labels);
 bool counts_positions(const layout::DimLabels& labels);
 
+// Whether a tensor with these labels holds samples.
+bool holds_samples(const layout::Labels& labels);
+
 // The label of a factor: that of the first operand that knows it.
 layout::DimLabels labels_of_factor(const Call& call, const FactorMap& map, int factor);
 

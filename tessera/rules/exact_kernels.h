@@ -22,7 +22,8 @@ void run_softmax_backward(const LocalCall& call, torch::jit::Stack& stack);
 void run_layer_norm(const LocalCall& call, torch::jit::Stack& stack);
 void run_embedding(const LocalCall& call, torch::jit::Stack& stack);
 
-// As several exact operators. Products: mm, bmm, mv, dot, addmm, baddbmm, addmv.
+// As several exact operators. Products are mm, bmm, mv, dot, addmm, baddbmm, addmv.
+std::vector<std::string_view> product_names();
 void decompose_product(const c10::OperatorHandle& op, torch::jit::Stack& stack);
 void decompose_sum(const c10::OperatorHandle& op, torch::jit::Stack& stack);
 void decompose_mean(const c10::OperatorHandle& op, torch::jit::Stack& stack);

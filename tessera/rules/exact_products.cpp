@@ -1,11 +1,11 @@
 // Matrix products by name, in `exact` numerics: contractions.
 #include "tessera/rules/exact_kernels.h"
 
-#include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/add.h>
 #include <ATen/ops/mul.h>
 
 #include "tessera/base/error.h"
+#include "tessera/rules/equation.h"
 #include "tessera/rules/local_args.h"
 
 namespace tessera::rules::exact {
@@ -34,16 +34,15 @@ const Named& product_of(const c10::OperatorHandle& op) {
   TESSERA_ASSERT(false, name);
 }
 
-at::Tensor contract(const at::Tensor& a, const at::Tensor& b, const char* equation) {
-  static const auto op = c10::Dispatcher::singleton()
-                             .findSchemaOrThrow("tessera::contract", "")
-                             .typed<at::Tensor(const at::Tensor&, const at::Tensor&, c10::string_view, const std::optional<at::Tensor>&)>();
-  return op.call(a, b, equation, {});
-}
-
 at::Tensor scaled(const at::Tensor& tensor, const c10::Scalar& by) { return by.equal(1) ? tensor : at::mul(tensor, by); }
 
 }  // namespace
+
+std::vector<std::string_view> product_names() {
+  std::vector<std::string_view> names;
+  for (const Named& product : kProducts) names.push_back(product.op);
+  return names;
+}
 
 void decompose_product(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
   StackArgs args(op, stack);

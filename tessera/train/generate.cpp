@@ -103,9 +103,7 @@ std::vector<int32_t> generate(models::LanguageModel& model, const Continuation& 
   nn::KeyValueCache cache;
   size_t start = prompt - std::min(prompt, context), seen = start;
   for (int64_t step = 0; step < options.max_tokens; ++step) {
-    if (comm::stop_requests() != stops) {
-      TESSERA_THROW(comm::Stopped, "stopped by a signal");
-    }
+    comm::throw_if_stopped_since(stops);
     if (tokens.size() - start > context) {
       cache.clear();
       start = seen = tokens.size() - std::max<size_t>(context / 2, 1);

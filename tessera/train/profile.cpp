@@ -6,9 +6,9 @@
 #include <ATen/record_function.h>
 #include <torch/csrc/autograd/function.h>
 
+#include "tessera/base/atomic_file.h"
 #include "tessera/base/error.h"
 #include "tessera/base/text.h"
-#include "tessera/checkpoint/atomic_file.h"
 #include "tessera/comm/context.h"
 #include "tessera/dtensor/state.h"
 #include "tessera/trace/spans.h"
@@ -174,7 +174,7 @@ void Profiler::write() const {
   if (context.rank == 0) {
     std::error_code ignored;  // what is wrong shows when the file is written
     std::filesystem::create_directories(std::filesystem::path(path_).parent_path(), ignored);
-    checkpoint::AtomicFile file(path_);
+    base::AtomicFile file(path_);
     file.write(trace::trace_file(lanes));
     file.commit();
   }

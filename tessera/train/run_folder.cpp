@@ -6,8 +6,8 @@
 
 #include <ATen/core/grad_mode.h>
 
+#include "tessera/base/atomic_file.h"
 #include "tessera/base/error.h"
-#include "tessera/checkpoint/atomic_file.h"
 #include "tessera/train/setup.h"
 
 namespace tessera::train {
@@ -23,7 +23,7 @@ constexpr const char* kCurves = "tb";
 constexpr const char* kMetrics = "metrics.jsonl";
 
 void write_file(const fs::path& path, const std::string& content) {
-  checkpoint::AtomicFile file(path);
+  base::AtomicFile file(path);
   file.write(content);
   file.commit();
 }
@@ -73,7 +73,7 @@ void make_run_folder(const std::string& folder) {
   bool is_writable = !failed;
   try {
     if (is_writable) {
-      checkpoint::AtomicFile(fs::path(folder) / kModel).write("");
+      base::AtomicFile(fs::path(folder) / kModel).write("");
     }
   } catch (const DataError&) {
     is_writable = false;

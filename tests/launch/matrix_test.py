@@ -16,7 +16,8 @@ import tempfile
 import unittest
 from pathlib import Path
 
-PROGRAM = Path(sys.argv[1]).resolve()
+from program import PROGRAM, environment
+
 IS_FULL = sys.argv[2:] == ["all"] or "TESSERA_FULL" in os.environ
 TORCHRUN = Path(sys.executable).parent / "torchrun"
 STEPS = 20 if IS_FULL else 6
@@ -65,9 +66,7 @@ class Matrix(unittest.TestCase):
         settings = {**COMMON, **MODELS[model], "train.accumulate": accumulate, "parallel.sequence_parallel": str(sequence_parallel).lower()}
         sets = [word for name, value in settings.items() for word in ("--set", f"{name}={value}")]
         words = [*launcher, "train", "base.toml", "--quiet", "--numerics", numerics, "--mesh", mesh, "--metrics", "m.jsonl", "--out", "run", *sets]
-        environment = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOG_RANK")}
-        done = subprocess.run([str(word) for word in words], capture_output=True, text=True, timeout=300, cwd=self.folder,
-                              env={**environment, "OMP_NUM_THREADS": "1"})
+        done = subprocess.run([str(word) for word in words], capture_output=True, text=True, timeout=300, cwd=self.folder, env=environment())
         self.assertEqual(done.returncode, 0, " ".join(map(str, words)) + "\n" + done.stdout + done.stderr)
         records = [json.loads(line) for line in (self.folder / "m.jsonl").read_text().splitlines()]
         self.assertEqual(len(records), STEPS)

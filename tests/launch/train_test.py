@@ -10,34 +10,13 @@ import re
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 import unittest
 from pathlib import Path
 
-PROGRAM = Path(sys.argv[1]).resolve()
+from program import PROGRAM, ProgramTest, environment
+
 TORCHRUN = Path(sys.executable).parent / "torchrun"
-CONFIG = """
-[model]
-kind = "llama"
-dim = 16
-layers = 1
-heads = 4
-hidden = 24
-[data]
-file = "text.txt"
-sequence = 8
-[train]
-steps = 4
-batch = 12
-lr = 1e-2
-eval_batches = 1
-"""
-
-
-def environment(**more):
-    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOG_RANK", "MASTER_ADDR", "MASTER_PORT")
-    return {**{name: value for name, value in os.environ.items() if name not in names}, "OMP_NUM_THREADS": "1", **more}
 
 
 def processes_with(text):
@@ -52,19 +31,8 @@ def processes_with(text):
     return found
 
 
-class Train(unittest.TestCase):
-    def setUp(self):
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        self.folder = Path(folder.name)
-        (self.folder / "text.txt").write_text("".join(f"line {i} of a text that repeats itself\n" for i in range(300)))
-        self.config = self.folder / "small.toml"
-        self.config.write_text(CONFIG)
-
-    def run_program(self, *command, code=0, **more):
-        done = subprocess.run([str(word) for word in command], capture_output=True, text=True, timeout=120, env=environment(**more), cwd=self.folder)
-        self.assertEqual(done.returncode, code, done.stdout + done.stderr)
-        return done
+class Train(ProgramTest):
+    train = "steps = 4"
 
     def steps(self, name):
         """Every number of every step but times and memory."""
@@ -100,41 +68,41 @@ class Train(unittest.TestCase):
             for ranks in (2, 3, 4):
                 with self.subTest(numerics=numerics, ranks=ranks):
                     flags = ["--numerics", numerics, "--quiet"]
-                    self.run_program(PROGRAM, "train", self.config, *flags, "--ranks", ranks, "--metrics", "threads.jsonl", "--ledger", "threads.json")
-                    self.run_program(PROGRAM, "launch", "-n", ranks, "--", "train", self.config, *flags, "--metrics", "launch.jsonl", "--ledger", "launch.json")
+                    self.run_command(PROGRAM, "train", self.config, *flags, "--ranks", ranks, "--metrics", "threads.jsonl", "--ledger", "threads.json")
+                    self.run_command(PROGRAM, "launch", "-n", ranks, "--", "train", self.config, *flags, "--metrics", "launch.jsonl", "--ledger", "launch.json")
                     self.assertEqual(len(self.steps("launch.jsonl")), 4)
                     self.assertEqual(self.steps("launch.jsonl"), self.steps("threads.jsonl"))
                     self.assertEqual((self.folder / "launch.json").read_text(), (self.folder / "threads.json").read_text())
 
     def test_a_mesh_of_two_axes_and_the_proof(self):
         flags = [self.config, "--mesh", "dp=2,tp=2", "--numerics", "exact", "--set", "train.proof=true"]
-        done = self.run_program(PROGRAM, "launch", "-n", 4, "--", "train", *flags)
+        done = self.run_command(PROGRAM, "launch", "-n", 4, "--", "train", *flags)
         self.assertIn("[0] proof: first 4 steps on 1 rank and on 4 (dp=2,tp=2)", done.stdout)
         self.assertIn("same bits", done.stdout)
         self.assertNotIn("[1]", done.stdout)
-        done = self.run_program(PROGRAM, "launch", "-n", 2, "--", "train", *flags, code=1)
+        done = self.run_command(PROGRAM, "launch", "-n", 2, "--", "train", *flags, code=1)
         self.assertIn("started 2 processes, but this job has 4 ranks; accepted: as many processes, or a mesh of 2", done.stderr)
 
     @unittest.skipUnless(TORCHRUN.exists(), "no torchrun beside this python")
     def test_torchrun_needs_no_flag(self):
-        self.run_program(PROGRAM, "train", self.config, "--quiet", "--ranks", 2, "--metrics", "threads.jsonl")
-        done = self.run_program(TORCHRUN, "--nproc-per-node", 2, "--standalone", "--no-python", PROGRAM, "train", self.config,
+        self.run_command(PROGRAM, "train", self.config, "--quiet", "--ranks", 2, "--metrics", "threads.jsonl")
+        done = self.run_command(TORCHRUN, "--nproc-per-node", 2, "--standalone", "--no-python", PROGRAM, "train", self.config,
                                 "--metrics", "torchrun.jsonl")
         self.assertEqual(self.steps("torchrun.jsonl"), self.steps("threads.jsonl"))
         self.assertEqual(done.stdout.count("step 4/4"), 1)
 
     def test_log_rank_and_log_dir(self):
-        done = self.run_program(PROGRAM, "launch", "-n", 2, "--log-dir", "logs", "--", "train", self.config, "--steps", 2, LOG_RANK="1")
+        done = self.run_command(PROGRAM, "launch", "-n", 2, "--log-dir", "logs", "--", "train", self.config, "--steps", 2, LOG_RANK="1")
         self.assertIn("[1] step 2/2", done.stdout)
         self.assertNotIn("[0]", done.stdout)
         for rank in (0, 1):
             self.assertIn("step 2/2", (self.folder / f"logs/rank_{rank}.log").read_text())
 
     def test_an_error_is_everyones(self):
-        done = self.run_program(PROGRAM, "launch", "-n", 2, "--", "train", self.config, "--set", "train.lr=1e30", code=1)
+        done = self.run_command(PROGRAM, "launch", "-n", 2, "--", "train", self.config, "--set", "train.lr=1e30", code=1)
         self.assertRegex(done.stderr, "rank [01]: .* of step 2 is -?nan; try a smaller train.lr")
-        self.run_program(PROGRAM, "launch", "-n", 2, "--", "trian", code=2)
-        done = self.run_program(PROGRAM, "train", self.config, code=1, WORLD_SIZE="2")
+        self.run_command(PROGRAM, "launch", "-n", 2, "--", "trian", code=2)
+        done = self.run_command(PROGRAM, "train", self.config, code=1, WORLD_SIZE="2")
         self.assertIn("WORLD_SIZE is set (by torchrun or tessera launch?) but RANK is not", done.stderr)
 
     def test_a_killed_rank_is_named_with_the_axis(self):

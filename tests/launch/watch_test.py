@@ -10,30 +10,11 @@ import signal
 import struct
 import subprocess
 import sys
-import tempfile
 import time
 import unittest
 from pathlib import Path
 
-PROGRAM = Path(sys.argv[1]).resolve()
-CONFIG = """
-[model]
-kind = "llama"
-dim = 16
-layers = 1
-heads = 4
-hidden = 24
-[data]
-file = "text.txt"
-sequence = 8
-[train]
-steps = 6
-batch = 12
-lr = 1e-2
-warmup = 3
-accumulate = 2
-eval_batches = 1
-"""
+from program import PROGRAM, ProgramTest, environment
 
 
 def crc32c(data):
@@ -96,24 +77,15 @@ def curves(path):
     return found, first
 
 
-class Watch(unittest.TestCase):
+class Watch(ProgramTest):
+    train = "steps = 6\nwarmup = 3\naccumulate = 2"
+
     def setUp(self):
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        self.folder = Path(folder.name)
-        (self.folder / "text.txt").write_text("".join(f"line {i} of a text that repeats itself\n" for i in range(300)))
-        self.config = self.folder / "small.toml"
-        self.config.write_text(CONFIG)
+        super().setUp()
         self.out = self.folder / "run"
 
-    def environment(self):
-        names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOG_RANK", "MASTER_ADDR", "MASTER_PORT", "TESSERA_LOG_DIR")
-        return {**{name: value for name, value in os.environ.items() if name not in names}, "OMP_NUM_THREADS": "1"}
-
-    def run_program(self, *command, code=0):
-        done = subprocess.run([str(PROGRAM), *map(str, command)], capture_output=True, text=True, timeout=120, env=self.environment(), cwd=self.folder)
-        self.assertEqual(done.returncode, code, done.stdout + done.stderr)
-        return done
+    def run_program(self, *words, code=0):
+        return self.run_command(PROGRAM, *words, code=code)
 
     def runs(self):
         """The same training as threads and as processes."""
@@ -201,7 +173,7 @@ class Watch(unittest.TestCase):
     def test_a_stop_leaves_flights_in_the_log_folder(self):
         words = ["launch", "-n", 3, "--log-dir", "logs", "--", "train", self.config, "--steps", 100000000, "--metrics", "running.jsonl"]
         running = subprocess.Popen([str(PROGRAM), *map(str, words)], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
-                                   env=self.environment(), cwd=self.folder)
+                                   env=environment(), cwd=self.folder)
         self.addCleanup(running.kill)
         for _ in range(2000):
             if (self.folder / "running.jsonl").exists() and (self.folder / "running.jsonl").read_text().count("\n") > 2:
@@ -216,7 +188,7 @@ class Watch(unittest.TestCase):
 
     def test_a_killed_rank_left_nothing(self):
         words = ["launch", "-n", 3, "--", "train", self.config, "--steps", 100000000, "--out", self.out, "--quiet"]
-        running = subprocess.Popen([str(PROGRAM), *map(str, words)], stderr=subprocess.PIPE, text=True, env=self.environment(), cwd=self.folder)
+        running = subprocess.Popen([str(PROGRAM), *map(str, words)], stderr=subprocess.PIPE, text=True, env=environment(), cwd=self.folder)
         self.addCleanup(running.kill)
         metrics = self.out / "metrics.jsonl"
         for _ in range(2000):

@@ -7,20 +7,10 @@
 #include "tessera/models/gpt.h"
 #include "tessera/models/llama.h"
 #include "tessera/tessera.h"
+#include "tests/ranks/module_values.h"
 
 namespace tessera {
 namespace {
-
-using Values = std::map<std::string, at::Tensor>;
-
-// Parameters and buffers, whole, under all their names.
-Values values_of(const torch::nn::Module& model) {
-  Values values;
-  at::NoGradGuard no_grad;
-  for (const auto& item : model.named_parameters()) values[item.key()] = full_tensor(item.value().detach()).clone();
-  for (const auto& item : model.named_buffers()) values[item.key()] = full_tensor(item.value()).clone();
-  return values;
-}
 
 void expect_same(const Values& one, const Values& many) {
   ASSERT_EQ(one.size(), many.size());

@@ -6,22 +6,13 @@
 #include "tessera/models/gpt.h"
 #include "tessera/models/llama.h"
 #include "tessera/tessera.h"
+#include "tests/ranks/module_values.h"
 #include "tests/ranks/support.h"
 
 namespace tessera::ranks {
 namespace {
 
 constexpr uint64_t kSeed = 23;
-
-using Values = std::map<std::string, at::Tensor>;
-
-Values values_of(const torch::nn::Module& model) {
-  Values values;
-  at::NoGradGuard no_grad;
-  for (const auto& item : model.named_parameters()) values[item.key()] = full_tensor(item.value().detach()).clone();
-  for (const auto& item : model.named_buffers()) values[item.key()] = full_tensor(item.value()).clone();
-  return values;
-}
 
 void expect_same(const Values& one, const Values& many, const std::string& where) {
   ASSERT_EQ(one.size(), many.size());

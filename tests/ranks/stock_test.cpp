@@ -158,30 +158,32 @@ const std::vector<Named>& value_draws() {
   return all;
 }
 
-TEST(Stock, DrawsAccordingToValues) {
+// What each makes of `x` in every layout is what plain libtorch makes of it.
+void expect_draws(const std::vector<Named>& all, const at::Tensor& x) {
   at::NoGradGuard no_grad;
-  for (const c10::ScalarType dtype : {at::kFloat, at::kDouble}) {
-    const at::Tensor p = (waves({4, 6}) + 1.1).to(dtype);
-    std::vector<at::Tensor> expected;
-    for (const Named& one : value_draws()) {
-      at::manual_seed(kSeed);
-      expected.push_back(one.draw(p));
-    }
-    for (const char* text : kMeshes) {
-      const Mesh mesh = Mesh::parse(text);
-      run_on(mesh, [&](int64_t) {
-        at::NoGradGuard inside;
-        dtensor::set_generator(GeneratorKind::kStock);
-        for (const Placements& placements : every_layout(mesh, 2, {layout::Replicate(), layout::Shard(0), layout::Shard(1)})) {
-          for (size_t i = 0; i < value_draws().size(); ++i) {
-            dtensor::manual_seed(kSeed);
-            const at::Tensor found = full_tensor(value_draws()[i].draw(distribute(p, mesh, placements)));
-            EXPECT_TRUE(at::equal(found, expected[i])) << value_draws()[i].name << layout::str(mesh, placements) << " on " << text << "\n" << found << expected[i];
-          }
-        }
-      });
-    }
+  std::vector<at::Tensor> expected;
+  for (const Named& one : all) {
+    at::manual_seed(kSeed);
+    expected.push_back(one.draw(x.clone()));
   }
+  for (const char* text : kMeshes) {
+    const Mesh mesh = Mesh::parse(text);
+    run_on(mesh, [&](int64_t) {
+      at::NoGradGuard inside;
+      dtensor::set_generator(GeneratorKind::kStock);
+      for (const Placements& placements : every_layout(mesh, 2, {layout::Replicate(), layout::Shard(0), layout::Shard(1)})) {
+        for (size_t i = 0; i < all.size(); ++i) {
+          dtensor::manual_seed(kSeed);
+          const at::Tensor found = full_tensor(all[i].draw(distribute(x.clone(), mesh, placements)));
+          EXPECT_TRUE(at::equal(found, expected[i])) << all[i].name << layout::str(mesh, placements) << " on " << text << "\n" << found << expected[i];
+        }
+      }
+    });
+  }
+}
+
+TEST(Stock, DrawsAccordingToValues) {
+  for (const c10::ScalarType dtype : {at::kFloat, at::kDouble}) expect_draws(value_draws(), (waves({4, 6}) + 1.1).to(dtype));
 }
 
 const std::vector<Named>& initialisers() {
@@ -202,28 +204,7 @@ const std::vector<Named>& initialisers() {
 }
 
 TEST(Stock, EveryInitialiserInEveryLayout) {
-  at::NoGradGuard no_grad;
-  for (const Sizes& sizes : {Sizes{6, 4}, Sizes{20, 9}}) {
-    std::vector<at::Tensor> expected;
-    for (const Named& one : initialisers()) {
-      at::manual_seed(kSeed);
-      expected.push_back(one.draw(at::zeros(sizes)));
-    }
-    for (const char* text : kMeshes) {
-      const Mesh mesh = Mesh::parse(text);
-      run_on(mesh, [&](int64_t) {
-        at::NoGradGuard inside;
-        dtensor::set_generator(GeneratorKind::kStock);
-        for (const Placements& placements : every_layout(mesh, 2, {layout::Replicate(), layout::Shard(0), layout::Shard(1)})) {
-          for (size_t i = 0; i < initialisers().size(); ++i) {
-            dtensor::manual_seed(kSeed);
-            const at::Tensor found = full_tensor(initialisers()[i].draw(distribute(at::zeros(sizes), mesh, placements)));
-            EXPECT_TRUE(at::equal(found, expected[i])) << initialisers()[i].name << layout::str(mesh, placements) << " on " << text;
-          }
-        }
-      });
-    }
-  }
+  for (const Sizes& sizes : {Sizes{6, 4}, Sizes{20, 9}}) expect_draws(initialisers(), at::zeros(sizes));
 }
 
 struct Shared {

@@ -13,7 +13,6 @@
 #include <unistd.h>
 
 #include "tessera/base/error.h"
-#include "tessera/checkpoint/atomic_file.h"
 #include "tessera/checkpoint/safetensors.h"
 
 using namespace tessera::checkpoint;
@@ -175,23 +174,6 @@ TEST_F(Safetensors, WhatCannotBeSavedIsNamed) {
   EXPECT_THROW(save_safetensors(path(), {{"a", at::zeros({1}, at::TensorOptions().device(at::kMeta))}}), c10::Error);
   EXPECT_THROW(save_safetensors(path("no/folder"), {{"a", at::zeros({1})}}), DataError);
   EXPECT_EQ(files(), 0u);
-}
-
-TEST_F(Safetensors, AnUnfinishedFileLeavesTheEarlierOne) {
-  save_safetensors(path(), {{"a", at::zeros({2})}});
-  const auto before = content();
-  {
-    AtomicFile file(path());
-    file.write("half of something else");
-    EXPECT_EQ(content(), before);
-  }
-  EXPECT_EQ(content(), before);
-  EXPECT_EQ(files(), 1u);
-  AtomicFile file(path());
-  file.write("new");
-  file.commit();
-  EXPECT_EQ(content(), "new");
-  EXPECT_EQ(files(), 1u);
 }
 
 }  // namespace

@@ -11,9 +11,9 @@
 #include <unistd.h>
 
 #include "tessera/base/error.h"
-#include "tessera/cli/cli.h"
 #include "tessera/comm/run_ranks.h"
 #include "tessera/dtensor/dtensor.h"
+#include "tests/unit/cli/support.h"
 
 namespace tessera::cli {
 namespace {
@@ -57,22 +57,18 @@ class Folder {
   std::filesystem::path path_;
 };
 
-struct Outcome {
+// The exit status, and what a person reads.
+struct Answer {
   int code = 0;
-  std::string text;  // what a person reads
+  std::string text;
 };
 
-Outcome on_command_line(const std::vector<std::string>& arguments) {
-  std::vector<const char*> argv = {"tessera"};
-  for (const auto& argument : arguments) {
-    argv.push_back(argument.c_str());
-  }
-  std::ostringstream out, err;
-  const int code = run(static_cast<int>(argv.size()), argv.data(), out, err);
-  return {code, err.str()};
+Answer on_command_line(const std::vector<std::string>& arguments) {
+  const Outcome outcome = call(arguments);
+  return {outcome.code, outcome.err};
 }
 
-Outcome in_a_program(int64_t ranks, const std::function<void(int64_t)>& body) {
+Answer in_a_program(int64_t ranks, const std::function<void(int64_t)>& body) {
   try {
     comm::run_ranks(ranks, body, {.deadline = kLimit / 4});
   } catch (const std::exception& error) {
@@ -83,14 +79,14 @@ Outcome in_a_program(int64_t ranks, const std::function<void(int64_t)>& body) {
 
 struct Case {
   const char* name;
-  std::function<Outcome(const Folder&)> run;
+  std::function<Answer(const Folder&)> run;
   std::string at_fault;
   std::string what_to_change;
 };
 
 void PrintTo(const Case& each, std::ostream* out) { *out << each.name; }
 
-std::function<Outcome(const Folder&)> train_with(std::vector<std::string> flags, const char* file_flag = "", const char* file = "") {
+std::function<Answer(const Folder&)> train_with(std::vector<std::string> flags, const char* file_flag = "", const char* file = "") {
   return [=](const Folder& folder) {
     std::vector<std::string> arguments = {"train", folder("good.toml")};
     arguments.insert(arguments.end(), flags.begin(), flags.end());
@@ -106,7 +102,7 @@ at::Tensor picture(const std::string& mesh, int64_t rows = 6) {
   return dtensor::distribute(at::arange(rows * 4, at::kDouble).reshape({rows, 4}), layout::Mesh::parse(mesh), "{tp: S(0)}");
 }
 
-std::function<Outcome(const Folder&)> ranks_running(int64_t ranks, std::function<void(int64_t)> body) {
+std::function<Answer(const Folder&)> ranks_running(int64_t ranks, std::function<void(int64_t)> body) {
   return [=](const Folder&) { return in_a_program(ranks, body); };
 }
 
@@ -171,7 +167,7 @@ class BadInput : public testing::TestWithParam<Case> {};
 TEST_P(BadInput, EndsSoonWithOneParagraphOfAdvice) {
   const Folder folder;
   const auto begin = std::chrono::steady_clock::now();
-  const Outcome outcome = GetParam().run(folder);
+  const Answer outcome = GetParam().run(folder);
   EXPECT_LT(std::chrono::steady_clock::now() - begin, kLimit);
   SCOPED_TRACE(outcome.text);
   EXPECT_EQ(outcome.code, 1);
@@ -189,7 +185,7 @@ INSTANTIATE_TEST_SUITE_P(All, BadInput, testing::ValuesIn(cases()), [](const aut
 // The control: the same folder and command without anything bad.
 TEST(GoodInput, Trains) {
   const Folder folder;
-  const Outcome outcome = on_command_line({"train", folder("good.toml"), "--quiet"});
+  const Answer outcome = on_command_line({"train", folder("good.toml"), "--quiet"});
   EXPECT_EQ(outcome.code, 0);
   EXPECT_EQ(outcome.text, "");
 }
@@ -201,7 +197,7 @@ TEST(FullDisk, IsNoFinishedRun) {
   }
   const Folder folder;
   for (const char* flag : {"--metrics", "--ledger"}) {
-    const Outcome outcome = on_command_line({"train", folder("good.toml"), "--quiet", flag, "/dev/full"});
+    const Answer outcome = on_command_line({"train", folder("good.toml"), "--quiet", flag, "/dev/full"});
     EXPECT_EQ(outcome.code, 1);
     EXPECT_NE(outcome.text.find(std::string("writing ") + flag + " failed"), std::string::npos) << outcome.text;
   }

@@ -1,10 +1,9 @@
-#include "tessera/cli/cli.h"
+#include "tests/unit/cli/support.h"
 
 #include <atomic>
 #include <csignal>
 #include <filesystem>
 #include <fstream>
-#include <sstream>
 #include <thread>
 
 #include <gtest/gtest.h>
@@ -13,21 +12,6 @@
 
 namespace tessera::cli {
 namespace {
-
-struct Outcome {
-  int code = 0;
-  std::string out, err;
-};
-
-Outcome call(std::vector<std::string> arguments) {
-  std::vector<const char*> argv = {"tessera"};
-  for (const auto& argument : arguments) {
-    argv.push_back(argument.c_str());
-  }
-  std::ostringstream out, err;
-  const int code = run(static_cast<int>(argv.size()), argv.data(), out, err);
-  return {code, out.str(), err.str()};
-}
 
 bool has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
 

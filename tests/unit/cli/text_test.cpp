@@ -2,34 +2,18 @@
 #include <filesystem>
 #include <fstream>
 #include <functional>
-#include <sstream>
 
 #include <gtest/gtest.h>
 #include <unistd.h>
 
-#include "tessera/cli/cli.h"
 #include "tessera/data/utf8.h"
 #include "tessera/train/config.h"
+#include "tests/unit/cli/support.h"
 
 namespace tessera::cli {
 namespace {
 
 namespace fs = std::filesystem;
-
-struct Outcome {
-  int code = 0;
-  std::string out, err;
-};
-
-Outcome call(const std::vector<std::string>& arguments) {
-  std::vector<const char*> argv = {"tessera"};
-  for (const auto& argument : arguments) {
-    argv.push_back(argument.c_str());
-  }
-  std::ostringstream out, err;
-  const int code = run(static_cast<int>(argv.size()), argv.data(), out, err);
-  return {code, out.str(), err.str()};
-}
 
 // A folder with a text in several forms, and a run of a model that trained on it for two steps.
 class Folder {

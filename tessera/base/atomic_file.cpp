@@ -1,4 +1,4 @@
-#include "tessera/checkpoint/atomic_file.h"
+#include "tessera/base/atomic_file.h"
 
 #include <cerrno>
 #include <cstdio>
@@ -10,7 +10,7 @@
 
 #include "tessera/base/error.h"
 
-namespace tessera::checkpoint {
+namespace tessera::base {
 
 AtomicFile::AtomicFile(const std::string& path) : path_(path), temporary_(path + "." + std::to_string(::getpid()) + ".tmp") {
   descriptor_ = ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
@@ -27,7 +27,7 @@ AtomicFile::~AtomicFile() {
 }
 
 void AtomicFile::fail(const char* what) const {
-  TESSERA_THROW(DataError, "[checkpoint] ", what, " \"", path_, "\": ", std::strerror(errno),
+  TESSERA_THROW(DataError, "[file] ", what, " \"", path_, "\": ", std::strerror(errno),
                 "; accepted: a path in a folder that exists, may be written to, and has room");
 }
 
@@ -62,4 +62,4 @@ void AtomicFile::commit() {
   }
 }
 
-}  // namespace tessera::checkpoint
+}  // namespace tessera::base

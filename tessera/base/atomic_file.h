@@ -5,7 +5,7 @@
 #include <string>
 #include <string_view>
 
-namespace tessera::checkpoint {
+namespace tessera::base {
 
 // Writes beside `path` and takes its place at the end. Whoever reads `path` sees what was there before or all of the new
 // content, also when the program is killed or the disk is full. Not thread-safe; two writers of one path must be two processes.
@@ -33,4 +33,4 @@ class AtomicFile {
   int descriptor_ = -1;
 };
 
-}  // namespace tessera::checkpoint
+}  // namespace tessera::base
