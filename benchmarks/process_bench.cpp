@@ -1,76 +1,127 @@
-// What collectives cost between processes over Gloo: tessera's, made of tagged messages, beside Gloo's own all_reduce.
+// What sums cost between ranks: those of tessera between processes, through shared memory and over Gloo's messages, and between
+// rank threads, beside Gloo's own all_reduce of the same tensor.
 //
 // Usage: bench_process [RANKS]      starts itself as RANKS processes (2)
-#include <chrono>
-#include <cstdio>
 #include <cstdlib>
 #include <functional>
+#include <sstream>
 #include <string>
 
 #include <ATen/ops/empty.h>
-#include <ATen/ops/ones.h>
+#include <ATen/ops/zeros.h>
 
+#include "benchmarks/measure.h"
 #include "tessera/comm/c10d.h"
 #include "tessera/comm/context.h"
 #include "tessera/comm/exact_merge.h"
+#include "tessera/comm/run_ranks.h"
 #include "tessera/launch/environment.h"
 #include "tessera/launch/local.h"
 #include "tessera/launch/run.h"
 
-using namespace tessera;
-using comm::ReduceOp;
-
+namespace tessera::benchmarks {
 namespace {
 
-using Clock = std::chrono::steady_clock;
+using comm::Communicator;
+using comm::Merge;
 
-// The best of five means, in microseconds.
-double time_of(comm::Communicator& world, int64_t calls, const std::function<void()>& body) {
-  double best = 1e30;
-  for (int round = 0; round < 5; ++round) {
-    world.barrier();
-    const auto start = Clock::now();
-    for (int64_t i = 0; i < calls; ++i) body();
-    best = std::min(best, std::chrono::duration<double, std::micro>(Clock::now() - start).count() / static_cast<double>(calls));
+constexpr int64_t kSizes[] = {4, 64 << 10, 1 << 20, 16 << 20};  // bytes
+constexpr int kRepeats = 30;
+
+using Body = std::function<void(at::Tensor&)>;
+
+// The least time of each body, in microseconds; they take turns, so that other work on the machine disturbs all alike.
+std::vector<double> least_us(Communicator& world, int64_t bytes, const std::vector<Body>& bodies) {
+  at::Tensor tensor = at::zeros({bytes / 4});
+  std::vector<Least> times(bodies.size());
+  const int64_t calls = std::clamp<int64_t>((4 << 20) / bytes, 1, 50);
+  for (int repeat = 0; repeat < kRepeats; ++repeat) {
+    for (size_t i = 0; i < bodies.size(); ++i) {
+      world.barrier();
+      times[i].add(microseconds(calls, [&] { bodies[i](tensor); }));
+    }
   }
-  return best;
+  std::vector<double> result;
+  for (const Least& time : times) result.push_back(time.value());
+  return result;
 }
 
-void measure(int64_t rank) {
-  auto& context = comm::RankContext::require();
-  auto& world = *context.world;
-  const auto ranks = world.size();
+Body all_reduce(Communicator& group) {
+  return [&group](at::Tensor& tensor) { group.all_reduce(tensor, layout::ReduceOp::kSum)->wait(); };
+}
+
+// One leaf a rank. The results lie where the sums were, or in new memory.
+Body merge(Communicator& group, const comm::MergePlan& plan, Merge::Memory memory) {
+  return [&group, &plan, memory](at::Tensor& tensor) {
+    group.merge({.plan = plan, .sums = {tensor}, .sizes = tensor.sizes().vec(), .options = tensor.options(), .memory = memory});
+  };
+}
+
+comm::MergePlan plan_for(int64_t ranks) {
+  comm::MergePlan::Nodes nodes;
+  for (int64_t i = 0; i < ranks; ++i) nodes.push_back({{i, i + 1}});
+  return {std::move(nodes), {0, ranks}};
+}
+
+std::vector<Body> sums_over(Communicator& group, const comm::MergePlan& plan) {
+  return {all_reduce(group), merge(group, plan, Merge::Memory::kReuse), merge(group, plan, Merge::Memory::kKeep)};
+}
+
+std::vector<double> thread_times(int64_t ranks) {
+  std::vector<double> times;
+  const comm::MergePlan plan = plan_for(ranks);
+  comm::run_ranks(ranks, [&](int64_t rank) {
+    Communicator& world = *comm::RankContext::require().world;
+    for (int64_t bytes : kSizes) {
+      const std::vector<double> own = least_us(world, bytes, sums_over(world, plan));
+      if (rank == 0) times.insert(times.end(), own.begin(), own.end());
+    }
+  }, {.intra_op_threads = 1});
+  return times;
+}
+
+std::string name_of(int64_t ranks, int64_t bytes) { return std::to_string(ranks) + " ranks, " + std::to_string(bytes) + " bytes"; }
+
+// Of one rank of the job. `threads` are thread_times.
+void measure(int64_t rank, std::istringstream threads) {
+  Communicator& world = *comm::RankContext::require().world;
   const auto gloo = comm::backend_of(world);
-  if (rank == 0) std::printf("%8s %12s %12s %12s %12s\n", "bytes", "gloo's", "all_reduce", "unchecked", "exact merge");
-  for (const int64_t bytes : {4l, 4l << 10, 64l << 10, 1l << 20, 16l << 20}) {
-    const auto calls = std::max<int64_t>(4, std::min<int64_t>(200, (16 << 20) / bytes));
-    const auto numel = bytes / 4;
-    auto tensor = at::ones({numel});
-    comm::MergePlan::Nodes nodes;
-    for (int64_t i = 0; i < ranks; ++i) nodes.push_back(layout::cover({i, i + 1}, ranks));
-    const comm::MergePlan plan(nodes, {0, ranks});
-    const auto theirs = time_of(world, calls, [&] {
+  const auto by_messages = comm::split_messages_only(world);
+  const comm::MergePlan plan = plan_for(world.size());
+  if (rank == 0) print_header("microseconds; of Gloo's", {"Gloo", "all_reduce", "reused", "kept", "", "", ""});
+  for (int64_t bytes : kSizes) {
+    std::vector<Body> bodies = {[&](at::Tensor& tensor) {
       std::vector<at::Tensor> list = {tensor};
       gloo->allreduce(list)->wait();
-    });
-    const auto ours = time_of(world, calls, [&] { world.all_reduce(tensor, ReduceOp::kSum)->wait(); });
-    context.compare_programs = false;
-    const auto unchecked = time_of(world, calls, [&] { world.all_reduce(tensor, ReduceOp::kSum)->wait(); });
-    context.compare_programs = true;
-    const auto merge = time_of(world, calls, [&] {
-      world.merge({.plan = plan, .sums = {tensor}, .sizes = {numel}, .options = tensor.options()});
-    });
-    if (rank == 0) std::printf("%8ld %9.0f us %9.0f us %9.0f us %9.0f us\n", static_cast<long>(bytes), theirs, ours, unchecked, merge), std::fflush(stdout);
+    }};
+    for (Communicator* group : {by_messages.get(), &world}) {
+      for (Body& body : sums_over(*group, plan)) bodies.push_back(std::move(body));
+    }
+    std::vector<double> times = least_us(world, bytes, bodies);
+    for (int i = 0; i < 3; ++i) threads >> times.emplace_back();
+    if (rank > 0) continue;
+    const char* const kPaths[] = {" over Gloo", " by memory", " threads"};
+    for (size_t path = 0; path < 3; ++path) {
+      std::vector<double> row(times.begin() + 1 + 3 * path, times.begin() + 4 + 3 * path);
+      row.insert(row.begin(), times[0]);
+      for (size_t i = 1; i < 4; ++i) row.push_back(row[i] / times[0]);
+      print_row(name_of(world.size(), bytes) + kPaths[path], row, "%10.2f");
+    }
   }
 }
 
 }  // namespace
+}  // namespace tessera::benchmarks
 
 int main(int argc, char** argv) {
+  using namespace tessera;
   const auto ranks = argc > 1 ? std::atoll(argv[1]) : 2;
   if (!launch::is_launched()) {
-    return launch::run_local({.ranks = ranks, .command = {"/proc/self/exe", std::to_string(ranks)}});
+    std::string times;
+    for (double time : benchmarks::thread_times(ranks)) times += std::to_string(time) + " ";
+    return launch::run_local({.ranks = ranks, .command = {"/proc/self/exe", std::to_string(ranks), times}});
   }
-  launch::run_job(ranks, measure, {.intra_op_threads = 1});
+  const std::string threads = argc > 2 ? argv[2] : "";
+  launch::run_job(ranks, [&](int64_t rank) { benchmarks::measure(rank, std::istringstream(threads)); }, {.intra_op_threads = 1});
   return 0;
 }

@@ -2,6 +2,9 @@
 option(TESSERA_TESTS "Build the tests" ON)
 option(TESSERA_BENCHMARKS "Build the benchmarks" OFF)
 set(TESSERA_SANITIZE "" CACHE STRING "Sanitizers, as -fsanitize= takes them")
+if(SKBUILD)  # the Python that builds the wheel
+  set(TESSERA_PYTHON ${Python_EXECUTABLE} CACHE FILEPATH "" FORCE)
+endif()
 
 set(CMAKE_CXX_STANDARD 20)
 set(CMAKE_CXX_STANDARD_REQUIRED ON)

@@ -5,18 +5,20 @@
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
-#include <ATen/ops/zeros.h>
 
 #include "tessera/base/error.h"
 #include "tessera/base/hash.h"
+#include "tessera/comm/c10d_messages.h"
+#include "tessera/comm/c10d_reduce.h"
 #include "tessera/comm/context.h"
-#include "tessera/comm/transfer.h"
+#include "tessera/comm/exact_merge.h"
+#include "tessera/comm/merge_sums.h"
+#include "tessera/comm/reduction.h"
+#include "tessera/comm/shared_board.h"
+#include "tessera/comm/shared_reduce.h"
 
 namespace tessera::comm {
 namespace {
-
-// Up to this many bytes an all_reduce sends everything to everyone: one exchange instead of two.
-constexpr size_t kSmallBytes = 64 << 10;
 
 void copy_bytes(const at::Tensor& to, const at::Tensor& from) {
   if (from.nbytes() > 0 && to.const_data_ptr() != from.const_data_ptr()) {
@@ -28,38 +30,6 @@ void verify_device(const Call& call) {
   const auto tensors = call.inputs.empty() ? call.outputs : call.inputs;
   TESSERA_CHECK(tensors.empty() || tensors.front().device().is_cpu(), "[", name_of(call.kind), "] a tensor on ",
                 tensors.front().device(), " over ", call.group->name(), "; ranks as processes accept tensors on cpu");
-}
-
-// output = the combination of `values`, the first first; by the code that rank threads run.
-void combine(const at::Tensor& output, const std::vector<at::Tensor>& values, ReduceOp op) {
-  std::vector<Call> calls(values.size(), Call{.kind = Kind::kReduceScatter, .reduce = op});
-  std::vector<const Call*> pointers;
-  for (size_t i = 0; i < calls.size(); ++i) {
-    calls[i].inputs = values[i];
-    pointers.push_back(&calls[i]);
-  }
-  calls[0].outputs = output;
-  transfer(pointers, 0);
-}
-
-// What two members must agree about before their messages of a call may meet.
-uint64_t fingerprint(const Round& round) {
-  const auto& call = round.call;
-  auto hash = base::hash_combine(round.group, static_cast<uint64_t>(round.number));
-  hash = base::hash_combine(hash, static_cast<uint64_t>(call.kind) * 256 + static_cast<uint64_t>(call.reduce));
-  const bool is_broadcast = call.kind == Kind::kBroadcast;
-  hash = base::hash_combine(hash, static_cast<uint64_t>(is_broadcast ? call.peer : 0));
-  return call.program ? base::hash_combine(base::hash_combine(hash, call.program->hash), call.program->count) : hash;
-}
-
-int tag_of(uint64_t hash, const at::Tensor& tensor) {
-  hash = base::hash_range(tensor.sizes(), base::hash_combine(hash, static_cast<uint64_t>(tensor.scalar_type())));
-  return static_cast<int>(hash & 0x7fffffff);
-}
-
-// What travels for a tensor: itself, or a byte for an empty one.
-at::Tensor body_of(const at::Tensor& tensor) {
-  return tensor.numel() > 0 ? tensor.detach() : at::zeros({1}, at::TensorOptions().dtype(at::kByte));
 }
 
 // A message to come. Its number was drawn when it was issued, so that waits may come in any order.
@@ -88,34 +58,34 @@ class ReceiveWork : public Work {
 
 class C10dCommunicator : public Communicator, public std::enable_shared_from_this<C10dCommunicator> {
  public:
-  C10dCommunicator(std::shared_ptr<ProcessJob> job, c10::intrusive_ptr<c10d::Backend> backend, std::vector<int64_t> ranks, std::string name,
-                   uint64_t key)
-      : job_(std::move(job)), backend_(std::move(backend)), ranks_(std::move(ranks)), name_(std::move(name)), key_(key),
-        member_(std::find(ranks_.begin(), ranks_.end(), job_->rank()) - ranks_.begin()) {}
+  C10dCommunicator(C10dMessages messages, std::string name, uint64_t key, std::shared_ptr<Staging> staging, bool shares_memory)
+      : staging_(std::move(staging)), messages_(std::move(messages)), name_(std::move(name)), key_(key), shares_memory_(shares_memory),
+        wants_board_(shares_memory && messages_.size() > 1) {}
 
-  int64_t rank() const override { return member_; }
-  int64_t size() const override { return static_cast<int64_t>(ranks_.size()); }
-  const std::vector<int64_t>& ranks() const override { return ranks_; }
+  int64_t rank() const override { return messages_.member(); }
+  int64_t size() const override { return messages_.size(); }
+  const std::vector<int64_t>& ranks() const override { return messages_.ranks(); }
   const std::string& name() const override { return name_; }
-  const c10::intrusive_ptr<c10d::Backend>& backend() const { return backend_; }
+  const c10::intrusive_ptr<c10d::Backend>& backend() const { return messages_.backend(); }
+  C10dGroup group() { return {messages_, key_, round_}; }
 
   WorkPtr all_reduce(at::Tensor tensor, ReduceOp op) override {
     return meet({.kind = Kind::kAllReduce, .inputs = tensor, .outputs = tensor, .reduce = op}, [&](const Round& round) {
-      const bool is_small = tensor.nbytes() <= kSmallBytes || tensor.numel() < size();
-      size() == 1 ? void() : is_small ? reduce_small(round, tensor, op) : reduce_large(round, tensor.view({-1}), op);
+      if (size() > 1) reduce(round, reduction_of(tensor, op, size()));
     });
   }
 
   WorkPtr all_gather(std::vector<at::Tensor> outputs, at::Tensor input) override {
     return meet({.kind = Kind::kAllGather, .inputs = input, .outputs = outputs}, [&](const Round& round) {
       copy_bytes(outputs[index()], input);
-      exchange(round, outputs, std::vector<at::Tensor>(ranks_.size(), input));
+      exchange(round, outputs, std::vector<at::Tensor>(ranks().size(), input));
     });
   }
 
   WorkPtr reduce_scatter(at::Tensor output, std::vector<at::Tensor> inputs, ReduceOp op) override {
-    return meet({.kind = Kind::kReduceScatter, .inputs = inputs, .outputs = output, .reduce = op},
-                [&](const Round& round) { combine(output, gathered(round, output, inputs), op); });
+    return meet({.kind = Kind::kReduceScatter, .inputs = inputs, .outputs = output, .reduce = op}, [&](const Round& round) {
+      reduce(round, scatter_reduction_of(output, inputs, op, rank()));
+    });
   }
 
   WorkPtr all_to_all(std::vector<at::Tensor> outputs, std::vector<at::Tensor> inputs) override {
@@ -127,13 +97,14 @@ class C10dCommunicator : public Communicator, public std::enable_shared_from_thi
 
   WorkPtr broadcast(at::Tensor tensor, int64_t root) override {
     return meet({.kind = Kind::kBroadcast, .inputs = tensor, .outputs = tensor, .peer = root}, [&](const Round& round) {
-      const auto hash = fingerprint(round);
-      job_->run(round, [&](Works& works) {
-        for (int64_t k = 1; k < size() && root == member_; ++k) {
-          works.push_back(post_send((member_ + k) % size(), tensor, hash));
+      const auto hash = fingerprint_of(round);
+      note_messages(round);
+      job().run(round, [&](Works& works) {
+        for (int64_t k = 1; k < size() && root == rank(); ++k) {
+          works.push_back(messages_.send((rank() + k) % size(), tensor, hash));
         }
-        if (root != member_) {
-          works.push_back(post_receive(root, tensor, hash));
+        if (root != rank()) {
+          works.push_back(messages_.receive(root, tensor, hash));
         }
       });
     });
@@ -144,12 +115,12 @@ class C10dCommunicator : public Communicator, public std::enable_shared_from_thi
     CallScope scope(call);
     verify_device(call);
     const Round round{call, key_, sent_[{to, tag}]++};
-    job_->throw_if_failed(&call, key_);
+    job().throw_if_failed(&call, key_);
     auto message = at::empty_like(tensor);
     copy_bytes(message, tensor);
     c10::intrusive_ptr<c10d::Work> work;
-    job_->run(round, [&](Works&) { work = post_send(to, message, message_hash(member_, to, tag, round.number)); });
-    job_->keep(round, std::move(message), std::move(work));
+    job().run(round, [&](Works&) { work = messages_.send(to, message, message_hash(rank(), to, tag, round.number)); });
+    job().keep(round, std::move(message), std::move(work));
     return finished_work();
   }
 
@@ -159,28 +130,42 @@ class C10dCommunicator : public Communicator, public std::enable_shared_from_thi
     verify_device(call);
     const auto number = received_[{from, tag}]++;
     return std::make_unique<ReceiveWork>(shared_from_this(), call, tensor, [this, number](const Call& given) {
-      job_->run({given, key_, number}, [&](Works& works) {
-        works.push_back(post_receive(given.peer, given.outputs[0], message_hash(given.peer, member_, given.tag, number)));
+      job().run({given, key_, number}, [&](Works& works) {
+        works.push_back(messages_.receive(given.peer, given.outputs[0], message_hash(given.peer, rank(), given.tag, number)));
       });
     });
   }
 
   void barrier() override {
     meet({.kind = Kind::kBarrier}, [&](const Round& round) {
-      std::vector<at::Tensor> nothing(ranks_.size(), at::empty({0}));
+      std::vector<at::Tensor> nothing(ranks().size(), at::empty({0}));
       exchange(round, nothing, nothing);
     });
   }
 
+  std::vector<NodeSum> merge(const Merge& merge) override {
+    verify_merge(*this, merge);
+    const std::vector<at::Tensor> results = merge_results(merge, rank());
+    meet({.kind = Kind::kMerge, .inputs = merge.sums, .outputs = results, .merge = &merge}, [&](const Round& round) {
+      reduce(round, merge_reduction_of(merge, results, rank()));
+    });
+    return with_nodes(merge.plan, results);
+  }
+
   std::shared_ptr<Communicator> split(const std::vector<std::vector<int64_t>>& groups, std::string name) override {
+    return split(groups, std::move(name), shares_memory_);
+  }
+
+  std::shared_ptr<Communicator> split(const std::vector<std::vector<int64_t>>& groups, std::string name, bool shares_memory) {
     const auto& own = own_group(*this, groups, name);
     auto key = base::hash_range(own, base::hash_string(name, key_));
     key = base::hash_combine(key, static_cast<uint64_t>(splits_[key]++));
-    return std::make_shared<C10dCommunicator>(job_, backend_, own, std::move(name), key);
+    return std::make_shared<C10dCommunicator>(messages_.among(own), std::move(name), key, staging_, shares_memory);
   }
 
  private:
-  size_t index() const { return static_cast<size_t>(member_); }
+  size_t index() const { return static_cast<size_t>(rank()); }
+  ProcessJob& job() const { return messages_.job(); }
 
   template <typename Do>
   WorkPtr meet(Call call, Do run) {
@@ -191,67 +176,50 @@ class C10dCommunicator : public Communicator, public std::enable_shared_from_thi
     return finished_work();
   }
 
-  c10::intrusive_ptr<c10d::Work> post_send(int64_t to, const at::Tensor& tensor, uint64_t hash) {
-    std::vector<at::Tensor> body = {body_of(tensor)};
-    return backend_->send(body, static_cast<int>(ranks_[static_cast<size_t>(to)]), tag_of(hash, tensor));
-  }
-
-  c10::intrusive_ptr<c10d::Work> post_receive(int64_t from, const at::Tensor& tensor, uint64_t hash) {
-    std::vector<at::Tensor> body = {body_of(tensor)};
-    return backend_->recv(body, static_cast<int>(ranks_[static_cast<size_t>(from)]), tag_of(hash, tensor));
-  }
-
-  // `taken[i]` becomes member i's `given[rank()]`, for all members but this one. `phase` tells exchanges of one call apart.
-  void exchange(const Round& round, const std::vector<at::Tensor>& taken, const std::vector<at::Tensor>& given, uint64_t phase = 0) {
-    const auto hash = base::hash_combine(fingerprint(round), phase);
-    job_->run(round, [&](Works& works) {
+  // `taken[i]` becomes member i's `given[rank()]`, for all members but this one.
+  void exchange(const Round& round, const std::vector<at::Tensor>& taken, const std::vector<at::Tensor>& given) {
+    const auto hash = fingerprint_of(round);
+    note_messages(round);
+    job().run(round, [&](Works& works) {
       for (int64_t k = 1; k < size(); ++k) {
-        const auto from = (member_ + size() - k) % size();
-        works.push_back(post_receive(from, taken[static_cast<size_t>(from)], hash));
+        const auto from = (rank() + size() - k) % size();
+        works.push_back(messages_.receive(from, taken[static_cast<size_t>(from)], hash));
       }
       for (int64_t k = 1; k < size(); ++k) {
-        const auto to = (member_ + k) % size();
-        works.push_back(post_send(to, given[static_cast<size_t>(to)], hash));
+        const auto to = (rank() + k) % size();
+        works.push_back(messages_.send(to, given[static_cast<size_t>(to)], hash));
       }
     });
   }
 
-  // What all members have for this one, which has `given` for them.
-  std::vector<at::Tensor> gathered(const Round& round, const at::Tensor& like, const std::vector<at::Tensor>& given) {
-    std::vector<at::Tensor> values;
-    for (size_t i = 0; i < ranks_.size(); ++i) {
-      values.push_back(i == index() ? given[i] : at::empty_like(like));
+  void reduce(const Round& round, const Reduction& reduction) {
+    if (wants_board_) {
+      board_ = SharedBoard::open(messages_, round);
+      wants_board_ = false;
     }
-    exchange(round, values, given);
-    return values;
+    if (board_ && fits_board(reduction)) {
+      note_composed(round.call, "shared memory");
+      return run_reduction(*board_, round, reduction, rank());
+    }
+    note_messages(round);
+    run_reduction(messages_, round, reduction, *staging_);
   }
 
-  void reduce_small(const Round& round, const at::Tensor& tensor, ReduceOp op) {
-    combine(tensor, gathered(round, tensor, std::vector<at::Tensor>(ranks_.size(), tensor)), op);
-  }
-
-  // Each member combines one part and hands it to all.
-  void reduce_large(const Round& round, const at::Tensor& tensor, ReduceOp op) {
-    std::vector<at::Tensor> parts;
-    for (int64_t i = 0; i < size(); ++i) {
-      const auto begin = tensor.numel() * i / size();
-      parts.push_back(tensor.narrow(0, begin, tensor.numel() * (i + 1) / size() - begin));
-    }
-    const auto& own = parts[index()];
-    combine(own, gathered(round, own, parts), op);
-    exchange(round, parts, std::vector<at::Tensor>(ranks_.size(), own), 1);
+  void note_messages(const Round& round) const {
+    if (size() > 1) note_composed(round.call, "send, receive");
   }
 
   uint64_t message_hash(int64_t from, int64_t to, int64_t tag, int64_t number) const {
     return base::hash_range(std::vector<int64_t>{from, to, tag, number}, key_);
   }
 
-  const std::shared_ptr<ProcessJob> job_;
-  const c10::intrusive_ptr<c10d::Backend> backend_;
-  const std::vector<int64_t> ranks_;
+  const std::shared_ptr<Staging> staging_;  // of all groups of the job; outlives the messages into it
+  const C10dMessages messages_;
   const std::string name_;
   const uint64_t key_;  // of the group, equal on all members
-  const int64_t member_;
+  const bool shares_memory_;
+  bool wants_board_;  // and none was opened yet
+  std::unique_ptr<SharedBoard> board_;
   int64_t round_ = 0;
   std::map<std::pair<int64_t, int64_t>, int64_t> sent_, received_;  // messages so far, by peer and tag
   std::map<uint64_t, int64_t> splits_;                              // by name and ranks
@@ -264,12 +232,25 @@ c10::intrusive_ptr<c10d::Backend> backend_of(const Communicator& communicator) {
   return ours ? ours->backend() : c10::intrusive_ptr<c10d::Backend>();
 }
 
+std::optional<C10dGroup> group_of(Communicator& communicator) {
+  auto* ours = dynamic_cast<C10dCommunicator*>(&communicator);
+  return ours ? std::optional(ours->group()) : std::nullopt;
+}
+
+std::shared_ptr<Communicator> split_messages_only(Communicator& communicator) {
+  auto* ours = dynamic_cast<C10dCommunicator*>(&communicator);
+  TESSERA_CHECK(ours, "[c10d] ", communicator.name(), " is not made of messages between processes; a communicator of join_c10d is accepted");
+  return ours->split({ours->ranks()}, ours->name() + " by messages", false);
+}
+
 std::shared_ptr<Communicator> join_c10d(std::shared_ptr<ProcessJob> job, c10::intrusive_ptr<c10d::Backend> backend) {
   TESSERA_CHECK(backend->getSize() == job->size() && backend->getRank() == job->rank(), "[c10d] a backend of rank ", backend->getRank(), " of ",
                 backend->getSize(), " for rank ", job->rank(), " of ", job->size(), "; accepted: the same ranks in the same order");
   std::vector<int64_t> ranks(static_cast<size_t>(job->size()));
   std::iota(ranks.begin(), ranks.end(), 0);
-  return std::make_shared<C10dCommunicator>(std::move(job), std::move(backend), std::move(ranks), "world", 0);
+  const bool shares_memory = job->is_one_machine();
+  return std::make_shared<C10dCommunicator>(C10dMessages(std::move(job), std::move(backend), std::move(ranks)), "world", 0, std::make_shared<Staging>(),
+                                            shares_memory);
 }
 
 }  // namespace tessera::comm

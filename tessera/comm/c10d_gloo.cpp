@@ -16,11 +16,9 @@ using c10d::ProcessGroupGloo;
 constexpr std::chrono::milliseconds kLongest = std::chrono::hours(24 * 365);
 
 std::shared_ptr<::gloo::transport::Device> make_device(const ProcessJob& job) {
-  if (job.is_one_machine()) {
-    return ProcessGroupGloo::createDeviceForHostname("127.0.0.1");
-  }
   const char* interface = std::getenv("GLOO_SOCKET_IFNAME");
-  return interface && *interface ? ProcessGroupGloo::createDeviceForInterface(interface) : ProcessGroupGloo::createDefaultDevice();
+  const bool is_chosen = interface && *interface && !job.is_one_machine();
+  return is_chosen ? ProcessGroupGloo::createDeviceForInterface(interface) : ProcessGroupGloo::createDeviceForHostname(job.address());
 }
 
 }  // namespace

@@ -102,7 +102,7 @@ std::string Call::str() const {
   }
   const auto tensors = telling(*this);
   for (size_t i = 0; i < std::min<size_t>(tensors.size(), 4); ++i) {
-    out << (i == 0 ? " of " : ", ") << tensors[i].scalar_type() << tensors[i].sizes();
+    out << (i == 0 ? " of " : ", ") << tensors[i].scalar_type() << tensors[i].sizes() << (tensors[i].is_cpu() ? "" : " on device");
   }
   out << (tensors.size() > 4 ? ", ..." : "") << " over " << group->name();
   if (*op) {
@@ -152,20 +152,25 @@ const std::vector<int64_t>& own_group(const Communicator& parent, const std::vec
 
 CallScope::CallScope(Call& call) : call_(call), context_(RankContext::current()), exceptions_(std::uncaught_exceptions()) {
   verify_call(call);
-  if (!context_) {
-    return;
+  if (context_) {
+    throw_if_stopped();
+    call.op = context_->current_op;
+    call.program = context_->compare_programs ? &context_->program : nullptr;
+    context_->tell([&](Watcher& watcher) { watcher.on_begin(call_); });
   }
-  throw_if_stopped();
-  call.op = context_->current_op;
-  call.program = context_->compare_programs ? &context_->program : nullptr;
-  context_->tell([&](Watcher& watcher) { watcher.on_begin(call_); });
+  wait_.emplace();
 }
 
 CallScope::~CallScope() {
+  wait_.reset();
   if (context_) {
     const bool failed = std::uncaught_exceptions() > exceptions_;
     context_->tell([&](Watcher& watcher) { watcher.on_end(call_, failed); });
   }
+}
+
+void note_composed(const Call& call, const char* parts) {
+  if (auto* context = RankContext::current()) context->ledger.record_composed(name_of(call.kind), call.group->name(), parts);
 }
 
 WorkPtr finished_work() { return std::make_unique<FinishedWork>(); }

@@ -2,12 +2,14 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
 
 #include "tessera/comm/communicator.h"
+#include "tessera/comm/wait_hook.h"
 
 namespace tessera::comm {
 
@@ -62,7 +64,7 @@ class Watcher {
 };
 
 // The scope of one collective on the calling rank, for backends: verifies and completes `call`, throws Stopped if the job was
-// asked to stop, and tells the watchers.
+// asked to stop, and tells the watchers. A wait may follow (wait_hook.h).
 class CallScope {
  public:
   explicit CallScope(Call& call);
@@ -74,7 +76,11 @@ class CallScope {
   const Call& call_;
   RankContext* context_;
   int exceptions_;
+  std::optional<WaitScope> wait_;
 };
+
+// Says in the calling rank's ledger that `call` was composed of `parts`, because the backend has no such collective.
+void note_composed(const Call& call, const char* parts);
 
 // A Work that was done when it was made.
 WorkPtr finished_work();

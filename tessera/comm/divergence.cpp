@@ -8,7 +8,7 @@ namespace tessera::comm {
 namespace {
 
 bool same(const at::Tensor& a, const at::Tensor& b) {
-  return a.scalar_type() == b.scalar_type() && a.device() == b.device() && a.sizes() == b.sizes();
+  return a.scalar_type() == b.scalar_type() && a.is_cpu() == b.is_cpu() && a.sizes() == b.sizes();
 }
 
 // Whether what `a` gives to `b` (positions i and j) is what `b` expects from it. The kinds are equal.

@@ -62,8 +62,8 @@ class Flights : public Watcher {
     }
     flight.peer = has_peer ? flight.ranks[static_cast<size_t>(call.peer)] : -1;
     flight.tag = is_message(call.kind) ? call.tag : -1;
-    flight.from = layouts[0];
-    flight.to = layouts[1];
+    flight.from = layouts.from;
+    flight.to = layouts.to;
     open_.push_back(recorder_.begin(flight));
   }
 
@@ -82,7 +82,8 @@ class Flights : public Watcher {
     file.commit();
   }
 
-  const void* layouts[2] = {};
+  CurrentLayouts layouts;
+  uint64_t scopes = 0;  // so far
 
  private:
   const int64_t rank_, world_;
@@ -123,15 +124,19 @@ void record_flights(RankContext& context) {
 
 FlightLayouts::FlightLayouts(RankContext& context, const layout::Spec& from, const layout::Spec& to) : recorder_(context.slot(&kKey)) {
   if (auto* flights = static_cast<Flights*>(recorder_.get())) {
-    previous_[0] = std::exchange(flights->layouts[0], from.get());
-    previous_[1] = std::exchange(flights->layouts[1], to.get());
+    previous_ = std::exchange(flights->layouts, {from.get(), to.get(), ++flights->scopes});
   }
 }
 
 FlightLayouts::~FlightLayouts() {
   if (auto* flights = static_cast<Flights*>(recorder_.get())) {
-    std::copy_n(previous_, 2, flights->layouts);
+    flights->layouts = previous_;
   }
+}
+
+CurrentLayouts current_layouts(RankContext& context) {
+  const auto* flights = static_cast<Flights*>(context.slot(&kKey).get());
+  return flights ? flights->layouts : CurrentLayouts{};
 }
 
 FlightFolder::FlightFolder(std::string folder) {

@@ -12,6 +12,14 @@ namespace tessera::comm {
 // Records every collective of `context` from now on (trace::FlightRecorder). RankScope does it for every rank.
 void record_flights(RankContext& context);
 
+// What the innermost FlightLayouts of a rank says; `scope` tells one from another. Nulls and zero outside of all.
+struct CurrentLayouts {
+  const layout::SpecData* from = nullptr;
+  const layout::SpecData* to = nullptr;
+  uint64_t scope = 0;
+};
+CurrentLayouts current_layouts(RankContext& context);
+
 // The layouts that the collectives of this scope change a tensor from and to, for the recorder.
 class FlightLayouts {
  public:
@@ -22,7 +30,7 @@ class FlightLayouts {
 
  private:
   std::shared_ptr<void> recorder_;
-  const void* previous_[2] = {};
+  CurrentLayouts previous_;
 };
 
 // While it lives, the ranks of this process that fail leave their recorders in `folder`, made if need be (flight_rank_3.json, ...).

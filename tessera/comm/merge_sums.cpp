@@ -171,6 +171,19 @@ std::vector<NodeSum> with_nodes(const MergePlan& plan, const std::vector<at::Ten
   return result;
 }
 
+void merge_piece(const MergePlan& plan, const std::vector<at::Tensor>& sums, const std::vector<at::Tensor>& results) {
+  if (results.empty()) {
+    return;
+  }
+  AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, results[0].scalar_type(), "merge", [&] {
+    std::vector<const scalar_t*> from;
+    for (const at::Tensor& sum : sums) from.push_back(sum.const_data_ptr<scalar_t>());
+    std::vector<std::vector<scalar_t*>> to;
+    for (const at::Tensor& result : results) to.push_back({result.mutable_data_ptr<scalar_t>()});
+    Adder<scalar_t>(plan, from, to).run(0, 0, results[0].numel());
+  });
+}
+
 void merge_sums(const std::vector<const Call*>& calls, size_t part) {
   const Merge& merge = *calls[part]->merge;
   if (merge.plan.closed().empty()) {

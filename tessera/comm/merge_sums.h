@@ -18,4 +18,8 @@ std::vector<NodeSum> with_nodes(const MergePlan& plan, const std::vector<at::Ten
 // members, or, of a scatter, all that one member gets. CPU tensors only.
 void merge_sums(const std::vector<const Call*>& calls, size_t part);
 
+// results[k][i] = closed node k of sums[.][i]: all members' sums, those of member 0 first, flat and of equal length. A result may
+// be one of the sums. CPU tensors only.
+void merge_piece(const MergePlan& plan, const std::vector<at::Tensor>& sums, const std::vector<at::Tensor>& results);
+
 }  // namespace tessera::comm

@@ -2,14 +2,16 @@
 
 #include <csignal>
 #include <future>
+#include <iostream>
 
 #include <ATen/Parallel.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include "tessera/base/error.h"
 #include "tessera/comm/c10d.h"
-#include "tessera/comm/context.h"
+#include "tessera/comm/c10d_device.h"
 #include "tessera/comm/errors.h"
 #include "tessera/comm/flight.h"
 #include "tessera/comm/rank_scope.h"
@@ -58,66 +60,154 @@ StorePtr make_store(const Place& place, const ProcessOptions& options, uint64_t 
 }
 
 // The job's first error is that of its store when the process that serves it dies early.
-std::shared_ptr<ProcessJob> join_job(const Place& place, const StorePtr& store, const ProcessOptions& options, uint64_t stops_before) {
+std::shared_ptr<ProcessJob> join_job(const HandedGroup& group, const std::string& where, const ProcessOptions& options, uint64_t stops_before) {
   try {
-    return std::make_shared<ProcessJob>(store, place.rank, place.size, options, stops_before);
+    return std::make_shared<ProcessJob>(group.store, group.rank, group.size, options, stops_before);
   } catch (const base::CommError&) {
     throw;
   } catch (const c10::DistError& error) {
-    TESSERA_THROW(CommError, "[comm] rank ", place.rank, " of ", place.size, " lost the job's store at ", place.host, ":", place.port,
-                  " while the ranks gathered: the process that serves it is gone (", base::message_of(error), ")");
+    TESSERA_THROW(CommError, "[comm] rank ", group.rank, " of ", group.size, " lost the job's store", where, " while the ranks gathered: the process that ",
+                  "serves it is gone (", base::message_of(error), ")");
   }
 }
 
-void run_body(const Place& place, const std::shared_ptr<ProcessJob>& job, const StorePtr& store, const ProcessOptions& options,
-              uint64_t stops_before, const std::function<void(int64_t)>& body) {
-  RankContext context;
-  context.rank = place.rank;
-  context.world_size = place.size;
-  context.deadline = options.deadline;
-  context.compare_programs = options.compare_programs;
-  context.stops_before = stops_before;
+c10::intrusive_ptr<c10d::Backend> connect_gloo(const StorePtr& store, const std::shared_ptr<ProcessJob>& job, const ProcessOptions& options) {
   const auto end = std::chrono::steady_clock::now() + options.deadline;
-  const auto gloo = make_aside([store, job] { return make_gloo(store, *job); }, [&] {
+  return make_aside([store, job] { return make_gloo(store, *job); }, [&] {
     job->throw_if_failed(nullptr, 0);
-    TESSERA_CHECK_AS(CommTimeout, std::chrono::steady_clock::now() < end, "[comm] rank ", place.rank, ": Gloo did not connect the ranks within ",
+    TESSERA_CHECK_AS(CommTimeout, std::chrono::steady_clock::now() < end, "[comm] rank ", job->rank(), ": Gloo did not connect the ranks within ",
                      options.deadline.count(), " ms; is there TCP between all machines? GLOO_SOCKET_IFNAME names the interface to use");
   });
-  context.world = join_c10d(job, gloo);
-  ContextGuard guard(&context);
-  const RankScope scope;
+}
+
+std::shared_ptr<Communicator> join_world(const HandedGroup& group, const std::shared_ptr<ProcessJob>& job, const ProcessOptions& options) {
+  auto world = join_c10d(job, group.cpu ? group.cpu : connect_gloo(group.store, job, options));
+  auto devices = group.devices;
+  if (!devices && (devices = make_nccl(group.store))) devices->world = group.cuda;
+  return devices ? join_devices(job, std::move(world), std::move(*devices)) : world;
+}
+
+// The intra-op threads of the calling thread, set for a scope; 0: they stay as they are.
+class IntraOpThreads {
+ public:
+  explicit IntraOpThreads(int count) : before_(at::get_num_threads()) { set_intra_op_threads(count > 0 ? count : before_); }
+  ~IntraOpThreads() { set_intra_op_threads(before_); }
+  IntraOpThreads(const IntraOpThreads&) = delete;
+  IntraOpThreads& operator=(const IntraOpThreads&) = delete;
+
+ private:
+  const int before_;
+};
+
+}  // namespace
+
+// In the order of its making.
+class JoinedProcess::Rank {
+ public:
+  Rank(const HandedGroup& group, const std::string& where, const ProcessOptions& options, uint64_t stops_before)
+      : job(join_job(group, where, options, stops_before)),
+        threads_(options.intra_op_threads > 0 ? options.intra_op_threads : group.local_size > 0 ? threads_per_rank(group.local_size) : 0) {
+    try {
+      context.rank = group.rank;
+      context.world_size = group.size;
+      context.deadline = options.deadline;
+      context.compare_programs = options.compare_programs;
+      context.stops_before = stops_before;
+      context.world = join_world(group, job, options);
+      guard_.emplace(&context);
+      scope_.emplace();
+    } catch (...) {
+      job->fail(base::message_of(std::current_exception()));
+      throw;
+    }
+  }
+
+  const std::shared_ptr<ProcessJob> job;
+  RankContext context;
+
+ private:
+  const IntraOpThreads threads_;
+  std::optional<ContextGuard> guard_;
+  std::optional<RankScope> scope_;
+};
+
+JoinedProcess::JoinedProcess(std::unique_ptr<Rank> rank) : rank_(std::move(rank)) {}
+
+JoinedProcess::JoinedProcess(JoinedProcess&&) noexcept = default;
+
+JoinedProcess::~JoinedProcess() {
+  if (!rank_) return;
   try {
-    body(place.rank);
-    job->finish();
+    std::uncaught_exceptions() > 0 ? fail("it ended by an exception") : leave();
+  } catch (const std::exception& error) {
+    std::cerr << c10::str("tessera: ", base::message_of(error), "\n") << std::flush;
+  }
+}
+
+RankContext& JoinedProcess::context() const { return rank_->context; }
+
+void JoinedProcess::leave() {
+  TESSERA_CHECK(rank_, "[comm] this process has left its job already");
+  try {
+    const WaitScope scope;
+    rank_->job->finish();
   } catch (...) {
-    const auto message = base::message_of(std::current_exception());
-    job->fail(message);
-    leave_flights(context, message);
+    fail(base::message_of(std::current_exception()));
     throw;
   }
+  rank_.reset();
+}
+
+void JoinedProcess::fail(const std::string& message) noexcept {
+  if (!rank_) return;
+  rank_->job->fail(message);
+  leave_flights(rank_->context, message);
+  rank_.reset();
+}
+
+namespace {
+
+void verify_rank(int64_t rank, int64_t size) {
+  TESSERA_CHECK(!RankContext::current(), "[comm] a process cannot join a job from inside of a rank; leave the other first");
+  TESSERA_CHECK(size >= 1 && rank >= 0 && rank < size, "[comm] rank ", rank, " of ", size, "; accepted: ranks 0 to size - 1");
+  std::signal(SIGPIPE, SIG_IGN);  // Gloo writes to connections that may have broken
 }
 
 }  // namespace
 
-void run_process(const Place& place, const std::function<void(int64_t rank)>& body, const ProcessOptions& options) {
-  TESSERA_CHECK(!RankContext::current(), "[run_process] called by a rank; a rank cannot start ranks");
-  TESSERA_CHECK(place.size >= 1 && place.rank >= 0 && place.rank < place.size, "[run_process] rank ", place.rank, " of ", place.size,
-                "; accepted: ranks 0 to size - 1");
-  std::signal(SIGPIPE, SIG_IGN);  // Gloo writes to connections that may have broken
+HandedGroup hand_in(const c10::intrusive_ptr<c10d::ProcessGroup>& group, StorePtr store) {
+  HandedGroup handed{.store = std::move(store), .rank = group->getRank(), .size = group->getSize()};
+  if (group->hasBackendForDeviceType(at::kCPU)) handed.cpu = group->getBackend(at::kCPU);
+  // Torch registers Gloo for CUDA tensors too, which it copies to the CPU and back.
+  const bool has_cuda = group->hasBackendForDeviceType(at::kCUDA);
+  if (has_cuda && group->getBackend(at::kCUDA)->getBackendName() == "nccl") handed.cuda = group->getBackend(at::kCUDA);
+  return handed;
+}
+
+JoinedProcess join_process(const HandedGroup& group, const ProcessOptions& options) {
+  verify_rank(group.rank, group.size);
+  auto own = group;
+  own.store = c10::make_intrusive<c10d::PrefixStore>("tessera/" + group.name, group.store);
+  return JoinedProcess(std::make_unique<JoinedProcess::Rank>(own, "", options, stop_requests()));
+}
+
+JoinedProcess join_process(const Place& place, const ProcessOptions& options) {
+  verify_rank(place.rank, place.size);
   const auto stops_before = stop_requests();
-  const auto store = make_store(place, options, stops_before);
-  const auto job = join_job(place, store, options, stops_before);
-  const auto threads_before = at::get_num_threads();
-  set_intra_op_threads(options.intra_op_threads > 0 ? options.intra_op_threads : threads_per_rank(place.local_size));
+  const HandedGroup group{.store = make_store(place, options, stops_before), .rank = place.rank, .size = place.size, .local_size = place.local_size};
+  return JoinedProcess(std::make_unique<JoinedProcess::Rank>(group, c10::str(" at ", place.host, ":", place.port), options, stops_before));
+}
+
+void run_process(const Place& place, const std::function<void(int64_t rank)>& body, const ProcessOptions& options) {
+  auto rank = join_process(place, options);
   try {
-    run_body(place, job, store, options, stops_before, body);
+    body(place.rank);
+    rank.leave();
   } catch (...) {
     const auto error = std::current_exception();
-    job->fail(base::message_of(error));
-    at::set_num_threads(threads_before);
+    rank.fail(base::message_of(error));
     rethrow_of(place.rank, error);
   }
-  at::set_num_threads(threads_before);
 }
 
 }  // namespace tessera::comm

@@ -175,6 +175,10 @@ void ProcessJob::fail(const std::string& message) {
   is_told_ = true;
 }
 
+void ProcessJob::diverge(const std::string& message, uint64_t group) {
+  set_failure({JobFailure::Kind::kDiverged, rank_, message, group});
+}
+
 void ProcessJob::finish() {
   {
     std::lock_guard lock(mutex_);
@@ -302,6 +306,9 @@ void ProcessJob::watch_wait(Clock::time_point now) {
 // Asks the other members of the group (of a message: its other end) where they are. Wants the mutex.
 void ProcessJob::ask() {
   const auto& [call, group, number] = *waiting_.round;
+  if (call.kind == Kind::kSend) {
+    return;  // it waits for nobody: the answer would be about what comes the other way
+  }
   Packer packer;
   packer.number(static_cast<uint64_t>(Message::kQuestion)).number(waiting_.id).number(group).number(static_cast<uint64_t>(number));
   packer.number(is_message(call.kind)).number(static_cast<uint64_t>(call.tag));

@@ -85,6 +85,9 @@ class ProcessJob : private ProcessLinks::Listener {
   // The rank threw outside of any collective: tells all.
   void fail(const std::string& message);
 
+  // The members of `group` run different programs, as the rank has found by itself: tells all.
+  void diverge(const std::string& message, uint64_t group);
+
   // The rank is done: says goodbye, and waits until all have done so. Throws if another failed.
   void finish();
 

@@ -10,12 +10,9 @@
 #include <thread>
 #include <vector>
 
-#include <c10/util/intrusive_ptr.h>
-#include <torch/csrc/distributed/c10d/Store.hpp>
+#include "tessera/comm/gather.h"
 
 namespace tessera::comm {
-
-using StorePtr = c10::intrusive_ptr<c10d::Store>;
 
 // One TCP connection between every two ranks, beside those that carry tensors, and one thread that reads them all.
 //
@@ -37,9 +34,7 @@ class ProcessLinks {
   };
   static constexpr std::chrono::milliseconds kTick{20};
 
-  // Connects to all other ranks through addresses left in `store`, and starts to listen. `check` is called while waiting for
-  // them, every few milliseconds, and may throw. Throws CommTimeout, which names the ranks that did not come, after
-  // `deadline`. Collective over all ranks.
+  // Connects to all other ranks as gather_links does, and starts to listen. Collective over all ranks.
   ProcessLinks(const StorePtr& store, int64_t rank, int64_t size, std::chrono::milliseconds deadline, Listener& listener,
                const std::function<void()>& check);
   // Closes all connections; the others find them lost.
@@ -58,30 +53,27 @@ class ProcessLinks {
   const std::string& process_of(int64_t rank) const { return peers_[static_cast<size_t>(rank)].process; }
 
   // Whether all ranks run on one machine.
-  bool is_one_machine() const;
+  bool is_one_machine() const { return address_ == "127.0.0.1"; }
+
+  // The address of this machine at which the others reached it or from which it reached them; loopback if there are none.
+  const std::string& address() const { return address_; }
 
  private:
   struct Peer {
-    int socket = -1;
-    std::string machine, process;
+    Socket socket;
+    std::string process;
     std::string received;  // bytes of messages not yet complete
     std::mutex sending;
   };
 
-  void listen();
-  void introduce(const StorePtr& store, int port);
-  void connect_to(int64_t peer, const std::vector<std::string>& addresses, int port, std::chrono::steady_clock::time_point end);
-  void accept_others(std::chrono::steady_clock::time_point end, const std::function<void()>& check);
   void read_from(int64_t peer);
   void deliver(int64_t peer);
   void run();
 
-  const int64_t rank_, size_;
+  const int64_t size_;
   Listener& listener_;
   std::vector<Peer> peers_;
-  std::string token_;  // of the job: keeps strangers out
-  int listening_ = -1;
-  int port_ = 0;
+  std::string address_ = "127.0.0.1";
   int wake_[2] = {-1, -1};
   std::thread thread_;
 };

@@ -27,6 +27,48 @@ std::string op_text(const Program::Entry& entry) {
   return std::string(entry.op) + (printer && entry.detail ? " " + printer(entry.detail) : "");
 }
 
+void pack_merge(Packer& message, const Merge& merge) {
+  const auto pack_ranges = [&](const auto& ranges) {
+    message.number(ranges.size());
+    for (const auto& range : ranges) message.number(static_cast<uint64_t>(range.begin)).number(static_cast<uint64_t>(range.end));
+  };
+  pack_ranges(std::vector<layout::Node>{merge.plan.root()});
+  message.number(merge.plan.nodes().size());
+  for (const auto& held : merge.plan.nodes()) pack_ranges(held);
+  message.number(static_cast<uint64_t>(c10::typeMetaToScalarType(merge.options.dtype()))).numbers(merge.sizes).number(merge.scatter.has_value());
+  if (merge.scatter) {
+    message.number(static_cast<uint64_t>(merge.scatter->dim));
+    pack_ranges(merge.scatter->parts);
+  }
+}
+
+template <typename Range>
+std::vector<Range> unpack_ranges(Unpacker& message) {
+  std::vector<Range> ranges(message.number());
+  for (auto& range : ranges) {
+    range.begin = static_cast<int64_t>(message.number());
+    range.end = static_cast<int64_t>(message.number());
+  }
+  return ranges;
+}
+
+MergePlan unpack_plan(Unpacker& message) {
+  const auto root = unpack_ranges<layout::Node>(message);
+  MergePlan::Nodes nodes(message.number());
+  for (auto& held : nodes) held = unpack_ranges<layout::Node>(message);
+  return {std::move(nodes), root.at(0)};
+}
+
+Merge unpack_merge(Unpacker& message, const MergePlan& plan) {
+  Merge merge{.plan = plan, .options = at::TensorOptions().dtype(static_cast<at::ScalarType>(message.number()))};
+  merge.sizes = message.numbers();
+  if (message.number()) {
+    merge.scatter = Merge::Scatter{.dim = static_cast<int64_t>(message.number())};
+    merge.scatter->parts = unpack_ranges<layout::Range>(message);
+  }
+  return merge;
+}
+
 // The tensors that two members have for each other, by position: the lists of collectives have one for each member.
 std::vector<at::Tensor> pair_of(at::TensorList tensors, int64_t first, int64_t second, int64_t members) {
   if (static_cast<int64_t>(tensors.size()) != members) {
@@ -38,12 +80,13 @@ std::vector<at::Tensor> pair_of(at::TensorList tensors, int64_t first, int64_t s
 }  // namespace
 
 void pack_shape(Packer& message, const at::Tensor& tensor) {
-  message.number(static_cast<uint64_t>(tensor.scalar_type())).numbers(tensor.sizes());
+  message.number(static_cast<uint64_t>(tensor.scalar_type())).number(tensor.is_cpu()).numbers(tensor.sizes());
 }
 
 at::Tensor unpack_shape(Unpacker& message) {
   const auto dtype = static_cast<at::ScalarType>(message.number());
-  return at::empty({}, at::TensorOptions().dtype(dtype)).expand(message.numbers());
+  const auto device = message.number() ? at::kCPU : at::kMeta;
+  return at::empty({}, at::TensorOptions().dtype(dtype).device(device)).expand(message.numbers());
 }
 
 void pack_call(Packer& message, const Call& call) {
@@ -51,6 +94,10 @@ void pack_call(Packer& message, const Call& call) {
       .number(static_cast<uint64_t>(call.tag)).text(call.op);
   pack_shapes(message, call.inputs);
   pack_shapes(message, call.outputs);
+  message.number(call.merge != nullptr);
+  if (call.merge) {
+    pack_merge(message, *call.merge);
+  }
   message.number(call.program != nullptr);
   if (call.program) {
     message.number(call.program->hash).number(call.program->count);
@@ -73,6 +120,10 @@ RemoteCall::RemoteCall(Unpacker& message, const Communicator& group, int64_t ran
   outputs_ = unpack_shapes(message);
   call_.inputs = inputs_;
   call_.outputs = outputs_;
+  if (message.number()) {
+    plan_.emplace(unpack_plan(message));
+    call_.merge = &merge_.emplace(unpack_merge(message, *plan_));
+  }
   if (message.number()) {
     program_.hash = message.number();
     program_.count = message.number();

@@ -3,6 +3,7 @@
 
 #include <deque>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -10,6 +11,7 @@
 
 #include "tessera/comm/context.h"
 #include "tessera/comm/divergence.h"
+#include "tessera/comm/exact_merge.h"
 #include "tessera/comm/packing.h"
 
 namespace tessera::comm {
@@ -17,7 +19,7 @@ namespace tessera::comm {
 // Dtype and sizes of `tensor`.
 void pack_shape(Packer& message, const at::Tensor& tensor);
 
-// A CPU tensor of that dtype and these sizes, without memory of its own for each element.
+// A tensor of that dtype and these sizes, without memory of its own for each element: on the CPU, or on meta for any other device.
 at::Tensor unpack_shape(Unpacker& message);
 
 // Everything of `call` that divergence_of reads, the ops of its program as texts.
@@ -37,6 +39,8 @@ class RemoteCall {
   std::vector<at::Tensor> inputs_, outputs_;
   std::deque<std::string> texts_;
   Program program_;
+  std::optional<MergePlan> plan_;
+  std::optional<Merge> merge_;
   Call call_;
 };
 

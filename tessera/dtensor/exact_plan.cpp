@@ -47,11 +47,14 @@ void plan_exact(RankState& state, const OpInfo& info, const rules::Call& call, c
       output.final_spec = wished ? merged.with(*wished) : merged;
     }
     if (plan.exact && i == 0) output.spec = merged;
-    ScatteringMove way(state.ctx, state.moves, output.spec, output.final_spec);
-    if (plan.exact && plan.exact->node && i == 0) {
-      for (NodePlan::Axis& axis : plan.exact->node->axes) axis.scatter = way.next(axis.axis);
-      output.spec = way.now();
+    NodePlan* node = i == 0 && plan.exact ? plan.exact->node.get() : nullptr;
+    std::vector<int64_t> axes;
+    if (node) std::transform(node->axes.begin(), node->axes.end(), std::back_inserter(axes), [](const NodePlan::Axis& axis) { return axis.axis; });
+    ScatteringMove way(state.ctx, state.moves, output.spec, output.final_spec, std::move(axes));
+    if (node) {
+      for (NodePlan::Axis& axis : node->axes) axis.merging = way.next(axis.axis);
     }
+    output.spec = way.now();
     output.move = way.rest();
   }
   if (!plan.exact) return;

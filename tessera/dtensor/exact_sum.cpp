@@ -1,6 +1,7 @@
 #include "tessera/dtensor/exact_sum.h"
 
 #include "tessera/base/error.h"
+#include "tessera/comm/flight.h"
 #include "tessera/dtensor/dispatch.h"
 #include "tessera/dtensor/wishes.h"
 
@@ -216,7 +217,21 @@ std::vector<comm::NodeSum> run_merge(comm::RankContext& ctx, const layout::Mesh&
   return group.merge(merge);
 }
 
-std::optional<comm::Merge::Scatter> ScatteringMove::next(int64_t axis) {
+Merging ScatteringMove::next(int64_t axis) {
+  Merging merging{.from = with_sums()};
+  std::erase(left_, axis);
+  merging.scatter = scatter_over(axis);
+  merging.to = with_sums();
+  return merging;
+}
+
+layout::Spec ScatteringMove::with_sums() const {
+  layout::Placements placements = now_->placements;
+  for (int64_t axis : left_) placements[axis] = layout::Partial();
+  return now_.with(placements);
+}
+
+std::optional<comm::Merge::Scatter> ScatteringMove::scatter_over(int64_t axis) {
   const Move* move = rest();
   if (!move || move->path.steps.empty()) return std::nullopt;
   const reshard::Step& step = move->path.steps.front();
@@ -263,9 +278,10 @@ at::Tensor run_node_sum(comm::RankContext& ctx, const ExactSum& sum, c10::ArrayR
   if (plan.runs.empty()) mine.clear();
   for (const NodePlan::Axis& step : plan.axes) {
     const bool may_reuse = std::all_of(mine.begin(), mine.end(), [](const comm::NodeSum& node) { return is_alone(node.sum); });
-    comm::Merge merge{.plan = step.plan, .sizes = sizes, .options = options, .scatter = step.scatter};
+    comm::Merge merge{.plan = step.plan, .sizes = sizes, .options = options, .scatter = step.merging.scatter};
     merge.memory = may_reuse ? comm::Merge::Memory::kReuse : comm::Merge::Memory::kKeep;
     for (comm::NodeSum& node : mine) merge.sums.push_back(node.sum.contiguous());
+    const comm::FlightLayouts layouts(ctx, step.merging.from, step.merging.to);
     mine = run_merge(ctx, sum.local.operands[0]->mesh, step.axis, op, merge);
     sizes = merge.sizes_at(ctx.axis(sum.local.operands[0]->mesh, step.axis).rank());
   }

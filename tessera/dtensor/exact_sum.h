@@ -21,6 +21,12 @@ struct SummedDim {
   int64_t dim = 0;
 };
 
+// How one merge changes the layout of a sum.
+struct Merging {
+  std::optional<comm::Merge::Scatter> scatter;  // nothing: it replicates
+  layout::Spec from, to;                        // Partial where merges are still to come; for the flight recorder
+};
+
 // A sum over one dim that is finished at once: this rank computes the nodes that cover its leaves, the ranks of the axes that
 // cut the dim merge them.
 struct NodePlan {
@@ -31,7 +37,7 @@ struct NodePlan {
   struct Axis {
     int64_t axis = 0;
     comm::MergePlan plan;
-    std::optional<comm::Merge::Scatter> scatter;
+    Merging merging;
   };
   layout::Node root;
   std::vector<SummedDim> dims;
@@ -92,20 +98,25 @@ std::unique_ptr<ExactSum> plan_exact_sum(comm::RankContext& ctx, const layout::L
 // merge over that axis scatters, so that no rank gets what it would drop.
 class ScatteringMove {
  public:
-  // From `from`, Replicate on each axis that will be merged.
-  ScatteringMove(comm::RankContext& ctx, Moves& moves, layout::Spec from, layout::Spec to) : ctx_(ctx), moves_(moves), now_(from), to_(to) {}
+  // From `from`, Replicate on each axis that will be merged: `axes`.
+  ScatteringMove(comm::RankContext& ctx, Moves& moves, layout::Spec from, layout::Spec to, std::vector<int64_t> axes)
+      : ctx_(ctx), moves_(moves), now_(from), to_(to), left_(std::move(axes)) {}
 
-  // How the merge over `axis` scatters; nothing: it replicates. Asked once for each merge, in their order.
-  std::optional<comm::Merge::Scatter> next(int64_t axis);
+  // The merge over `axis`. Asked once for each, in their order.
+  Merging next(int64_t axis);
 
   // The layout after these merges, and the move that is left; null: none.
   const layout::Spec& now() const { return now_; }
   const Move* rest() const { return now_ == to_ ? nullptr : moves_.find_or_plan(now_, to_); }
 
  private:
+  std::optional<comm::Merge::Scatter> scatter_over(int64_t axis);
+  layout::Spec with_sums() const;
+
   comm::RankContext& ctx_;
   Moves& moves_;
   layout::Spec now_, to_;
+  std::vector<int64_t> left_;  // axes
 };
 
 // The sum, whole along the summed dim, and cut where the plan's merges scatter. `args` are the call's, local. Collective over

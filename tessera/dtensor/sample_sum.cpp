@@ -4,6 +4,7 @@
 #include <ATen/ops/zeros.h>
 
 #include "tessera/base/error.h"
+#include "tessera/comm/flight.h"
 #include "tessera/dtensor/dispatch.h"
 #include "tessera/dtensor/state.h"
 
@@ -149,7 +150,7 @@ std::vector<NodeSum> SampleSum::nodes() const {
 at::Tensor SampleSum::merged(RankState& state, const layout::Spec& to, const char* op) const {
   LocalScope scope;
   comm::Caller caller(state.ctx, op);
-  ScatteringMove way(state.ctx, state.moves, terms_, to);
+  ScatteringMove way(state.ctx, state.moves, terms_, to, merge_axes_);
   std::vector<NodeSum> mine = nodes();
   std::vector<int64_t> sizes = like_.sizes().vec();
   auto memory = comm::Merge::Memory::kKeep;
@@ -158,8 +159,10 @@ at::Tensor SampleSum::merged(RankState& state, const layout::Spec& to, const cha
     std::vector<Node> held;
     for (const NodeSum& node : mine) held.push_back(node.node);
     const comm::MergePlan plan(comm::exchange_nodes(group, held, leaves_.root, like_.device()), leaves_.root);
-    comm::Merge merge{.plan = plan, .sizes = sizes, .options = like_.options(), .scatter = way.next(axis), .memory = memory};
+    const Merging merging = way.next(axis);
+    comm::Merge merge{.plan = plan, .sizes = sizes, .options = like_.options(), .scatter = merging.scatter, .memory = memory};
     for (const NodeSum& node : mine) merge.sums.push_back(node.sum);
+    const comm::FlightLayouts layouts(state.ctx, merging.from, merging.to);
     mine = run_merge(state.ctx, terms_->mesh, axis, op, merge);
     sizes = merge.sizes_at(group.rank());
     memory = comm::Merge::Memory::kReuse;

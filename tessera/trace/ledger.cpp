@@ -17,7 +17,26 @@ void Ledger::record(const char* collective, const std::string& axis, const char*
   it->second.bytes += bytes;
 }
 
-void Ledger::clear() { entries_.clear(); }
+void Ledger::record_composed(const char* collective, const std::string& axis, const char* parts) {
+  auto it = composed_.find(std::tuple<std::string_view, std::string_view, std::string_view>(axis, collective, parts));
+  if (it == composed_.end()) {
+    it = composed_.emplace(std::tuple(axis, collective, parts), 0).first;
+  }
+  ++it->second;
+}
+
+void Ledger::clear() {
+  entries_.clear();
+  composed_.clear();
+}
+
+std::vector<Composition> Ledger::compositions() const {
+  std::vector<Composition> list;
+  for (const auto& [key, calls] : composed_) {
+    list.push_back({.collective = std::get<1>(key), .axis = std::get<0>(key), .parts = std::get<2>(key), .calls = calls});
+  }
+  return list;
+}
 
 std::vector<LedgerEntry> Ledger::entries() const {
   std::vector<LedgerEntry> list;
@@ -62,7 +81,16 @@ std::string Ledger::json() const {
            ", \"bytes\": " + std::to_string(entry.bytes) + "}";
     separator = ", ";
   }
-  return out + "], \"total_bytes\": " + std::to_string(total_bytes()) + "}";
+  out += "], \"total_bytes\": " + std::to_string(total_bytes());
+  separator = ", \"composed\": [";
+  for (const auto& [key, calls] : composed_) {
+    const auto& [axis, collective, parts] = key;
+    out += separator;
+    out += "{\"axis\": " + json_text(axis) + ", \"collective\": " + json_text(collective) + ", \"parts\": " + json_text(parts) +
+           ", \"calls\": " + std::to_string(calls) + "}";
+    separator = ", ";
+  }
+  return out + (composed_.empty() ? "}" : "]}");
 }
 
 }  // namespace tessera::trace

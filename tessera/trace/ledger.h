@@ -21,11 +21,21 @@ struct LedgerEntry {
   int64_t bytes = 0;
 };
 
+// A collective that the backend of an axis lacks, and what it was composed of instead.
+struct Composition {
+  std::string collective;
+  std::string axis;
+  std::string parts;  // the backend's own: `all_to_all, all_gather`, `send, receive`
+  int64_t calls = 0;
+};
+
 // What one rank sent. Not thread-safe: one per rank.
 class Ledger {
  public:
   // Adds one call. A null `op` counts as an empty name.
   void record(const char* collective, const std::string& axis, const char* op, int64_t bytes);
+  // Adds one call that was composed. Its bytes are recorded like any other's.
+  void record_composed(const char* collective, const std::string& axis, const char* parts);
   void clear();
 
   // Sorted by axis, collective, op.
@@ -34,12 +44,17 @@ class Ledger {
   int64_t bytes_of(const std::string& collective, const std::string& axis) const;
   int64_t calls_of(const std::string& collective, const std::string& axis) const;
 
-  // `{"entries": [...], "total_bytes": n}`.
+  // Sorted by axis, collective, parts.
+  std::vector<Composition> compositions() const;
+
+  // `{"entries": [...], "total_bytes": n}`, and `"composed": [...]` where anything was.
   std::string json() const;
 
  private:
   // By axis, collective, op; compared transparently, so that a repeated record allocates nothing.
   std::map<std::tuple<std::string, std::string, std::string>, LedgerEntry, std::less<>> entries_;
+  // By axis, collective, parts: calls.
+  std::map<std::tuple<std::string, std::string, std::string>, int64_t, std::less<>> composed_;
 };
 
 }  // namespace tessera::trace

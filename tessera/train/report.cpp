@@ -10,10 +10,14 @@
 
 namespace tessera::train {
 
-std::string progress_line(const StepRecord& record, int64_t steps, double tokens_per_s, double seconds_left) {
-  return fmt::format("step {}/{}  loss {:.4f}  grad_norm {:.2f}  tokens/s {}  mem {:.1f}GiB  left {}", record.step, steps,
-                     record.loss, record.grad_norm, with_commas(std::llround(tokens_per_s)),
-                     static_cast<double>(record.peak_bytes) / (1 << 30), short_duration(seconds_left));
+std::string progress_line(const StepRecord& record, int64_t steps, const Speed& speed) {
+  return fmt::format("step {}/{}  loss {:.4f}  grad_norm {:.2f}  mem {:.1f}GiB  tps {}  tflops {:.3g}  left {}", record.step, steps, record.loss,
+                     record.grad_norm, static_cast<double>(record.peak_bytes) / (1 << 30), with_commas(std::llround(speed.tps)),
+                     speed.tps * speed.flops_per_token * 1e-12, short_duration(speed.seconds_left));
+}
+
+double training_flops_per_token(int64_t multiplied_parameters, int64_t layers, int64_t dim, int64_t sequence) {
+  return 6.0 * static_cast<double>(multiplied_parameters) + 12.0 * static_cast<double>(layers * dim * sequence);
 }
 
 std::string eval_line(const EvalRecord& record) {

@@ -29,8 +29,19 @@ struct EvalRecord {
   double bytes_per_token = 1;  // of the held-out text; 0: not known
 };
 
-// `step 20/400  loss 3.1234  grad_norm 0.98  tokens/s 1,234  mem 0.2GiB  left 1m20s`.
-std::string progress_line(const StepRecord& record, int64_t steps, double tokens_per_s, double seconds_left);
+// How fast a run is, over all ranks.
+struct Speed {
+  double tps = 0;              // tokens a second
+  double flops_per_token = 0;  // training_flops_per_token
+  double seconds_left = 0;
+};
+
+// `step 20/400  loss 3.1234  grad_norm 0.98  mem 0.2GiB  tps 1,234  tflops 0.0123  left 1m20s`.
+std::string progress_line(const StepRecord& record, int64_t steps, const Speed& speed);
+
+// The usual estimate of what forward and backward of one token take: six for each parameter that is multiplied (an embedding is only
+// looked up), and the scores and sums of attention over the whole sequence. Recomputation does not count.
+double training_flops_per_token(int64_t multiplied_parameters, int64_t layers, int64_t dim, int64_t sequence);
 
 // `held out after 400 steps  loss 1.8312  bits/byte 2.642  unigram 3.0487 (1.217 below)  over 214,912 bytes`. With a
 // tokenizer `bits/token 5.31 (1.42 bits/byte)` and `over 80,640 tokens`: bits/byte compare across tokenizers.

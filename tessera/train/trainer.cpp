@@ -40,6 +40,12 @@ void check_written(const std::ofstream& file, const char* option) {
   TESSERA_CHECK_AS(DataError, file, "[train] writing ", option, " failed; accepted: a path on a disk with room");
 }
 
+// Parameters that are looked up, and multiplied by nothing.
+int64_t looked_up(const Config& config) {
+  const auto& model = config.model;
+  return model.dim * ((model.tie_embeddings ? 0 : model.vocab_size) + (model.kind == "gpt" ? config.data.sequence : 0));
+}
+
 // What rank 0 shows and keeps.
 class Console : public Observer {
  public:
@@ -54,8 +60,10 @@ class Console : public Observer {
   void on_start(const Training& training) override {
     const auto ranks = config_.ranks();
     mesh_ = training.plan.mesh.str();
+    const auto parameters = models::parameter_count(training.model);
+    flops_per_token_ = training_flops_per_token(parameters - looked_up(config_), config_.model.layers, config_.model.dim, config_.data.sequence);
     print(fmt::format("{} of {} parameters in {}{} on {} rank{} ({}), {} intra-op thread{} each", config_.model.kind,
-                      base::human_count(models::parameter_count(training.model)), config_.train.dtype,
+                      base::human_count(parameters), config_.train.dtype,
                       config_.is_exact() ? " (numerics exact, " + config_.train.lattice.str() + ")" : "", ranks,
                       ranks == 1 ? "" : "s", mesh_, comm::threads_per_rank(ranks),
                       comm::threads_per_rank(ranks) == 1 ? "" : "s"));
@@ -83,7 +91,8 @@ class Console : public Observer {
     if (record.step == 1 || record.step % config_.train.log_every == 0 || record.step == steps) {
       const auto now = Clock::now();
       const auto left = seconds(start_, now) / static_cast<double>(record.step) * static_cast<double>(steps - record.step);
-      print(progress_line(record, steps, static_cast<double>(tokens_) / seconds(last_line_, now), left));
+      const Speed speed{.tps = static_cast<double>(tokens_) / seconds(last_line_, now), .flops_per_token = flops_per_token_, .seconds_left = left};
+      print(progress_line(record, steps, speed));
       last_line_ = now;
       tokens_ = 0;
     }
@@ -125,6 +134,7 @@ class Console : public Observer {
   TrainResult& result_;
   Clock::time_point start_, last_line_;
   int64_t tokens_ = 0;
+  double flops_per_token_ = 0;
   std::string mesh_;
   bool keeps_model_;
   std::vector<checkpoint::NamedTensor> parameters_;  // at the end

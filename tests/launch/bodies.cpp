@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include "tessera/base/hash.h"
+#include "tessera/comm/c10d.h"
 #include "tessera/comm/exact_merge.h"
 #include "tessera/layout/mesh.h"
 #include "tests/unit/comm/support.h"
@@ -82,11 +83,34 @@ void run_all(comm::Communicator& group, int64_t size, at::ScalarType dtype, std:
   }
 }
 
+// The world as it is, and over messages alone, which processes of one machine otherwise avoid where they can share memory.
+std::vector<std::shared_ptr<comm::Communicator>> worlds() {
+  const auto& own = RankContext::require().world;
+  return {own, comm::backend_of(*own) ? comm::split_messages_only(*own) : own};
+}
+
 void collectives(int64_t, std::ostream& out) {
-  for (const auto size : kSizes) {
-    for (const auto dtype : kTypes) run_all(world(), size, dtype, out);
+  for (const auto& group : worlds()) {
+    for (const auto size : kSizes) {
+      for (const auto dtype : kTypes) run_all(*group, size, dtype, out);
+    }
+    group->barrier();
   }
-  world().barrier();
+}
+
+// Of many pieces, the last one short; half a MiB travels at a time, up to four ahead.
+void large(int64_t rank, std::ostream& out) {
+  for (const auto& group : worlds()) {
+    for (const auto dtype : {at::kFloat, at::kBool}) {
+      auto tensor = values_of(key_of(rank), {(3 << 20) + 77}, dtype);
+      group->all_reduce(tensor, ReduceOp::kSum)->wait();
+      std::vector<at::Tensor> inputs;
+      for (int64_t to = 0; to < group->size(); ++to) inputs.push_back(values_of(key_of(rank, to), {(1 << 20) * to + 5}, dtype));
+      auto output = at::zeros_like(inputs[static_cast<size_t>(rank)]);
+      group->reduce_scatter(output, inputs, ReduceOp::kSum)->wait();
+      out << "large " << dtype << " " << digest({tensor, output}) << "\n";
+    }
+  }
 }
 
 // Groups of groups, and lines of meshes that some ranks are not on.
@@ -129,21 +153,65 @@ void messages(int64_t rank, std::ostream& out) {
   world().barrier();
 }
 
-// Partial sums of a tree's nodes, merged.
+// What each member holds of a tree of 16 leaves: runs of equal length; some alone, some nothing; not everything.
+std::vector<comm::MergePlan::Nodes> holdings(int64_t ranks) {
+  std::vector<comm::MergePlan::Nodes> all(3);
+  for (int64_t member = 0; member < ranks; ++member) {
+    all[0].push_back(layout::cover({16 * member / ranks, 16 * (member + 1) / ranks}, 16));
+    all[1].push_back(member == 1 ? std::vector<layout::Node>{{0, 4}, {5, 6}, {8, 16}} : std::vector<layout::Node>{});
+    all[2].push_back({{2 * member, 2 * member + 1}});
+  }
+  all[1][0] = {{4, 5}, {6, 8}};
+  return all;
+}
+
+// A merge that replicates, in new memory and where the sums lie, and those that scatter each dim, unevenly.
+std::vector<comm::Merge> merges_of(const comm::MergePlan& plan, const std::vector<int64_t>& sizes, at::ScalarType dtype) {
+  const int64_t ranks = world().size();
+  std::vector<comm::Merge> all(2, {.plan = plan, .sizes = sizes, .options = at::TensorOptions().dtype(dtype)});
+  all[1].memory = comm::Merge::Memory::kReuse;
+  for (int64_t dim = 0; dim < static_cast<int64_t>(sizes.size()); ++dim) {
+    all.push_back(all[0]);
+    all.back().scatter = comm::Merge::Scatter{.dim = dim};
+    for (int64_t i = 0; i < ranks; ++i) all.back().scatter->parts.push_back(layout::cut(sizes[static_cast<size_t>(dim)], ranks, i));
+  }
+  return all;
+}
+
+// Partial sums of a tree's nodes, merged: small, of several pieces, of many.
 void merges(int64_t rank, std::ostream& out) {
-  const auto ranks = world().size();
-  for (const int64_t leaves : {1, 5, 16}) {
-    for (const int64_t numel : {3, 20000}) {
-      comm::MergePlan::Nodes nodes;
-      std::vector<at::Tensor> sums;
-      for (int64_t member = 0; member < ranks; ++member) {
-        nodes.push_back(layout::cover({leaves * member / ranks, leaves * (member + 1) / ranks}, leaves));
+  for (const auto& group : worlds()) {
+    for (const std::vector<int64_t>& sizes : {std::vector<int64_t>{3}, {5, 4000}, {0}, {7, 9, 5000}}) {
+      for (const auto& nodes : holdings(group->size())) {
+        for (const auto dtype : {at::kFloat, at::kDouble, at::kBFloat16}) {
+          const comm::MergePlan plan(nodes, {0, 16});
+          std::vector<at::Tensor> sums;
+          for (const auto& node : nodes[static_cast<size_t>(rank)]) sums.push_back(values_of(static_cast<uint64_t>(node.begin * 64 + node.end), sizes, dtype));
+          for (auto& merge : merges_of(plan, sizes, dtype)) {
+            for (const auto& sum : sums) merge.sums.push_back(sum.clone());
+            std::vector<at::Tensor> closed;
+            for (const auto& node : group->merge(merge)) closed.push_back(node.sum);
+            const bool keeps = merge.memory == comm::Merge::Memory::kKeep;
+            out << "merge " << merge.str() << " " << digest(closed) << (keeps && digest(merge.sums) != digest(sums) ? ", sums overwritten" : "") << "\n";
+          }
+        }
       }
-      for (const auto& node : nodes[static_cast<size_t>(rank)]) sums.push_back(values_of(static_cast<uint64_t>(node.begin * 64 + node.end), {numel}, at::kFloat));
-      const comm::MergePlan plan(nodes, {0, leaves});
-      const auto merged = world().merge({.plan = plan, .sums = sums, .sizes = {numel}, .options = at::TensorOptions().dtype(at::kFloat)});
-      for (const auto& node : merged) out << "merge " << leaves << " " << numel << " " << node.node.str() << " " << digest({node.sum}) << "\n";
     }
+  }
+}
+
+// Merges without end; over messages alone if TESSERA_TEST_WORLD is 1. In the round TESSERA_TEST_MOMENT the rank TESSERA_TEST_CULPRIT
+// takes the tree for a larger one.
+void merging(int64_t rank, std::ostream& out) {
+  const auto group = worlds().at(static_cast<size_t>(variable("TESSERA_TEST_WORLD", 0)));
+  comm::MergePlan::Nodes nodes;
+  for (int64_t i = 0; i < group->size(); ++i) nodes.push_back({{i, i + 1}});
+  const comm::MergePlan plan(nodes, {0, group->size()}), larger(nodes, {0, group->size() + 2});
+  const auto sum = at::ones({1 << 20});
+  for (int64_t round = 0;; ++round) {
+    const bool is_fault = rank == variable("TESSERA_TEST_CULPRIT", -1) && round == variable("TESSERA_TEST_MOMENT", -1);
+    group->merge({.plan = is_fault ? larger : plan, .sums = {sum}, .sizes = {1 << 20}, .options = sum.options()});
+    if (round == 0) out << "started\n" << std::flush;
   }
 }
 
@@ -155,6 +223,7 @@ void steady(int64_t rank, std::ostream& out) {
   const std::string fault = std::getenv("TESSERA_TEST_FAULT") ? std::getenv("TESSERA_TEST_FAULT") : "";
   const auto culprit = variable("TESSERA_TEST_CULPRIT", -1), moment = variable("TESSERA_TEST_MOMENT", -1);
   std::mt19937_64 random(static_cast<uint64_t>(variable("TESSERA_TEST_SEED", 1)));
+  const auto both = worlds();
   static const char* const kOps[] = {"aten::mm", "aten::add", "aten::relu", "aten::sum"};
   for (int64_t round = 0; round < variable("TESSERA_TEST_ROUNDS", 1 << 30); ++round) {
     const auto which = random();
@@ -166,7 +235,7 @@ void steady(int64_t rank, std::ostream& out) {
     if (is_fault && fault == "extra") context.program.note("aten::extra", 5);
     context.program.note(op, which);
     const comm::Caller caller(context, op);
-    auto& group = which / 4 % 3 == 0 || mesh.ndim() == 1 ? world() : context.axis(mesh, static_cast<int64_t>(which / 4 % 3 - 1));
+    auto& group = which / 4 % 3 == 0 || mesh.ndim() == 1 ? *both[which / 48 % 2] : context.axis(mesh, static_cast<int64_t>(which / 4 % 3 - 1));
     const auto size = (is_fault && fault == "shape" ? 100 : 0) + (which / 12 % 2 ? 17 : 30000);
     auto tensor = at::ones({static_cast<int64_t>(size)});
     if (which / 24 % 2 || (is_fault && fault == "kind")) {
@@ -190,7 +259,7 @@ int64_t variable(const char* name, int64_t otherwise) {
 
 const std::map<std::string, Body>& bodies() {
   static const std::map<std::string, Body> all = {
-      {"collectives", collectives}, {"groups", groups}, {"messages", messages}, {"merges", merges}, {"steady", steady},
+      {"collectives", collectives}, {"groups", groups}, {"large", large}, {"messages", messages}, {"merges", merges}, {"merging", merging}, {"steady", steady},
       {"compute", [](int64_t rank, std::ostream& out) {
          out << "started\n" << std::flush;
          world().barrier();

@@ -4,6 +4,7 @@
 #include <thread>
 
 #include <gtest/gtest.h>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
 #include <unistd.h>
 
 #include "tests/launch/bodies.h"
@@ -67,19 +68,57 @@ TEST(Kills, OfAnyRankAtAnyMomentAreNamedByTheOthersWithinTwoSeconds) {
   std::printf("%ld kills, the slowest rank ended after %ld ms\n", static_cast<long>(count), static_cast<long>(longest.count()));
 }
 
-TEST(Kills, DuringTheStartEndWithTheDeadline) {
+TEST(Kills, DuringTheStartEndWithTheDeadlineAtTheLatest) {
   const auto count = std::max<int64_t>(2, variable("TESSERA_KILLS", 2) / 10);
+  int64_t soon = 0, late = 0;
   for (int trial = 0; trial < count; ++trial) {
     Trial each(kSeed + 1000 + static_cast<uint64_t>(trial));
     SCOPED_TRACE(each.str(trial));
-    ProcessRanks ranks(each.ranks, "steady", {{"TESSERA_TEST_DEADLINE", "2000"}});
-    std::this_thread::sleep_for(milliseconds(each.random() % 400));
+    ProcessRanks ranks(each.ranks, "steady", {{"TESSERA_TEST_DEADLINE", "4000"}});
+    std::this_thread::sleep_for(milliseconds(each.random() % 2000));
+    const auto begin = Clock::now();
     ranks.signal(each.culprit, SIGKILL);
     ASSERT_TRUE(ranks.wait(std::chrono::seconds(12))) << "a rank hangs";
     for (int64_t rank = 0; rank < each.ranks; ++rank) {
       EXPECT_EQ(ranks.code(rank), rank == each.culprit ? 128 + SIGKILL : 1) << ranks.errors(rank);
+      if (rank == each.culprit) continue;
       // The store goes with rank 0.
-      EXPECT_TRUE(rank == each.culprit || has(ranks.errors(rank), named(each.culprit)) || has(ranks.errors(rank), "store")) << ranks.errors(rank);
+      EXPECT_TRUE(has(ranks.errors(rank), named(each.culprit)) || (each.culprit == 0 && has(ranks.errors(rank), "store"))) << ranks.errors(rank);
+      ++(ranks.ended_after(rank, begin) < kSoon ? soon : late);
+    }
+  }
+  std::printf("%ld kills during the start: %ld ranks ended within 2 s, %ld at the deadline\n", static_cast<long>(count), static_cast<long>(soon), static_cast<long>(late));
+}
+
+// Whether all of ranks [0, count) have left their addresses in the store.
+bool wait_for_addresses(const ProcessRanks& ranks, int64_t count) {
+  const auto tcp = c10::make_intrusive<c10d::TCPStore>("127.0.0.1", c10d::TCPStoreOptions{.port = static_cast<uint16_t>(ranks.port()), .waitWorkers = false});
+  const auto end = Clock::now() + std::chrono::seconds(20);
+  for (int64_t rank = 0; rank < count;) {
+    if (tcp->check({"tessera/.0/links/" + std::to_string(rank)})) {
+      ++rank;
+    } else if (Clock::now() > end) {
+      return false;
+    } else {
+      std::this_thread::sleep_for(milliseconds(5));
+    }
+  }
+  return true;
+}
+
+TEST(Kills, WhileOthersAreStillMissingAreNamedWithinTwoSeconds) {
+  for (int64_t culprit = 0; culprit < 3; ++culprit) {
+    SCOPED_TRACE(named(culprit));
+    ProcessRanks ranks(3, "steady", {{"WORLD_SIZE", "4"}});
+    ASSERT_TRUE(wait_for_addresses(ranks, 3));
+    const auto begin = Clock::now();
+    ranks.signal(culprit, SIGKILL);
+    ASSERT_TRUE(ranks.wait(std::chrono::seconds(10))) << "a rank hangs";
+    for (int64_t rank = 0; rank < 3; ++rank) {
+      if (rank == culprit) continue;
+      EXPECT_EQ(ranks.code(rank), 1);
+      EXPECT_TRUE(has(ranks.errors(rank), named(culprit) + " failed: its process (pid ")) << ranks.errors(rank);
+      EXPECT_LT(ranks.ended_after(rank, begin), kSoon);
     }
   }
 }

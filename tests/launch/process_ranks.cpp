@@ -29,13 +29,12 @@ int free_port() {
 
 }  // namespace
 
-ProcessRanks::ProcessRanks(int64_t size, const std::string& body, const Variables& variables) : processes_(size, -1), ends_(size) {
+ProcessRanks::ProcessRanks(int64_t size, const std::string& body, const Variables& variables) : port_(free_port()), processes_(size, -1), ends_(size) {
   auto pattern = (std::filesystem::temp_directory_path() / "tessera_ranks_XXXXXX").string();
   folder_ = ::mkdtemp(pattern.data());
-  const auto port = std::to_string(free_port());
   for (int64_t rank = 0; rank < size; ++rank) {
     Variables all = {{"RANK", std::to_string(rank)}, {"WORLD_SIZE", std::to_string(size)}, {"LOCAL_WORLD_SIZE", std::to_string(size)},
-                     {"MASTER_ADDR", "127.0.0.1"}, {"MASTER_PORT", port}, {"TESSERA_TEST_OUT", folder_.string()}};
+                     {"MASTER_ADDR", "127.0.0.1"}, {"MASTER_PORT", std::to_string(port_)}, {"TESSERA_TEST_OUT", folder_.string()}};
     all.insert(all.end(), variables.begin(), variables.end());
     start(rank, body, std::move(all));
   }

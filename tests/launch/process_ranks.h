@@ -36,6 +36,9 @@ class ProcessRanks {
   // When it ended, from `moment`.
   std::chrono::milliseconds ended_after(int64_t rank, std::chrono::steady_clock::time_point moment) const;
 
+  // Where rank 0 serves the store.
+  int port() const { return port_; }
+
   // What a rank computed, and what it said on stderr.
   std::string output(int64_t rank) const { return text_of("out_", rank); }
   std::string errors(int64_t rank) const { return text_of("err_", rank); }
@@ -49,6 +52,7 @@ class ProcessRanks {
   std::string text_of(const std::string& kind, int64_t rank) const;
   void start(int64_t rank, const std::string& body, Variables variables);
 
+  const int port_;
   std::filesystem::path folder_;
   std::vector<pid_t> processes_;
   std::vector<End> ends_;

@@ -1,5 +1,7 @@
 // Ranks as processes compute what ranks as threads compute, bit for bit.
+#include <csignal>
 #include <sstream>
+#include <thread>
 
 #include <gtest/gtest.h>
 
@@ -32,7 +34,7 @@ TEST_P(Processes, HaveTheBitsOfThreads) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(All, Processes, testing::Combine(testing::Values("collectives", "groups", "messages", "merges"), testing::Values(2, 3, 4)),
+INSTANTIATE_TEST_SUITE_P(All, Processes, testing::Combine(testing::Values("collectives", "groups", "large", "messages", "merges"), testing::Values(2, 3, 4)),
                          [](const auto& info) { return std::get<0>(info.param) + std::to_string(std::get<1>(info.param)); });
 
 TEST(Processes, OneIsAWorldOfItsOwn) {
@@ -41,6 +43,40 @@ TEST(Processes, OneIsAWorldOfItsOwn) {
   EXPECT_EQ(processes.code(0), 0) << processes.errors(0);
   EXPECT_EQ(processes.output(0), on_threads(1, "collectives")[0]);
 }
+
+bool has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+
+// Through shared memory, and over messages alone.
+class Merging : public testing::TestWithParam<const char*> {};
+
+TEST_P(Merging, EndsWithTheNameOfTheRankThatWasKilled) {
+  ProcessRanks processes(3, "merging", {{"TESSERA_TEST_WORLD", GetParam()}});
+  ASSERT_TRUE(processes.wait_for("started")) << processes.errors(0);
+  std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  const auto begin = std::chrono::steady_clock::now();
+  processes.signal(1, SIGKILL);
+  ASSERT_TRUE(processes.wait(std::chrono::seconds(20))) << "a rank hangs";
+  for (const int64_t rank : {0, 2}) {
+    const auto text = processes.errors(rank);
+    EXPECT_EQ(processes.code(rank), 1);
+    EXPECT_TRUE(has(text, "rank " + std::to_string(rank) + " was in merge to [0,3) of [0,1) | [1,2) | [2,3), Float[1048576] over world")) << text;
+    EXPECT_TRUE(has(text, "when rank 1 failed: its process (pid ")) << text;
+    EXPECT_LT(processes.ended_after(rank, begin), std::chrono::seconds(2));
+  }
+}
+
+TEST_P(Merging, NamesTheRankThatMergesSomethingElse) {
+  ProcessRanks processes(3, "merging", {{"TESSERA_TEST_WORLD", GetParam()}, {"TESSERA_TEST_CULPRIT", "1"}, {"TESSERA_TEST_MOMENT", "3"}});
+  ASSERT_TRUE(processes.wait(std::chrono::seconds(20))) << "a rank hangs";
+  for (int64_t rank = 0; rank < 3; ++rank) {
+    const auto text = processes.errors(rank);
+    EXPECT_EQ(processes.code(rank), 1);
+    EXPECT_TRUE(has(text, "run different programs: rank ")) << text;
+    EXPECT_TRUE(has(text, "rank 1 calls merge to [0,5) of [0,1) | [1,2) | [2,3), Float[1048576] over world")) << text;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(All, Merging, testing::Values("0", "1"), [](const auto& info) { return *info.param == '0' ? "BySharedMemory" : "ByMessages"; });
 
 }  // namespace
 }  // namespace tessera::launch

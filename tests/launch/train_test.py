@@ -7,7 +7,9 @@ Usage: train_test.py TESSERA     (the program)
 import json
 import os
 import re
+import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -38,6 +40,13 @@ class Train(ProgramTest):
         """Every number of every step but times and memory."""
         records = [json.loads(line) for line in (self.folder / name).read_text().splitlines()]
         return [[record[key] for key in ("step", "loss", "grad_norm", "tokens")] for record in records]
+
+    def sent(self, name):
+        """What every rank sent; which collectives were composed is the backend's affair."""
+        ledger = json.loads((self.folder / name).read_text())
+        for rank in ledger["ranks"]:
+            rank.pop("composed", None)
+        return ledger
 
     def start(self, *command):
         """A long training in the background, once its ranks have made a step."""
@@ -72,7 +81,7 @@ class Train(ProgramTest):
                     self.run_command(PROGRAM, "launch", "-n", ranks, "--", "train", self.config, *flags, "--metrics", "launch.jsonl", "--ledger", "launch.json")
                     self.assertEqual(len(self.steps("launch.jsonl")), 4)
                     self.assertEqual(self.steps("launch.jsonl"), self.steps("threads.jsonl"))
-                    self.assertEqual((self.folder / "launch.json").read_text(), (self.folder / "threads.json").read_text())
+                    self.assertEqual(self.sent("launch.json"), self.sent("threads.json"))
 
     def test_a_mesh_of_two_axes_and_the_proof(self):
         flags = [self.config, "--mesh", "dp=2,tp=2", "--numerics", "exact", "--set", "train.proof=true"]
@@ -89,6 +98,29 @@ class Train(ProgramTest):
         done = self.run_command(TORCHRUN, "--nproc-per-node", 2, "--standalone", "--no-python", PROGRAM, "train", self.config,
                                 "--metrics", "torchrun.jsonl")
         self.assertEqual(self.steps("torchrun.jsonl"), self.steps("threads.jsonl"))
+        self.assertEqual(done.stdout.count("step 4/4"), 1)
+
+    @unittest.skipUnless(TORCHRUN.exists(), "no torchrun beside this python")
+    def test_torchrun_of_two_agents(self):
+        self.run_command(PROGRAM, "train", self.config, "--quiet", "--ranks", 4, "--metrics", "threads.jsonl")
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        words = ["--nnodes", 2, "--nproc-per-node", 2, "--master-addr", "127.0.0.1", "--master-port", port, "--no-python", PROGRAM, "train", self.config]
+        second = subprocess.Popen([str(word) for word in [TORCHRUN, "--node-rank", 1, *words]], stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                                  env=environment(), cwd=self.folder)
+        self.addCleanup(second.communicate)
+        self.addCleanup(second.kill)
+        self.run_command(TORCHRUN, "--node-rank", 0, *words, "--metrics", "agents.jsonl")
+        self.assertEqual(second.wait(timeout=60), 0)
+        self.assertEqual(self.steps("agents.jsonl"), self.steps("threads.jsonl"))
+
+    @unittest.skipUnless(shutil.which("mpirun"), "no mpirun: install openmpi-bin")
+    def test_mpirun_needs_no_flag(self):
+        self.run_command(PROGRAM, "train", self.config, "--quiet", "--ranks", 4, "--metrics", "threads.jsonl")
+        done = self.run_command("mpirun", "-n", 4, "--oversubscribe", PROGRAM, "train", self.config, "--metrics", "mpirun.jsonl",
+                                OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1")
+        self.assertEqual(self.steps("mpirun.jsonl"), self.steps("threads.jsonl"))
         self.assertEqual(done.stdout.count("step 4/4"), 1)
 
     def test_log_rank_and_log_dir(self):

@@ -167,8 +167,20 @@ class Watch(ProgramTest):
                 told = self.run_program("trace", given).stdout
                 self.assertIn("of 4 ranks left their collectives", told)
                 self.assertRegex(told, r"rank [0-3]: in .*\n  ended by: .*of step 2 is -?nan")
+            self.check_layouts()
             self.run_program(*words, "--quiet")
             self.assertEqual(list(self.out.glob("trace/flight*")), [])  # of the earlier run
+
+    def check_layouts(self):
+        """Exact merges of tensors say from which layout to which: of the axis, and no longer a sum."""
+        for file in self.out.glob("trace/flight*"):
+            left = json.loads(file.read_text())
+            merges = [record for record in left["records"] if record["kind"] == "merge" and record["op"] != "squared_norm"]
+            self.assertEqual({left["groups"][record["group"]]["name"] for record in merges}, {"dp", "tp"})
+            for record in merges:
+                axis = left["groups"][record["group"]]["name"]
+                self.assertRegex(record["from"], rf"{axis}: P\b")
+                self.assertNotRegex(record["to"], rf"{axis}: P\b")
 
     def test_a_stop_leaves_flights_in_the_log_folder(self):
         words = ["launch", "-n", 3, "--log-dir", "logs", "--", "train", self.config, "--steps", 100000000, "--metrics", "running.jsonl"]

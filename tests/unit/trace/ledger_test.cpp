@@ -29,6 +29,26 @@ TEST(Ledger, AddsUpByAxisCollectiveAndOp) {
   EXPECT_EQ(entries[3].bytes, 111);
 }
 
+TEST(Ledger, TellsWhatWasComposedOfWhat) {
+  Ledger ledger;
+  ledger.record_composed("all_reduce", "tp", "all_to_all, all_gather");
+  ledger.record_composed("all_reduce", "tp", "all_gather");
+  ledger.record_composed("all_reduce", "tp", "all_gather");
+  ledger.record_composed("all_gather", "dp", "send, receive");
+  const auto all = ledger.compositions();
+  ASSERT_EQ(all.size(), 3u);
+  EXPECT_EQ(all[0].axis + " " + all[0].collective + " " + all[0].parts, "dp all_gather send, receive");
+  EXPECT_EQ(all[1].parts, "all_gather");
+  EXPECT_EQ(all[1].calls, 2);
+  EXPECT_EQ(all[2].calls, 1);
+  EXPECT_TRUE(ledger.entries().empty());
+  EXPECT_EQ(ledger.total_bytes(), 0);
+  ledger.clear();
+  ledger.record_composed("barrier", "tp", "send, receive");
+  EXPECT_EQ(ledger.json(), R"({"entries": [], "total_bytes": 0, "composed": [{"axis": "tp", "collective": "barrier", )"
+                           R"("parts": "send, receive", "calls": 1}]})");
+}
+
 TEST(Ledger, WritesJson) {
   Ledger ledger;
   EXPECT_EQ(ledger.json(), R"({"entries": [], "total_bytes": 0})");

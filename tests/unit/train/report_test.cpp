@@ -21,9 +21,12 @@ const StepRecord kRecord{
 };
 
 TEST(Report, ProgressLine) {
-  EXPECT_EQ(progress_line({.step = 20, .loss = 3.12341, .grad_norm = 0.978, .peak_bytes = 214748365}, 400, 1234.4, 80),
-            "step 20/400  loss 3.1234  grad_norm 0.98  tokens/s 1,234  mem 0.2GiB  left 1m20s");
+  EXPECT_EQ(progress_line({.step = 20, .loss = 3.12341, .grad_norm = 0.978, .peak_bytes = 214748365}, 400, {1234.4, 1e7, 80}),
+            "step 20/400  loss 3.1234  grad_norm 0.98  mem 0.2GiB  tps 1,234  tflops 0.0123  left 1m20s");
 }
+
+// Llama 3 8B without its embedding, at 8,192 positions.
+TEST(Report, FlopsOfAToken) { EXPECT_DOUBLE_EQ(training_flops_per_token(7504924672, 32, 4096, 8192), 6 * 7504924672.0 + 12 * 32.0 * 4096 * 8192); }
 
 TEST(Report, MetricsLineIsOneObjectWithAllDigits) {
   const auto line = metrics_line(kRecord);

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Trains the small tokenizers of these tests with Hugging Face's `tokenizers`, and records what it makes of nasty strings.
+"""Trains the small tokenizers that lie here with Hugging Face's `tokenizers` (version 0.23.3).
 
-Usage: make.py [FOLDER]   (needs `pip install tokenizers`; the files that lie here were made by version 0.23.3)
+Usage: make.py [FOLDER]
 """
 
 import json
@@ -38,13 +38,13 @@ def text(seed, count):
     return "".join(parts)
 
 
-def trained(pre_tokenizer, size, special, tokens=()):
+def trained(pre_tokenizer, size, special, tokens=(), texts=None):
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizer
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(vocab_size=size, special_tokens=special, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
                                   show_progress=False)
-    tokenizer.train_from_iterator([text(seed, 40) for seed in range(60)], trainer)
+    tokenizer.train_from_iterator(texts or [text(seed, 40) for seed in range(60)], trainer)
     tokenizer.add_tokens(list(tokens))
     return tokenizer
 
@@ -59,17 +59,23 @@ def gpt2():
     return tokenizer
 
 
-def llama3():
-    """As Llama 3's: a Split and a ByteLevel without one, merges as pairs, ignore_merges, a token in front of each text."""
-    special = ["<|begin_of_text|>", "<|end_of_text|>", "<|eot_id|>"]
-    tokenizer = trained(
-        pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(LLAMA3), "isolated"),
-                                 pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]), 900, special)
+def llama3_split():
+    return pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(LLAMA3), "isolated"), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+
+
+def as_llama3(tokenizer):
+    """ignore_merges, and a token in front of each text."""
+    first = "<|begin_of_text|>"
     tokenizer.model.ignore_merges = True
     tokenizer.post_processor = processors.Sequence([
         processors.ByteLevel(trim_offsets=False),
-        processors.TemplateProcessing(single="<|begin_of_text|> $A", special_tokens=[("<|begin_of_text|>", 0)])])
+        processors.TemplateProcessing(single=f"{first} $A", special_tokens=[(first, tokenizer.token_to_id(first))])])
     return tokenizer
+
+
+def llama3():
+    """As Llama 3's: a Split and a ByteLevel without one, merges as pairs, ignore_merges, a token in front of each text."""
+    return as_llama3(trained(llama3_split(), 900, ["<|begin_of_text|>", "<|end_of_text|>", "<|eot_id|>"]))
 
 
 def digits():
@@ -82,18 +88,6 @@ def digits():
     return tokenizer
 
 
-NASTY = [
-    "", " ", "  ", "a", " a", "a ", "\n", "\r\n", "\r\n\r\n  x", "\t\tx\t", "\0", "a\0b", "hello  world   !", "    x    y    ",
-    "it's IT'S it'S I'LL we'Re they'd 'tis", "it’s I’ll", "1 12 123 1234 12345 3.14159 1,000,000 0x1F", "१२३ ٣٤٥ Ⅻ ½ ²",
-    "😀", "👨‍👩‍👧‍👦 👍🏽 🇩🇪", "e\u0301 \u0301x n\u0303o", "Ünïcödé ñandú", "中文没有空格。", "日本語のテキスト", "한국어 텍스트", "สวัสดีชาวโลก", "שלום עולם",
-    "مرحبا بالعالم", "नमस्ते दुनिया", "a\u00a0b\u2003c\u3000d\u200be\u180ef\u0085g\u2028h", "ſ's 'ſ K'ſ 'S", "\ufeffbom \ufffd", "\U0010ffff\ue000",
-    "...!!!???\n\n\n---", "a\n\n\nb", "a \n \n b", "x = y**2  # note\n\treturn x;\r\n", "<|endoftext|>", "a<|endoftext|>b", "a <|endoftext|> b",
-    "<|endoftext|><|endoftext|>", "<|endoftext|", "<|begin_of_text|>a<|eot_id|>\n<|end_of_text|>", "a  <mask>  b", "<mask><mask><mask>",
-    "a [pad]  b[pad]\n\nc", " wholly  wholly, unwholly wholly_ éwholly wholly", "<s>a|b||c</s>", "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa",
-    "the the the river", "THE RIVER", " " * 40 + "x", "\n" * 20, "a" + "\u0301" * 30, "\u200d\u200c|x|",
-]
-
-
 def main(folder):
     for make in (gpt2, llama3, digits):
         tokenizer = make()
@@ -103,9 +97,6 @@ def main(folder):
         if make is gpt2:  # as files of earlier versions have them
             content["model"]["merges"] = [" ".join(pair) for pair in content["model"]["merges"]]
         path.write_text(json.dumps(content, ensure_ascii=False, separators=(",", ":")) + "\n")
-        cases = [{"text": each, "ids": tokenizer.encode(each).ids} for each in NASTY + [text(1000 + i, 2) for i in range(12)]]
-        (folder / f"{make.__name__}.expected.json").write_text(
-            "[\n" + ",\n".join(json.dumps(case, separators=(",", ":")) for case in cases) + "\n]\n")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,41 @@
+#include "tessera/comm/ordered_combine.h"
+
+#include <ATen/OpMathType.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/logical_and.h>
+#include <ATen/ops/logical_or.h>
+#include <ATen/ops/maximum.h>
+#include <ATen/ops/minimum.h>
+
+namespace tessera::comm {
+namespace {
+
+using layout::ReduceOp;
+
+at::Tensor combined(const at::Tensor& total, const at::Tensor& next, ReduceOp op) {
+  const bool is_bool = next.scalar_type() == at::kBool;
+  switch (op) {
+    case ReduceOp::kMax:
+      return is_bool ? at::logical_or(total, next) : at::maximum(total, next);
+    case ReduceOp::kMin:
+      return is_bool ? at::logical_and(total, next) : at::minimum(total, next);
+    case ReduceOp::kProd:
+      return is_bool ? at::logical_and(total, next) : total.mul_(next);
+    default:
+      return is_bool ? at::logical_or(total, next) : total.add_(next);
+  }
+}
+
+}  // namespace
+
+void combine_in_order(const at::Tensor& output, const std::vector<at::Tensor>& values, ReduceOp op) {
+  const auto wide = at::toOpMathType(output.scalar_type());
+  at::Tensor total = values[0].to(wide, /*non_blocking=*/false, /*copy=*/true);
+  for (size_t i = 1; i < values.size(); ++i) total = combined(total, values[i].to(wide), op);
+  if (op == ReduceOp::kAvg) {
+    total.div_(at::full({}, static_cast<double>(values.size()), total.options()));  // on the device: a number from the CPU is multiplied by its inverse
+  }
+  output.detach().copy_(total);
+}
+
+}  // namespace tessera::comm
