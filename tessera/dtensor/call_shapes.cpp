@@ -14,10 +14,8 @@ using torch::jit::Stack;
 
 IValue meta_argument(const IValue& value) {
   const auto meta_tensor = [](const at::Tensor& tensor) {
-    if (!tensor.defined()) return tensor;
-    at::Tensor meta = at::detail::empty_strided_meta(tensor.sizes(), tensor.strides(), tensor.scalar_type());
-    if (tensor.unsafeGetTensorImpl()->is_wrapped_number()) meta.unsafeGetTensorImpl()->set_wrapped_number(true);
-    return meta;
+    if (!tensor.defined() || tensor.unsafeGetTensorImpl()->is_wrapped_number()) return tensor;  // kernels take a number as it is
+    return at::Tensor(at::detail::empty_strided_meta(tensor.sizes(), tensor.strides(), tensor.scalar_type()));
   };
   if (value.isTensor()) return meta_tensor(value.toTensor());
   if (value.isTensorList()) {
@@ -26,12 +24,11 @@ IValue meta_argument(const IValue& value) {
     return list;
   }
   if (value.isDevice()) return c10::Device(c10::kMeta);
-  if (value.isList() && value.toListRef().size() > 0 && value.toListRef()[0].type()->kind() != c10::TypeKind::IntType) {
-    bool tensors = false;
-    for (const IValue& item : value.toListRef()) tensors |= item.isTensor();
-    if (!tensors) return value;
+  if (value.isList()) {
+    const auto items = value.toListRef();
+    if (std::none_of(items.begin(), items.end(), [](const IValue& item) { return item.isTensor(); })) return value;
     c10::List<std::optional<at::Tensor>> list;
-    for (const IValue& item : value.toListRef()) {
+    for (const IValue& item : items) {
       list.push_back(item.isTensor() ? std::optional<at::Tensor>(meta_tensor(item.toTensor())) : std::nullopt);
     }
     return list;

@@ -32,6 +32,7 @@ const Linear* find_linear(const std::string& name) {
       {"aten::clone", Linear::kInFirst},
       {"aten::div.Scalar", Linear::kInFirst},
       {"aten::div.Tensor", Linear::kInFirst},
+      {"aten::embedding_dense_backward", Linear::kInFirst},
       {"aten::expand", Linear::kInFirst},
       {"aten::mm", Linear::kInEither},
       {"aten::mul.Scalar", Linear::kInFirst},

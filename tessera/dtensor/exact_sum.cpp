@@ -218,7 +218,8 @@ std::vector<comm::NodeSum> run_merge(comm::RankContext& ctx, const layout::Mesh&
 }
 
 Merging ScatteringMove::next(int64_t axis) {
-  Merging merging{.from = with_sums()};
+  Merging merging;
+  merging.from = with_sums();
   std::erase(left_, axis);
   merging.scatter = scatter_over(axis);
   merging.to = with_sums();

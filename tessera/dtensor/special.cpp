@@ -10,6 +10,7 @@
 #include "tessera/base/error.h"
 #include "tessera/dtensor/dispatch.h"
 #include "tessera/dtensor/dtensor.h"
+#include "tessera/dtensor/lists.h"
 #include "tessera/dtensor/random_ops.h"
 #include "tessera/dtensor/views.h"
 
@@ -136,14 +137,27 @@ void refuse(RankState&, const OpInfo& info, Stack&) {
 
 SpecialKernel find_special(const std::string& op) {
   static const std::unordered_map<std::string, SpecialKernel> table = {
+      {"aten::_amp_foreach_non_finite_check_and_unscale_", unscale},
+      {"aten::_fused_adagrad_", fused_update},
+      {"aten::_fused_adagrad_.tensor_lr", fused_update},
+      {"aten::_fused_adam_", fused_update},
+      {"aten::_fused_adam_.tensor_lr", fused_update},
+      {"aten::_fused_adamw_", fused_update},
+      {"aten::_fused_adamw_.tensor_lr", fused_update},
+      {"aten::_fused_sgd_", fused_update},
+      {"aten::_fused_sgd_.tensor_lr", fused_update},
       {"aten::_local_scalar_dense", item},
       {"aten::_sample_dirichlet", whole_draw},
       {"aten::_standard_gamma", whole_draw},
+      {"aten::_unique", whole_call},
+      {"aten::_unique2", whole_call},
       {"aten::alias", alias},
+      {"aten::allclose", whole_call},
       {"aten::bernoulli", bernoulli_tensor},
       {"aten::bernoulli.p", random_like},
       {"aten::bernoulli_.Tensor", bernoulli_tensor},
       {"aten::bernoulli_.float", random_inplace},
+      {"aten::bincount", whole_call},
       {"aten::binomial", whole_draw},
       {"aten::cauchy_", random_inplace},
       {"aten::detach", alias},
@@ -152,6 +166,7 @@ SpecialKernel find_special(const std::string& op) {
       {"aten::eye.m_out", eye_out},
       {"aten::eye.out", eye_out},
       {"aten::geometric_", random_inplace},
+      {"aten::is_pinned", whole_call},
       {"aten::is_same_size", same_size},
       {"aten::log_normal_", random_inplace},
       {"aten::masked_select", whole_call},
@@ -170,13 +185,18 @@ SpecialKernel find_special(const std::string& op) {
       {"aten::random_", random_inplace},
       {"aten::random_.from", random_inplace},
       {"aten::random_.to", random_inplace},
+      {"aten::repeat_interleave.Tensor", whole_call},
       {"aten::resize_", refuse},
       {"aten::set_", refuse},
       {"aten::set_.source_Storage", refuse},
       {"aten::set_.source_Storage_storage_offset", refuse},
       {"aten::set_.source_Tensor", refuse},
       {"aten::uniform_", random_inplace},
+      {"aten::unique_consecutive", whole_call},
+      {"aten::unique_dim", whole_call},
+      {"aten::unique_dim_consecutive", whole_call},
   };
+  if (op.starts_with("aten::_foreach_") && op.find("out") == std::string::npos) return foreach_call;
   const auto found = table.find(op);
   return found == table.end() ? nullptr : found->second;
 }

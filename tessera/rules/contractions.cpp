@@ -3,9 +3,12 @@
 
 #include <map>
 
+#include <ATen/ops/zeros.h>
+
 #include "tessera/base/error.h"
 #include "tessera/rules/equation.h"
 #include "tessera/rules/local_args.h"
+#include "tessera/rules/lookups.h"
 
 namespace tessera::rules {
 
@@ -96,6 +99,40 @@ FactorMap contract_map(const Call& call) {
   return map;
 }
 
+// Distances between rows of two tensors: (b..., i, k), (b..., j, k) -> (b..., i, j). The features of a row stay whole.
+struct Distances {
+  TensorFactors a, b, between;
+
+  Distances(FactorMap& map, c10::IntArrayRef a_sizes, int64_t b_rows) : a(map.add_all(a_sizes)), b(a), between(a) {
+    map.block(a.back());
+    b[b.size() - 2] = between.back() = {map.add(b_rows)};
+  }
+};
+
+FactorMap distances_map(const Call& call) {
+  FactorMap map;
+  const Distances of(map, call.spec(0)->sizes, call.spec(1)->sizes.at(call.dim_of(1) - 2));
+  map.operands = {of.a, of.b};
+  map.outputs = {of.between};
+  return map;
+}
+
+FactorMap distances_backward_map(const Call& call) {
+  FactorMap map;
+  map.partial = PartialFlow::kLinear;
+  const Distances of(map, call.spec(1)->sizes, call.spec(0)->sizes.back());
+  map.operands = {of.between, of.a, of.b, of.between};
+  map.outputs = {of.a};
+  return map;
+}
+
+// libtorch's kernels divide by the number of rows.
+void run_distances(const LocalCall& call, torch::jit::Stack& stack) {
+  StackArgs args(*call.op, stack);
+  const at::Tensor a = args.tensor("x1");
+  a.numel() == 0 || args.tensor("x2").numel() == 0 ? args.give_value(at::zeros(sizes_of(call.output_ranges[0]), a.options())) : args.run();
+}
+
 }  // namespace
 
 void add_contraction_rules(RuleTable& table) {
@@ -108,6 +145,8 @@ void add_contraction_rules(RuleTable& table) {
   table.add("aten::addbmm", with_addend_rule("(b,i,k),(b,k,j)->(i,j)", ShapeSource::kFactors));
   table.add("aten::addmv", with_addend_rule("(i,k),(k)->(i)"));
   table.add("aten::addr", {.map = [](const Call& call) { return with_addend("(i),(j)->(i,j)", call); }});
+  table.add("aten::_cdist_forward", {.map = distances_map, .local = run_distances, .shape = ShapeSource::kFactors});
+  table.add("aten::_cdist_backward", {.map = distances_backward_map, .local = run_distances, .shape = ShapeSource::kFactors});
   table.add_optional("tessera::contract", {.map = contract_map, .shape = ShapeSource::kFactors});
 }
 

@@ -1,5 +1,7 @@
-// Dtypes of results, for operators that libtorch cannot run on meta tensors (ShapeSource::kFactors).
+// Dtypes of results, for operators that libtorch cannot run on meta tensors (ShapeSource::kFactors), and of sums inside.
 #pragma once
+
+#include <ATen/core/Tensor.h>
 
 #include "tessera/rules/call.h"
 
@@ -13,5 +15,8 @@ c10::ScalarType fractional_dtype(c10::ScalarType dtype);
 
 // The argument `dtype` if the call has one, else `otherwise`.
 c10::ScalarType asked_dtype(const Call& call, c10::ScalarType otherwise);
+
+// What a kernel accumulates in: half-precision types are rounded once, at the end.
+at::Tensor widened(const at::Tensor& x);
 
 }  // namespace tessera::rules

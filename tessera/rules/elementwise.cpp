@@ -133,7 +133,7 @@ const Names& unary() {
       "aten::acos", "aten::acosh", "aten::asin", "aten::asinh", "aten::atan", "aten::atanh", "aten::bitwise_not",
       "aten::ceil", "aten::celu", "aten::cos", "aten::cosh", "aten::deg2rad", "aten::digamma", "aten::elu",
       "aten::erf", "aten::erfc", "aten::erfinv", "aten::exp", "aten::exp2", "aten::expm1", "aten::floor",
-      "aten::frac", "aten::gelu", "aten::hardshrink", "aten::hardsigmoid", "aten::isneginf", "aten::isposinf",
+      "aten::frac", "aten::gelu", "aten::hardshrink", "aten::hardsigmoid", "aten::i0", "aten::isneginf", "aten::isposinf",
       "aten::leaky_relu", "aten::lgamma", "aten::log", "aten::log10", "aten::log1p", "aten::log2", "aten::mish",
       "aten::rad2deg", "aten::reciprocal", "aten::round", "aten::round.decimals", "aten::rsqrt", "aten::sgn",
       "aten::sigmoid", "aten::sign", "aten::signbit", "aten::silu", "aten::sin", "aten::sinc", "aten::sinh",
@@ -185,6 +185,7 @@ void add_elementwise_rules(RuleTable& table) {
                  "aten::hardswish_backward", "aten::hardtanh", "aten::hardtanh_backward", "aten::log_sigmoid_forward",
                  "aten::nan_to_num", "aten::relu"},
                 without_meta(first_dtype));
+  table.add("aten::_amp_update_scale_", without_meta(first_dtype));
   table.add("aten::native_dropout_backward", without_meta(first_dtype, PartialFlow::kLinear));
   table.add("aten::log_sigmoid_backward", {.map = log_sigmoid_backward_map, .shape = ShapeSource::kFactors});
   table.add_all({"aten::isinf", "aten::isnan", "aten::logical_and", "aten::logical_not", "aten::logical_or",

@@ -109,6 +109,13 @@ bool is_euclidean(const Call& call) {
   return order.isScalar() && order.toScalar().equal(2);
 }
 
+// A mask takes as many elements as it has ones, which every rank would have to count.
+bool has_no_mask(const Call& call) {
+  return std::none_of(call.operands.begin() + 1, call.operands.end(), [](const Operand& index) {
+    return index.spec->dtype == c10::ScalarType::Bool || index.spec->dtype == c10::ScalarType::Byte;
+  });
+}
+
 bool is_unweighted(const Call& call) { return call.operand_of("weight") < 0; }
 bool is_unreduced(const Call& call) { return call.integer("reduction") == 0 && is_unweighted(call); }
 
@@ -146,7 +153,8 @@ void add_sums(Table& table) {
     table[name] = {.decompose = exact::decompose_norm, .accepts = is_euclidean};
   }
   table["aten::embedding"] = {.local = exact::run_embedding, .adds_zeros = true};
-  table["aten::embedding_dense_backward"] = {.sample = exact::embedding_sample};
+  table["aten::embedding_dense_backward"] = {.node = exact::embedding_node, .sample = exact::embedding_sample};
+  table["aten::index.Tensor"] = {.adds_zeros = true, .accepts = has_no_mask};
   table["aten::mse_loss"] = {.decompose = exact::decompose_mse_loss};
   table["aten::mse_loss_backward"] = {.decompose = exact::decompose_mse_loss_backward};
   table["aten::nll_loss_forward"] = {.adds_zeros = true, .accepts = is_unreduced};

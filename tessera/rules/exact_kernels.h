@@ -10,6 +10,7 @@ at::Tensor contract_node(const ExactCall& call, c10::ArrayRef<c10::IValue> args)
 void contract_sample(const ExactCall& call, c10::ArrayRef<c10::IValue> args, const at::Tensor& onto);
 at::Tensor sum_node(const ExactCall& call, c10::ArrayRef<c10::IValue> args);
 void sum_sample(const ExactCall& call, c10::ArrayRef<c10::IValue> args, const at::Tensor& onto);
+at::Tensor embedding_node(const ExactCall& call, c10::ArrayRef<c10::IValue> args);
 void embedding_sample(const ExactCall& call, c10::ArrayRef<c10::IValue> args, const at::Tensor& onto);
 
 // Functions of elements: exp, log, tanh, erf, sigmoid, silu, gelu, and the derivatives of the last two.

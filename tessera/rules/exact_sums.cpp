@@ -10,12 +10,14 @@
 #include <ATen/ops/sqrt.h>
 #include <ATen/ops/sum.h>
 #include <ATen/ops/where.h>
+#include <ATen/ops/zeros.h>
 
 #include "tessera/base/error.h"
 #include "tessera/kernels/embedding.h"
 #include "tessera/kernels/norms.h"
 #include "tessera/kernels/product.h"
 #include "tessera/kernels/rows.h"
+#include "tessera/layout/lattice.h"
 #include "tessera/rules/dispatch_floats.h"
 #include "tessera/rules/equation.h"
 #include "tessera/rules/local_args.h"
@@ -153,16 +155,44 @@ void sum_sample(const ExactCall& call, c10::ArrayRef<IValue> args, const at::Ten
   });
 }
 
-void embedding_sample(const ExactCall& call, c10::ArrayRef<IValue> args, const at::Tensor& onto) {
+namespace {
+
+// Adds the gradients of the tokens [begin, end), in their order, onto the rows of the table that they read.
+void add_tokens(const ExactCall& call, c10::ArrayRef<IValue> args, const layout::Range& tokens, const at::Tensor& onto) {
   const layout::Range held = call.local->output_ranges[0][0];
-  const at::Tensor grad = args[0].toTensor().contiguous();
-  const at::Tensor ids = args[1].toTensor().to(at::kLong);
+  const int64_t n = args[0].toTensor().size(-1);
+  const at::Tensor grad = args[0].toTensor().reshape({args[1].toTensor().numel(), n}).narrow(0, tokens.begin, tokens.size()).contiguous();
+  const at::Tensor ids = args[1].toTensor().reshape({-1}).narrow(0, tokens.begin, tokens.size()).to(at::kLong);
   const at::Tensor known = at::where(ids.eq(argument(call, args, "padding_idx").toInt()), -1, ids).contiguous();
-  const int64_t n = grad.size(-1);
   dispatch_floats(grad, "embedding_dense_backward", [&]<typename T>() {
     kernels::add_embedding_gradient<T>({1, known.numel()}, n, known.const_data_ptr<int64_t>(), {held.begin, held.end},
                                        {grad.const_data_ptr<T>(), n}, {onto.data_ptr<T>(), n});
   });
+}
+
+// The tree over the leaves [begin, end) of `tokens` tokens.
+at::Tensor sum_of_leaves(const ExactCall& call, c10::ArrayRef<IValue> args, const layout::Node& leaves, int64_t tokens, const at::Tensor& zeros) {
+  if (leaves.size() > 1) {
+    const int64_t middle = leaves.begin + layout::left_size(leaves.size());
+    return sum_of_leaves(call, args, {leaves.begin, middle}, tokens, zeros) + sum_of_leaves(call, args, {middle, leaves.end}, tokens, zeros);
+  }
+  const at::Tensor sum = zeros.clone();
+  add_tokens(call, args, {leaves.begin * call.leaf, std::min(leaves.end * call.leaf, tokens)}, sum);
+  return sum;
+}
+
+}  // namespace
+
+at::Tensor embedding_node(const ExactCall& call, c10::ArrayRef<IValue> args) {
+  const at::Tensor grad = args[0].toTensor();
+  const layout::Range held = call.local->output_ranges[0][0];
+  const at::Tensor zeros = at::zeros({held.size(), grad.size(-1)}, grad.options());
+  const int64_t tokens = args[1].toTensor().numel();
+  return tokens == 0 ? zeros : sum_of_leaves(call, args, {0, (tokens + call.leaf - 1) / call.leaf}, tokens, zeros);
+}
+
+void embedding_sample(const ExactCall& call, c10::ArrayRef<IValue> args, const at::Tensor& onto) {
+  add_tokens(call, args, {0, args[1].toTensor().numel()}, onto);
 }
 
 void decompose_sum(const c10::OperatorHandle& op, torch::jit::Stack& stack) {

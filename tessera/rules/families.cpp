@@ -4,12 +4,15 @@ namespace tessera::rules {
 
 void add_families(RuleTable& table) {
   add_attention_rules(table);
+  add_batch_norm_rules(table);
   add_contraction_rules(table);
+  add_convolution_rules(table);
   add_elementwise_rules(table);
   add_factory_rules(table);
   add_indexing_rules(table);
   add_loss_rules(table);
   add_norm_rules(table);
+  add_plane_rules(table);
   add_reduction_rules(table);
   add_scatter_rules(table);
   add_slice_rules(table);

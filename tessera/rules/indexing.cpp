@@ -217,6 +217,20 @@ FactorMap bucketize_map(const Call& call) {
   return map;
 }
 
+// Values against sorted rows, which stay whole: one row for all values, or one for each row of values.
+FactorMap searchsorted_map(const Call& call) {
+  FactorMap map;
+  map.dtypes = {call.flag("out_int32") ? c10::kInt : c10::kLong};
+  const TensorFactors values = map.add_all(call.spec(call.operand_of("self"))->sizes);
+  const auto& sizes = call.spec(0)->sizes;
+  TensorFactors sorted(values.begin(), values.begin() + static_cast<int64_t>(sizes.size()) - 1);
+  sorted.push_back({map.add(sizes.back(), false)});
+  map.operands.assign(call.operands.size(), sorted);
+  map.set_operand(call, "self", values);
+  map.outputs = {values};
+  return map;
+}
+
 // The elements of a flat view, which stays whole.
 FactorMap take_map(const Call& call) {
   FactorMap map;
@@ -256,6 +270,7 @@ void add_indexing_rules(RuleTable& table) {
   table.add("aten::topk", {.map = topk_map});
   table.add("aten::isin.Tensor_Tensor", {.map = against_whole_map});
   table.add("aten::bucketize.Tensor", {.map = bucketize_map, .shape = ShapeSource::kFactors});
+  table.add("aten::searchsorted.Tensor", {.map = searchsorted_map, .shape = ShapeSource::kFactors});
   table.add("aten::masked_scatter", {.map = replicated_map});
   table.add("aten::linalg_qr", {.map = replicated_map});
   table.add("aten::take", {.map = take_map, .shape = ShapeSource::kFactors});

@@ -5,11 +5,12 @@
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/amax.h>
+#include <ATen/ops/empty_like.h>
 #include <ATen/ops/exp.h>
 #include <ATen/ops/log.h>
 #include <ATen/ops/sum.h>
 
-#include "tessera/base/error.h"
+#include "tessera/rules/dtypes.h"
 #include "tessera/rules/local_args.h"
 
 namespace tessera::rules {
@@ -39,9 +40,6 @@ bool softmax_is_cut(const Call& call) {
                        [&](const layout::Placement& placement) { return placement.is_shard(dim); });
   });
 }
-
-// What a kernel accumulates in: half-precision types are rounded once, at the end.
-at::Tensor widened(const at::Tensor& x) { return x.is_floating_point() && x.element_size() < 4 ? x.to(c10::kFloat) : x; }
 
 // `dim` is cut below: maximum and sum are small and merged, the elements stay where they are.
 
@@ -176,61 +174,26 @@ void run_group_norm(const LocalCall& call, torch::jit::Stack& stack) {
   args.run();
 }
 
-// Training takes statistics of the whole batch and writes the running ones, though the schema does not say so: everything is
-// whole. Evaluation only reads them: samples, channels and places may be cut.
-FactorMap batch_norm_map(const Call& call) {
+// v scaled to norms g, which have the dims of v: one norm for each index of `dim`, which may be cut.
+FactorMap weight_norm_map(const Call& call) {
   FactorMap map;
-  const bool trains = call.flag(call.has_arg("train") ? "train" : "training");
-  const TensorFactors input = map.add_all(call.spec(call.operand_of("input"))->sizes);
-  for (const DimFactors& dim : input) {
-    if (trains) {
-      map.block(dim);
-    }
+  const bool is_backward = call.has_arg("grad_w");
+  const TensorFactors v = map.add_all(call.spec(is_backward ? 1 : 0)->sizes);
+  TensorFactors g(v.size());
+  for (size_t d = 0; d < v.size(); ++d) {
+    static_cast<int64_t>(d) == call.integer("dim") ? (void)(g[d] = v[d]) : map.block(v[d]);
   }
-  const TensorFactors channel = {input.at(1)};
-  const TensorFactors saved = trains ? channel : TensorFactors{{map.add(0, false)}};
-  map.set_operand(call, "grad_out", input);
-  map.set_operand(call, "input", input);
-  map.set_operand(call, "save_mean", saved);
-  map.set_operand(call, "save_invstd", saved);
-  for (const char* arg : {"weight", "bias", "running_mean", "running_var"}) {
-    map.set_operand(call, arg, channel);
-  }
-  if (call.has_arg("output_mask")) {
-    set_results(map, call, input, channel);
-    return map;
-  }
-  set_results(map, call, input, saved);
-  for (const char* arg : {"running_mean", "running_var"}) {
-    const int operand = call.operand_of(arg);
-    TESSERA_CHECK(!trains || operand < 0 || call.spec(operand)->is_replicated, "[batch_norm] ", arg, " is ",
-                  call.spec(operand).layout_str(), "; training writes it on every rank: leave it replicated");
-  }
+  map.operands = is_backward ? std::vector<TensorFactors>{v, v, g, g} : std::vector<TensorFactors>{v, g};
+  map.outputs = {v, g};
   return map;
 }
 
-// Evaluation saves nothing, on every device.
-void run_batch_norm(const LocalCall& call, torch::jit::Stack& stack) {
-  const bool trains = StackArgs(*call.op, stack)["training"].toBool();
-  call.op->callBoxed(stack);
-  for (size_t i = stack.size() - 2; i < stack.size() && !trains; ++i) {
-    stack[i] = stack[i].toTensor().new_empty({0});
-  }
-}
-
-// libtorch's kernel divides by the size of the input.
-void run_batch_norm_backward(const LocalCall& call, torch::jit::Stack& stack) {
+// libtorch's kernels divide by the number of norms.
+void run_weight_norm(const LocalCall& call, torch::jit::Stack& stack) {
   StackArgs args(*call.op, stack);
-  const at::Tensor input = args.tensor("input");
-  if (input.numel() != 0) {
-    args.run();
-    return;
-  }
-  const std::vector<bool> asked = args["output_mask"].toBoolList().vec();
-  const auto nothing = [&](size_t i) {
-    return asked.at(i) ? input.new_zeros(i == 0 ? input.sizes() : input.sizes().slice(1, 1), call.outputs[i]->dtype) : at::Tensor();
-  };
-  args.give(nothing(0), nothing(1), nothing(2));
+  const bool is_backward = args.has("grad_w");
+  const at::Tensor v = args.tensor(is_backward ? "saved_v" : "v"), g = args.tensor(is_backward ? "saved_g" : "g");
+  v.numel() == 0 ? args.give(at::empty_like(v), at::empty_like(g)) : args.run();
 }
 
 }  // namespace
@@ -251,9 +214,8 @@ void add_norm_rules(RuleTable& table) {
   table.add("aten::native_layer_norm_backward", {.map = row_norm_backward_map, .shape = ShapeSource::kFactors});
   table.add_all({"aten::native_group_norm", "aten::native_group_norm_backward"},
                 {.map = group_norm_map, .local = run_group_norm, .shape = ShapeSource::kFactors});
-  table.add("aten::native_batch_norm", {.map = batch_norm_map, .local = run_batch_norm, .shape = ShapeSource::kFactors});
-  table.add("aten::native_batch_norm_backward",
-            {.map = batch_norm_map, .local = run_batch_norm_backward, .shape = ShapeSource::kFactors});
+  table.add_all({"aten::_weight_norm_interface", "aten::_weight_norm_interface_backward"},
+                {.map = weight_norm_map, .local = run_weight_norm, .shape = ShapeSource::kFactors});
 }
 
 }  // namespace tessera::rules

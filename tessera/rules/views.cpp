@@ -227,6 +227,11 @@ void run_squeeze(const LocalCall& call, torch::jit::Stack& stack) {
   args.give(at::squeeze(args.tensor("self"), dims));
 }
 
+void run_squeeze_copy(const LocalCall& call, torch::jit::Stack& stack) {
+  run_squeeze(call, stack);
+  stack.back() = stack.back().toTensor().clone();
+}
+
 FactorMap expand_map(const Call& call) {
   FactorMap map = moving_map();
   const auto& to = call.outputs.at(0).sizes;
@@ -307,6 +312,7 @@ void add_view_rules(RuleTable& table) {
   table.add_all({"aten::t", "aten::t_copy"}, {.map = t_map});
   table.add_all({"aten::unsqueeze", "aten::unsqueeze_copy"}, {.map = unsqueeze_map});
   table.add_all({"aten::squeeze", "aten::squeeze.dim", "aten::squeeze.dims"}, {.map = squeeze_map, .local = run_squeeze});
+  table.add_all({"aten::squeeze_copy", "aten::squeeze_copy.dim", "aten::squeeze_copy.dims"}, {.map = squeeze_map, .local = run_squeeze_copy});
   table.add_all({"aten::expand", "aten::expand_copy"}, {.map = expand_map});
   table.add("aten::repeat", {.map = repeat_map});
   table.add("aten::as_strided", {.map = as_strided_map, .local = run_as_strided});

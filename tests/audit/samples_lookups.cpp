@@ -34,6 +34,8 @@ void add_reads(Samples& samples) {
   samples.push_back(sample("aten::stack", {}, {{"tensors", Tensors{reals({5, 4}), reals({5, 4})}}, {"dim", -1}}));
   samples.push_back(sample("aten::isin.Tensor_Tensor", {integers(9, {5, 4}), integers(9, {3})}));
   samples.push_back(sample("aten::bucketize.Tensor", {reals({5, 4}), std::get<0>(reals({6}).sort())}));
+  samples.push_back(sample("aten::searchsorted.Tensor", {std::get<0>(reals({6}).sort()), reals({5, 4})}));
+  samples.push_back(sample("aten::searchsorted.Tensor", {std::get<0>(reals({5, 6}).sort()), reals({5, 4})}, {{"right", true}}));
   samples.push_back(sample("aten::take", {reals({5, 4}), integers(20, {3, 2})}));
   samples.push_back(sample("aten::masked_scatter", {reals({5, 4}), bools({5, 4}), reals({20})}));
   samples.push_back(sample("aten::linalg_qr", {reals({6, 4})}));

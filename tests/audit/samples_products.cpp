@@ -29,11 +29,15 @@ void add_contraction_samples(Samples& samples) {
     samples.push_back(sample("aten::baddbmm", {reals({3, 5, 2}), reals({3, 5, k}), reals({3, k, 2})}));
     samples.push_back(sample("aten::addbmm", {reals({5, 2}), reals({3, 5, k}), reals({3, k, 2})}));
     samples.push_back(sample("aten::addmv", {reals({5}), x, reals({k})}));
+    samples.push_back(sample("aten::_cdist_forward", {reals({2, 5, k}), reals({2, 4, k})}, {{"p", 2.0}}));
+    samples.push_back(sample("aten::_cdist_backward", {reals({2, 5, 4}), reals({2, 5, k}), reals({2, 4, k}), reals({2, 5, 4})}, {{"p", 2.0}}));
     samples.push_back(sample("aten::addr", {reals({5, 4}), reals({5}), reals({4})}));
   }
 }
 
 void add_reduction_samples(Samples& samples) {
+  samples.push_back(sample("aten::_amp_update_scale_", {reals({}).to(at::kFloat), integers(3, {}).to(at::kInt), reals({}).to(at::kFloat)},
+                           {{"scale_growth_factor", 2.0}, {"scale_backoff_factor", 0.5}, {"growth_interval", 3}}));
   const auto add = [&](const char* op, const at::Tensor& x, const rules::testing::Named& rest = {}) {
     samples.push_back(sample(op, {x}, rest));
   };

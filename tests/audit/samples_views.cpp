@@ -43,6 +43,9 @@ void add_regroupings(Samples& samples) {
     samples.push_back(sample("aten::squeeze", {reals(sizes)}));
     samples.push_back(sample("aten::squeeze.dim", {reals(sizes)}, {{"dim", 0}}));
     samples.push_back(sample("aten::squeeze.dims", {reals(sizes)}, {{"dim", sizes.empty() ? Ints{} : Ints{0, -1}}}));
+    samples.push_back(sample("aten::squeeze_copy", {reals(sizes)}));
+    samples.push_back(sample("aten::squeeze_copy.dim", {reals(sizes)}, {{"dim", 0}}));
+    samples.push_back(sample("aten::squeeze_copy.dims", {reals(sizes)}, {{"dim", sizes.empty() ? Ints{} : Ints{0, -1}}}));
   }
   for (const char* op : {"aten::expand", "aten::expand_copy"}) {
     samples.push_back(sample(op, {reals({5, 1, 4})}, {{"size", Ints{3, 5, 6, 4}}}));

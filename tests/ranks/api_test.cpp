@@ -365,6 +365,18 @@ TEST(Errors, OfWrongShapesAreThoseOfLibtorch) {
   EXPECT_SAYS(failure_on(2, [&](int64_t) { at::linear(distribute(a, pair(), "{a: S(0)}"), distribute(b, pair(), "{a: R}")); }), "does not fit");
 }
 
+TEST(Regions, PlainTensorsComputeInPlainMemory) {
+  run_on(pair(), [&](int64_t) {
+    const at::Tensor counts = torch::tensor({3, 1, 3}), weights = torch::tensor({0.5, 1.5, 2.5});
+    dtensor::RankState::require().region = pair();
+    EXPECT_TRUE(dtensor::is_dtensor(at::zeros({2})));
+    const at::Tensor sum = counts + weights;  // casts into memory of its own
+    EXPECT_FALSE(dtensor::is_dtensor(sum));
+    EXPECT_EQ(sum[2].item<double>(), 5.5);
+    EXPECT_EQ(std::get<0>(at::_unique(counts)).numel(), 2);
+  });
+}
+
 TEST(Modules, ConvertAndUseBuffers) {
   const at::Tensor input = waves({6, 4});
   torch::nn::BatchNorm1d plain(torch::nn::BatchNormOptions(4));

@@ -33,13 +33,17 @@ TEST(Norms, SoftmaxKeepsRowsCutAndDecomposesOverACutRow) {
                                   {{"dim", int64_t{0}}, {"input_dtype", c10::kDouble}})));
 }
 
-// What the rule makes of tensors laid out as `layouts` say.
-std::string run(const std::string& op, const Args& args, const std::vector<const char*>& layouts) {
+std::vector<tessera::layout::Spec> specs_of(const Args& args, const std::vector<const char*>& layouts) {
   std::vector<tessera::layout::Spec> specs;
   for (const auto& [tensor, arg] : tensors_of(args)) {
     specs.push_back(kTp.spec({.sizes = tensor.sizes().vec(), .layout = layouts.at(specs.size())}));
   }
-  return kTp.run(make_call(op, args, specs));
+  return specs;
+}
+
+// What the rule makes of tensors laid out as `layouts` say.
+std::string run(const std::string& op, const Args& args, const std::vector<const char*>& layouts) {
+  return kTp.run(make_call(op, args, specs_of(args, layouts)));
 }
 
 TEST(Norms, WeightGradientsAreSumsOverRows) {
@@ -53,9 +57,12 @@ TEST(Norms, WeightGradientsAreSumsOverRows) {
             "{tp: R} x {tp: R} x {tp: R} x {tp: R} x {tp: R} x {tp: R} -> {tp: R}, {tp: R}, {tp: R}");
 }
 
-TEST(Norms, TrainingStatisticsStayReplicated) {
+TEST(Norms, TrainingOnACutBatchDecomposes) {
   const Args args = {values({4, 6, 2}), values({6}), values({6}), values({6}), values({6}), true, 0.1, 1e-5};
-  EXPECT_EQ(run("aten::native_batch_norm", args, {"{tp: S(0)}", "{tp: R}", "{tp: R}", "{tp: R}", "{tp: R}"}),
+  for (const char* layout : {"{tp: S(0)}", "{tp: S(1)}", "{tp: S(2)}"}) {
+    EXPECT_TRUE(decomposes(make_call("aten::native_batch_norm", args, specs_of(args, {layout, "{tp: R}", "{tp: R}", "{tp: R}", "{tp: R}"}))));
+  }
+  EXPECT_EQ(run("aten::native_batch_norm", args, {"{tp: P}", "{tp: R}", "{tp: R}", "{tp: R}", "{tp: R}"}),
             "{tp: R} x {tp: R} x {tp: R} x {tp: R} x {tp: R} -> {tp: R}, {tp: R}, {tp: R}");
   EXPECT_ANY_THROW(run("aten::native_batch_norm", args, {"{tp: R}", "{tp: R}", "{tp: R}", "{tp: S(0)}", "{tp: S(0)}"}));
 }

@@ -1,0 +1,186 @@
+// Normalisation by statistics of the whole batch.
+#include "tessera/rules/families.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/rsqrt.h>
+#include <ATen/ops/sum.h>
+
+#include "tessera/base/error.h"
+#include "tessera/rules/dtypes.h"
+#include "tessera/rules/local_args.h"
+
+namespace tessera::rules {
+
+namespace {
+
+bool trains(const Call& call) { return call.flag(call.has_arg("train") ? "train" : "training"); }
+
+// Training takes statistics of the whole batch and writes the running ones, though the schema does not say so: a batch that is
+// cut decomposes, another is whole. Evaluation only reads them: samples, channels and places may be cut.
+FactorMap batch_norm_map(const Call& call) {
+  FactorMap map;
+  const TensorFactors input = map.add_all(call.spec(call.operand_of("input"))->sizes);
+  for (const DimFactors& dim : input) {
+    if (trains(call)) {
+      map.block(dim);
+    }
+  }
+  const TensorFactors channel = {input.at(1)};
+  const TensorFactors saved = trains(call) ? channel : TensorFactors{{map.add(0, false)}};
+  map.set_operand(call, "grad_out", input);
+  map.set_operand(call, "input", input);
+  map.set_operand(call, "save_mean", saved);
+  map.set_operand(call, "save_invstd", saved);
+  for (const char* arg : {"weight", "bias", "running_mean", "running_var"}) {
+    map.set_operand(call, arg, channel);
+  }
+  const int weight = call.operand_of("weight");
+  const c10::ScalarType own = call.spec(call.operand_of("input"))->dtype;
+  const c10::ScalarType other = weight < 0 ? own : call.spec(weight)->dtype;
+  const TensorFactors& others = call.has_arg("output_mask") ? channel : saved;
+  map.outputs = {input, others, others};
+  map.dtypes = {own, other, other};
+  if (call.has_arg("output_mask")) {
+    return map;
+  }
+  for (const char* arg : {"running_mean", "running_var"}) {
+    const int operand = call.operand_of(arg);
+    TESSERA_CHECK(!trains(call) || operand < 0 || call.spec(operand)->is_replicated, "[batch_norm] ", arg, " is ",
+                  call.spec(operand).layout_str(), "; training writes it on every rank: leave it replicated");
+  }
+  return map;
+}
+
+// Evaluation saves nothing, on every device.
+void run_batch_norm(const LocalCall& call, torch::jit::Stack& stack) {
+  const bool trains = StackArgs(*call.op, stack)["training"].toBool();
+  call.op->callBoxed(stack);
+  for (size_t i = stack.size() - 2; i < stack.size() && !trains; ++i) {
+    stack[i] = stack[i].toTensor().new_empty({0});
+  }
+}
+
+// libtorch's kernel divides by the size of the input.
+void run_batch_norm_backward(const LocalCall& call, torch::jit::Stack& stack) {
+  StackArgs args(*call.op, stack);
+  const at::Tensor input = args.tensor("input");
+  if (input.numel() != 0) {
+    args.run();
+    return;
+  }
+  const std::vector<bool> asked = args["output_mask"].toBoolList().vec();
+  const auto nothing = [&](size_t i) {
+    return asked.at(i) ? input.new_zeros(i == 0 ? input.sizes() : input.sizes().slice(1, 1), call.outputs[i]->dtype) : at::Tensor();
+  };
+  args.give(nothing(0), nothing(1), nothing(2));
+}
+
+bool is_cut(const Call& call, const char* arg) {
+  const int operand = call.has_arg(arg) ? call.operand_of(arg) : -1;
+  const auto cuts = [](const layout::Placement& placement) { return placement.is_shard(); };
+  return operand >= 0 && std::any_of(call.spec(operand)->placements.begin(), call.spec(operand)->placements.end(), cuts);
+}
+
+// Running statistics that are plain tensors are written whole on every rank.
+bool keeps_plain_statistics(const Call& call) {
+  const int operand = call.has_arg("running_mean") ? call.operand_of("running_mean") : -1;
+  return operand >= 0 && call.operands.at(static_cast<size_t>(operand)).is_plain;
+}
+
+bool trains_on_cut_batch(const Call& call) {
+  return trains(call) && !(keeps_plain_statistics(call) && !call.has_arg("output_mask")) && (is_cut(call, "input") || is_cut(call, "grad_out"));
+}
+
+// Sums over all but the channels, which each rank has a part of: what is added up is as small as a channel vector.
+struct Channels {
+  std::vector<int64_t> others;  // all dims but that of the channels
+  std::vector<int64_t> shape;   // [1, channels, 1...]
+  double count = 1;             // elements of a channel
+
+  explicit Channels(const at::Tensor& input) : shape(input.dim(), 1) {
+    shape.at(1) = input.size(1);
+    for (int64_t d = 0; d < input.dim(); ++d) {
+      if (d != 1) {
+        others.push_back(d);
+        count *= static_cast<double>(input.size(d));
+      }
+    }
+  }
+
+  at::Tensor sum(const at::Tensor& x) const { return at::sum(x, others, /*keepdim=*/true); }
+  at::Tensor spread(const at::Tensor& channel) const { return channel.view(shape); }
+  at::Tensor flat(const at::Tensor& sums, c10::ScalarType dtype) const { return sums.view({shape[1]}).to(dtype); }
+};
+
+// running = (1 - momentum) running + momentum value
+void update_running(const at::Tensor& running, const at::Tensor& value, double momentum) {
+  if (running.defined()) {
+    running.mul_(1 - momentum).add_(value.to(running.scalar_type()), momentum);
+  }
+}
+
+c10::ScalarType statistics_dtype(StackArgs& args) {
+  const at::Tensor weight = args.tensor("weight");
+  return weight.defined() ? weight.scalar_type() : args.tensor("input").scalar_type();
+}
+
+// Each sum is merged by the first operator that reads it (the subtraction, the addition of eps), before the others.
+void decompose_batch_norm(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
+  StackArgs args(op, stack);
+  const at::Tensor input = args.tensor("input"), weight = args.tensor("weight"), bias = args.tensor("bias");
+  const Channels channels(input);
+  const double momentum = args["momentum"].toDouble();
+  const c10::ScalarType kept = statistics_dtype(args);
+  const at::Tensor x = widened(input);
+  const at::Tensor mean = channels.sum(x).div(channels.count);
+  const at::Tensor centred = x - mean;
+  const at::Tensor variance = channels.sum(centred * centred).div(channels.count);
+  const at::Tensor inverse = at::rsqrt(variance + args["eps"].toDouble());
+  at::Tensor y = centred * inverse;
+  if (weight.defined()) {
+    y = y * channels.spread(weight);
+  }
+  if (bias.defined()) {
+    y = y + channels.spread(bias);
+  }
+  const double unbiased = channels.count / (channels.count - 1);
+  update_running(args.tensor("running_mean"), channels.flat(mean, mean.scalar_type()), momentum);
+  update_running(args.tensor("running_var"), channels.flat(variance * unbiased, mean.scalar_type()), momentum);
+  args.give(y.to(input.scalar_type()), channels.flat(mean, kept), channels.flat(inverse, kept));
+}
+
+void decompose_batch_norm_backward(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
+  StackArgs args(op, stack);
+  const at::Tensor input = args.tensor("input"), weight = args.tensor("weight");
+  const Channels channels(input);
+  const c10::ScalarType kept = statistics_dtype(args);
+  const std::vector<bool> asked = args["output_mask"].toBoolList().vec();
+  const at::Tensor grad = widened(args.tensor("grad_out"));
+  const at::Tensor inverse = channels.spread(args.tensor("save_invstd"));
+  const at::Tensor z = (widened(input) - channels.spread(args.tensor("save_mean"))) * inverse;
+  const at::Tensor of_bias = channels.sum(grad), of_weight = channels.sum(grad * z);
+  at::Tensor of_input;
+  if (asked.at(0)) {
+    const at::Tensor scale = weight.defined() ? inverse * channels.spread(weight) : inverse;
+    of_input = (grad.sub(of_bias, 1 / channels.count) - z * of_weight / channels.count) * scale;
+    of_input = of_input.to(input.scalar_type());
+  }
+  args.give(of_input, asked.at(1) ? channels.flat(of_weight, kept) : at::Tensor(), asked.at(2) ? channels.flat(of_bias, kept) : at::Tensor());
+}
+
+}  // namespace
+
+void add_batch_norm_rules(RuleTable& table) {
+  table.add("aten::native_batch_norm", {.map = batch_norm_map,
+                                        .local = run_batch_norm,
+                                        .decompose = decompose_batch_norm,
+                                        .decompose_when = trains_on_cut_batch,
+                                        .shape = ShapeSource::kFactors});
+  table.add("aten::native_batch_norm_backward", {.map = batch_norm_map,
+                                                 .local = run_batch_norm_backward,
+                                                 .decompose = decompose_batch_norm_backward,
+                                                 .decompose_when = trains_on_cut_batch,
+                                                 .shape = ShapeSource::kFactors});
+}
+
+}  // namespace tessera::rules
