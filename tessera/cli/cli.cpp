@@ -16,6 +16,7 @@
 #include "tessera/trace/parting.h"
 #include "tessera/train/bit_compare.h"
 #include "tessera/train/compare.h"
+#include "tessera/train/explain_step.h"
 #include "tessera/train/run_folder.h"
 #include "tessera/train/setup.h"
 #include "tessera/train/trainer.h"
@@ -42,6 +43,8 @@ struct Arguments {
   std::string log_dir;
   std::vector<std::string> flights;
   double grace = 5;
+  int64_t step = 2, rank = 0;
+  size_t width = 160;
 };
 
 // Asks all ranks to stop at the first SIGINT or SIGTERM, while it lives; a second one kills.
@@ -106,6 +109,14 @@ std::unique_ptr<CLI::App> make_app(Arguments& arguments) {
   auto* plan = app->add_subcommand("plan", "print the plan for a configuration as JSON");
   add_config_options(*plan, arguments);
   add_layout_options(*plan, arguments);
+
+  auto* explain = app->add_subcommand("explain", "say what every operator of a step does: layouts, redistributions, bytes, time");
+  add_config_options(*explain, arguments);
+  add_layout_options(*explain, arguments);
+  explain->add_option("--step", arguments.step, "which, counted from 1; 2 if not given, as the first one also plans");
+  explain->add_option("--rank", arguments.rank, "of which rank, 0 if not given");
+  explain->add_option("--width", arguments.width, "longest line, 160 if not given");
+  explain->add_flag("--json", arguments.is_json, "print one JSON object");
 
   auto* launch = app->add_subcommand("launch", "start local processes, one for each rank: tessera launch -n 4 -- train FILE");
   launch->add_option("-n,--ranks", arguments.ranks, "how many")->required();
@@ -210,6 +221,12 @@ int run_plan(const Arguments& arguments, std::ostream& out) {
   return 0;
 }
 
+int run_explain(const Arguments& arguments, std::ostream& out) {
+  const auto report = train::explain_step(placed_config_of(arguments), arguments.step, arguments.rank);
+  out << (arguments.is_json ? report.json() + "\n" : report.text(arguments.width));
+  return 0;
+}
+
 int run_launch(const Arguments& arguments) {
   launch::LocalOptions options{.ranks = *arguments.ranks, .command = {"/proc/self/exe"}, .log_dir = arguments.log_dir};
   options.command.insert(options.command.end(), arguments.command.begin(), arguments.command.end());
@@ -231,6 +248,7 @@ int run_command(const std::string& command, const Arguments& arguments, std::ost
          : command == "launch"  ? run_launch(arguments)
          : command == "compare" ? run_compare(arguments, out)
          : command == "plan"    ? run_plan(arguments, out)
+         : command == "explain" ? run_explain(arguments, out)
          : command == "generate" ? run_generate(arguments, out)
          : command == "trace"    ? (out << trace::parting_text(trace::read_flights(arguments.flights)), 0)
                                  : (out << info_text(), 0);

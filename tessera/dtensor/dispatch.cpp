@@ -312,6 +312,7 @@ void dispatch(const OpInfo& info, Stack& stack) {
   RankState* current = RankState::current();
   if (C10_UNLIKELY(!current)) throw_outside(info);
   RankState& state = *current;
+  const ObservedCall observed(state, info, args);
   if (C10_UNLIKELY(scan.has_derived) && refresh_all(args)) {
     scan = {};
     scan_arguments(info, args, scan);

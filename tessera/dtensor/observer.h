@@ -17,9 +17,31 @@ namespace tessera::dtensor {
 class OpObserver {
  public:
   virtual ~OpObserver() = default;
+  // An operator is called. The last one that began ends first. `args` are as the program gave them.
+  virtual void on_begin(RankState& state, const OpInfo& info, c10::ArrayRef<c10::IValue> args) {}
   // May run operators and collectives if it does so on every rank; it is not told of those. A handle that waits is among the
   // results as such.
   virtual void on_results(RankState& state, const OpInfo& info, c10::ArrayRef<c10::IValue> results) = 0;
+  // The call is over. Without on_results it threw, was noted only, or was made of other operators.
+  virtual void on_end(RankState& state, const OpInfo& info) noexcept {}
+};
+
+// One call, from its begin to its end.
+class ObservedCall {
+ public:
+  ObservedCall(RankState& state, const OpInfo& info, c10::ArrayRef<c10::IValue> args) : state_(state), info_(info), observer_(state.observer) {
+    if (C10_UNLIKELY(observer_ != nullptr)) observer_->on_begin(state, info, args);
+  }
+  ~ObservedCall() {
+    if (C10_UNLIKELY(observer_ != nullptr)) observer_->on_end(state_, info_);
+  }
+  ObservedCall(const ObservedCall&) = delete;
+  ObservedCall& operator=(const ObservedCall&) = delete;
+
+ private:
+  RankState& state_;
+  const OpInfo& info_;
+  OpObserver* observer_;
 };
 
 // While it lives, nobody watches.

@@ -4,6 +4,9 @@
 #include <ATen/ops/lt.h>
 #include <c10/core/AutogradState.h>
 
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/graph_task.h>
+
 #include "tessera/base/error.h"
 #include "tessera/base/hash.h"
 #include "tessera/dtensor/dispatch.h"
@@ -32,17 +35,34 @@ void call_plain(const c10::OperatorHandle& op, Stack* stack) {
 }
 
 // Replicated values: every rank computes the same.
-at::Tensor in_region(const RankState& state, at::Tensor plain) {
-  if (!state.region || is_dtensor(plain)) return plain;
-  const layout::Mesh& mesh = *state.region;
+at::Tensor replicated(const layout::Mesh& mesh, at::Tensor plain) {
   const Spec spec = Spec::make(mesh, layout::Placements(mesh.ndim()), plain.sizes(), plain.strides(), plain.scalar_type());
   return wrap(std::move(plain), spec);
+}
+
+const layout::Mesh* region_of(const RankState& state) {
+  if (state.region) return &*state.region;
+  if (!state.backward_region) return nullptr;
+  const auto node = torch::autograd::get_current_node();  // of an operator on DTensors: the program may differentiate plain tensors too
+  return node && state.forward_plans.find(node->sequence_nr()) ? &*state.backward_region : nullptr;
+}
+
+at::Tensor in_region(const RankState& state, at::Tensor plain) {
+  const layout::Mesh* region = region_of(state);
+  if (!region || is_dtensor(plain)) return plain;
+  return replicated(*region, std::move(plain));
+}
+
+// Kernels on plain tensors, which run below autograd, need memory of their own. (So does torch::empty, whose memory is plain then.)
+bool is_memory_of_kernel(const c10::OperatorHandle& op) {
+  return op.operator_name().name.starts_with("aten::empty") && c10::impl::tls_is_dispatch_key_excluded(c10::DispatchKey::ADInplaceOrView);
 }
 
 void factory(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* stack) {
   if (factory_hook) return factory_hook->make(op, stack);
   call_plain(op, stack);
-  if (const RankState* state = RankState::current()) stack->back() = in_region(*state, stack->back().toTensor());
+  const RankState* state = RankState::current();
+  if (state && !is_memory_of_kernel(op)) stack->back() = in_region(*state, stack->back().toTensor());
 }
 
 random::Region plain_region(const at::Tensor& tensor) { return random::whole_region(tensor.sizes().vec()); }
@@ -64,11 +84,20 @@ bool takes_dtensor(const Stack& stack, size_t arguments) {
   return found;
 }
 
+// Whether the program says which generator to draw from. It is obeyed: each rank has its own, and the same values.
+bool names_generator(const c10::OperatorHandle& op, const Stack& stack) {
+  const auto& arguments = op.schema().arguments();
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    if (arguments[i].name() == "generator") return !stack[stack.size() - arguments.size() + i].isNone();
+  }
+  return false;
+}
+
 // uniform_ and its kin on a plain tensor of a rank.
 void random_plain(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* stack) {
   RankState* state = RankState::current();
   const size_t n = op.schema().arguments().size();
-  if (!state || takes_dtensor(*stack, n)) {
+  if (!state || takes_dtensor(*stack, n) || (!state->sites.stock && names_generator(op, *stack))) {
     // Below this key a DTensor finds its own kernel; a plain tensor outside of a rank, libtorch's.
     return call_plain(op, stack);
   }
@@ -87,7 +116,7 @@ void random_plain(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* sta
 void bernoulli_plain(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* stack) {
   RankState* state = RankState::current();
   const size_t n = op.schema().arguments().size();
-  if (!state || takes_dtensor(*stack, n)) return call_plain(op, stack);
+  if (!state || takes_dtensor(*stack, n) || (!state->sites.stock && names_generator(op, *stack))) return call_plain(op, stack);
   if (state->sites.stock) return call_with_stock(*state, op, *stack);
   const c10::ArrayRef<IValue> args(stack->data() + (stack->size() - n), n);
   at::Tensor self = args[0].toTensor();
@@ -118,6 +147,11 @@ void random_factory(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* s
   if (factory_hook) return factory_hook->make(op, stack);
   if (state->sites.stock) {
     call_with_stock(*state, op, *stack);
+    stack->back() = in_region(*state, stack->back().toTensor());
+    return;
+  }
+  if (names_generator(op, *stack)) {
+    call_plain(op, stack);
     stack->back() = in_region(*state, stack->back().toTensor());
     return;
   }
@@ -153,7 +187,7 @@ void refuse_random(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* st
   if (state && state->sites.stock) {
     return takes_dtensor(*stack, op.schema().arguments().size()) ? call_plain(op, stack) : call_with_stock(*state, op, *stack);
   }
-  TESSERA_CHECK(!state, "[", op.operator_name(), "] would draw from libtorch's generator, of which the process has one: every rank "
+  TESSERA_CHECK(!state || names_generator(op, *stack), "[", op.operator_name(), "] would draw from libtorch's generator, of which the process has one: every rank "
                 "would get other values, and other ones in each run. Accepted inside a rank: uniform, normal, bernoulli, exponential, integers, "
                 "permutations and dropout, which draw from the job's generator; with set_generator(GeneratorKind::kStock), all.");
   call_plain(op, stack);
@@ -213,6 +247,14 @@ void check_plain_operands(RankState& state, const OpInfo& info, c10::ArrayRef<IV
                   " and rank ", state.ctx.rank, ". Plain tensors count as replicated: every rank must compute the same value. Distribute it "
                   "(from_local for parts that differ), or draw it from the job's generator.");
   }
+}
+
+at::Tensor to_region(const at::Tensor& made) {
+  const RankState* state = RankState::current();
+  const layout::Mesh* region = state ? region_of(*state) : nullptr;
+  if (!region || !made.defined() || made.is_meta() || is_dtensor(made) || factory_hook) return made;
+  const at::Tensor placed = replicated(*region, made.detach());
+  return made.requires_grad() ? placed.set_requires_grad(true) : placed;
 }
 
 FactoryScope::FactoryScope(FactoryHook* hook) : previous_(factory_hook) { factory_hook = hook; }

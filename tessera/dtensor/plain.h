@@ -39,6 +39,10 @@ std::optional<random::Distribution> factory_distribution(const std::string& op, 
 // dies; run_ranks calls it for each rank.
 std::shared_ptr<void> intercept_this_thread();
 
+// What a factory of the program made, as a replicated DTensor inside a region; elsewhere, and if it is one already, as it is. For
+// factories whose calls look like those of libtorch's kernels from below (torch::zeros and Python's run below autograd).
+at::Tensor to_region(const at::Tensor& made);
+
 // Registers the kernels of the intercepting key. Called once, with the other kernels.
 void register_plain_kernels(class KernelRegistry& registry);
 

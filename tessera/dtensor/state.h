@@ -109,6 +109,7 @@ struct RankState {
   uint64_t sums_made = 0;                 // sums over samples, for telling copies of one from another
   int64_t step_tokens = 0;                // that the step's mean loss divides by; 0: as many as there are
   std::optional<layout::Mesh> region;     // factories on plain tensors give DTensors on this mesh
+  std::optional<layout::Mesh> backward_region;  // and inside backward passes on this one
   std::deque<ParameterInfo> parameters;
   OpObserver* observer = nullptr;         // not owned; see observer.h
 };

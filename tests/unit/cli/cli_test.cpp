@@ -67,10 +67,32 @@ TEST_F(Cli, TheFlagsAreTheseAndNoOthers) {
             "train: --help config --dtype --numerics --lattice --seed --set --mesh --ranks --steps --metrics --ledger --out --profile --quiet\n"
             "compare: --help config --dtype --numerics --lattice --seed --set --mesh --steps --tolerance --json\n"
             "plan: --help config --dtype --numerics --lattice --seed --set --mesh --ranks\n"
+            "explain: --help config --dtype --numerics --lattice --seed --set --mesh --ranks --step --rank --width --json\n"
             "launch: --help --ranks --log-dir --grace command\n"
             "generate: --help run --prompt --max-tokens --temperature --top-k --top-p --seed\n"
             "trace: --help flights\n"
             "info: --help\n");
+}
+
+TEST_F(Cli, ExplainSaysWhatAStepDoes) {
+  const auto [code, out, err] = call({"explain", path("small.toml"), "--width", "100"});
+  EXPECT_EQ(code, 0) << err;
+  EXPECT_TRUE(out.starts_with("rank 0 of 4: ")) << out;
+  EXPECT_TRUE(has(out, "most worth removing:\n")) << out;
+  EXPECT_TRUE(has(out, "plan: \"model.layers.*.")) << out;
+  for (const char* phase : {"  forward  ", "  backward  ", "  update  "}) {
+    EXPECT_TRUE(has(out, phase)) << out;
+  }
+  std::istringstream lines(out);
+  for (std::string line; std::getline(lines, line);) {
+    EXPECT_LE(line.size(), 100u) << line;
+  }
+  const auto json = nlohmann::json::parse(call({"explain", path("small.toml"), "--rank", "3", "--json"}).out);
+  EXPECT_EQ(json.at("rank"), 3);
+  EXPECT_GT(json.at("bytes"), 0);
+  const auto wrong = call({"explain", path("small.toml"), "--step", "9"});
+  EXPECT_EQ(wrong.code, 1);
+  EXPECT_TRUE(has(wrong.err, "[explain] step 9 of a run of 4 steps; accepted: steps 1 to 4")) << wrong.err;
 }
 
 TEST_F(Cli, UsageErrorsAreTwo) {
