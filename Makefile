@@ -5,7 +5,7 @@ RUN    ?= runs/$(basename $(notdir $(CONFIG)))
 JOBS   ?= $(shell nproc)
 export TESSERA_PYTHON ?=
 
-.PHONY: help deps configure build train test test-full bench instructions oldest install clean
+.PHONY: help deps configure build train test test-full bench instructions oldest cuda wheel install clean
 .DEFAULT_GOAL := help
 
 help:
@@ -15,10 +15,12 @@ help:
 	@echo "make bench    the same, then build and run the benchmarks"
 	@echo "make instructions  what a cached operator costs in instructions (callgrind)"
 	@echo "make oldest   compile everything against the oldest torch that is supported, tools/oldest.txt"
+	@echo "make cuda     compile what needs CUDA against a torch for it, tools/cuda.txt: 3 GB of wheels, no GPU"
 	@echo "make build    the program $(BUILD)/bin/tessera and the library $(BUILD)/lib/libtessera.so"
+	@echo "make wheel    the Python package as $(BUILD)/wheel/tessera-*.whl, for pip"
 	@echo "make deps     only the Debian packages and the Python environment"
 	@echo "make install  into PREFIX, for find_package(tessera)"
-	@echo "make clean    remove $(BUILD)/ and $(BUILD)-oldest/; the environment .venv/ stays"
+	@echo "make clean    remove $(BUILD)/, $(BUILD)-oldest/, $(BUILD)-cuda/ and $(BUILD)-wheel/; the environment .venv/ stays"
 	@echo "variables: CONFIG, RUN, JOBS=$(JOBS), PREFIX, TESSERA_PYTHON (a python that has torch, instead of .venv)"
 
 deps:
@@ -61,8 +63,21 @@ oldest: deps
 	@cmake --preset release -B $(BUILD)-oldest -DTESSERA_PYTHON=$(CURDIR)/$(BUILD)-oldest/venv/bin/python
 	@cmake --build $(BUILD)-oldest -j $(JOBS)
 
+# An object is enough: its headers are those of the CUDA build, and what they declare is in its libraries.
+cuda: deps
+	@PIP_NO_DEPS=1 TESSERA_PYTHON= tools/venv $(BUILD)-cuda/venv tools/cuda.txt >/dev/null
+	@cmake --preset release -B $(BUILD)-cuda -DTESSERA_PYTHON=$(CURDIR)/$(BUILD)-cuda/venv/bin/python -DTESSERA_NCCL=ON -DTESSERA_TESTS=OFF
+	@cmake --build $(BUILD)-cuda -j $(JOBS) --target tessera/comm/CMakeFiles/tessera_comm.dir/c10d_nccl.cpp.o
+
+# The Python of the build packs what is built; pyproject.toml says how `pip install .` compiles it instead.
+wheel: configure
+	@cmake --build $(BUILD) -j $(JOBS) --target tessera_wheel
+	@$$(cat $(BUILD)/.python) -m pip wheel -q . --no-deps --no-build-isolation -w $(BUILD)/wheel \
+	  -C build-dir=$(BUILD)/wheel/tree -C cmake.source-dir=cmake/prebuilt -C cmake.define.TESSERA_BUILT=$(CURDIR)/$(BUILD)
+	@ls $(BUILD)/wheel/tessera-*.whl
+
 install: build
 	@cmake --install $(BUILD) $(if $(PREFIX),--prefix $(PREFIX))
 
 clean:
-	@rm -rf $(BUILD) $(BUILD)-oldest
+	@rm -rf $(BUILD) $(BUILD)-oldest $(BUILD)-cuda $(BUILD)-wheel

@@ -1,5 +1,6 @@
 # tessera_floor(NAME <floor> SOURCES ... DEPENDS <lower floors>)   one floor, as an object library tessera_<floor>
 # tessera_test(NAME <test> SOURCES ... FLOORS <floors> [LIBRARIES ...])   one GoogleTest program over some floors
+# tessera_extension(NAME <floor> SOURCES ... DEPENDS <floors>)   the Python extension module over libtessera, and its package, in <build>/python
 # tessera_benchmark(NAME <bench> SOURCES ... [LIBRARIES ...])   one program over libtessera that prints a table
 #
 # A floor (or a test) sees only the floors it names and what those depend on.
@@ -60,4 +61,32 @@ function(tessera_benchmark)
   endif()
   add_custom_command(TARGET run_benchmarks POST_BUILD COMMAND bench_${B_NAME})
   add_dependencies(run_benchmarks bench_${B_NAME})
+endfunction()
+
+# The Python extension module _C over libtessera, with the package beside it.
+function(tessera_extension)
+  cmake_parse_arguments(E "" "NAME" "SOURCES;DEPENDS" ${ARGN})
+  set(package ${CMAKE_BINARY_DIR}/python/tessera)
+  execute_process(COMMAND ${TESSERA_PYTHON} -c "import sysconfig as s; print(s.get_paths()['include'] + ';' + s.get_config_var('EXT_SUFFIX'))"
+    OUTPUT_VARIABLE found OUTPUT_STRIP_TRAILING_WHITESPACE COMMAND_ERROR_IS_FATAL ANY)
+  list(GET found 0 include)
+  list(GET found 1 suffix)
+  add_library(tessera_${E_NAME} MODULE ${E_SOURCES})
+  target_include_directories(tessera_${E_NAME} PRIVATE ${PROJECT_SOURCE_DIR})
+  target_include_directories(tessera_${E_NAME} SYSTEM PRIVATE ${include})
+  target_compile_definitions(tessera_${E_NAME} PRIVATE TORCH_EXTENSION_NAME=_C TESSERA_TORCH_VERSION="${TESSERA_TORCH_VERSION}")
+  target_link_libraries(tessera_${E_NAME} PRIVATE tessera tessera_torch torch_python)
+  set_target_properties(tessera_${E_NAME} PROPERTIES PREFIX "" OUTPUT_NAME _C SUFFIX ${suffix} CXX_VISIBILITY_PRESET hidden
+    LIBRARY_OUTPUT_DIRECTORY ${package})
+  get_property(libraries GLOBAL PROPERTY TESSERA_LIBRARIES_comm)
+  set(links_cuda False)
+  if(torch_cuda IN_LIST libraries)
+    set(links_cuda True)
+  endif()
+  file(WRITE ${package}/_built_for.py "TORCH_VERSION = \"${TESSERA_TORCH_VERSION}\"\nLINKS_CUDA = ${links_cuda}\n")
+  file(GLOB modules CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/python/tessera/*)
+  foreach(module IN LISTS modules)
+    get_filename_component(name ${module} NAME)
+    file(CREATE_LINK ${module} ${package}/${name} SYMBOLIC)
+  endforeach()
 endfunction()

@@ -15,6 +15,8 @@
 #include "tessera/comm/errors.h"
 #include "tessera/comm/run_ranks.h"
 #include "tessera/dtensor/dtensor.h"
+#include "tessera/dtensor/explain.h"
+#include "tessera/dtensor/find_nan.h"
 #include "tessera/layout/mesh.h"
 #include "tessera/layout/placement.h"
 #include "tessera/layout/spec.h"
@@ -45,6 +47,7 @@ using layout::Spec;
 // Distributed tensors, which libtorch's operators, autograd, modules and optimizers take as they are.
 using dtensor::deep_copy;
 using dtensor::distribute;
+using dtensor::Explain;
 using dtensor::from_local;
 using dtensor::full_tensor;
 using dtensor::GeneratorKind;
@@ -52,6 +55,7 @@ using dtensor::is_dtensor;
 using dtensor::manual_seed;
 using dtensor::Mode;
 using dtensor::ModeScope;
+using dtensor::NanFinder;
 using dtensor::Numerics;
 using dtensor::recompute;
 using dtensor::redistribute;

@@ -13,6 +13,13 @@ namespace {
 constexpr int64_t kMostTensorRanks = 8;
 constexpr const char* kTensorAxis = "tp";
 
+// Of the attention that a group of Linears belongs to; none: unknown.
+struct Heads {
+  int64_t queries = 0;
+  int64_t keys = 0;
+  bool are_given = false;  // by the caller, not by the model
+};
+
 // Heads in whole groups, when a group of Linears is attention: what the cuts of Q (and of the product that reads it) and of
 // K and V fall on.
 struct AttentionCut {
@@ -39,18 +46,18 @@ void add_note(Plan& plan, const std::string& note) {
   }
 }
 
-int64_t head_dim_of(const LinearGroup& group, int64_t heads) {
-  return heads > 0 && group.row && group.row->in % heads == 0 ? group.row->in / heads : 0;
+int64_t head_dim_of(const LinearGroup& group, const Heads& heads) {
+  return heads.queries > 0 && group.row && group.row->in % heads.queries == 0 ? group.row->in / heads.queries : 0;
 }
 
 // Separate Q, K and V, or one fused product of them, read by the output product.
-bool is_attention(const LinearGroup& group, int64_t heads, int64_t kv_heads) {
+bool is_attention(const LinearGroup& group, const Heads& heads) {
   const auto head_dim = head_dim_of(group, heads);
   if (head_dim == 0) {
     return false;
   }
   const auto& columns = group.columns;
-  const auto keys = kv_heads * head_dim, queries = heads * head_dim;
+  const auto keys = heads.keys * head_dim, queries = heads.queries * head_dim;
   if (columns.size() == 1) {
     return columns[0].out == queries + 2 * keys;
   }
@@ -62,7 +69,7 @@ bool is_attention(const LinearGroup& group, int64_t heads, int64_t kv_heads) {
 
 class Generator {
  public:
-  Generator(const torch::nn::Module& model, const PlanOptions& options) : model_(model), options_(options) {
+  Generator(const ModuleTree& model, const PlanOptions& options) : model_(model), options_(options) {
     options_.kv_heads = options.kv_heads > 0 ? options.kv_heads : options.heads;
     TESSERA_CHECK_AS(PlanError, options.devices >= 1 && options.heads >= 0 && options.kv_heads >= 0,
                      "[generate_plan] devices ", options.devices, ", heads ", options.heads, ", kv_heads ", options.kv_heads,
@@ -99,8 +106,11 @@ class Generator {
  private:
   // The most ranks up to 8 that divide the devices, the heads and every width that would be cut.
   layout::Mesh choose_mesh() const {
-    int64_t divisible = std::gcd(options_.heads, options_.kv_heads);
+    int64_t divisible = 0;
     for (const auto& group : roles_.groups) {
+      if (const auto heads = heads_of(group); is_attention(group, heads)) {
+        divisible = std::gcd(divisible, std::gcd(heads.queries, heads.keys));
+      }
       for (const auto& linear : group.columns) {
         divisible = std::gcd(divisible, linear.out);
       }
@@ -168,18 +178,23 @@ class Generator {
     }
   }
 
-  AttentionCut attention_cut(const LinearGroup& group) {
-    const auto head_dim = head_dim_of(group, options_.heads);
-    const auto per_key = options_.heads / options_.kv_heads;
+  Heads heads_of(const LinearGroup& group) const {
+    const auto& first = group.columns.front();
+    return options_.heads > 0 ? Heads{options_.heads, options_.kv_heads, true} : Heads{first.heads, first.kv_heads, false};
+  }
+
+  AttentionCut attention_cut(const LinearGroup& group, const Heads& heads) {
+    const auto head_dim = head_dim_of(group, heads);
+    const auto per_key = heads.queries / heads.keys;
     AttentionCut cut{per_key * head_dim, head_dim};
     if (group.columns.size() == 1) {
       cut.is_fused = true;
-      cut.key_unit = group.columns[0].out / options_.kv_heads;
-    } else if (options_.kv_heads < ranks_) {
-      cut.keeps_keys_whole = options_.heads > options_.kv_heads;
+      cut.key_unit = group.columns[0].out / heads.keys;
+    } else if (heads.keys < ranks_) {
+      cut.keeps_keys_whole = heads.queries > heads.keys;
       cut.query_unit = head_dim;
       if (cut.keeps_keys_whole) {
-        add_note(plan_, general(group.row->name) + ": " + std::to_string(options_.kv_heads) + " key/value heads for " +
+        add_note(plan_, general(group.row->name) + ": " + std::to_string(heads.keys) + " key/value heads for " +
                             std::to_string(ranks_) + " ranks: K and V stay whole, queries are cut by single heads");
       }
     }
@@ -209,31 +224,46 @@ class Generator {
     cut.key_unit *= scale;
   }
 
+  // Fused Q, K and V whose order is not known to be by groups of heads: a cut would fall across all three.
+  bool is_fused_in_blocks(const LinearGroup& group, const Heads& heads) const {
+    return group.columns.size() == 1 && is_attention(group, heads) && !heads.are_given;
+  }
+
   void plan_group(const LinearGroup& group) {
-    const bool has_heads = is_attention(group, options_.heads, options_.kv_heads);
-    const auto cut = has_heads ? attention_cut(group) : AttentionCut();
+    const auto heads = heads_of(group);
+    if (is_fused_in_blocks(group, heads)) {
+      add_note(plan_, general(weight_of(group.columns[0].name)) + " stays whole: fused Q, K and V that lie one after the other; with their "
+                          "rows in the order of the heads, and `heads` and `kv_heads` given, they are cut");
+      return;
+    }
+    const bool has_heads = is_attention(group, heads);
+    const auto cut = has_heads ? attention_cut(group, heads) : AttentionCut();
     for (const auto& linear : group.columns) {
-      // With as many key heads as query heads all three have one width, and one unit.
-      const bool is_query = has_heads && !cut.is_fused && linear.out == group.row->in;
-      if (has_heads && !is_query && !cut.is_fused && cut.keeps_keys_whole) {
-        continue;
-      }
-      const auto head_unit = is_query ? cut.query_unit : cut.key_unit;
-      const auto unit = has_heads ? head_unit : whole_leaves(head_unit, linear.out);
-      if (group.row && group.columns.size() == 1 && !has_heads && linear.out == 3 * group.row->in) {
-        add_note(plan_, general(weight_of(linear.name)) + " looks like fused Q, K and V: without `heads` its cuts may fall "
-                            "inside a head, which costs communication; give `heads` and `kv_heads`");
-      }
-      note_cut(weight_of(linear.name), linear.out, unit);
-      add(weight_of(linear.name), layout::Shard(0, {.unit = unit}));
-      if (linear.has_bias) {
-        add(bias_of(linear.name), layout::Shard(0, {.unit = unit}));
-      }
+      plan_column(group, linear, cut, has_heads);
     }
     if (group.row) {
       const auto unit = has_heads ? cut.query_unit : whole_leaves(cut.query_unit, group.row->in);
       note_cut(weight_of(group.row->name), group.row->in, unit);
-      add(weight_of(group.row->name), layout::Shard(1, {.unit = unit}), sequence_shards());
+      add(weight_of(group.row->name), layout::Shard(group.row->is_transposed ? 0 : 1, {.unit = unit}), sequence_shards());
+    }
+  }
+
+  void plan_column(const LinearGroup& group, const LinearInfo& linear, const AttentionCut& cut, bool has_heads) {
+    // With as many key heads as query heads all three have one width, and one unit.
+    const bool is_query = has_heads && !cut.is_fused && linear.out == group.row->in;
+    if (has_heads && !is_query && !cut.is_fused && cut.keeps_keys_whole) {
+      return;
+    }
+    const auto head_unit = is_query ? cut.query_unit : cut.key_unit;
+    const auto unit = has_heads ? head_unit : whole_leaves(head_unit, linear.out);
+    if (group.row && group.columns.size() == 1 && !has_heads && linear.out == 3 * group.row->in) {
+      add_note(plan_, general(weight_of(linear.name)) + " looks like fused Q, K and V: without `heads` its cuts may fall "
+                          "inside a head, which costs communication; give `heads` and `kv_heads`");
+    }
+    note_cut(weight_of(linear.name), linear.out, unit);
+    add(weight_of(linear.name), layout::Shard(linear.is_transposed ? 1 : 0, {.unit = unit}));
+    if (linear.has_bias) {
+      add(bias_of(linear.name), layout::Shard(0, {.unit = unit}));
     }
   }
 
@@ -241,8 +271,10 @@ class Generator {
   void collapse() {
     const auto entries = std::exchange(plan_.parameters, {});
     std::map<std::string, const ParameterPlan*> exact;
-    for (const auto& parameter : model_.named_parameters()) {
-      exact[parameter.key()] = nullptr;
+    for (const auto& named : tensors_of(model_)) {
+      if (named.is_parameter) {
+        exact[named.name] = nullptr;
+      }
     }
     for (const auto& entry : entries) {
       exact[entry.pattern] = &entry;
@@ -268,7 +300,7 @@ class Generator {
     }
   }
 
-  const torch::nn::Module& model_;
+  const ModuleTree& model_;
   PlanOptions options_;
   ModelRoles roles_;
   Plan plan_;
@@ -278,6 +310,8 @@ class Generator {
 
 }  // namespace
 
-Plan generate_plan(const torch::nn::Module& model, const PlanOptions& options) { return Generator(model, options).run(); }
+Plan generate_plan(const ModuleTree& model, const PlanOptions& options) { return Generator(model, options).run(); }
+
+Plan generate_plan(const torch::nn::Module& model, const PlanOptions& options) { return generate_plan(describe(model), options); }
 
 }  // namespace tessera::parallel

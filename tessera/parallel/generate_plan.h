@@ -9,6 +9,7 @@
 #include <torch/nn/module.h>
 
 #include "tessera/layout/lattice.h"
+#include "tessera/parallel/module_tree.h"
 #include "tessera/parallel/plan.h"
 
 namespace tessera::parallel {
@@ -20,7 +21,7 @@ struct PlanOptions {
   std::optional<layout::Mesh> mesh = std::nullopt;
   // Norms, dropouts and residuals work on sequence shards on the tp axis.
   bool sequence_parallel = false;
-  // Query heads and key/value heads of attention (0: unknown, cuts fall wherever torch.chunk cuts). Cuts fall between heads,
+  // Query heads and key/value heads of attention (0: what the model says; if it says nothing, cuts fall wherever torch.chunk cuts). Cuts fall between heads,
   // and where there are as many key/value heads as ranks, between whole groups; a fused product is taken to have its rows
   // in the order [kv_heads, (queries of the group, key, value), head_dim].
   int64_t heads = 0;
@@ -38,6 +39,7 @@ struct PlanOptions {
 // that differ in the number of a layer only are one, with `*` for the number.
 //
 // Throws PlanError if the heads contradict each other.
+Plan generate_plan(const ModuleTree& model, const PlanOptions& options);
 Plan generate_plan(const torch::nn::Module& model, const PlanOptions& options);
 
 }  // namespace tessera::parallel

@@ -10,6 +10,7 @@
 #include <torch/nn/module.h>
 #include <torch/optim/optimizer.h>
 
+#include "tessera/parallel/place.h"
 #include "tessera/parallel/plan.h"
 
 namespace tessera::parallel {
@@ -66,13 +67,6 @@ class Job {
   struct State;
   std::shared_ptr<State> state_;
 };
-
-// Makes the model's parameters and buffers DTensors as the plan says, in place: typed members, tied aliases and an
-// optimizer built before stay valid, and its state is converted too. A model from `deferred` gets its values now, each rank
-// its own part; one built without it is accepted with a warning that states the bytes that every rank held.
-// Throws PlanError if the plan does not fit the model, or if a parameter's memory has other owners. Collective over the
-// plan's mesh.
-void place(torch::nn::Module& model, const Plan& plan, torch::optim::Optimizer* optimizer = nullptr);
 
 namespace detail {
 

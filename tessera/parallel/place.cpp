@@ -1,6 +1,6 @@
-#include <set>
+#include "tessera/parallel/place.h"
 
-#include <torch/nn/module.h>
+#include <torch/csrc/autograd/variable.h>
 #include <torch/optim/adagrad.h>
 #include <torch/optim/adam.h>
 #include <torch/optim/adamw.h>
@@ -12,7 +12,6 @@
 #include "tessera/base/text.h"
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/parallel/deferred.h"
-#include "tessera/parallel/job.h"
 
 namespace tessera::parallel {
 
@@ -21,49 +20,54 @@ namespace {
 using dtensor::RankState;
 using layout::Placements;
 
-// A parameter or buffer under its first name.
-struct Named {
-  std::string name;
-  at::Tensor tensor;
-  bool is_parameter = false;
-};
-
-std::vector<Named> tensors_of(const torch::nn::Module& model) {
-  std::vector<Named> all;
-  std::set<const c10::TensorImpl*> seen;
-  const auto add = [&](const std::string& name, const at::Tensor& tensor, bool is_parameter) {
-    if (tensor.defined() && seen.insert(tensor.unsafeGetTensorImpl()).second) all.push_back({name, tensor, is_parameter});
-  };
-  for (const auto& item : model.named_parameters()) add(item.key(), item.value(), true);
-  for (const auto& item : model.named_buffers()) add(item.key(), item.value(), false);
-  return all;
-}
-
-Placements storage_of(const Plan& plan, const Named& named) {
+Placements storage_of(const Plan& plan, const NamedTensor& named) {
   const ParameterPlan* entry = named.is_parameter ? plan.find(named.name) : nullptr;
   return entry && !entry->storage.empty() ? entry->storage : Placements(plan.mesh.ndim());
 }
 
 // The bytes of memory that the model held before it was placed.
-int64_t plain_bytes(const std::vector<Named>& tensors) {
+int64_t plain_bytes(const std::vector<NamedTensor>& tensors) {
   int64_t bytes = 0;
-  for (const Named& named : tensors) {
+  for (const NamedTensor& named : tensors) {
     if (!dtensor::is_dtensor(named.tensor)) bytes += static_cast<int64_t>(named.tensor.nbytes());
   }
   return bytes;
 }
 
-void check_sole_owner(const Named& named) {
-  TESSERA_CHECK_AS(PlanError, named.tensor.storage().use_count() == 1, "[parallelize] the memory of `", named.name, "` is shared with ",
-                   named.tensor.storage().use_count() - 1, " other tensors (views, slices, a detached copy), which would go stale without a word. Make them "
-                   "clones, or take them again after parallelize.");
+// Whether a Python object stands for `impl` that only C++ keeps alive: no program sees it any more.
+template <typename Impl>
+bool is_unseen(Impl& impl) {
+  return impl.pyobj_slot()->load_pyobj() && impl.pyobj_slot()->has_unique_reference();
+}
+
+// Whether nobody but the view itself holds the tensor that it was made from by the way, as in `torch.ones(n).view(1, n)`.
+bool is_sole_holder_of_base(const at::Tensor& tensor) {
+  const auto* view = torch::autograd::impl::get_view_autograd_meta(tensor);
+  if (!view || !tensor.is_view()) return false;
+  const at::TensorBase& base = tensor._base();
+  const int own = view->has_bw_view() + (view->has_fw_view() && !view->shared_view_info());
+  return is_unseen(*base.unsafeGetTensorImpl()) || static_cast<int>(base.use_count()) <= own;
+}
+
+// How many others own the memory of `tensor`.
+int64_t other_owners(const at::Tensor& tensor) {
+  const c10::Storage& memory = tensor.storage();
+  return static_cast<int64_t>(memory.use_count()) - 1 - is_unseen(*memory.unsafeGetStorageImpl()) - is_sole_holder_of_base(tensor);
+}
+
+void check_sole_owner(const NamedTensor& named) {
+  const int64_t others = other_owners(named.tensor);
+  TESSERA_CHECK_AS(PlanError, others == 0, "[parallelize] the memory of `", named.name, "` is shared with ", others, " other tensors (views, slices, a "
+                   "detached copy), which would go stale without a word. Make them clones, or take them again after parallelize.");
 }
 
 // A plain tensor becomes this rank's part of itself.
 void convert(const at::Tensor& tensor, const layout::Mesh& mesh, const Placements& placements) {
   if (!tensor.defined() || dtensor::is_dtensor(tensor)) return;
   at::NoGradGuard no_grad;
-  dtensor::become(tensor, dtensor::distribute(tensor.detach(), mesh, placements));
+  const at::Tensor part = dtensor::distribute(tensor.detach(), mesh, placements);
+  if (tensor.is_view() && !tensor.requires_grad()) tensor.unsafeGetTensorImpl()->set_autograd_meta(nullptr);  // no view any more
+  dtensor::become(tensor, part);
 }
 
 using Visit = std::function<void(at::Tensor)>;
@@ -89,60 +93,73 @@ void for_each_state(torch::optim::OptimizerParamState& state, const Visit& visit
   }
 }
 
-void convert_optimizer(torch::optim::Optimizer& optimizer, const std::vector<Named>& tensors, const Plan& plan) {
-  for (const Named& named : tensors) {
+void convert_optimizer(torch::optim::Optimizer& optimizer, const std::vector<NamedTensor>& tensors) {
+  for (const NamedTensor& named : tensors) {
     const auto state = optimizer.state().find(named.tensor.unsafeGetTensorImpl());
     if (state == optimizer.state().end()) continue;
-    const Placements placements = storage_of(plan, named);
-    for_each_state(*state->second, [&](at::Tensor kept) {
-      const bool whole = kept.sizes() == named.tensor.sizes();
-      if (is_deferred(kept)) {
-        materialize(plan.mesh, {{kept, placements}});
-      } else {
-        convert(kept, plan.mesh, whole ? placements : Placements(plan.mesh.ndim()));
-      }
-    });
+    for_each_state(*state->second, [&](at::Tensor kept) { place_state(kept, named.tensor); });
   }
 }
 
-}  // namespace
-
-void place(torch::nn::Module& model, const Plan& plan, torch::optim::Optimizer* optimizer) {
-  RankState& state = RankState::require();
-  const std::vector<Named> tensors = tensors_of(model);
+// The plan fits, and nothing is placed yet.
+void verify(const std::vector<NamedTensor>& tensors, const Plan& plan) {
   std::map<std::string, std::vector<int64_t>> sizes;
-  for (const Named& named : tensors) {
+  for (const NamedTensor& named : tensors) {
     if (named.is_parameter) sizes[named.name] = named.tensor.sizes().vec();
     TESSERA_CHECK_AS(PlanError, is_deferred(named.tensor) || !dtensor::is_dtensor(named.tensor), "[parallelize] `", named.name,
                      "` is a DTensor already: the model has been placed before. Build a new one, or redistribute its parameters.");
   }
   plan.verify(sizes);
+}
+
+// What the plan says about a parameter goes with it.
+void attach(RankState& state, const NamedTensor& named, const Plan& plan) {
+  const ParameterPlan* entry = plan.find(named.name);
+  dtensor::ParameterInfo info{named.name, base::hash_string(named.name), {}, {}};
+  if (entry) info.input = entry->input, info.output = entry->output;
+  state.parameters.push_back(std::move(info));
+  dtensor::meta_of(named.tensor)->parameter = &state.parameters.back();
+}
+
+}  // namespace
+
+void place_tensors(const std::vector<NamedTensor>& tensors, const Plan& plan) {
+  RankState& state = RankState::require();
+  verify(tensors, plan);
   const int64_t bytes = plain_bytes(tensors);
   if (bytes > 0 && state.ctx.rank == 0) {
     TORCH_WARN("[parallelize] the model was built without tessera::deferred: every rank held all of it (", base::human_bytes(bytes),
                ") before keeping its part.");
   }
-
   std::vector<Materialization> waiting;
-  for (const Named& named : tensors) waiting.push_back({named.tensor, storage_of(plan, named)});
+  for (const NamedTensor& named : tensors) waiting.push_back({named.tensor, storage_of(plan, named)});
   materialize(plan.mesh, waiting);
-  for (const Named& named : tensors) {
+  for (const NamedTensor& named : tensors) {
     if (dtensor::is_dtensor(named.tensor)) continue;
     check_sole_owner(named);
     const Placements placements = storage_of(plan, named);
     convert(named.tensor, plan.mesh, placements);
     convert(named.tensor.grad(), plan.mesh, placements);
   }
-  if (optimizer) convert_optimizer(*optimizer, tensors, plan);
-
-  for (const Named& named : tensors) {
-    if (!named.is_parameter) continue;
-    const ParameterPlan* entry = plan.find(named.name);
-    dtensor::ParameterInfo info{named.name, base::hash_string(named.name), {}, {}};
-    if (entry) info.input = entry->input, info.output = entry->output;
-    state.parameters.push_back(std::move(info));
-    dtensor::meta_of(named.tensor)->parameter = &state.parameters.back();
+  for (const NamedTensor& named : tensors) {
+    if (named.is_parameter) attach(state, named, plan);
   }
+}
+
+void place_state(const at::Tensor& state, const at::Tensor& parameter) {
+  const layout::Spec& spec = dtensor::spec_of(parameter);
+  const Placements placements = state.sizes() == parameter.sizes() ? spec->placements : Placements(spec->mesh.ndim());
+  if (is_deferred(state)) {
+    materialize(spec->mesh, {{state, placements}});
+  } else {
+    convert(state, spec->mesh, placements);
+  }
+}
+
+void place(torch::nn::Module& model, const Plan& plan, torch::optim::Optimizer* optimizer) {
+  const auto tensors = tensors_of(describe(model));
+  place_tensors(tensors, plan);
+  if (optimizer) convert_optimizer(*optimizer, tensors);
 }
 
 }  // namespace tessera::parallel

@@ -3,91 +3,126 @@
 #include <algorithm>
 #include <unordered_set>
 
-#include <torch/nn/modules/container/modulelist.h>
-#include <torch/nn/modules/container/sequential.h>
-#include <torch/nn/modules/embedding.h>
-#include <torch/nn/modules/linear.h>
-
 namespace tessera::parallel {
 namespace {
+
+using Kind = ModuleTree::Kind;
+using Linears = std::vector<LinearInfo>;
 
 // `reader` can read what `maker` makes: all of it, or (fused products) an equal part.
 bool can_read(const LinearInfo& reader, const LinearInfo& maker) { return maker.out % reader.in == 0; }
 
-bool has_matrices(const torch::nn::Module& module) {
-  const auto parameters = module.parameters();
-  return std::any_of(parameters.begin(), parameters.end(), [](const at::Tensor& p) { return p.dim() >= 2; });
+bool has_matrices(const ModuleTree& module) {
+  const auto is_matrix = [](const auto& named) { return named.second.defined() && named.second.dim() >= 2; };
+  return std::any_of(module.parameters.begin(), module.parameters.end(), is_matrix) ||
+         std::any_of(module.children.begin(), module.children.end(), has_matrices);
 }
 
+// Tables that are read by position, distance or segment, not by token.
 bool is_position_name(const std::string& name) {
   const auto last = name.substr(name.rfind('.') + 1);
-  return last == "wpe" || last.find("pos") != std::string::npos;
+  const auto has = [&](const char* part) { return last.find(part) != std::string::npos; };
+  return last == "wpe" || has("pos") || has("bias") || has("type");
 }
 
 class Walk {
  public:
-  ModelRoles roles;
+  explicit Walk(ModelRoles& roles) : roles_(roles) {}
 
-  void visit(const torch::nn::Module& module, const std::string& prefix) {
-    if (const auto* linear = dynamic_cast<const torch::nn::LinearImpl*>(&module)) {
-      return add_group({linear_info(*linear, prefix)}, true);
-    }
-    if (const auto* embedding = dynamic_cast<const torch::nn::EmbeddingImpl*>(&module)) {
-      if (is_new(embedding->weight)) {
-        roles.embeddings.push_back({prefix, embedding->weight.size(0), is_position_name(prefix)});
-      }
-      return;
-    }
-    for (const auto& parameter : module.named_parameters(/*recurse=*/false)) {
-      if (parameter.value().dim() >= 2 && is_new(parameter.value())) {
-        roles.unknown.push_back(dotted(prefix, parameter.key()));
-      }
-    }
-    visit_children(module, prefix);
+  void visit_model(const ModuleTree& model) {
+    close(visit(model, "", {}), false);
   }
 
  private:
-  static std::string dotted(const std::string& prefix, const std::string& name) {
-    return prefix.empty() ? name : prefix + "." + name;
+  struct Heads {
+    int64_t queries = 0, keys = 0;
+  };
+
+  // Returns the products that nothing in the module reads; what follows it may.
+  Linears visit(const ModuleTree& module, const std::string& prefix, Heads heads) {
+    if (module.heads > 0) {
+      heads = {module.heads, module.kv_heads > 0 ? module.kv_heads : module.heads};
+    }
+    if (module.kind == Kind::kLinear || module.kind == Kind::kTransposedLinear) {
+      return take_linear(module, prefix, heads);
+    }
+    if (module.kind == Kind::kEmbedding) {
+      take_embedding(module, prefix);
+      return {};
+    }
+    for (const auto& [name, parameter] : module.parameters) {
+      if (parameter.defined() && parameter.dim() >= 2 && is_new(parameter)) {
+        roles_.unknown.push_back(dotted(prefix, name));
+      }
+    }
+    return visit_children(module, prefix, heads);
+  }
+
+  // Linears in a row, with nothing but modules without matrices between them, are paired.
+  Linears visit_children(const ModuleTree& module, const std::string& prefix, const Heads& heads) {
+    const bool is_chain = module.kind == Kind::kChain;
+    Linears open;
+    for (const auto& child : module.children) {
+      const bool is_linear = child.kind == Kind::kLinear || child.kind == Kind::kTransposedLinear;
+      const size_t before = roles_.groups.size();
+      auto made = visit(child, dotted(prefix, child.name), heads);
+      const bool is_barrier = !is_linear && (made.empty() || is_chain || roles_.groups.size() > before) && has_matrices(child);
+      if (is_barrier) {
+        insert_groups(before, std::exchange(open, {}), is_chain);
+        close(made, is_chain);
+      } else {
+        open.insert(open.end(), made.begin(), made.end());
+      }
+    }
+    return pair(open, is_chain);
   }
 
   bool is_new(const at::Tensor& parameter) { return seen_.insert(parameter.unsafeGetTensorImpl()).second; }
 
-  static LinearInfo linear_info(const torch::nn::LinearImpl& linear, const std::string& name) {
-    return {.name = name, .in = linear.weight.size(1), .out = linear.weight.size(0), .has_bias = linear.bias.defined()};
+  Linears take_linear(const ModuleTree& module, const std::string& name, const Heads& heads) {
+    if (!module.weight.defined() || module.weight.dim() != 2 || !is_new(module.weight)) {
+      return {};
+    }
+    const bool is_transposed = module.kind == Kind::kTransposedLinear;
+    return {{.name = name, .in = module.weight.size(is_transposed ? 0 : 1), .out = module.weight.size(is_transposed ? 1 : 0),
+             .has_bias = module.bias.defined(), .is_transposed = is_transposed, .heads = heads.queries, .kv_heads = heads.keys}};
   }
 
-  void add_group(const std::vector<LinearInfo>& linears, bool is_chain) {
+  void take_embedding(const ModuleTree& module, const std::string& name) {
+    if (module.weight.defined() && is_new(module.weight)) {
+      roles_.embeddings.push_back({name, module.weight.size(0), is_position_name(name)});
+    }
+  }
+
+  // Notes the pairs among `linears`; returns those at the end that nothing reads yet.
+  Linears pair(const Linears& linears, bool is_chain) {
+    auto groups = pair_linears(linears, is_chain);
+    Linears open;
+    if (!is_chain && !groups.empty() && !groups.back().row) {
+      open = std::move(groups.back().columns);
+      groups.pop_back();
+    }
+    roles_.groups.insert(roles_.groups.end(), groups.begin(), groups.end());
+    return open;
+  }
+
+  void close(const Linears& linears, bool is_chain) {
     for (auto& group : pair_linears(linears, is_chain)) {
-      roles.groups.push_back(std::move(group));
+      roles_.groups.push_back(std::move(group));
     }
   }
 
-  // Linears in a row, with nothing but modules without matrices between them, are paired.
-  void visit_children(const torch::nn::Module& module, const std::string& prefix) {
-    const bool is_chain = dynamic_cast<const torch::nn::SequentialImpl*>(&module) != nullptr ||
-                          dynamic_cast<const torch::nn::ModuleListImpl*>(&module) != nullptr;
-    std::vector<LinearInfo> open;
-    for (const auto& child : module.named_children()) {
-      const auto name = dotted(prefix, child.key());
-      const auto* linear = dynamic_cast<const torch::nn::LinearImpl*>(child.value().get());
-      if (linear == nullptr) {
-        if (has_matrices(*child.value())) {
-          add_group(std::exchange(open, {}), is_chain);
-        }
-        visit(*child.value(), name);
-      } else if (is_new(linear->weight)) {
-        open.push_back(linear_info(*linear, name));
-      }
-    }
-    add_group(open, is_chain);
+  // What came before a module, before that module's own.
+  void insert_groups(size_t at, const Linears& linears, bool is_chain) {
+    const auto groups = pair_linears(linears, is_chain);
+    roles_.groups.insert(roles_.groups.begin() + static_cast<int64_t>(at), groups.begin(), groups.end());
   }
 
+  ModelRoles& roles_;
   std::unordered_set<const void*> seen_;
 };
 
 }  // namespace
-
 std::vector<LinearGroup> pair_linears(const std::vector<LinearInfo>& linears, bool is_chain) {
   std::vector<LinearGroup> groups;
   bool is_open = false;
@@ -120,10 +155,10 @@ std::vector<LinearGroup> pair_linears(const std::vector<LinearInfo>& linears, bo
   return groups;
 }
 
-ModelRoles find_roles(const torch::nn::Module& model) {
-  Walk walk;
-  walk.visit(model, "");
-  return std::move(walk.roles);
+ModelRoles find_roles(const ModuleTree& model) {
+  ModelRoles roles;
+  Walk(roles).visit_model(model);
+  return roles;
 }
 
 }  // namespace tessera::parallel

@@ -6,16 +6,20 @@
 #include <string>
 #include <vector>
 
-#include <torch/nn/module.h>
+#include "tessera/parallel/module_tree.h"
 
 namespace tessera::parallel {
 
-// One torch::nn::Linear of a model: a product with a weight [out, in].
+// One product of a model with a weight [out, in].
 struct LinearInfo {
   std::string name;  // dotted, without `.weight`
   int64_t in = 0;
   int64_t out = 0;
   bool has_bias = false;
+  bool is_transposed = false;  // the weight is [in, out]
+  // Of the attention that it is in, if the model says; 0: unknown.
+  int64_t heads = 0;
+  int64_t kv_heads = 0;
 };
 
 // Column-parallel products (their output features are cut) and the row-parallel one (its input features are cut) that reads
@@ -25,11 +29,11 @@ struct LinearGroup {
   std::optional<LinearInfo> row;
 };
 
-// One torch::nn::Embedding of a model.
+// One table of a model.
 struct EmbeddingInfo {
   std::string name;
   int64_t rows = 0;
-  bool is_position = false;  // named as a table of positions (`wpe`, `...pos...`): read by position, not by token
+  bool is_position = false;  // named as one that is read by position, distance or segment (`wpe`, `...pos...`, `...bias...`, `...type...`), not by token
 };
 
 // What the walk over a model found, in the order of registration.
@@ -43,7 +47,8 @@ struct ModelRoles {
 // ModuleList); else Linears of one input width are siblings, and the last that fits is the one that reads them.
 std::vector<LinearGroup> pair_linears(const std::vector<LinearInfo>& linears, bool is_chain);
 
-// Walks the model; a tied parameter counts at its first name.
-ModelRoles find_roles(const torch::nn::Module& model);
+// Walks the model; a tied parameter counts at its first name. Products that nothing in their module reads are paired with what
+// follows the module, up to the next list of modules.
+ModelRoles find_roles(const ModuleTree& model);
 
 }  // namespace tessera::parallel

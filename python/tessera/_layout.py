@@ -1,0 +1,51 @@
+"""Meshes and placements, under the names of torch.distributed.tensor."""
+
+from tessera import _C
+from tessera._ranks import ensure_rank
+
+
+class _OfKind(type):
+    """isinstance(p, Shard) is true for every placement of that kind."""
+
+    def __instancecheck__(cls, value):
+        return isinstance(value, _C.Placement) and value.kind == cls._kind
+
+
+class Shard(metaclass=_OfKind):
+    """`dim` is cut over the ranks of a mesh axis, as torch.chunk cuts, on multiples of `unit` elements."""
+
+    _kind = "shard"
+
+    def __new__(cls, dim, *, unit=1, order=-1):
+        return _C.shard(dim, unit, order)
+
+
+class Replicate(metaclass=_OfKind):
+    """Every rank of a mesh axis holds the whole tensor."""
+
+    _kind = "replicate"
+
+    def __new__(cls):
+        return _C.replicate()
+
+
+class Partial(metaclass=_OfKind):
+    """The value is the combination (sum, max, min, prod, avg) over the ranks of a mesh axis."""
+
+    _kind = "partial"
+
+    def __new__(cls, reduce_op="sum"):
+        return _C.partial(reduce_op)
+
+
+DeviceMesh = _C.Mesh
+
+
+def init_device_mesh(device_type, mesh_shape, *, mesh_dim_names=None):
+    """The mesh of ranks 0, 1, ... in the given shape, the last axis varying fastest. Axes without names are dim_0, dim_1, ...
+
+    `device_type` is taken from the tensors; it stands here for programs that say it.
+    """
+    ensure_rank()
+    names = mesh_dim_names or [f"dim_{i}" for i in range(len(mesh_shape))]
+    return _C.Mesh(list(zip(names, mesh_shape, strict=True)))

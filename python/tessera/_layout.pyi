@@ -1,0 +1,18 @@
+"""Shard, Replicate and Partial as type checkers see them: kinds of Placement."""
+
+from collections.abc import Sequence
+
+from tessera._C import Mesh, Placement
+
+class Shard(Placement):
+    def __init__(self, dim: int, *, unit: int = 1, order: int = -1) -> None: ...
+
+class Replicate(Placement):
+    def __init__(self) -> None: ...
+
+class Partial(Placement):
+    def __init__(self, reduce_op: str = "sum") -> None: ...
+
+DeviceMesh = Mesh
+
+def init_device_mesh(device_type: str, mesh_shape: Sequence[int], *, mesh_dim_names: Sequence[str] | None = None) -> Mesh: ...

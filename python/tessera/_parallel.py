@@ -1,0 +1,109 @@
+"""Models on a mesh."""
+
+import os
+from collections.abc import Callable
+from typing import TypeVar
+
+import torch
+
+from tessera import _C
+from tessera._C import is_deferred
+from tessera._ranks import ensure_rank, rank
+from tessera._tensor import full_tensor
+
+__all__ = ["deferred", "full_state_dict", "generate_plan", "is_deferred", "load", "parallelize", "save"]
+
+T = TypeVar("T")
+Model = TypeVar("Model", bound=torch.nn.Module)
+
+
+def deferred(make: Callable[[], T]) -> T:
+    """Runs `make` (a model's constructor) without allocating; `parallelize` then gives each rank its part of the values."""
+    ensure_rank()
+    with _C.Deferred():
+        return make()
+
+
+def generate_plan(model: torch.nn.Module, devices: int | None = None, *, mesh: _C.Mesh | str | None = None, sequence_parallel: bool = False,
+                  heads: int = 0, kv_heads: int = 0, lattice: str = "") -> _C.Plan:
+    """A plan from rules for `devices` ranks (all of the job, unless said otherwise), or for a mesh such as "dp=2,tp=2".
+
+    Heads are read from the model where it says them. Print the plan to see what is cut, and why not.
+    """
+    ensure_rank()
+    mesh = _C.Mesh(mesh) if isinstance(mesh, str) else mesh
+    return _C.generate_plan(model, devices, mesh, sequence_parallel, heads, kv_heads, lattice)
+
+
+def parallelize(model: Model, plan: _C.Plan, optimizer: torch.optim.Optimizer | None = None, *, accumulate: int = 1) -> Model:
+    """Makes the model's parameters and buffers DTensors as the plan says, in place, and returns the model.
+
+    Tied parameters and an optimizer built before or after stay valid; give one that has taken steps, so that its state is
+    placed too. From now on the model's forward cuts the tensors it is given over the plan's batch axes; every rank passes the
+    whole batch. A step is `accumulate` forward passes with gradients. Collective over the plan's mesh.
+    """
+    ensure_rank()
+    passes = _C.place(model, plan)
+    for parameter, state in (optimizer.state.items() if optimizer else ()):
+        for value in state.values():
+            if isinstance(value, torch.Tensor):
+                _C.place_state(value, parameter)
+    _Forward(passes, accumulate).watch(model)
+    return model
+
+
+def full_state_dict(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """The model's state with whole, plain tensors, the same on every rank. Collective over the model's mesh."""
+    return {name: full_tensor(value.detach()) for name, value in model.state_dict().items()}
+
+
+def save(path: str | os.PathLike[str], model: torch.nn.Module) -> None:
+    """Writes the model's state to a safetensors file, under its names, by rank 0. Collective."""
+    state = full_state_dict(model)
+    if rank() == 0:
+        _C.save_safetensors(str(path), list(state.items()))
+    _C.barrier()
+
+
+def load(path: str | os.PathLike[str], model: torch.nn.Module) -> None:
+    """Reads what `save`, or `safetensors`, wrote into the model, whatever its layout and that of the model that was saved."""
+    model.load_state_dict(dict(_C.load_safetensors(str(path))))
+
+
+class _Forward:
+    """Stands around the root module's forward."""
+
+    def __init__(self, passes, accumulate):
+        self.passes, self.accumulate, self.count = passes, accumulate, 0
+
+    def watch(self, model):
+        model.register_forward_pre_hook(self.begin, with_kwargs=True)
+        model.register_forward_hook(self.end, always_call=True)
+
+    def begin(self, module, args, kwargs):
+        tensors = list(_tensors_in((args, kwargs)))
+        step, index = divmod(self.count, self.accumulate)
+        self.count += torch.is_grad_enabled()
+        placed = iter(self.passes.begin(tensors, step, index, self.accumulate))
+        return _with_tensors((args, kwargs), placed)
+
+    def end(self, module, args, output):
+        self.passes.end()
+
+
+def _tensors_in(value):
+    """The tensors in tuples, lists and dicts, in order. Other objects (a key/value cache) are left alone."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif type(value) in (tuple, list, dict):
+        for item in value.values() if type(value) is dict else value:
+            yield from _tensors_in(item)
+
+
+def _with_tensors(value, placed):
+    """The same value with the next of `placed` for each of them."""
+    if isinstance(value, torch.Tensor):
+        return next(placed)
+    if type(value) is dict:
+        return {key: _with_tensors(item, placed) for key, item in value.items()}
+    return type(value)(_with_tensors(item, placed) for item in value) if type(value) in (tuple, list) else value

@@ -1,0 +1,87 @@
+"""Ranks as threads of this process, and this process as a rank."""
+
+import atexit
+import functools
+import sys
+from collections.abc import Callable
+from typing import TypeVar
+
+import torch
+
+from tessera import _C
+from tessera._C import in_rank
+
+T = TypeVar("T")
+
+
+def _get_cached(self, instance, owner=None):
+    """functools.cached_property as Python 3.12 has it: no lock of all threads while a rank computes, and may wait for another."""
+    if instance is None:
+        return self
+    if self.attrname not in instance.__dict__:
+        instance.__dict__[self.attrname] = self.func(instance)
+    return instance.__dict__[self.attrname]
+
+
+if sys.version_info < (3, 12):
+    functools.cached_property.__get__ = _get_cached
+
+
+def run_ranks(body: Callable[[], T], ranks: int, *, deadline: float = 60.0) -> T:
+    """Runs `body()` on `ranks` threads, each a rank, and returns what rank 0 returned.
+
+    A rank that waits `deadline` seconds for the others throws. When one raises, the others are woken, and its exception is
+    raised here, with its traceback and a note that says which rank it was.
+    """
+
+    def of_rank() -> T:
+        try:
+            return body()
+        except BaseException as error:
+            if sys.version_info >= (3, 11):
+                error.add_note(f"(raised by rank {rank()} of {world_size()})")
+            raise
+
+    return _C.run_ranks(of_rank, ranks, deadline)
+
+
+def join(group: "torch.distributed.ProcessGroup | None" = None, *, deadline: float = 60.0) -> None:
+    """Makes this process a rank of the job that its launcher started (torchrun, mpirun, srun, tessera launch), until it ends.
+
+    `group` is a process group of torch.distributed over all ranks; if that is initialised already, its world is taken. Called by
+    whatever needs a rank first. A collective then waits `deadline` seconds for the others.
+    """
+    if in_rank():
+        return
+    c10d = torch.distributed
+    if group is None and c10d.is_available() and c10d.is_initialized():
+        group = c10d.group.WORLD
+    if group is None:
+        _C.join_launched(deadline)
+    else:
+        _C.join_group(group, c10d.distributed_c10d._world.pg_map[group][1], deadline)
+    atexit.register(_leave)
+
+
+def _leave():
+    """An exception that ended the program reaches the other ranks."""
+    error = getattr(sys, "last_value", None)
+    _C.leave(f"{type(error).__name__}: {error}" if error else None)
+
+
+def rank() -> int:
+    """The rank that this thread or process is."""
+    ensure_rank()
+    return _C.rank()
+
+
+def world_size() -> int:
+    """How many ranks the job has."""
+    ensure_rank()
+    return _C.world_size()
+
+
+def ensure_rank() -> None:
+    """Joins the launcher's job, if there is one and nobody has yet."""
+    if not in_rank() and (_C.is_launched() or torch.distributed.is_available() and torch.distributed.is_initialized()):
+        join()

@@ -1,0 +1,28 @@
+// Turns a model's tensors into DTensors, in place.
+#pragma once
+
+#include <vector>
+
+#include <torch/nn/module.h>
+#include <torch/optim/optimizer.h>
+
+#include "tessera/parallel/module_tree.h"
+#include "tessera/parallel/plan.h"
+
+namespace tessera::parallel {
+
+// Makes the model's parameters and buffers DTensors as the plan says, in place: typed members, tied aliases and an
+// optimizer built before stay valid, and its state is converted too. A model from `deferred` gets its values now, each rank
+// its own part; one built without it is accepted with a warning that states the bytes that every rank held.
+// Throws PlanError if the plan does not fit the model, or if a parameter's memory has other owners. Collective over the
+// plan's mesh.
+void place(torch::nn::Module& model, const Plan& plan, torch::optim::Optimizer* optimizer = nullptr);
+
+// The same for the tensors of a model that is no C++ module (tensors_of), without its optimizer.
+void place_tensors(const std::vector<NamedTensor>& tensors, const Plan& plan);
+
+// Gives what an optimizer keeps for a placed parameter (a moment, a step count) the parameter's layout if it has its sizes, and
+// replicates it if not. Deferred or plain; a DTensor stays.
+void place_state(const at::Tensor& state, const at::Tensor& parameter);
+
+}  // namespace tessera::parallel

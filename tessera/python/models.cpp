@@ -1,0 +1,96 @@
+// Plans, and models on a mesh.
+#include "tessera/checkpoint/safetensors.h"
+#include "tessera/comm/context.h"
+#include "tessera/parallel/deferred.h"
+#include "tessera/parallel/forward_pass.h"
+#include "tessera/parallel/generate_plan.h"
+#include "tessera/parallel/place.h"
+#include "tessera/python/bind.h"
+#include "tessera/python/module_tree.h"
+
+namespace tessera::python {
+namespace {
+
+using parallel::ForwardPasses;
+using parallel::Plan;
+
+Plan generate_plan(const py::object& model, std::optional<int64_t> devices, const std::optional<layout::Mesh>& mesh, bool sequence_parallel, int64_t heads,
+                   int64_t kv_heads, const std::string& lattice) {
+  parallel::PlanOptions options;
+  const auto* context = comm::RankContext::current();
+  options.devices = devices ? *devices : context ? context->world_size : 1;
+  options.mesh = mesh;
+  options.sequence_parallel = sequence_parallel;
+  options.heads = heads;
+  options.kv_heads = kv_heads;
+  if (!lattice.empty()) {
+    options.lattice = layout::Lattice::parse(lattice);
+  }
+  return parallel::generate_plan(describe(model), options);
+}
+
+ForwardPasses place(const py::object& model, const Plan& plan) {
+  auto tensors = parallel::tensors_of(describe(model));
+  const py::gil_scoped_release unlocked;
+  parallel::place_tensors(tensors, plan);
+  tensors.clear();
+  return ForwardPasses(plan);
+}
+
+// Recorded between `__enter__` and `__exit__`.
+class Deferred {
+ public:
+  void enter() { scope_.emplace(); }
+  void exit(const py::args&) { scope_.reset(); }
+
+ private:
+  std::optional<parallel::DeferredScope> scope_;
+};
+
+using Named = std::vector<std::pair<std::string, at::Tensor>>;
+
+void save(const std::string& path, const Named& tensors) {
+  std::vector<checkpoint::NamedTensor> all;
+  for (const auto& [name, tensor] : tensors) {
+    all.push_back({name, tensor});
+  }
+  checkpoint::save_safetensors(path, all);
+}
+
+Named load(const std::string& path) {
+  Named all;
+  for (auto& [name, tensor] : checkpoint::load_safetensors(path).tensors) {
+    all.emplace_back(name, tensor);
+  }
+  return all;
+}
+
+}  // namespace
+
+void bind_models(py::module_& module) {
+  py::class_<Plan>(module, "Plan", "What runs where, as data beside the model. Printed as JSON; Plan.from_json reads it.")
+      .def_readonly("mesh", &Plan::mesh, "The mesh that it is for.")
+      .def_readonly("batch_axes", &Plan::batch_axes, "The axes that cut the batch, slowest first.")
+      .def_readonly("notes", &Plan::notes, "What could not be divided, and why.")
+      .def("json", &Plan::json, "The plan as text, one line an entry.")
+      .def_static("from_json", &Plan::from_json, "The plan that `json` wrote, or a person.")
+      .def("__eq__", [](const Plan& a, const Plan& b) { return a == b; })
+      .def("__repr__", &Plan::json);
+  module.def("generate_plan", &generate_plan);
+
+  py::class_<Deferred>(module, "Deferred").def(py::init<>()).def("__enter__", &Deferred::enter).def("__exit__", &Deferred::exit);
+  module.def("is_deferred", &parallel::is_deferred, "Whether the tensor, made by `deferred`, has no values yet.");
+
+  py::class_<ForwardPasses>(module, "ForwardPasses")
+      .def("begin", [](ForwardPasses& passes, const std::vector<at::Tensor>& batch, int64_t step, int64_t index, int64_t micro_batches) {
+             return passes.begin(batch, {step, index, micro_batches});
+           }, Unlocked())
+      .def("end", &ForwardPasses::end)
+      .def_property_readonly("plan", &ForwardPasses::plan);
+  module.def("place", &place);
+  module.def("save_safetensors", &save, Unlocked());
+  module.def("load_safetensors", &load, Unlocked());
+  module.def("place_state", &parallel::place_state, Unlocked());
+}
+
+}  // namespace tessera::python

@@ -1,0 +1,88 @@
+// DTensors: made, moved, read and shown.
+#include <torch/csrc/autograd/python_variable.h>
+
+#include "tessera/base/error.h"
+#include "tessera/dtensor/dtensor.h"
+#include "tessera/dtensor/plain.h"
+#include "tessera/dtensor/rng_state.h"
+#include "tessera/python/bind.h"
+#include "tessera/python/convert.h"
+
+namespace tessera::python {
+namespace {
+
+using dtensor::is_dtensor;
+using layout::Mesh;
+
+at::Tensor distribute(const at::Tensor& tensor, const Mesh& mesh, const py::object& placements) {
+  const auto where = placements_of(mesh, placements, tensor.dim());
+  const py::gil_scoped_release unlocked;
+  return dtensor::distribute(tensor, mesh, where);
+}
+
+at::Tensor from_local(const at::Tensor& local, const Mesh& mesh, const py::object& placements, std::optional<std::vector<int64_t>> shape) {
+  const auto where = placements_of(mesh, placements, local.dim());
+  const py::gil_scoped_release unlocked;
+  return dtensor::from_local(local, mesh, where, std::move(shape));
+}
+
+at::Tensor redistribute(const at::Tensor& tensor, const py::object& mesh, const py::object& placements) {
+  const Mesh& own = dtensor::spec_of(tensor)->mesh;
+  const Mesh to = mesh.is_none() ? own : mesh.cast<Mesh>();
+  const auto where = placements_of(to, placements, tensor.dim());
+  const py::gil_scoped_release unlocked;
+  return dtensor::redistribute(tensor, to, where);
+}
+
+// A tensor that is no DTensor lacks these attributes, as hasattr says.
+const layout::Spec& spec_for(const at::Tensor& tensor, const char* attribute) {
+  if (!is_dtensor(tensor)) {
+    throw py::attribute_error(std::string("a plain tensor has no `") + attribute + "`: it is no tessera.DTensor");
+  }
+  return dtensor::spec_of(tensor);
+}
+
+void set_numerics(const std::string& numerics, const std::string& lattice) {
+  TESSERA_CHECK_AS(ConfigError, numerics == "fast" || numerics == "exact", "[numerics] \"", numerics, "\"; accepted: exact, fast");
+  dtensor::set_numerics(numerics == "exact" ? dtensor::Numerics::kExact : dtensor::Numerics::kFast,
+                        lattice.empty() ? layout::Lattice() : layout::Lattice::parse(lattice));
+}
+
+dtensor::Mode mode_of(const std::string& name) {
+  TESSERA_CHECK_AS(ConfigError, name == "implicit" || name == "explicit" || name == "warn", "[mode] \"", name, "\"; accepted: implicit, explicit, warn");
+  return name == "implicit" ? dtensor::Mode::kImplicit : name == "explicit" ? dtensor::Mode::kExplicit : dtensor::Mode::kWarn;
+}
+
+std::string set_mode(const std::string& name) {
+  auto& mode = dtensor::RankState::require().mode;
+  const auto before = std::exchange(mode, mode_of(name));
+  return before == dtensor::Mode::kImplicit ? "implicit" : before == dtensor::Mode::kExplicit ? "explicit" : "warn";
+}
+
+}  // namespace
+
+void bind_tensors(py::module_& module) {
+  module.def("is_dtensor", [](const py::object& value) { return THPVariable_Check(value.ptr()) && is_dtensor(THPVariable_Unpack(value.ptr())); });
+  module.def("distribute_tensor", &distribute);
+  module.def("from_local", &from_local);
+  module.def("redistribute", &redistribute);
+  module.def("to_local", &dtensor::to_local, Unlocked());
+  module.def("full_tensor", &dtensor::full_tensor, Unlocked());
+  module.def("to_string", &dtensor::to_string, Unlocked());
+  module.def("deep_copy", &dtensor::deep_copy, Unlocked());
+  module.def("to_region", &dtensor::to_region, Unlocked());
+  module.def("rng_state", &dtensor::rng_state, Unlocked());
+  module.def("set_rng_state", &dtensor::set_rng_state, Unlocked());
+  module.def("placements", [](const at::Tensor& tensor) { return py::tuple(py::cast(spec_for(tensor, "placements")->placements)); });
+  module.def("device_mesh", [](const at::Tensor& tensor) { return spec_for(tensor, "device_mesh")->mesh; });
+  module.def("layout", [](const at::Tensor& tensor) { return spec_for(tensor, "layout").str(); });
+  module.def("manual_seed", [](uint64_t seed) { dtensor::manual_seed(seed); });
+  module.def("initial_seed", [] { return dtensor::RankState::require().sites.seed; });
+  module.def("set_numerics", &set_numerics);
+  module.def("set_mode", &set_mode);
+  module.def("set_step_tokens", [](int64_t tokens) { dtensor::RankState::require().step_tokens = tokens; });
+  module.def("ledger", [] { return dtensor::RankState::require().ctx.ledger.json(); });
+  module.def("set_check_plain", &dtensor::set_check_plain);
+}
+
+}  // namespace tessera::python

@@ -1,0 +1,32 @@
+#!/usr/bin/env python3
+"""Every Python block of the guide runs, in the order of its page.
+
+Usage: guide_test.py [unittest's arguments]
+"""
+
+import re
+import unittest
+import warnings
+from pathlib import Path
+
+from zoo import tf  # skips the test where transformers is missing
+
+GUIDE = Path(__file__).resolve().parents[2] / "docs" / "guide"
+PAGES = ("python.md", "from-torch-distributed.md")
+
+
+class GuideTest(unittest.TestCase):
+    def test_the_pages_run(self):
+        self.assertTrue(tf)
+        for page in PAGES:
+            blocks = re.findall(r"^```python\n(.*?)^```", (GUIDE / page).read_text(), re.MULTILINE | re.DOTALL)
+            self.assertTrue(blocks)
+            names = {"__name__": "guide"}
+            for number, block in enumerate(blocks):
+                with self.subTest(page=page, block=number):
+                    exec(compile(block, f"{page}, block {number}", "exec"), names)
+
+
+if __name__ == "__main__":
+    warnings.simplefilter("ignore")
+    unittest.main()

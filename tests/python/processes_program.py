@@ -1,0 +1,63 @@
+"""What processes_test.py runs on every rank: prints the name of each model that is right, on rank 0.
+
+Usage: processes_program.py FOLDER [with-group] [fail]
+"""
+
+import copy
+import sys
+import warnings
+from pathlib import Path
+
+import tessera
+import torch
+from models_test import build, furthest, gradients
+from wide import doubles
+from zoo import ZOO
+
+
+def check(name):
+    model, batch = build(ZOO[name], torch.float64)
+    reference = copy.deepcopy(model)
+    loss = reference(**batch).loss
+    loss.backward()
+    want = {name: p.grad for name, p in reference.named_parameters() if p.grad is not None}
+    tessera.parallelize(model, tessera.generate_plan(model))
+    got = model(**batch).loss
+    got.backward()
+    parts, value = gradients(model), got.item()
+    assert abs(value - loss.item()) <= 1e-12 * abs(loss.item()), (value, loss.item())
+    assert furthest(parts, want) <= 1e-12, furthest(parts, want)
+    if tessera.rank() == 0:
+        print(name, flush=True)
+    return model, reference
+
+
+def check_files(path, model, reference):
+    """Written from one layout, read into another."""
+    tessera.save(path, model)
+    other = copy.deepcopy(reference)
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter.zero_()
+    tessera.parallelize(other, tessera.generate_plan(other, mesh="dp=2"))
+    tessera.load(path, other)
+    state = tessera.full_state_dict(other)
+    assert all(torch.equal(value, state[name]) for name, value in reference.state_dict().items())
+    if tessera.rank() == 0:
+        print("saved", flush=True)
+
+
+def main(folder, *options):
+    warnings.simplefilter("ignore")
+    if "with-group" in options:
+        torch.distributed.init_process_group("gloo")
+    with doubles():
+        for name in ("llama", "gpt2", "mixtral"):
+            placed = check(name)
+    check_files(Path(folder) / "model.safetensors", *placed)
+    if "fail" in options and tessera.rank() == 1:
+        raise ValueError("on purpose")
+    tessera.full_state_dict(placed[0])
+
+
+main(*sys.argv[1:])

@@ -1,0 +1,42 @@
+#!/usr/bin/env python3
+"""Models of transformers on ranks that are processes, started by torchrun: the loss and every gradient of one device.
+
+Usage: processes_test.py [unittest's arguments]
+"""
+
+import subprocess
+import sys
+import tempfile
+import unittest
+from pathlib import Path
+
+PROGRAM = Path(__file__).parent / "processes_program.py"
+
+
+def torchrun(*options):
+    with tempfile.TemporaryDirectory() as folder:
+        return subprocess.run([sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", PROGRAM, folder, *options], capture_output=True,
+                              text=True, timeout=200)
+
+
+class ProcessesTest(unittest.TestCase):
+    def check(self, *options):
+        done = torchrun(*options)
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        self.assertEqual(done.stdout.split(), ["llama", "gpt2", "mixtral", "saved"], done.stdout + done.stderr)
+
+    def test_the_launchers_ranks_are_joined(self):
+        self.check()
+
+    def test_a_process_group_of_the_program_is_taken(self):
+        self.check("with-group")
+
+    def test_an_exception_reaches_the_other_ranks(self):
+        done = torchrun("fail")
+        self.assertNotEqual(done.returncode, 0)
+        self.assertIn("rank 0 was", done.stderr)
+        self.assertIn("when rank 1 failed: ValueError: on purpose", done.stderr)
+
+
+if __name__ == "__main__":
+    unittest.main()
