@@ -150,6 +150,7 @@ void ProcessJob::throw_failure(const Call* call, uint64_t group) {
   std::unique_lock lock(mutex_);
   is_told_ = true;
   const auto failure = *failure_;
+  const auto here = call ? "in " + call->str() : std::string(is_finished_ ? "at its end" : "joining the job");
   lock.unlock();
   if (failure.kind == JobFailure::Kind::kStopped) {
     TESSERA_THROW(Stopped, failure.message);
@@ -164,8 +165,7 @@ void ProcessJob::throw_failure(const Call* call, uint64_t group) {
     TESSERA_THROW(base::CommError, failure.message);
   }
   throw base::RankFailed({__func__, __FILE__, static_cast<uint32_t>(__LINE__)}, failure.rank,
-                         c10::str("[comm] rank ", rank_, " was ", call ? "in " + call->str() : "at its end", " when rank ", failure.rank,
-                                  " failed: ", failure.message));
+                         c10::str("[comm] rank ", rank_, " was ", here, " when rank ", failure.rank, " failed: ", failure.message));
 }
 
 void ProcessJob::fail(const std::string& message) {

@@ -15,6 +15,7 @@ import tessera
 import torch
 from torch.utils.checkpoint import checkpoint
 
+RANKS = 4
 LAYOUTS = ("{tp: S(0)}", "{tp: S(1)}", "{tp: R}", "{tp: P}")
 VALUE = torch.arange(24.0).reshape(4, 6) / 7
 
@@ -45,7 +46,7 @@ def linear(x):
     """A layer; on a mesh, if x is."""
     layer = torch.nn.Linear(6, 6)
     layer.load_state_dict({"weight": torch.eye(6) * 2 + 0.1, "bias": torch.ones(6)})
-    return tessera.parallelize(layer, tessera.generate_plan(layer)) if isinstance(x, tessera.DTensor) else layer
+    return tessera.parallelize(layer, tessera.generate_plan(layer, mesh=x.device_mesh)) if isinstance(x, tessera.DTensor) else layer
 
 
 class Square(torch.autograd.Function):
@@ -224,14 +225,14 @@ def are_alike(got, want):
 
 
 def answers(actions, layout):
-    """Of rank 0 of two."""
+    """Of rank 0."""
 
     def on_ranks():
-        mesh = tessera.Mesh("tp=2")
+        mesh = tessera.Mesh([("tp", RANKS)])
         x = tessera.redistribute(tessera.distribute_tensor(VALUE, mesh), layout)
         return {name: attempt(action, x) for name, action in actions.items()}
 
-    return tessera.run_ranks(on_ranks, 2, deadline=30)
+    return tessera.run_ranks(on_ranks, RANKS, deadline=30)
 
 
 class TensorTest(unittest.TestCase):
@@ -252,6 +253,17 @@ class TensorTest(unittest.TestCase):
                 with self.subTest(layout=layout, what=name):
                     self.assertIsInstance(got, Exception)
                     self.assertRegex(str(got), REFUSED[name][1])
+
+    def test_a_data_loader_with_forked_workers(self):
+        data = torch.utils.data.TensorDataset(torch.arange(40.0).reshape(20, 2))
+
+        def on_ranks():
+            total = 0.0
+            for (rows,) in torch.utils.data.DataLoader(data, batch_size=5, num_workers=2):
+                total += tessera.distribute_tensor(rows, tessera.Mesh([("dp", RANKS)]), tessera.Shard(0)).sum().item()
+            return total
+
+        self.assertEqual(tessera.run_ranks(on_ranks, RANKS, deadline=30), 780.0)
 
     def test_outside_of_a_rank(self):
         x = tessera.run_ranks(lambda: tessera.distribute_tensor(VALUE, tessera.Mesh("tp=2"), tessera.Shard(0)), 2)
