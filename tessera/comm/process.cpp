@@ -177,10 +177,12 @@ void verify_rank(int64_t rank, int64_t size) {
 
 HandedGroup hand_in(const c10::intrusive_ptr<c10d::ProcessGroup>& group, StorePtr store) {
   HandedGroup handed{.store = std::move(store), .rank = group->getRank(), .size = group->getSize()};
-  if (group->hasBackendForDeviceType(at::kCPU)) handed.cpu = group->getBackend(at::kCPU);
-  // Torch registers Gloo for CUDA tensors too, which it copies to the CPU and back.
-  const bool has_cuda = group->hasBackendForDeviceType(at::kCUDA);
-  if (has_cuda && group->getBackend(at::kCUDA)->getBackendName() == "nccl") handed.cuda = group->getBackend(at::kCUDA);
+  for (const c10::Device device : group->getDeviceTypes()) {
+    const auto backend = group->getBackend(device.type());
+    if (device.is_cpu()) handed.cpu = backend;
+    // Torch registers Gloo for CUDA tensors too, which it copies to the CPU and back.
+    if (device.is_cuda() && backend->getBackendName() == "nccl") handed.cuda = backend;
+  }
   return handed;
 }
 
