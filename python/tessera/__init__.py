@@ -12,6 +12,7 @@ Ranks are the threads of `run_ranks`, or the processes of a launcher such as tor
 
 from tessera import _torch_version as _torch_version  # first: refuses a torch that this was not built for
 from tessera import _on_torch as _on_torch
+from tessera import _threads as _threads
 from tessera._C import CommError, Mesh, Placement, Plan, in_rank
 from tessera._explain import explain, find_nan
 from tessera._layout import DeviceMesh, Partial, Replicate, Shard, init_device_mesh

@@ -1,7 +1,6 @@
 """Ranks as threads of this process, and this process as a rank."""
 
 import atexit
-import functools
 import sys
 from collections.abc import Callable
 from typing import TypeVar
@@ -12,19 +11,6 @@ from tessera import _C
 from tessera._C import in_rank
 
 T = TypeVar("T")
-
-
-def _get_cached(self, instance, owner=None):
-    """functools.cached_property as Python 3.12 has it: no lock of all threads while a rank computes, and may wait for another."""
-    if instance is None:
-        return self
-    if self.attrname not in instance.__dict__:
-        instance.__dict__[self.attrname] = self.func(instance)
-    return instance.__dict__[self.attrname]
-
-
-if sys.version_info < (3, 12):
-    functools.cached_property.__get__ = _get_cached
 
 
 def run_ranks(body: Callable[[], T], ranks: int, *, deadline: float = 60.0) -> T:

@@ -1,0 +1,43 @@
+"""What the interpreter needs where several of its threads are ranks. Importing this module is enough."""
+
+import functools
+import os
+import sys
+import threading
+import time
+from importlib import _bootstrap
+
+import _imp
+
+# How long a fork waits for the imports of other threads, in seconds.
+FORK_DEADLINE = 60.0
+
+
+def _get_cached(self, instance, owner=None):
+    """functools.cached_property as Python 3.12 has it: no lock of all threads while a rank computes, and may wait for another."""
+    if instance is None:
+        return self
+    if self.attrname not in instance.__dict__:
+        instance.__dict__[self.attrname] = self.func(instance)
+    return instance.__dict__[self.attrname]
+
+
+def _are_others_importing() -> bool:
+    locks = [reference() for reference in list(_bootstrap._module_locks.values())]
+    return any(lock is not None and lock.owner != threading.get_ident() for lock in locks)
+
+
+def _hold_imports():
+    """Before a fork: the child (a worker of a DataLoader) inherits the lock of a module that another thread is importing, and
+    nobody there to release it. Waits for such threads, and holds the lock that an import takes first."""
+    until = time.monotonic() + FORK_DEADLINE
+    _imp.acquire_lock()
+    while _are_others_importing() and time.monotonic() < until:
+        _imp.release_lock()
+        time.sleep(0.001)
+        _imp.acquire_lock()
+
+
+if sys.version_info < (3, 12):
+    functools.cached_property.__get__ = _get_cached
+os.register_at_fork(before=_hold_imports, after_in_parent=_imp.release_lock, after_in_child=_imp.release_lock)
