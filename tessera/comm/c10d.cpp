@@ -16,15 +16,10 @@
 #include "tessera/comm/reduction.h"
 #include "tessera/comm/shared_board.h"
 #include "tessera/comm/shared_reduce.h"
+#include "tessera/comm/transfer.h"
 
 namespace tessera::comm {
 namespace {
-
-void copy_bytes(const at::Tensor& to, const at::Tensor& from) {
-  if (from.nbytes() > 0 && to.const_data_ptr() != from.const_data_ptr()) {
-    std::memcpy(to.mutable_data_ptr(), from.const_data_ptr(), from.nbytes());
-  }
-}
 
 void verify_device(const Call& call) {
   const auto tensors = call.inputs.empty() ? call.outputs : call.inputs;

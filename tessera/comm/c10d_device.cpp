@@ -3,7 +3,6 @@
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
-#include <ATen/ops/full.h>
 #include <ATen/ops/view_as_real.h>
 
 #include "tessera/base/error.h"
@@ -11,17 +10,16 @@
 #include "tessera/comm/c10d.h"
 #include "tessera/comm/c10d_device_messages.h"
 #include "tessera/comm/c10d_device_watch.h"
-#include "tessera/comm/device_tensors.h"
 #include "tessera/comm/exact_merge.h"
 #include "tessera/comm/ordered_combine.h"
+#include "tessera/comm/rank_scope.h"
+#include "tessera/comm/reduction.h"
+#include "tessera/comm/tensor_views.h"
 
 namespace tessera::comm {
 namespace {
 
 using Tensors = std::vector<at::Tensor>;
-
-// Up to this many bytes a composed all_reduce sends everything to everyone: one exchange instead of two.
-constexpr size_t kSmallBytes = 64 << 10;
 
 // A reduction that the library does as Communicator promises, but for its order.
 struct LibraryReduction {
@@ -57,10 +55,6 @@ std::optional<LibraryReduction> library_reduction(at::ScalarType dtype, ReduceOp
 at::Tensor library_view(const at::Tensor& tensor) {
   const at::Tensor plain = tensor.detach();
   return plain.is_complex() ? at::view_as_real(plain) : plain.scalar_type() == at::kBool ? bytes_of(plain) : plain;
-}
-
-void divide(const at::Tensor& tensor, int64_t count) {
-  tensor.detach().div_(at::full({}, static_cast<double>(count), tensor.options()));  // on the device: a number from the CPU is multiplied by its inverse
 }
 
 // What the call demands of all members alike, beside its fingerprint: dtype, device and sizes.
@@ -206,7 +200,7 @@ class DeviceCommunicator : public Communicator, public std::enable_shared_from_t
     if (!is_here(tensor)) return cpu_->all_reduce(std::move(tensor), op);
     const Call call{.kind = Kind::kAllReduce, .inputs = tensor, .outputs = tensor, .reduce = op};
     const auto library = library_reduction(tensor.scalar_type(), op);
-    const bool is_small = tensor.nbytes() <= kSmallBytes;
+    const bool is_small = static_cast<int64_t>(tensor.nbytes()) <= kSmallBytes;
     return meet(call, library ? "" : is_small ? "all_gather" : "all_to_all, all_gather", [&](DeviceWork& work) {
       if (tensor.numel() == 0) return;
       library ? start_reduce(work, tensor, *library) : is_small ? reduce_small(work, tensor, op) : reduce_large(work, tensor, op);
@@ -276,12 +270,6 @@ class DeviceCommunicator : public Communicator, public std::enable_shared_from_t
 
  private:
   bool is_here(const at::Tensor& tensor) const { return tensor.defined() && tensor.device().type() == backends_.device; }
-
-  static Tensors flat(const Tensors& tensors) {
-    Tensors result;
-    for (const auto& tensor : tensors) result.push_back(tensor.detach().view({-1}));
-    return result;
-  }
 
   const DeviceWatch::BackendPtr& backend() {
     if (!backend_) {

@@ -16,8 +16,9 @@
 #include "tessera/base/error.h"
 #include "tessera/base/hash.h"
 #include "tessera/comm/context.h"
-#include "tessera/comm/device_tensors.h"
 #include "tessera/comm/divergence.h"
+#include "tessera/comm/rank_scope.h"
+#include "tessera/comm/tensor_views.h"
 
 namespace tessera::comm {
 namespace {

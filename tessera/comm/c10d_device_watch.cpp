@@ -16,11 +16,6 @@ constexpr milliseconds kReasonComes{1500};
 
 }  // namespace
 
-milliseconds deadline_of_rank() {
-  const auto* context = RankContext::current();
-  return context ? context->deadline : milliseconds(60000);
-}
-
 DeviceWatch::DeviceWatch(std::shared_ptr<ProcessJob> job) : job_(std::move(job)), progress_(Clock::now()), thread_([this] { run(); }) {}
 
 DeviceWatch::~DeviceWatch() {

@@ -16,9 +16,6 @@
 
 namespace tessera::comm {
 
-// How long the calling rank waits for the others.
-std::chrono::milliseconds deadline_of_rank();
-
 // Ends what a device waits for in vain: its thread finds a work that failed, or that made no progress for the deadline, and tells
 // the job; and when the job fails, whoever began it, it aborts every backend, so that no stream waits for a peer that is gone.
 // Thread-safe. One for all groups of a rank.

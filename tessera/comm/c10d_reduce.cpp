@@ -7,6 +7,7 @@
 #include <ATen/ops/empty.h>
 
 #include "tessera/base/hash.h"
+#include "tessera/comm/tensor_views.h"
 
 namespace tessera::comm {
 namespace {
@@ -25,12 +26,6 @@ void abort(const Works& works) {
   for (const auto& work : works) work->abort();
 }
 
-Tensors narrow(const Tensors& tensors, const Range& range) {
-  Tensors result;
-  for (const at::Tensor& tensor : tensors) result.push_back(tensor.narrow(0, range.begin, range.size()));
-  return result;
-}
-
 // A member that gives nothing says so, so that all members meet.
 Tensors body_of(const Tensors& tensors) { return tensors.empty() ? Tensors{at::empty({0})} : tensors; }
 
@@ -40,7 +35,7 @@ class PieceRun {
       : messages_(messages), round_(round), reduction_(reduction), hash_(fingerprint_of(round)), me_(messages.member()),
         longest_(*std::max_element(reduction.lengths.begin(), reduction.lengths.end())),
         piece_(std::max<int64_t>(1, std::min<int64_t>(longest_, kPieceBytes / static_cast<int64_t>(c10::elementSize(reduction.dtype))))),
-        pieces_(std::max<int64_t>(1, (longest_ + piece_ - 1) / piece_)) {
+        pieces_(reduction.pieces(piece_)) {
     make_slots(staging);
   }
 
@@ -105,10 +100,7 @@ class PieceRun {
     return member == me_ ? narrow(reduction_.given[me_], here) : narrow(slots_[k % kAhead][member], {0, here.size()});
   }
 
-  Range range(int64_t part, int64_t k) const {
-    const int64_t length = reduction_.lengths[part];
-    return {std::min(k * piece_, length), std::min((k + 1) * piece_, length)};
-  }
+  Range range(int64_t part, int64_t k) const { return reduction_.piece_of(part, k, piece_); }
 
   // Whether the part has piece `k`; an empty one has its first.
   bool has(int64_t part, int64_t k) const { return k == 0 || k * piece_ < reduction_.lengths[part]; }

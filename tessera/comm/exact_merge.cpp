@@ -8,6 +8,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/text.h"
+#include "tessera/comm/reduction.h"
 
 namespace tessera::comm {
 
@@ -15,8 +16,6 @@ namespace {
 
 using layout::Node;
 using layout::Range;
-
-constexpr int64_t kSmallBytes = 64 << 10;
 
 int64_t count_of(const std::vector<Node>& nodes) { return static_cast<int64_t>(nodes.size()); }
 

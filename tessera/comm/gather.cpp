@@ -1,7 +1,6 @@
 #include "tessera/comm/gather.h"
 
 #include <algorithm>
-#include <random>
 #include <thread>
 
 #include "tessera/base/error.h"
@@ -63,8 +62,7 @@ class Gathering {
 
   void gather() {
     if (rank_ == 0) {
-      std::random_device random;
-      store_->set(kToken, bytes_of(std::to_string((static_cast<uint64_t>(random()) << 32) | random())));
+      store_->set(kToken, bytes_of(std::to_string(random_token())));
       leave_card();
     }
     wait_for_cards(1);
@@ -183,7 +181,7 @@ class Gathering {
     }
     for (int64_t peer = 0; peer < size_; ++peer) {
       if (is_gone(peer)) {
-        leave_failure(peer, c10::str("its process (", links_[static_cast<size_t>(peer)].process, ") ended without a word: killed, crashed, or its machine was lost"));
+        leave_failure(peer, describe_lost(links_[static_cast<size_t>(peer)].process));
         throw_failure();
       }
     }
@@ -235,7 +233,7 @@ class Gathering {
   void throw_if_store_died() const {
     for (const auto told = Clock::now() + kTold; rank_ > 0 && Clock::now() < told; std::this_thread::sleep_for(kPause)) {
       if (is_gone(0)) {
-        throw_failed(0, c10::str("its process (", links_[0].process, "), which serves the job's store, ended without a word: killed, crashed, or its machine was lost"));
+        throw_failed(0, describe_lost(links_[0].process, ", which serves the job's store,"));
       }
     }
   }
@@ -269,6 +267,10 @@ class Gathering {
 };
 
 }  // namespace
+
+std::string describe_lost(const std::string& process, const char* role) {
+  return c10::str("its process (", process, ")", role, " ended without a word: killed, crashed, or its machine was lost");
+}
 
 std::vector<Link> gather_links(const StorePtr& store, int64_t rank, int64_t size, milliseconds deadline, const std::function<void()>& check) {
   return Gathering(store, rank, size, deadline, check).run();

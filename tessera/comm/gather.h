@@ -35,4 +35,7 @@ struct Link {
 std::vector<Link> gather_links(const StorePtr& store, int64_t rank, int64_t size, std::chrono::milliseconds deadline,
                                const std::function<void()>& check);
 
+// How messages say that a process (`pid 1234 on host`) is gone; `role` goes on about it.
+std::string describe_lost(const std::string& process, const char* role = "");
+
 }  // namespace tessera::comm

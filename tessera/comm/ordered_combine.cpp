@@ -32,10 +32,12 @@ void combine_in_order(const at::Tensor& output, const std::vector<at::Tensor>& v
   const auto wide = at::toOpMathType(output.scalar_type());
   at::Tensor total = values[0].to(wide, /*non_blocking=*/false, /*copy=*/true);
   for (size_t i = 1; i < values.size(); ++i) total = combined(total, values[i].to(wide), op);
-  if (op == ReduceOp::kAvg) {
-    total.div_(at::full({}, static_cast<double>(values.size()), total.options()));  // on the device: a number from the CPU is multiplied by its inverse
-  }
+  if (op == ReduceOp::kAvg) divide(total, static_cast<int64_t>(values.size()));
   output.detach().copy_(total);
+}
+
+void divide(const at::Tensor& tensor, int64_t count) {
+  tensor.detach().div_(at::full({}, static_cast<double>(count), tensor.options()));
 }
 
 }  // namespace tessera::comm

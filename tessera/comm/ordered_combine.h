@@ -13,4 +13,7 @@ namespace tessera::comm {
 // wins. All of one dtype and device; the output may be one of the values.
 void combine_in_order(const at::Tensor& output, const std::vector<at::Tensor>& values, layout::ReduceOp op);
 
+// Divides in place by `count`, on the device: a number from the CPU would be multiplied by its inverse.
+void divide(const at::Tensor& tensor, int64_t count);
+
 }  // namespace tessera::comm

@@ -9,6 +9,7 @@
 #include "tessera/comm/context.h"
 #include "tessera/comm/errors.h"
 #include "tessera/comm/flight.h"
+#include "tessera/comm/gather.h"
 #include "tessera/comm/packing.h"
 #include "tessera/comm/remote_call.h"
 #include "tessera/comm/run_ranks.h"
@@ -264,7 +265,7 @@ void ProcessJob::on_lost(int64_t rank) {
       return;
     }
   }
-  set_failure({JobFailure::Kind::kLost, rank, c10::str("its process (", links_->process_of(rank), ") ended without a word: killed, crashed, or its machine was lost")});
+  set_failure({JobFailure::Kind::kLost, rank, describe_lost(links_->process_of(rank))});
 }
 
 void ProcessJob::on_tick() {

@@ -69,6 +69,11 @@ RankScope::~RankScope() {
   autograd().set_multithreading_enabled(multithreading_before_);
 }
 
+std::chrono::milliseconds deadline_of_rank() {
+  const auto* context = RankContext::current();
+  return context ? context->deadline : std::chrono::milliseconds(60000);
+}
+
 // The count is per thread, but each setter also leaves it as the default of threads that have not asked yet: asking first
 // settles that.
 void set_intra_op_threads(int count) {

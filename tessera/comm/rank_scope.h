@@ -1,6 +1,7 @@
 // What surrounds the body of every rank, whether it is a thread or a process.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <exception>
 #include <memory>
@@ -21,6 +22,9 @@ class RankScope {
   bool multithreading_before_;
   std::vector<std::shared_ptr<void>> guards_;
 };
+
+// How long the calling rank waits in one collective; outside of a rank, as long as one does that is not told.
+std::chrono::milliseconds deadline_of_rank();
 
 // The intra-op threads of the calling thread. Only waits when the count changes.
 void set_intra_op_threads(int count);

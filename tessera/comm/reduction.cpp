@@ -1,8 +1,11 @@
 #include "tessera/comm/reduction.h"
 
+#include <algorithm>
+
 #include "tessera/base/hash.h"
 #include "tessera/comm/call.h"
 #include "tessera/comm/merge_sums.h"
+#include "tessera/comm/tensor_views.h"
 #include "tessera/comm/transfer.h"
 
 namespace tessera::comm {
@@ -12,8 +15,6 @@ namespace {
 using Tensors = Reduction::Tensors;
 using layout::Node;
 using layout::Range;
-
-constexpr size_t kSmallBytes = 64 << 10;
 
 // results[0] = the combination of `values`, the first first; by the code that rank threads run.
 void combine_in_order(const Tensors& values, const Tensors& results, ReduceOp op) {
@@ -32,18 +33,6 @@ auto combiner(ReduceOp op) {
 }
 
 uint64_t shape_of(at::IntArrayRef sizes, at::ScalarType dtype) { return base::hash_range(sizes, static_cast<uint64_t>(dtype)); }
-
-Tensors flat(at::TensorList tensors) {
-  Tensors result;
-  for (const at::Tensor& tensor : tensors) result.push_back(tensor.detach().view({-1}));
-  return result;
-}
-
-Tensors narrow(const Tensors& tensors, const Range& range) {
-  Tensors result;
-  for (const at::Tensor& tensor : tensors) result.push_back(tensor.narrow(0, range.begin, range.size()));
-  return result;
-}
 
 // Every member combines all elements, or one cut of them for all.
 void replicate(Reduction& reduction, const Tensors& given, const Tensors& taken, int64_t numel, int64_t size) {
@@ -86,8 +75,18 @@ bool Reduction::is_handed_out() const {
   return !is_whole && std::none_of(taken.begin(), taken.end(), [](const Tensors& part) { return part.empty(); });
 }
 
+int64_t Reduction::pieces(int64_t piece) const {
+  const int64_t longest = *std::max_element(lengths.begin(), lengths.end());
+  return std::max<int64_t>(1, (longest + piece - 1) / piece);
+}
+
+Range Reduction::piece_of(int64_t part, int64_t k, int64_t piece) const {
+  const int64_t length = lengths[part];
+  return {std::min(k * piece, length), std::min((k + 1) * piece, length)};
+}
+
 Reduction reduction_of(const at::Tensor& tensor, ReduceOp op, int64_t size) {
-  Reduction reduction{.dtype = tensor.scalar_type(), .counts = std::vector<int64_t>(size, 1), .is_whole = tensor.nbytes() <= kSmallBytes, .combine = combiner(op)};
+  Reduction reduction{.dtype = tensor.scalar_type(), .counts = std::vector<int64_t>(size, 1), .is_whole = static_cast<int64_t>(tensor.nbytes()) <= kSmallBytes, .combine = combiner(op)};
   reduction.shapes.assign(size, shape_of(tensor.sizes(), tensor.scalar_type()));
   replicate(reduction, flat(tensor), flat(tensor), tensor.numel(), size);
   return reduction;
@@ -110,7 +109,7 @@ Reduction merge_reduction_of(const Merge& merge, const std::vector<at::Tensor>& 
   Reduction reduction{.dtype = c10::typeMetaToScalarType(merge.options.dtype()), .shapes = std::vector<uint64_t>(size, shape_of(merge))};
   for (const std::vector<Node>& held : merge.plan.nodes()) reduction.counts.push_back(static_cast<int64_t>(held.size()));
   reduction.combine = [&plan = merge.plan](const Tensors& values, const Tensors& sums) { merge_piece(plan, values, sums); };
-  reduction.is_whole = !merge.scatter && numel * merge.options.dtype().itemsize() <= kSmallBytes;
+  reduction.is_whole = !merge.scatter && numel * static_cast<int64_t>(merge.options.dtype().itemsize()) <= kSmallBytes;
   merge.scatter ? scatter(reduction, merge, results, member) : replicate(reduction, flat(merge.sums), flat(results), numel, size);
   return reduction;
 }

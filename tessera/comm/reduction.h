@@ -12,6 +12,9 @@
 
 namespace tessera::comm {
 
+// Up to this many bytes every member combines the whole: one exchange instead of two.
+inline constexpr int64_t kSmallBytes = 64 << 10;
+
 // One member's view of a reduction, for backends that move tensors between members: the backend brings what members give to a
 // part to the member that combines it, in pieces of any length, and its results to the members that want them.
 //
@@ -34,9 +37,13 @@ struct Reduction {
   int64_t size() const { return static_cast<int64_t>(lengths.size()); }
   // Whether each part goes to all members, not only to the one that combines it.
   bool is_handed_out() const;
+
+  // How many pieces of `piece` elements the longest part has: one at least. And the elements of piece `k` of a part.
+  int64_t pieces(int64_t piece) const;
+  layout::Range piece_of(int64_t part, int64_t k, int64_t piece) const;
 };
 
-// In place, over `size` members. Up to 64 KiB every member combines the whole: one exchange instead of two.
+// In place, over `size` members.
 Reduction reduction_of(const at::Tensor& tensor, ReduceOp op, int64_t size);
 
 // inputs[i] of all members become the output of member i; `member` is the calling one.

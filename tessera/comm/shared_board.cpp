@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <atomic>
 #include <climits>
-#include <random>
 #include <string>
 #include <thread>
 
@@ -18,6 +17,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/hash.h"
+#include "tessera/comm/sockets.h"
 
 namespace tessera::comm {
 namespace {
@@ -99,11 +99,6 @@ std::vector<std::vector<int64_t>> exchanged(const C10dMessages& messages, const 
   std::vector<std::vector<int64_t>> result;
   for (const at::Tensor& each : all) result.emplace_back(each.const_data_ptr<int64_t>(), each.const_data_ptr<int64_t>() + mine.size());
   return result;
-}
-
-uint64_t random_token() {
-  std::random_device random;
-  return (static_cast<uint64_t>(random()) << 32) | random();
 }
 
 }  // namespace

@@ -1,11 +1,11 @@
 #include "tessera/comm/shared_reduce.h"
 
 #include <algorithm>
-#include <cstring>
 
 #include <ATen/ops/from_blob.h>
 
 #include "tessera/base/hash.h"
+#include "tessera/comm/transfer.h"
 
 namespace tessera::comm {
 namespace {
@@ -18,10 +18,6 @@ constexpr int64_t kPieceBytes = 256 << 10, kLeastBytes = 4 << 10;
 constexpr int64_t kAlignment = 64;
 // What is read in one step is overwritten two steps later.
 constexpr int64_t kHalf = SharedBoard::kBytes / 2;
-
-void copy_bytes(const at::Tensor& to, const at::Tensor& from) {
-  if (from.nbytes() > 0) std::memcpy(to.mutable_data_ptr(), from.const_data_ptr(), from.nbytes());
-}
 
 // Parts that a member gives to, as the board has them.
 int64_t parts_on_board(const Reduction& reduction) { return reduction.is_whole ? 1 : reduction.size(); }
@@ -44,8 +40,7 @@ class BoardRun {
         piece_(bytes_ / static_cast<int64_t>(c10::elementSize(reduction.dtype))), hash_(base::hash_range(reduction.shapes, fingerprint_of(round))) {}
 
   void run() {
-    const int64_t longest = *std::max_element(reduction_.lengths.begin(), reduction_.lengths.end());
-    const int64_t pieces = std::max<int64_t>(1, (longest + piece_ - 1) / piece_);
+    const int64_t pieces = reduction_.pieces(piece_);
     const bool is_handed_out = reduction_.is_handed_out();
     for (int64_t k = 0; k < pieces + is_handed_out; ++k) {
       const int64_t half = static_cast<int64_t>(board_.steps() % 2);
@@ -94,10 +89,7 @@ class BoardRun {
 
   int64_t first_result(int64_t member) const { return parts_on_board(reduction_) * reduction_.counts[member]; }
 
-  Range range(int64_t part, int64_t k) const {
-    const int64_t length = reduction_.lengths[part];
-    return {std::min(k * piece_, length), std::min((k + 1) * piece_, length)};
-  }
+  Range range(int64_t part, int64_t k) const { return reduction_.piece_of(part, k, piece_); }
 
   static at::Tensor narrow(const at::Tensor& tensor, const Range& range) { return tensor.narrow(0, range.begin, range.size()); }
 

@@ -3,6 +3,7 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <random>
 
 #include <arpa/inet.h>
 #include <fcntl.h>
@@ -141,6 +142,11 @@ Socket connect_within(const std::string& host, int port, std::chrono::millisecon
   ::fcntl(socket.descriptor(), F_SETFL, ::fcntl(socket.descriptor(), F_GETFL) & ~O_NONBLOCK);
   prepare(socket.descriptor());
   return socket;
+}
+
+uint64_t random_token() {
+  std::random_device random;
+  return (static_cast<uint64_t>(random()) << 32) | random();
 }
 
 std::string process_name() { return c10::str("pid ", ::getpid(), " on ", host_name()); }

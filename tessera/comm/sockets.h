@@ -2,6 +2,7 @@
 #pragma once
 
 #include <chrono>
+#include <cstdint>
 #include <string>
 #include <utility>
 #include <vector>
@@ -49,6 +50,9 @@ Socket accept_within(const Socket& listening, std::chrono::milliseconds limit);
 
 // A connection; none if there is none within `limit`.
 Socket connect_within(const std::string& address, int port, std::chrono::milliseconds limit);
+
+// A number that nobody guesses.
+uint64_t random_token();
 
 // `pid 1234 on host`.
 std::string process_name();

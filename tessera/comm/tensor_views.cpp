@@ -1,4 +1,4 @@
-#include "tessera/comm/device_tensors.h"
+#include "tessera/comm/tensor_views.h"
 
 #include <algorithm>
 
@@ -14,6 +14,18 @@ at::Tensor bytes_of(const at::Tensor& tensor) {
 std::vector<at::Tensor> bytes_of(const std::vector<at::Tensor>& tensors) {
   std::vector<at::Tensor> result;
   for (const auto& tensor : tensors) result.push_back(bytes_of(tensor));
+  return result;
+}
+
+std::vector<at::Tensor> flat(at::TensorList tensors) {
+  std::vector<at::Tensor> result;
+  for (const auto& tensor : tensors) result.push_back(tensor.detach().view({-1}));
+  return result;
+}
+
+std::vector<at::Tensor> narrow(const std::vector<at::Tensor>& tensors, const layout::Range& range) {
+  std::vector<at::Tensor> result;
+  for (const auto& tensor : tensors) result.push_back(tensor.narrow(0, range.begin, range.size()));
   return result;
 }
 

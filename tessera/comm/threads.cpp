@@ -1,6 +1,5 @@
 #include "tessera/comm/threads.h"
 
-#include <cstring>
 #include <map>
 #include <numeric>
 
@@ -10,20 +9,11 @@
 #include "tessera/comm/context.h"
 #include "tessera/comm/exact_merge.h"
 #include "tessera/comm/merge_sums.h"
+#include "tessera/comm/rank_scope.h"
+#include "tessera/comm/transfer.h"
 
 namespace tessera::comm {
 namespace {
-
-std::chrono::milliseconds deadline() {
-  const auto* context = RankContext::current();
-  return context ? context->deadline : std::chrono::milliseconds(60000);
-}
-
-void copy_bytes(const at::Tensor& to, const at::Tensor& from) {
-  if (from.nbytes() > 0) {
-    std::memcpy(to.mutable_data_ptr(), from.const_data_ptr(), from.nbytes());
-  }
-}
 
 void verify_device(const Call& call) {
   const auto tensors = call.inputs.empty() ? call.outputs : call.inputs;
@@ -45,7 +35,7 @@ class ReceiveWork : public Work {
       return;
     }
     CallScope scope(call_);
-    copy_bytes(output_, group_->take(call_, static_cast<size_t>(call_.group->rank()), number_, deadline()));
+    copy_bytes(output_, group_->take(call_, static_cast<size_t>(call_.group->rank()), number_, deadline_of_rank()));
     is_done_ = true;
   }
 
@@ -121,7 +111,7 @@ class ThreadCommunicator : public Communicator, public std::enable_shared_from_t
     call.group = this;
     CallScope scope(call);
     verify_device(call);
-    group_->meet(member_, round_++, call, deadline());
+    group_->meet(member_, round_++, call, deadline_of_rank());
     return finished_work();
   }
 

@@ -153,4 +153,10 @@ void transfer(const std::vector<const Call*>& calls, size_t part) {
   }
 }
 
+void copy_bytes(const at::Tensor& to, const at::Tensor& from) {
+  if (from.nbytes() > 0 && to.const_data_ptr() != from.const_data_ptr()) {
+    std::memcpy(to.mutable_data_ptr(), from.const_data_ptr(), from.nbytes());
+  }
+}
+
 }  // namespace tessera::comm

@@ -11,4 +11,7 @@ namespace tessera::comm {
 // may run at the same time, in any order, on any thread; together they are the collective. CPU tensors only.
 void transfer(const std::vector<const Call*>& calls, size_t part);
 
+// Copies the bytes of a contiguous CPU tensor to another of as many, unless they are the same bytes.
+void copy_bytes(const at::Tensor& to, const at::Tensor& from);
+
 }  // namespace tessera::comm

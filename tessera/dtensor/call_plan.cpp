@@ -5,6 +5,7 @@
 #include "tessera/dtensor/call_shapes.h"
 #include "tessera/dtensor/dispatch.h"
 #include "tessera/dtensor/exact_plan.h"
+#include "tessera/dtensor/views.h"
 #include "tessera/dtensor/wishes.h"
 #include "tessera/rules/propagate.h"
 
@@ -221,6 +222,20 @@ void check_explicit(const RankState& state, const OpInfo& info, c10::ArrayRef<IV
       check_explicit(state, rules::describe(make_call(info, args)), info.op.schema().arguments()[action.arg].name(), *action.move);
     }
   }
+}
+
+at::Tensor part_at(RankState& state, const OpInfo& info, const at::Tensor& tensor, const layout::Placements& placements) {
+  Meta& meta = *meta_of(tensor);
+  const Spec to = meta.spec.with(placements);
+  if (meta.spec == to) return meta.local;
+  const Move& move = *state.moves.find_or_plan(meta.spec, to);
+  check_explicit(state, c10::str(info.name, " ", meta.spec.str()), "x", move);
+  at::Tensor local = run_move(state.ctx, move, meta.local, info.name.c_str());
+  if (meta.spec->has_partial) {
+    meta.replace(local, to);
+    drop_unseen_base(meta);
+  }
+  return local;
 }
 
 std::unique_ptr<CallPlan> make_call_plan(RankState& state, const OpInfo& info, c10::ArrayRef<IValue> args, const CallPlan* forward) {

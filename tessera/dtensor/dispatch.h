@@ -31,6 +31,10 @@ void check_explicit(const RankState& state, const OpInfo& info, c10::ArrayRef<c1
 // The same for one move; `argument` names what would be moved.
 void check_explicit(const RankState& state, const std::string& call, const std::string& argument, const Move& move);
 
+// The part of a DTensor under other placements, for special kernels; throws as check_explicit does. A Partial is merged for good:
+// the value stays the same.
+at::Tensor part_at(RankState& state, const OpInfo& info, const at::Tensor& tensor, const layout::Placements& placements);
+
 // Calls `visit(tensor, index of the argument, index in a list or -1)` for every defined tensor among the arguments.
 template <typename Visit>
 void for_each_tensor(c10::ArrayRef<c10::IValue> args, Visit&& visit) {

@@ -65,10 +65,6 @@ std::vector<const void*> key_of(const Note& note) {
   return key;
 }
 
-std::string text_of(const SpecData& spec) {
-  return c10::str(c10::toString(spec.dtype), "[", base::join(spec.sizes, ", "), "] ", layout::str(spec.mesh, spec.placements));
-}
-
 std::string layout_of(const SpecData* spec) { return spec ? layout::str(spec->mesh, spec->placements) : ""; }
 
 // Which of the arguments it moved.

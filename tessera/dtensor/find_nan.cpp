@@ -38,8 +38,7 @@ at::Tensor part_of(const at::Tensor& tensor) {
 
 std::string layout_text(const at::Tensor& tensor) {
   if (!is_dtensor(tensor)) return c10::str(tensor.scalar_type(), tensor.sizes(), " plain");
-  const layout::SpecData& spec = *meta_of(tensor)->spec;
-  return c10::str(spec.dtype, "[", base::join(spec.sizes, ", "), "] ", layout::str(spec.mesh, spec.placements));
+  return text_of(*meta_of(tensor)->spec);
 }
 
 std::string layouts_text(const OpInfo& info, c10::ArrayRef<c10::IValue> args, const at::Tensor& result) {

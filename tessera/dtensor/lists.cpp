@@ -129,21 +129,6 @@ void note_call(RankState& state, const OpInfo& info, c10::ArrayRef<IValue> args)
   });
 }
 
-// The part of a DTensor under other placements. A Partial is merged for good: the value stays the same.
-at::Tensor local_at(RankState& state, const OpInfo& info, const at::Tensor& tensor, const Placements& placements) {
-  Meta& meta = *meta_of(tensor);
-  const Spec to = meta.spec.with(placements);
-  if (meta.spec == to) return meta.local;
-  const Move& move = *state.moves.find_or_plan(meta.spec, to);
-  check_explicit(state, c10::str(info.name, " ", meta.spec.str()), "x", move);
-  at::Tensor local = run_move(state.ctx, move, meta.local, info.name.c_str());
-  if (meta.spec->has_partial) {
-    meta.replace(local, to);
-    drop_unseen_base(meta);
-  }
-  return local;
-}
-
 // Whether norms of the elements can be merged together: euclidean ones, of tensors that are ready, summed in any order.
 bool may_merge_together(const RankState& state, const OpInfo& info, c10::ArrayRef<IValue> args) {
   if (state.lattice || state.observer || info.name != "aten::_foreach_norm.Scalar" || !args[1].toScalar().equal(2) || !args[2].isNone()) return false;
@@ -183,7 +168,7 @@ void foreach_norm(RankState& state, const OpInfo& info, Stack& stack) {
     for (size_t i : group.members) squares.push_back(at::linalg_vector_norm(meta_of(list[i])->local, 2, {}, false, group.sums->dtype).square());
     const layout::Mesh& mesh = group.sums->mesh;
     const at::Tensor parts = wrap(at::stack(squares), Spec::contiguous(mesh, group.sums->placements, {static_cast<int64_t>(squares.size())}, group.sums->dtype));
-    const std::vector<at::Tensor> merged = local_at(state, info, parts, Placements(mesh.ndim())).sqrt().unbind();
+    const std::vector<at::Tensor> merged = part_at(state, info, parts, Placements(mesh.ndim())).sqrt().unbind();
     for (size_t k = 0; k < merged.size(); ++k) {
       const auto dtype = list[group.members[k]].scalar_type();
       norms[group.members[k]] = wrap(merged[k].to(dtype).clone(), Spec::contiguous(mesh, Placements(mesh.ndim()), {}, dtype));
@@ -220,7 +205,7 @@ class FusedUpdate {
   }
 
  private:
-  at::Tensor whole(const at::Tensor& tensor) { return local_at(state_, info_, tensor, Placements(meta_of(tensor)->spec->mesh.ndim())); }
+  at::Tensor whole(const at::Tensor& tensor) { return part_at(state_, info_, tensor, Placements(meta_of(tensor)->spec->mesh.ndim())); }
 
   c10::List<at::Tensor> local_column(size_t arg) {
     const auto parameters = args_[0].toListRef();
@@ -242,7 +227,7 @@ class FusedUpdate {
       return in_order(run_move(state_.ctx, *state_.moves.find_or_plan(from, from.with(spec->placements)), tensor, info_.name.c_str()), meta_of(parameter)->local, written);
     }
     const bool was_partial = meta_of(tensor)->spec->has_partial;
-    const at::Tensor found = local_at(state_, info_, tensor, spec->placements);
+    const at::Tensor found = part_at(state_, info_, tensor, spec->placements);
     if (written && !was_partial && !(meta_of(tensor)->spec->placements == spec->placements)) {
       elsewhere_.emplace_back(tensor, wrap(found, meta_of(tensor)->spec.with(spec->placements)));
     }
@@ -303,7 +288,7 @@ void unscale(RankState& state, const OpInfo& info, Stack& stack) {
   note_call(state, info, args);
   const std::vector<MetaPtr> gradients = written_tensors(info, {args[0]});
   for (const at::Tensor& gradient : args[0].toTensorVector()) {
-    if (is_dtensor(gradient)) local_at(state, info, gradient, without_partial(meta_of(gradient)->spec->placements));
+    if (is_dtensor(gradient)) part_at(state, info, gradient, without_partial(meta_of(gradient)->spec->placements));
   }
   for (const MetaPtr& meta : gradients) check_writable(info, *meta);
 
@@ -315,7 +300,7 @@ void unscale(RankState& state, const OpInfo& info, Stack& stack) {
     found = at::zeros_like(is_dtensor(found_inf) ? meta_of(found_inf)->local : found_inf);
     locals[0] = local_list(args[0]);
     locals[1] = found;
-    if (is_dtensor(inverse)) locals[2] = local_at(state, info, inverse, Placements(meta_of(inverse)->spec->mesh.ndim()));
+    if (is_dtensor(inverse)) locals[2] = part_at(state, info, inverse, Placements(meta_of(inverse)->spec->mesh.ndim()));
     info.op.callBoxed(stack);
   }
   for (const MetaPtr& meta : gradients) note_write(*meta);
@@ -326,7 +311,7 @@ void unscale(RankState& state, const OpInfo& info, Stack& stack) {
   const layout::Mesh& mesh = gradients.front()->spec->mesh;
   const Placements anywhere(mesh.ndim(), layout::Partial(layout::ReduceOp::kMax));
   const at::Tensor anywhere_found = wrap(found, Spec::make(mesh, anywhere, found.sizes(), found.strides(), found.scalar_type()));
-  found_inf.copy_(at::maximum(found_inf, local_at(state, info, anywhere_found, Placements(mesh.ndim()))));
+  found_inf.copy_(at::maximum(found_inf, part_at(state, info, anywhere_found, Placements(mesh.ndim()))));
 }
 
 }  // namespace tessera::dtensor

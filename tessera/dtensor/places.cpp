@@ -5,6 +5,7 @@
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
 
+#include "tessera/base/text.h"
 #include "tessera/dtensor/dispatch.h"
 
 namespace tessera::dtensor {
@@ -38,6 +39,10 @@ const char* name_of(OpPhase phase) {
 std::string str(const Place& place) {
   const std::string module = place.module.empty() ? "no module" : place.module;
   return place.line.empty() ? module : module + " at " + place.line;
+}
+
+std::string text_of(const layout::SpecData& spec) {
+  return c10::str(spec.dtype, "[", base::join(spec.sizes, ", "), "] ", layout::str(spec.mesh, spec.placements));
 }
 
 std::string module_of(const std::string& parameter) {

@@ -76,4 +76,7 @@ class Places {
   bool names_modules_ = false;
 };
 
+// `Float[8, 16] {dp: S(0), tp: R}`, without labels.
+std::string text_of(const layout::SpecData& spec);
+
 }  // namespace tessera::dtensor

@@ -30,15 +30,7 @@ void leave(const OpInfo& info, Stack& stack, IValue result) {
 
 // The whole value on this rank, merged in place if it was partial.
 at::Tensor whole_local(RankState& state, const OpInfo& info, const at::Tensor& tensor) {
-  if (!is_dtensor(tensor)) return tensor;
-  Meta* meta = meta_of(tensor);
-  const Spec whole = meta->spec.with(layout::Placements(meta->spec->mesh.ndim()));
-  if (meta->spec == whole) return meta->local;
-  const Move& move = *state.moves.find_or_plan(meta->spec, whole);
-  check_explicit(state, c10::str(info.name, " ", meta->spec.str()), "x", move);
-  at::Tensor local = run_move(state.ctx, move, meta->local, info.name.c_str());
-  if (meta->spec->has_partial) meta->replace(local, whole);
-  return local;
+  return is_dtensor(tensor) ? part_at(state, info, tensor, layout::Placements(meta_of(tensor)->spec->mesh.ndim())) : tensor;
 }
 
 // A new tensor that shares everything with the old one.

@@ -2,24 +2,14 @@
 
 #include "tessera/base/error.h"
 #include "tessera/dtensor/dtensor.h"
-#include "tessera/layout/lattice.h"
+#include "tessera/parallel/rows.h"
 
 namespace tessera::parallel {
 namespace {
 
 using dtensor::Origin;
 using dtensor::RankState;
-using layout::Label;
 using layout::Placements;
-
-layout::Labels labels_of(const at::Tensor& tensor, int64_t total) {
-  layout::Labels labels(static_cast<size_t>(tensor.dim()));
-  labels[0] = {{.label = Label::kBatch, .extent = tensor.size(0), .total = total}};
-  if (tensor.dim() == 2) {
-    labels[1] = {{.label = Label::kSequence, .extent = tensor.size(1), .total = tensor.size(1)}};
-  }
-  return labels;
-}
 
 }  // namespace
 
@@ -59,13 +49,11 @@ at::Tensor ForwardPasses::distribute(const at::Tensor& tensor, int64_t samples, 
     return dtensor::distribute(tensor, plan_.mesh, placements);
   }
   const int64_t total = samples * place.micro_batches;
-  // In `exact` a rank holds whole leaves of the batch.
-  const auto& lattice = RankState::require().lattice;
-  const int64_t unit = lattice ? layout::leaf_unit(total, lattice->batch) : 1;
+  const int64_t unit = sample_unit(total);
   for (const auto& axis : plan_.batch_axes) {
     placements[static_cast<size_t>(plan_.mesh.axis_index(axis))] = layout::Shard(0, {.unit = unit});
   }
-  at::Tensor result = dtensor::distribute(tensor, plan_.mesh, placements, labels_of(tensor, total));
+  at::Tensor result = dtensor::distribute(tensor, plan_.mesh, placements, batch_labels(tensor, samples, total, tensor.dim() == 2));
   dtensor::meta_of(result)->origin = Origin::make({{0, place.index * samples}});
   return result;
 }

@@ -106,13 +106,6 @@ struct Job::State {
 
 namespace {
 
-layout::Labels batch_labels(const at::Tensor& tensor, int64_t samples, int64_t total) {
-  layout::Labels labels(tensor.dim());
-  if (tensor.dim() >= 1) labels[0] = {{.label = layout::Label::kBatch, .extent = samples, .total = total}};
-  if (tensor.dim() >= 2) labels[1] = {{.label = layout::Label::kSequence, .extent = tensor.size(1), .total = tensor.size(1)}};
-  return labels;
-}
-
 // The micro-batch's share of the step's mean.
 at::Tensor weighted(const at::Tensor& loss, int64_t samples, int64_t of) {
   return samples == of ? loss : at::mul(loss, static_cast<double>(samples) / static_cast<double>(of));
@@ -163,9 +156,7 @@ at::Tensor with_deposit(const at::Tensor& loss, std::vector<at::Tensor> held, co
 
 Rows& Job::State::rows_of(int64_t samples) {
   TESSERA_CHECK(samples >= 1, "[job] a step needs at least one sample, got ", samples);
-  // In `exact` a rank holds whole leaves of the batch.
-  const auto& lattice = RankState::require().lattice;
-  const int64_t unit = lattice ? layout::leaf_unit(samples, lattice->batch) : 1;
+  const int64_t unit = sample_unit(samples);
   return rows.try_emplace({samples, unit}, plan.mesh, plan.batch_axes, samples, std::min(options.accumulate, samples), unit).first->second;
 }
 
@@ -179,7 +170,7 @@ std::vector<at::Tensor> Job::State::micro_batch(Rows& rows, int64_t index, const
                   " samples [", mine.begin, ", ", mine.end, ") along dim 0, got ", part.sizes(), " (rank ", rank.ctx.rank, ")");
     std::vector<int64_t> sizes = part.sizes().vec();
     sizes[0] = size;
-    const Spec spec = Spec::contiguous(plan.mesh, rows.placements(index), sizes, part.scalar_type(), batch_labels(part, size, rows.samples()));
+    const Spec spec = Spec::contiguous(plan.mesh, rows.placements(index), sizes, part.scalar_type(), batch_labels(part, size, rows.samples(), part.dim() >= 2));
     batch.push_back(dtensor::wrap(part.contiguous(), spec, rows.origin(index)));
   }
   return batch;

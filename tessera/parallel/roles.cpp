@@ -12,6 +12,8 @@ using Linears = std::vector<LinearInfo>;
 // `reader` can read what `maker` makes: all of it, or (fused products) an equal part.
 bool can_read(const LinearInfo& reader, const LinearInfo& maker) { return maker.out % reader.in == 0; }
 
+bool is_linear(const ModuleTree& module) { return module.kind == Kind::kLinear || module.kind == Kind::kTransposedLinear; }
+
 bool has_matrices(const ModuleTree& module) {
   const auto is_matrix = [](const auto& named) { return named.second.defined() && named.second.dim() >= 2; };
   return std::any_of(module.parameters.begin(), module.parameters.end(), is_matrix) ||
@@ -30,7 +32,8 @@ class Walk {
   explicit Walk(ModelRoles& roles) : roles_(roles) {}
 
   void visit_model(const ModuleTree& model) {
-    close(visit(model, "", {}), false);
+    const auto open = visit(model, "", {});
+    add_groups(roles_.groups.size(), open, false);
   }
 
  private:
@@ -43,7 +46,7 @@ class Walk {
     if (module.heads > 0) {
       heads = {module.heads, module.kv_heads > 0 ? module.kv_heads : module.heads};
     }
-    if (module.kind == Kind::kLinear || module.kind == Kind::kTransposedLinear) {
+    if (is_linear(module)) {
       return take_linear(module, prefix, heads);
     }
     if (module.kind == Kind::kEmbedding) {
@@ -63,13 +66,12 @@ class Walk {
     const bool is_chain = module.kind == Kind::kChain;
     Linears open;
     for (const auto& child : module.children) {
-      const bool is_linear = child.kind == Kind::kLinear || child.kind == Kind::kTransposedLinear;
       const size_t before = roles_.groups.size();
       auto made = visit(child, dotted(prefix, child.name), heads);
-      const bool is_barrier = !is_linear && (made.empty() || is_chain || roles_.groups.size() > before) && has_matrices(child);
+      const bool is_barrier = !is_linear(child) && (made.empty() || is_chain || roles_.groups.size() > before) && has_matrices(child);
       if (is_barrier) {
-        insert_groups(before, std::exchange(open, {}), is_chain);
-        close(made, is_chain);
+        add_groups(before, std::exchange(open, {}), is_chain);
+        add_groups(roles_.groups.size(), made, is_chain);
       } else {
         open.insert(open.end(), made.begin(), made.end());
       }
@@ -106,14 +108,8 @@ class Walk {
     return open;
   }
 
-  void close(const Linears& linears, bool is_chain) {
-    for (auto& group : pair_linears(linears, is_chain)) {
-      roles_.groups.push_back(std::move(group));
-    }
-  }
-
-  // What came before a module, before that module's own.
-  void insert_groups(size_t at, const Linears& linears, bool is_chain) {
+  // Before group `at`: what came before a module stands before that module's own.
+  void add_groups(size_t at, const Linears& linears, bool is_chain) {
     const auto groups = pair_linears(linears, is_chain);
     roles_.groups.insert(roles_.groups.begin() + static_cast<int64_t>(at), groups.begin(), groups.end());
   }
@@ -123,6 +119,7 @@ class Walk {
 };
 
 }  // namespace
+
 std::vector<LinearGroup> pair_linears(const std::vector<LinearInfo>& linears, bool is_chain) {
   std::vector<LinearGroup> groups;
   bool is_open = false;

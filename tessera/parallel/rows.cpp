@@ -1,5 +1,7 @@
 #include "tessera/parallel/rows.h"
 
+#include "tessera/dtensor/state.h"
+#include "tessera/layout/lattice.h"
 #include "tessera/layout/spec.h"
 
 namespace tessera::parallel {
@@ -64,6 +66,18 @@ const Origin* Rows::origin(int64_t index) {
     row += held.size();
   }
   return origin = Origin::make(std::move(pieces));
+}
+
+layout::Labels batch_labels(const at::Tensor& tensor, int64_t samples, int64_t total, bool has_positions) {
+  layout::Labels labels(static_cast<size_t>(tensor.dim()));
+  if (tensor.dim() >= 1) labels[0] = {{.label = layout::Label::kBatch, .extent = samples, .total = total}};
+  if (has_positions) labels[1] = {{.label = layout::Label::kSequence, .extent = tensor.size(1), .total = tensor.size(1)}};
+  return labels;
+}
+
+int64_t sample_unit(int64_t samples) {
+  const auto& lattice = dtensor::RankState::require().lattice;
+  return lattice ? layout::leaf_unit(samples, lattice->batch) : 1;
 }
 
 }  // namespace tessera::parallel

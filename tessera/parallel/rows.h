@@ -45,4 +45,10 @@ class Rows {
   std::vector<const dtensor::Origin*> origins_;
 };
 
+// What the dims of a tensor of `samples` samples mean, of a step of `total`: dim 0 samples, and dim 1, if `has_positions`, positions.
+layout::Labels batch_labels(const at::Tensor& tensor, int64_t samples, int64_t total, bool has_positions);
+
+// Where the calling rank's step of `samples` samples may be cut: in `exact` a rank holds whole leaves of the batch.
+int64_t sample_unit(int64_t samples);
+
 }  // namespace tessera::parallel
