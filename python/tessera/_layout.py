@@ -8,22 +8,31 @@ class _OfKind(type):
     """isinstance(p, Shard) is true for every placement of that kind."""
 
     def __instancecheck__(cls, value):
-        return isinstance(value, _C.Placement) and value.kind == cls._kind
+        return isinstance(value, _C.Placement) and value.kind in cls._kinds
 
 
 class Shard(metaclass=_OfKind):
     """`dim` is cut over the ranks of a mesh axis, as torch.chunk cuts, on multiples of `unit` elements."""
 
-    _kind = "shard"
+    _kinds = ("shard", "interleaved shard")
 
     def __new__(cls, dim, *, unit=1, order=-1):
-        return _C.shard(dim, unit, order)
+        return _C.shard(dim, unit, order, 1)
+
+
+class InterleavedShard(metaclass=_OfKind):
+    """`dim` is `blocks` blocks of one size, each of which is cut as Shard cuts: the fused rows of Q, K and V are three."""
+
+    _kinds = ("interleaved shard",)
+
+    def __new__(cls, dim, blocks, *, unit=1, order=-1):
+        return _C.shard(dim, unit, order, blocks)
 
 
 class Replicate(metaclass=_OfKind):
     """Every rank of a mesh axis holds the whole tensor."""
 
-    _kind = "replicate"
+    _kinds = ("replicate",)
 
     def __new__(cls):
         return _C.replicate()
@@ -32,7 +41,7 @@ class Replicate(metaclass=_OfKind):
 class Partial(metaclass=_OfKind):
     """The value is the combination (sum, max, min, prod, avg) over the ranks of a mesh axis."""
 
-    _kind = "partial"
+    _kinds = ("partial",)
 
     def __new__(cls, reduce_op="sum"):
         return _C.partial(reduce_op)

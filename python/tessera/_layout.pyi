@@ -7,6 +7,9 @@ from tessera._C import Mesh, Placement
 class Shard(Placement):
     def __init__(self, dim: int, *, unit: int = 1, order: int = -1) -> None: ...
 
+class InterleavedShard(Placement):
+    def __init__(self, dim: int, blocks: int, *, unit: int = 1, order: int = -1) -> None: ...
+
 class Replicate(Placement):
     def __init__(self) -> None: ...
 

@@ -114,12 +114,15 @@ class Planner {
     wants_ = forward_ || info_.is_view ? nullptr : wanting_parameter(args_);
     wish_input();
     rules::FactorMap map = info_.rule->map(call_);
+    const rules::LocalKernel local = exact && exact->local ? exact->local : info_.rule->local;
+    const bool is_exact_of_runs = exact && (exact->local || exact->node || exact->per_sample);  // leaves are runs
+    map.keeps_runs = is_exact_of_runs || (local && !info_.rule->takes_interleaved);
     if (exact) plan_->per_sample = restrict_cuts(*exact, call_, map);
     if (from_factors) outputs_from_factors(info_, call_, map, *plan_, defined_);
     const rules::Propagation decided = rules::propagate(call_, map, wishes_of(call_, forward_));
     if (!map.metadata_only) add_moves(decided);
     add_outputs(decided);
-    add_local_call(map, decided, exact && exact->local ? exact->local : info_.rule->local);
+    add_local_call(map, decided, local);
     if (exact) plan_exact(state_, info_, call_, *exact, map, decided, forward_, *plan_);
     return std::move(plan_);
   }
@@ -202,8 +205,8 @@ rules::LocalCall make_local_call(const OpInfo& info, const rules::Propagation& d
   local.op = &info.op;
   local.operands = decided.operands;
   local.outputs = decided.outputs;
-  for (const Spec& spec : decided.operands) local.operand_ranges.push_back(spec.local_ranges(coord));
-  for (const Spec& spec : decided.outputs) local.output_ranges.push_back(spec.local_ranges(coord));
+  for (const Spec& spec : decided.operands) local.operand_ranges.push_back(spec.first_runs(coord));
+  for (const Spec& spec : decided.outputs) local.output_ranges.push_back(spec.first_runs(coord));
   return local;
 }
 

@@ -41,10 +41,14 @@ Meta* require_value(const at::Tensor& tensor, const char* what) {
 
 Placements replicate_all(const Mesh& mesh) { return Placements(mesh.ndim()); }
 
-// The part of `tensor` at `ranges`, in memory of its own.
-at::Tensor part_of(const at::Tensor& tensor, const std::vector<layout::Range>& ranges) {
+// The part of `tensor` at these runs of each dim, in memory of its own.
+at::Tensor part_of(const at::Tensor& tensor, const std::vector<std::vector<layout::Range>>& runs) {
   at::Tensor part = tensor;
-  for (size_t d = 0; d < ranges.size(); ++d) part = part.narrow(static_cast<int64_t>(d), ranges[d].begin, ranges[d].size());
+  for (size_t d = 0; d < runs.size(); ++d) {
+    std::vector<at::Tensor> pieces;
+    for (const layout::Range& run : runs[d]) pieces.push_back(part.narrow(static_cast<int64_t>(d), run.begin, run.size()));
+    part = pieces.size() == 1 ? pieces[0] : at::cat(pieces, static_cast<int64_t>(d));
+  }
   return part.is_same(tensor) ? tensor.clone() : part.clone(at::MemoryFormat::Contiguous);
 }
 
@@ -131,7 +135,7 @@ at::Tensor distribute(const at::Tensor& tensor, const Mesh& mesh, const Placemen
   {
     LocalScope scope;
     at::NoGradGuard no_grad;
-    local = part_of(tensor.detach(), spec.local_ranges(state.ctx.coord(mesh)));
+    local = part_of(tensor.detach(), spec.local_runs(state.ctx.coord(mesh)));
   }
   if (spec->has_partial) {
     local = run_move(state.ctx, *state.moves.find_or_plan(spec.with(without_partial(spec->placements)), spec), local, "distribute");

@@ -236,7 +236,7 @@ std::optional<comm::Merge::Scatter> ScatteringMove::scatter_over(int64_t axis) {
   const Move* move = rest();
   if (!move || move->path.steps.empty()) return std::nullopt;
   const reshard::Step& step = move->path.steps.front();
-  if (step.kind != reshard::StepKind::kSlice || step.axis != axis) return std::nullopt;
+  if (step.kind != reshard::StepKind::kSlice || step.axis != axis || !step.blocks.empty()) return std::nullopt;
   const int64_t dim = step.to.dim;
   Coord coord = ctx_.coord(step.before->mesh);
   const Range whole = step.before.local_ranges(coord)[dim];

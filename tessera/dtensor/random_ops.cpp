@@ -20,13 +20,17 @@ namespace {
 
 using c10::IValue;
 using torch::jit::Stack;
+using Runs = std::vector<std::vector<layout::Range>>;  // of each dim
 
-// Fills `local`, the part `ranges` of a global tensor, for samples that follow each other from row `row` = sample `sample` on.
-void fill_piece(at::Tensor& local, const layout::SpecData& spec, const std::vector<layout::Range>& ranges, int64_t batch_dim,
+// Fills `local`, the part `runs` of a global tensor, for samples that follow each other from row `row` = sample `sample` on.
+void fill_piece(at::Tensor& local, const layout::SpecData& spec, const Runs& runs, int64_t batch_dim,
                 int64_t inner, int64_t batch_offset, const random::Stream& stream, const random::Distribution& distribution) {
   random::Region region;
   region.sizes = spec.sizes;
-  for (const layout::Range& range : ranges) region.held.push_back({random::Range{range.begin, range.end}});
+  for (const auto& of_dim : runs) {
+    auto& held = region.held.emplace_back();
+    for (const layout::Range& run : of_dim) held.push_back({run.begin, run.end});
+  }
   region.batch_dim = batch_dim;
   region.batch_inner = inner;
   region.batch_offset = batch_offset;
@@ -40,21 +44,22 @@ int64_t inner_extent(const layout::SpecData& spec, int64_t dim) {
 }
 
 // The element's sample is its row's: each run of rows of the origin is filled with its own offset.
-void fill_rows(at::Tensor& local, const layout::SpecData& spec, const std::vector<layout::Range>& ranges, int64_t dim, const Origin* origin,
+void fill_rows(at::Tensor& local, const layout::SpecData& spec, const Runs& runs, int64_t dim, const Origin* origin,
                const random::Stream& stream, const random::Distribution& distribution) {
   const int64_t inner = inner_extent(spec, dim);
-  if (!origin) return fill_piece(local, spec, ranges, dim, inner, 0, stream, distribution);
-  const layout::Range whole = ranges[dim];
+  if (!origin) return fill_piece(local, spec, runs, dim, inner, 0, stream, distribution);
+  const layout::Range whole = runs[dim].front();
   const auto& pieces = origin->pieces;
   const auto starts_after = [&](int64_t element, const Origin::Piece& piece) { return element < piece.row * inner; };
   const auto first_after = std::upper_bound(pieces.begin(), pieces.end(), whole.begin, starts_after);
   for (auto it = first_after - 1; it != pieces.end() && it->row * inner < whole.end; ++it) {
     const Origin::Piece& piece = *it;
     const int64_t next = it + 1 != pieces.end() ? (it + 1)->row * inner : whole.end;
-    std::vector<layout::Range> part = ranges;
-    part[dim] = {std::max(whole.begin, piece.row * inner), std::min(whole.end, next)};
-    if (part[dim].size() <= 0) continue;
-    at::Tensor target = local.narrow(dim, part[dim].begin - whole.begin, part[dim].size());
+    Runs part = runs;
+    layout::Range& rows = part[dim].front();
+    rows = {std::max(whole.begin, piece.row * inner), std::min(whole.end, next)};
+    if (rows.size() <= 0) continue;
+    at::Tensor target = local.narrow(dim, rows.begin - whole.begin, rows.size());
     at::Tensor dense = target.is_contiguous() ? target : at::empty(target.sizes(), target.options());
     fill_piece(dense, spec, part, dim, inner, piece.sample - piece.row, stream, distribution);
     if (!dense.is_same(target)) target.copy_(dense);
@@ -67,16 +72,17 @@ bool is_batch(const layout::SpecData& spec, int64_t dim) {
 
 void fill_by_counter(RankState& state, at::Tensor& local, const Spec& spec, const Origin* origin, const random::Distribution& distribution) {
   const random::Stream stream = state.sites.next();
-  const auto ranges = spec.local_ranges(state.ctx.coord(spec->mesh));
+  const Runs runs = spec.local_runs(state.ctx.coord(spec->mesh));
   at::Tensor dense = local.is_contiguous() ? local : at::empty(local.sizes(), local.options());
   const auto dim = layout::batch_dim(spec->labels);
   if (dim && is_batch(*spec, *dim)) {
-    fill_rows(dense, *spec, ranges, *dim, origin, stream, distribution);
+    TESSERA_CHECK(runs[*dim].size() == 1, "[random] a tensor of ", spec.str(), " whose samples are interleaved; accepted: plain cuts of them");
+    fill_rows(dense, *spec, runs, *dim, origin, stream, distribution);
   } else {
     TESSERA_CHECK(!origin || (origin->pieces.size() == 1 && origin->pieces.front().sample == 0), "[random] a tensor of ", spec.str(),
                   " has lost its batch label, so its random numbers would depend on the micro-batches. Draw them for a tensor whose "
                   "samples are one dim.");
-    fill_piece(dense, *spec, ranges, -1, 1, 0, stream, distribution);
+    fill_piece(dense, *spec, runs, -1, 1, 0, stream, distribution);
   }
   if (!dense.is_same(local)) local.copy_(dense);
 }
@@ -86,9 +92,13 @@ void fill_by_counter(RankState& state, at::Tensor& local, const Spec& spec, cons
 void fill_local(RankState& state, at::Tensor& local, const Spec& spec, const Origin* origin, Draw draw) {
   LocalScope scope;
   if (draw.counter) return fill_by_counter(state, local, spec, origin, *draw.counter);
+  // Numbers follow the memory, which is the same for the tensor taken apart.
+  const std::vector<int64_t> blocks = layout::blocks_of_dims(spec->placements, spec->ndim());
+  const Spec plain = layout::unfolded(spec, blocks);
   std::vector<random::Range> held;
-  for (const layout::Range& range : spec.local_ranges(state.ctx.coord(spec->mesh))) held.push_back({range.begin, range.end});
-  random::fill_stock(local, stock_tensor_of(spec), held, *draw.stock, draw.generator);
+  for (const layout::Range& range : plain.local_ranges(state.ctx.coord(spec->mesh))) held.push_back({range.begin, range.end});
+  at::Tensor part = unfolded(local, blocks);
+  random::fill_stock(part, stock_tensor_of(plain), held, *draw.stock, draw.generator);
 }
 
 namespace {

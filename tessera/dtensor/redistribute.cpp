@@ -200,11 +200,35 @@ at::Tensor run_step(const StepRun& run) {
   return run.local;
 }
 
+at::Tensor folded(const at::Tensor& tensor, c10::IntArrayRef blocks) {
+  std::vector<int64_t> sizes;
+  int64_t at = 0;
+  for (int64_t count : blocks) {
+    at += count > 1 ? 1 : 0;
+    sizes.push_back(count * tensor.size(at++));
+  }
+  return tensor.reshape(sizes);
+}
+
+at::Tensor run_step_of(comm::RankContext& ctx, const Step& step, const at::Tensor& local) {
+  if (step.blocks.empty()) return run_step({ctx, step, local});
+  return folded(run_step({ctx, step, unfolded(local, step.blocks)}), step.blocks);
+}
+
 std::string axis_name(const Step& step) {
   return step.axis >= 0 ? step.before->mesh.axis(step.axis).name : step.before->mesh.str();
 }
 
 }  // namespace
+
+at::Tensor unfolded(const at::Tensor& local, c10::IntArrayRef blocks) {
+  std::vector<int64_t> sizes;
+  for (size_t d = 0; d < blocks.size(); ++d) {
+    if (blocks[d] > 1) sizes.push_back(blocks[d]);
+    sizes.push_back(local.size(static_cast<int64_t>(d)) / blocks[d]);
+  }
+  return local.view(sizes);
+}
 
 const Move* Moves::find_or_plan(Spec from, Spec to) {
   auto& entry = moves_[{from.get(), to.get()}];
@@ -232,7 +256,7 @@ at::Tensor run_move(comm::RankContext& ctx, const Move& move, const at::Tensor& 
     if (!reshard::is_local(step.kind)) {
       ctx.ledger.record(reshard::name_of(step.kind), axis_name(step), op, static_cast<int64_t>(std::llround(step.bytes)));
     }
-    current = run_step({ctx, step, current});
+    current = run_step_of(ctx, step, current);
   }
   return current;
 }

@@ -35,6 +35,9 @@ class Moves {
   std::unordered_map<std::pair<const void*, const void*>, std::unique_ptr<Move>, Hash> moves_;
 };
 
+// A rank's part with every dim of more than one block as two, [blocks, rest]: a view.
+at::Tensor unfolded(const at::Tensor& local, c10::IntArrayRef blocks);
+
 // Runs the steps on this rank's part. `op` names who asked, for the ledger and for messages.
 // Collective over the axes that the steps name. Never writes to `local`; the result may share its storage.
 at::Tensor run_move(comm::RankContext& ctx, const Move& move, const at::Tensor& local, const char* op);

@@ -60,7 +60,8 @@ class SquaredNorm {
     for (int64_t axis = 0; axis < spec->mesh.ndim(); ++axis) {
       const bool is_cut = placements_[axis].is_shard();
       const int64_t dim = placements_[axis].dim;
-      if (is_cut && dim != rows_.dim && (dim != columns_.dim || !cuts_between_leaves())) placements_[axis] = layout::Replicate();
+      const bool is_of_runs = !placements_[axis].is_interleaved() && (dim == rows_.dim || (dim == columns_.dim && cuts_between_leaves()));
+      if (is_cut && !is_of_runs) placements_[axis] = layout::Replicate();
     }
     source_ = spec.with(placements_);
   }

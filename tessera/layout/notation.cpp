@@ -32,13 +32,16 @@ std::optional<int64_t> take_int(std::string_view& text) {
 std::optional<Placement> try_parse_shard(std::string_view text) {
   ShardOptions options;
   const auto dim = take_int(text);
+  if (take(text, "/")) {
+    options.blocks = take_int(text).value_or(0);
+  }
   if (take(text, ";")) {
     options.unit = take_int(text).value_or(0);
   }
   if (take(text, "@")) {
     options.order = static_cast<int>(std::min<int64_t>(take_int(text).value_or(-2), 128));
   }
-  const bool is_read = dim && *dim <= INT32_MAX && options.unit >= 1 && options.order >= -1 && options.order <= 127;
+  const bool is_read = dim && *dim <= INT32_MAX && options.unit >= 1 && options.blocks >= 1 && options.blocks <= 255 && options.order >= -1 && options.order <= 127;
   return is_read && text == ")" ? std::optional(Shard(*dim, options)) : std::nullopt;
 }
 
@@ -85,6 +88,9 @@ std::string Placement::str() const {
     return op == ReduceOp::kSum ? "P" : std::string("P(") + name_of(op) + ")";
   }
   std::string text = "S(" + std::to_string(dim);
+  if (blocks != 1) {
+    text += "/" + std::to_string(blocks);
+  }
   if (unit != 1) {
     text += ";" + std::to_string(unit);
   }
@@ -97,7 +103,7 @@ std::string Placement::str() const {
 Placement parse_placement(std::string_view text) {
   const auto placement = try_parse_placement(without_spaces(text));
   TESSERA_CHECK_AS(ConfigError, placement, "[layout] \"", text,
-                   "\" is no placement; accepted: R, S(dim), S(dim;unit), S(dim@order), S(dim;unit@order), P, P(sum), P(max), "
+                   "\" is no placement; accepted: R, S(dim), S(dim;unit), S(dim@order), S(dim;unit@order), S(dim/blocks;unit), P, P(sum), P(max), "
                    "P(min), P(prod), P(avg)");
   return *placement;
 }

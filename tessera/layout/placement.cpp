@@ -18,12 +18,20 @@ Placement Shard(int64_t dim, ShardOptions options) {
   TESSERA_CHECK(options.unit >= 1, "[layout] Shard(", dim, ") with unit ", options.unit, ": the unit must be at least 1");
   TESSERA_CHECK(options.order >= -1 && options.order <= 127,
                 "[layout] Shard(", dim, ") with order ", options.order, ": the order must be -1 (mesh order) or 0 to 127");
+  TESSERA_CHECK(options.blocks >= 1 && options.blocks <= std::numeric_limits<uint8_t>::max(),
+                "[layout] Shard(", dim, ") in ", options.blocks, " blocks; accepted: 1 to 255");
   Placement result;
   result.kind = Placement::Kind::kShard;
+  result.blocks = static_cast<uint8_t>(options.blocks);
   result.dim = static_cast<int32_t>(dim);
   result.order = static_cast<int8_t>(options.order);
   result.unit = options.unit;
   return result;
+}
+
+Placement InterleavedShard(int64_t dim, int64_t blocks, ShardOptions options) {
+  options.blocks = blocks;
+  return Shard(dim, options);
 }
 
 Placement Partial(ReduceOp op) {
@@ -35,7 +43,8 @@ Placement Partial(ReduceOp op) {
 
 uint64_t Placement::hash() const {
   const uint64_t small = static_cast<uint64_t>(kind) | static_cast<uint64_t>(op) << 8 |
-                         static_cast<uint64_t>(static_cast<uint8_t>(order)) << 16 | static_cast<uint64_t>(dim) << 32;
+                         static_cast<uint64_t>(static_cast<uint8_t>(order)) << 16 |
+                         static_cast<uint64_t>(blocks) << 24 | static_cast<uint64_t>(dim) << 32;
   return base::hash_combine(small, static_cast<uint64_t>(unit));
 }
 

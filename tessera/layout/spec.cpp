@@ -119,8 +119,20 @@ std::string fault_of(PlacementsRef placements, int64_t ndim) {
     if (!find_axes_of_dim(placements, placement.dim, axes)) {
       return c10::str("the axes that cut dim ", placement.dim, " give no one order; accepted: each position once, or none");
     }
+    for (int64_t axis : axes) {
+      if (placements[axis].blocks != placement.blocks) {
+        return c10::str(placement.str(), " and ", placements[axis].str(), " cut one dim; accepted: the same blocks");
+      }
+    }
   }
   return {};
+}
+
+void verify_blocks(PlacementsRef placements, c10::IntArrayRef sizes) {
+  for (const Placement& placement : placements) {
+    TESSERA_CHECK(!placement.is_interleaved() || sizes[placement.dim] % placement.blocks == 0, "[layout] ", placement.str(),
+                  " of sizes ", sizes, ": dim ", placement.dim, " is not ", static_cast<int>(placement.blocks), " blocks of one size");
+  }
 }
 
 void verify_count(const Mesh& mesh, const Placements& placements) {
@@ -209,6 +221,7 @@ Spec Spec::make(const Mesh& mesh, const Placements& placements, c10::IntArrayRef
     const std::string fault = fault_of(normal, static_cast<int64_t>(sizes.size()));
     TESSERA_CHECK(fault.empty(), "[layout] ", layout::str(mesh, placements), " on mesh {", mesh.str(), "}: ", fault);
     TESSERA_CHECK(sizes.size() == strides.size(), "[layout] ", sizes.size(), " sizes and ", strides.size(), " strides");
+    verify_blocks(normal, sizes);
     verify_labels(labels, sizes);
     return key.make(hash);
   }));
@@ -234,6 +247,13 @@ Spec Spec::with_labels(const Labels& labels) const {
 }
 
 std::vector<Range> Spec::local_ranges(const Coord& coord) const {
+  for (const Placement& placement : data_->placements) {
+    TESSERA_ASSERT(!placement.is_interleaved(), "the one run that a rank holds of ", str());
+  }
+  return first_runs(coord);
+}
+
+std::vector<Range> Spec::first_runs(const Coord& coord) const {
   std::vector<Range> ranges(data_->sizes.size());
   for (size_t d = 0; d < ranges.size(); ++d) {
     ranges[d] = local_range(data_->mesh, data_->placements, static_cast<int64_t>(d), data_->sizes[d], coord);
@@ -241,10 +261,25 @@ std::vector<Range> Spec::local_ranges(const Coord& coord) const {
   return ranges;
 }
 
+std::vector<std::vector<Range>> Spec::local_runs(const Coord& coord) const {
+  const std::vector<int64_t> blocks = blocks_of_dims(data_->placements, data_->ndim());
+  const std::vector<Range> firsts = first_runs(coord);
+  std::vector<std::vector<Range>> runs(firsts.size());
+  for (size_t d = 0; d < runs.size(); ++d) {
+    const Range& first = firsts[d];
+    const int64_t step = data_->sizes[d] / blocks[d];
+    for (int64_t i = 0; i < blocks[d]; ++i) {
+      runs[d].push_back({first.begin + i * step, first.end + i * step});
+    }
+  }
+  return runs;
+}
+
 std::vector<int64_t> Spec::local_sizes(const Coord& coord) const {
-  std::vector<int64_t> sizes;
-  for (const Range& range : local_ranges(coord)) {
-    sizes.push_back(range.size());
+  std::vector<int64_t> sizes = blocks_of_dims(data_->placements, data_->ndim());
+  const std::vector<Range> firsts = first_runs(coord);
+  for (size_t d = 0; d < sizes.size(); ++d) {
+    sizes[d] *= firsts[d].size();
   }
   return sizes;
 }
@@ -265,6 +300,41 @@ bool is_valid(const Mesh& mesh, const Placements& placements, int64_t ndim) {
   return fault_of(normal, ndim).empty();
 }
 
+std::vector<int64_t> blocks_of_dims(const Placements& placements, int64_t ndim) {
+  std::vector<int64_t> blocks(ndim, 1);
+  for (const Placement& placement : placements) {
+    if (placement.is_shard()) {
+      blocks[placement.dim] = placement.blocks;
+    }
+  }
+  return blocks;
+}
+
+Spec unfolded(const Spec& spec, c10::IntArrayRef blocks) {
+  std::vector<int64_t> sizes;
+  std::vector<int64_t> strides;
+  std::vector<int32_t> dims;
+  for (size_t d = 0; d < blocks.size(); ++d) {
+    const int64_t size = spec->sizes[d] / blocks[d];
+    if (blocks[d] > 1) {
+      sizes.push_back(blocks[d]);
+      strides.push_back(spec->strides[d] * size);
+    }
+    dims.push_back(static_cast<int32_t>(sizes.size()));
+    sizes.push_back(size);
+    strides.push_back(spec->strides[d]);
+  }
+  Placements placements = spec->placements;
+  for (Placement& placement : placements) {
+    if (placement.is_shard()) {
+      TESSERA_ASSERT(placement.blocks == blocks[placement.dim], spec.str(), " in blocks ", blocks);
+      placement.dim = dims[placement.dim];
+      placement.blocks = 1;
+    }
+  }
+  return Spec::make(spec->mesh, placements, sizes, strides, spec->dtype);
+}
+
 std::vector<int64_t> axes_of_dim(const Mesh& mesh, const Placements& placements, int64_t dim) {
   AxisList axes;
   TESSERA_CHECK(find_axes_of_dim(placements, dim, axes), "[layout] ", str(mesh, placements), " on mesh {", mesh.str(),
@@ -276,7 +346,7 @@ Range local_range(const Mesh& mesh, const Placements& placements, int64_t dim, i
   AxisList axes;
   TESSERA_CHECK(find_axes_of_dim(placements, dim, axes), "[layout] ", str(mesh, placements), " on mesh {", mesh.str(),
                 "}: the axes that cut dim ", dim, " give no one order");
-  Range range{0, size};
+  Range range{0, axes.empty() ? size : size / placements[axes.front()].blocks};
   for (int64_t axis : axes) {
     const Range part = cut(range.size(), mesh.axes()[axis].size, coord[axis], placements[axis].unit);
     range = {range.begin + part.begin, range.begin + part.end};

@@ -45,8 +45,8 @@ class Spec {
   Spec() = default;
 
   // Throws if `placements` does not name every axis, a dim is out of range, a unit is below one, the axes that share a dim
-  // have no consistent order (all explicit and distinct; or those without one fill the free positions), or two Partial ops
-  // meet that do not commute (sum and avg do).
+  // have no consistent order (all explicit and distinct; or those without one fill the free positions) or not the same blocks,
+  // a dim does not divide into its blocks, or two Partial ops meet that do not commute (sum and avg do).
   static Spec make(const Mesh& mesh, const Placements& placements, c10::IntArrayRef sizes, c10::IntArrayRef strides,
                    c10::ScalarType dtype, const Labels& labels = {});
 
@@ -64,8 +64,11 @@ class Spec {
   Spec with(const Placements& placements) const;
   Spec with_labels(const Labels& labels) const;
 
-  // What the rank at `coord` holds of each dim: nested cuts, always one contiguous run.
+  // What the rank at `coord` holds of each dim: nested cuts, one contiguous run. Not for interleaved cuts.
   std::vector<Range> local_ranges(const Coord& coord) const;
+  // The same for all cuts: one run for each block of the dim; and the first of them.
+  std::vector<std::vector<Range>> local_runs(const Coord& coord) const;
+  std::vector<Range> first_runs(const Coord& coord) const;
   std::vector<int64_t> local_sizes(const Coord& coord) const;
 
   // `{dp: S(0), tp: R}`.
@@ -86,11 +89,20 @@ Placements normal_form(const Mesh& mesh, const Placements& placements);
 // Whether Spec::make accepts these placements for a tensor of `ndim` dims.
 bool is_valid(const Mesh& mesh, const Placements& placements, int64_t ndim);
 
+// Of each of `ndim` dims, how many blocks its cuts have: 1, unless they are interleaved.
+std::vector<int64_t> blocks_of_dims(const Placements& placements, int64_t ndim);
+
+// The same tensor with every dim of more than one block as two, [blocks, size / blocks], of which the second is cut; without
+// labels. `blocks` are those of its placements, or any that divide the dim where no axis cuts it. A local tensor, its dims
+// taken apart alike, is one of the result.
+Spec unfolded(const Spec& spec, c10::IntArrayRef blocks);
+
 // Mesh axes that cut `dim`, slowest first (explicit order, then mesh order).
 std::vector<int64_t> axes_of_dim(const Mesh& mesh, const Placements& placements, int64_t dim);
 
 // The run of a dim of `size` that the rank at `coord` holds when the given placements cut it: every axis cuts, as cut()
-// does, what the slower ones left. An inner cut falls on global multiples of its unit only where the outer cuts do.
+// does, what the slower ones left. An inner cut falls on global multiples of its unit only where the outer cuts do. Of an
+// interleaved dim, the run in its first block.
 Range local_range(const Mesh& mesh, const Placements& placements, int64_t dim, int64_t size, const Coord& coord);
 
 // `{dp: S(0), tp: R}`; parse_placements throws with the accepted form. Axes that are not named are Replicate.

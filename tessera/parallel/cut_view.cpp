@@ -61,27 +61,37 @@ std::vector<CutView> take_slice(const torch::jit::Stack& args, const CutView& of
   return {narrowed(of, dim, begin, std::max(begin, bound(args[3], size)))};
 }
 
-// The part of the box that this rank holds: in its local tensor, and where in the box.
+// A part of the box that this rank holds: in its local tensor, and where in the box.
 struct Overlap {
   at::Tensor local;
   std::vector<Range> in_box;  // of each dim of the base
-  bool is_empty = false;
 };
 
-Overlap overlap_of(const CutView& view) {
-  const layout::Spec spec = dtensor::spec_of(view.base);
-  const auto held = spec.local_ranges(dtensor::RankState::require().ctx.coord(spec->mesh));
-  Overlap overlap{dtensor::meta_of(view.base)->local, {}, false};
-  for (size_t d = 0; d < held.size(); ++d) {
-    const int64_t begin = std::max(held[d].begin, view.ranges[d].begin), end = std::min(held[d].end, view.ranges[d].end);
-    if (begin >= end) {
-      overlap.is_empty = true;
-      return overlap;
+// `overlap` as far as it lies in the runs of dim `d` that the rank holds one after the other.
+void cut_to_runs(const Overlap& overlap, const std::vector<Range>& runs, const Range& box, std::vector<Overlap>& result) {
+  const auto d = static_cast<int64_t>(overlap.in_box.size());
+  int64_t before = 0;
+  for (const Range& run : runs) {
+    const int64_t begin = std::max(run.begin, box.begin), end = std::min(run.end, box.end);
+    if (begin < end) {
+      result.push_back({overlap.local.narrow(d, before + begin - run.begin, end - begin), overlap.in_box});
+      result.back().in_box.push_back({begin - box.begin, end - box.begin});
     }
-    overlap.local = overlap.local.narrow(static_cast<int64_t>(d), begin - held[d].begin, end - begin);
-    overlap.in_box.push_back({begin - view.ranges[d].begin, end - view.ranges[d].begin});
+    before += run.size();
   }
-  return overlap;
+}
+
+// One, unless cuts are interleaved; none if the rank holds nothing of the box.
+std::vector<Overlap> overlaps_of(const CutView& view) {
+  const layout::Spec spec = dtensor::spec_of(view.base);
+  const auto held = spec.local_runs(dtensor::RankState::require().ctx.coord(spec->mesh));
+  std::vector<Overlap> overlaps{{dtensor::meta_of(view.base)->local, {}}};
+  for (size_t d = 0; d < held.size(); ++d) {
+    std::vector<Overlap> cut;
+    for (const Overlap& overlap : overlaps) cut_to_runs(overlap, held[d], view.ranges[d], cut);
+    overlaps = std::move(cut);
+  }
+  return overlaps;
 }
 
 // The same part of a content, with the dims of the base.
@@ -139,8 +149,9 @@ at::Tensor read(const CutView& view) {
   {
     dtensor::LocalScope scope;
     content = at::zeros(sizes, at::TensorOptions().dtype(spec->dtype));
-    const Overlap overlap = overlap_of(view);
-    if (!overlap.is_empty && counts(spec)) part_of(content, view, overlap).copy_(overlap.local);
+    if (counts(spec)) {
+      for (const Overlap& overlap : overlaps_of(view)) part_of(content, view, overlap).copy_(overlap.local);
+    }
   }
   const Placements terms(spec->mesh.ndim(), layout::Partial());
   return dtensor::redistribute(dtensor::from_local(content, spec->mesh, terms, sizes), Placements(spec->mesh.ndim()));
@@ -148,11 +159,11 @@ at::Tensor read(const CutView& view) {
 
 void write(const CutView& view, const at::Tensor& content) {
   const at::Tensor whole = dtensor::redistribute(content, Placements(dtensor::spec_of(content)->mesh.ndim()));
-  const Overlap overlap = overlap_of(view);
-  if (overlap.is_empty) return;
   dtensor::LocalScope scope;
-  at::Tensor local = overlap.local;
-  local.copy_(part_of(dtensor::meta_of(whole)->local.contiguous(), view, overlap));
+  for (const Overlap& overlap : overlaps_of(view)) {
+    at::Tensor local = overlap.local;
+    local.copy_(part_of(dtensor::meta_of(whole)->local.contiguous(), view, overlap));
+  }
 }
 
 }  // namespace tessera::parallel

@@ -111,8 +111,9 @@ class Generator {
       if (const auto heads = heads_of(group); is_attention(group, heads)) {
         divisible = std::gcd(divisible, std::gcd(heads.queries, heads.keys));
       }
+      const int64_t blocks = std::max<int64_t>(blocks_of(group, heads_of(group)), 1);
       for (const auto& linear : group.columns) {
-        divisible = std::gcd(divisible, linear.out);
+        divisible = std::gcd(divisible, linear.out / blocks);
       }
     }
     int64_t ranks = 1;
@@ -224,16 +225,46 @@ class Generator {
     cut.key_unit *= scale;
   }
 
-  // Fused Q, K and V whose order is not known to be by groups of heads: a cut would fall across all three.
-  bool is_fused_in_blocks(const LinearGroup& group, const Heads& heads) const {
-    return group.columns.size() == 1 && is_attention(group, heads) && !heads.are_given;
+  // Fused products that lie one after the other, and of which a part is read: 3 for Q, K and V, 2 for a gate and what it gates;
+  // else 1. 0: fused in an order that is not known, or that this plan cannot cut.
+  int64_t blocks_of(const LinearGroup& group, const Heads& heads) const {
+    if (group.columns.size() != 1 || !group.row) {
+      return 1;
+    }
+    const LinearInfo& linear = group.columns[0];
+    if (is_attention(group, heads)) {
+      const bool is_by_heads = linear.name.ends_with("query_key_value");  // so named where the rows are in the order of the heads
+      const bool are_blocks = heads.keys == heads.queries && !is_by_heads && !options_.lattice;
+      return heads.are_given ? 1 : are_blocks ? 3 : 0;
+    }
+    return linear.out == 2 * group.row->in && !options_.lattice ? 2 : 1;
+  }
+
+  void plan_fused(const LinearGroup& group, const Heads& heads, int64_t blocks) {
+    const LinearInfo& linear = group.columns[0];
+    const int64_t unit = is_attention(group, heads) ? head_dim_of(group, heads) : 1;
+    add(weight_of(linear.name), layout::InterleavedShard(linear.is_transposed ? 1 : 0, blocks, {.unit = unit}));
+    if (linear.has_bias) {
+      add(bias_of(linear.name), layout::InterleavedShard(0, blocks, {.unit = unit}));
+    }
+    plan_row(*group.row, unit);
+  }
+
+  void plan_row(const LinearInfo& row, int64_t unit) {
+    note_cut(weight_of(row.name), row.in, unit);
+    add(weight_of(row.name), layout::Shard(row.is_transposed ? 0 : 1, {.unit = unit}), sequence_shards());
   }
 
   void plan_group(const LinearGroup& group) {
     const auto heads = heads_of(group);
-    if (is_fused_in_blocks(group, heads)) {
-      add_note(plan_, general(weight_of(group.columns[0].name)) + " stays whole: fused Q, K and V that lie one after the other; with their "
-                          "rows in the order of the heads, and `heads` and `kv_heads` given, they are cut");
+    const int64_t blocks = blocks_of(group, heads);
+    if (blocks == 0) {
+      add_note(plan_, general(weight_of(group.columns[0].name)) + " stays whole: fused Q, K and V whose order is not known, or not to be cut in "
+                          "`exact`; with their rows in the order of the heads, and `heads` and `kv_heads` given, they are cut");
+      return;
+    }
+    if (blocks > 1) {
+      plan_fused(group, heads, blocks);
       return;
     }
     const bool has_heads = is_attention(group, heads);
@@ -242,9 +273,7 @@ class Generator {
       plan_column(group, linear, cut, has_heads);
     }
     if (group.row) {
-      const auto unit = has_heads ? cut.query_unit : whole_leaves(cut.query_unit, group.row->in);
-      note_cut(weight_of(group.row->name), group.row->in, unit);
-      add(weight_of(group.row->name), layout::Shard(group.row->is_transposed ? 0 : 1, {.unit = unit}), sequence_shards());
+      plan_row(*group.row, has_heads ? cut.query_unit : whole_leaves(cut.query_unit, group.row->in));
     }
   }
 

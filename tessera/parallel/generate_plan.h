@@ -34,6 +34,7 @@ struct PlanOptions {
 
 // Decides without acting: reads the modules' kinds, names and shapes only. Every Linear among the children of one module is
 // column-parallel (its output features cut) except the one that leads back to the residual width, which is row-parallel;
+// products fused in blocks (Q, K and V; a gate and what it gates), of which a part is read, are cut block by block;
 // embeddings and the head are cut along the vocabulary (tables of positions, named `wpe` or `...pos...`, stay whole);
 // everything else is replicated. What does not divide evenly is cut unevenly or kept whole, and said in `notes`. Entries
 // that differ in the number of a layer only are one, with `*` for the number.

@@ -72,12 +72,15 @@ void bind_mesh(py::module_& module) {
 }
 
 const char* kind_of(const Placement& placement) {
+  if (placement.is_interleaved()) {
+    return "interleaved shard";
+  }
   return placement.is_shard() ? "shard" : placement.is_partial() ? "partial" : "replicate";
 }
 
 // A negative dim counts from the end; it is resolved where the tensor is known.
-Placement shard(int64_t dim, int64_t unit, int order) {
-  Placement placement = layout::Shard(std::max<int64_t>(dim, 0), {.unit = unit, .order = order});
+Placement shard(int64_t dim, int64_t unit, int order, int64_t blocks) {
+  Placement placement = layout::Shard(std::max<int64_t>(dim, 0), {.unit = unit, .order = order, .blocks = blocks});
   placement.dim = static_cast<int32_t>(dim);
   return placement;
 }
@@ -94,10 +97,12 @@ layout::ReduceOp reduce_op(const std::string& name) {
 
 void bind_placements(py::module_& module) {
   py::class_<Placement>(module, "Placement", "What one mesh axis does to a tensor. Made by Shard(dim), Replicate() and Partial(op).")
-      .def_property_readonly("kind", &kind_of, "shard, replicate or partial.")
+      .def_property_readonly("kind", &kind_of, "shard, interleaved shard, replicate or partial.")
       .def_property_readonly("dim", [](const Placement& p) { return p.is_shard() ? py::cast(p.dim) : py::none(); }, "The dim that a Shard cuts, or None.")
       .def_property_readonly("unit", [](const Placement& p) { return p.is_shard() ? py::cast(p.unit) : py::none(); },
                              "What a Shard cuts on multiples of, or None.")
+      .def_property_readonly("blocks", [](const Placement& p) { return p.is_shard() ? py::cast(static_cast<int>(p.blocks)) : py::none(); },
+                             "How many blocks a Shard cuts alike (1 unless it is interleaved), or None.")
       .def_property_readonly("reduce_op", [](const Placement& p) { return p.is_partial() ? py::cast(layout::name_of(p.op)) : py::none(); },
                              "How the ranks' values of a Partial combine, or None.")
       .def("is_shard", [](const Placement& p, std::optional<int32_t> dim) { return dim ? p.is_shard(*dim) : p.is_shard(); }, py::arg("dim") = py::none(),

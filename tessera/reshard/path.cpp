@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <functional>
 #include <limits>
 #include <mutex>
 #include <optional>
@@ -100,6 +101,59 @@ Path plan_between_meshes(const Spec& from, const Spec& to) {
   return path;
 }
 
+bool is_interleaved(const Placements& placements) {
+  return std::any_of(placements.begin(), placements.end(), [](const Placement& p) { return p.is_interleaved(); });
+}
+
+// Of each dim, the blocks in which both layouts can be taken apart; 0 where they cut it in different ones.
+std::vector<int64_t> common_blocks(const Spec& from, const Spec& to) {
+  std::vector<int64_t> before = layout::blocks_of_dims(from->placements, from->ndim());
+  const std::vector<int64_t> after = layout::blocks_of_dims(to->placements, to->ndim());
+  const auto cuts = [](const Spec& spec, int64_t d) { return !layout::axes_of_dim(spec->mesh, spec->placements, d).empty(); };
+  for (int64_t d = 0; d < from->ndim(); ++d) {
+    const bool differ = before[d] != after[d] && cuts(from, d) && cuts(to, d);
+    before[d] = differ ? 0 : std::max(before[d], after[d]);
+  }
+  return before;
+}
+
+// Whole along the dims whose cuts `is_left` says.
+Spec without_cuts(const Spec& spec, const std::function<bool(const Placement&)>& is_left) {
+  Placements placements = spec->placements;
+  std::replace_if(placements.begin(), placements.end(), [&](const Placement& p) { return p.is_shard() && is_left(p); }, layout::Replicate());
+  return spec.with(placements);
+}
+
+// Interleaved cuts are plain ones of the tensor taken apart. A dim that is cut in other blocks afterwards is whole in between.
+Path plan_interleaved(const Spec& from, const Spec& to) {
+  Path path;
+  const auto then = [&](const Spec& a, const Spec& b) {
+    for (Step& step : plan_path(a, b).steps) {
+      append(path, std::move(step));
+    }
+  };
+  if (from->mesh != to->mesh) {
+    const auto is_interleaved = [](const Placement& p) { return p.is_interleaved(); };
+    const Spec before = without_cuts(from, is_interleaved), after = without_cuts(to, is_interleaved);
+    then(from, before);
+    then(before, after);
+    then(after, to);
+    return path;
+  }
+  const std::vector<int64_t> blocks = common_blocks(from, to);
+  if (std::find(blocks.begin(), blocks.end(), 0) != blocks.end()) {
+    const Spec between = without_cuts(from, [&](const Placement& p) { return blocks[p.dim] == 0; });
+    then(from, between);
+    then(between, to);
+    return path;
+  }
+  append_moves(path, layout::unfolded(from, blocks), layout::unfolded(from.with(to->placements), blocks));
+  for (Step& step : path.steps) {
+    step.blocks = blocks;
+  }
+  return path;
+}
+
 // Costs of paths that change several axes, by layout and wanted placements.
 class CostCache {
  public:
@@ -150,6 +204,9 @@ std::string Path::str() const {
 Path plan_path(const Spec& from, const Spec& to) {
   TESSERA_CHECK(from->sizes == to->sizes && from->dtype == to->dtype, "[redistribute] from ", from.str(), " to ", to.str(),
                 ": sizes and dtype must agree");
+  if (is_interleaved(from->placements) || is_interleaved(to->placements)) {
+    return plan_interleaved(from, to);
+  }
   if (from->mesh != to->mesh) {
     return plan_between_meshes(from, to);
   }
@@ -166,6 +223,9 @@ double cost_bytes(const Spec& from, const Placements& to) {
   const Placements wanted = layout::normal_form(from->mesh, to);
   if (wanted == from->placements) {
     return 0;
+  }
+  if (is_interleaved(from->placements) || is_interleaved(wanted)) {
+    return layout::is_valid(from->mesh, wanted, from->ndim()) ? plan_path(from, from.with(wanted)).bytes : kNever;
   }
   const auto in_range = [&](const Placement& p) { return !p.is_shard() || p.dim < from->ndim(); };
   if (std::all_of(wanted.begin(), wanted.end(), in_range)) {

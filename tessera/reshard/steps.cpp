@@ -171,15 +171,34 @@ double mean_missing(const SpecData& tensor, const Placements& from, const Placem
   return missing / static_cast<double>(ranks);
 }
 
+// The placements of the tensor from those of the tensor taken apart by `blocks`.
+Placements folded(Placements placements, c10::IntArrayRef blocks) {
+  Placements cuts;  // of each of its dims
+  for (size_t d = 0; d < blocks.size(); ++d) {
+    if (blocks[d] > 1) {
+      cuts.push_back(layout::Shard(static_cast<int64_t>(d)));
+    }
+    cuts.push_back(layout::InterleavedShard(static_cast<int64_t>(d), blocks[d]));
+  }
+  for (Placement& p : placements) {
+    if (p.is_shard() && !cuts.empty()) {
+      p.blocks = cuts[p.dim].blocks;
+      p.dim = cuts[p.dim].dim;
+    }
+  }
+  return placements;
+}
+
 }  // namespace
 
 std::string Step::str() const {
+  const Placements from_all = folded(before->placements, blocks);
+  const Placements to_all = folded(after->placements, blocks);
   if (axis < 0) {
-    return std::string(name_of(kind)) + " " + before.layout_str() + " -> " + after.layout_str();
+    return std::string(name_of(kind)) + " " + layout::str(before->mesh, from_all) + " -> " + layout::str(after->mesh, to_all);
   }
-  const Placement now = to.is_shard() ? after->placements[axis] : to;
-  return std::string(name_of(kind)) + " " + after->mesh.axis(axis).name + ": " + before->placements[axis].str() + " -> " +
-         now.str();
+  const Placement now = to.is_shard() ? to_all[axis] : to;
+  return std::string(name_of(kind)) + " " + after->mesh.axis(axis).name + ": " + from_all[axis].str() + " -> " + now.str();
 }
 
 const char* name_of(StepKind kind) {

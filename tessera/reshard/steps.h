@@ -36,6 +36,9 @@ struct Step {
   Placement to = {};
   Spec before;
   Spec after;
+  // Of each dim of the tensor, if some are interleaved: `from`, `to`, `before` and `after` are of the tensor taken apart by them
+  // (layout::unfolded). Else empty.
+  std::vector<int64_t> blocks = {};
   double bytes = 0;            // sent by a rank under ring algorithms, averaged over all ranks; an exchange of 0 is local
 
   // `all_gather tp: S(0) -> R`; `exchange {dp: S(0), tp: R} -> {dp: R, tp: S(0)}`.

@@ -13,7 +13,7 @@ namespace tessera::rules::detail {
 using layout::Placement;
 using layout::ReduceOp;
 
-int leading_factor(const FactorMap& map, const DimFactors& dim) {
+int leading_factor(const FactorMap& map, c10::ArrayRef<int> dim) {
   for (int factor : dim) {
     if (map.factors[factor].extent != 1) {
       return factor;
@@ -22,8 +22,8 @@ int leading_factor(const FactorMap& map, const DimFactors& dim) {
   return dim.empty() ? -1 : dim.front();
 }
 
-Frame::Frame(const Call& call, const FactorMap& map) : call_(call), map_(map), factors_(map.factors.size()) {
-  can_shard_.resize(factors_);
+Frame::Frame(const Call& call, const FactorMap& map)
+    : call_(call), map_(map), factors_(map.factors.size()), can_shard_(factors_), leads_(factors_, 1), most_blocks_(factors_, 1) {
   for (size_t f = 0; f < factors_; ++f) {
     can_shard_[f] = map.factors[f].can_shard ? 1 : 0;
   }
@@ -41,17 +41,62 @@ void Frame::place(const TensorFactors& tensor, Stand* stands) {
   for (size_t d = 0; d < tensor.size(); ++d) {
     const int lead = leading_factor(map_, tensor[d]);
     int64_t inner = 1;
-    for (size_t i = tensor[d].size(); i-- > 0 && tensor[d][i] != lead;) {
-      inner *= map_.factors[tensor[d][i]].extent;
+    for (size_t i = tensor[d].size(); i-- > 0;) {
+      const int factor = tensor[d][i];
+      can_shard_[factor] &= stands[factor].dim < 0 ? 1 : 0;
+      leads_[factor] &= factor == lead ? 1 : 0;
+      stands[factor] = {static_cast<int32_t>(d), inner, 1};
+      inner *= map_.factors[factor].extent;
     }
-    for (int factor : tensor[d]) {
-      if (factor == lead && stands[factor].dim < 0) {
-        stands[factor] = {static_cast<int32_t>(d), inner};
-      } else {
-        can_shard_[factor] = 0;
-      }
+    for (int64_t outer = 1; int factor : tensor[d]) {
+      stands[factor].outer = outer;
+      most_blocks_[factor] = std::max(most_blocks_[factor], outer);
+      outer *= map_.factors[factor].extent;
     }
   }
+}
+
+namespace {
+
+constexpr int64_t kMostBlocks = 255;
+
+// The cut of a dim that cuts the factor standing in it.
+Placement shard_of(const Choice& choice, const Stand& stand) {
+  return layout::Shard(stand.dim, {.unit = choice.unit * std::max<int64_t>(stand.inner, 1), .blocks = std::max<int64_t>(choice.blocks * stand.outer, 1)});
+}
+
+}  // namespace
+
+std::optional<Choice> factor_cut(const Frame& frame, const DimFactors& dim, const Placement& shard, int64_t run, int64_t parts) {
+  const FactorMap& map = frame.map();
+  int64_t left = shard.blocks;  // blocks that the factors so far do not make up
+  c10::ArrayRef<int> rest(dim);
+  for (; left > 1 && !rest.empty(); rest = rest.slice(1)) {
+    const int64_t extent = map.factors[rest.front()].extent;
+    if (extent == 0 || left % extent != 0) {
+      break;
+    }
+    left /= extent;
+  }
+  const int factor = leading_factor(map, rest);
+  if (factor < 0) {
+    return std::nullopt;
+  }
+  const Factor& cut = map.factors[factor];
+  const bool may_interleave = shard.blocks > 1 || cut.may_interleave;
+  if (!frame.can_shard(factor) && !(may_interleave && frame.can_interleave(factor))) {
+    return std::nullopt;
+  }
+  const bool falls_into_blocks = left == 1 || cut.extent % (left * cut.unit) == 0;
+  if (!falls_into_blocks || (left > 1 && !frame.can_interleave(factor)) || left * frame.most_blocks(factor) > kMostBlocks) {
+    return std::nullopt;
+  }
+  int64_t inner = 1;
+  for (size_t i = dim.size(); dim[--i] != factor;) {
+    inner *= map.factors[dim[i]].extent;
+  }
+  const int64_t unit = unit_on_factor(run, inner, parts, shard.unit);
+  return Choice{.kind = Choice::Kind::kFactor, .factor = factor, .unit = std::lcm(unit, cut.unit), .blocks = left};
 }
 
 Placement operand_target(const Frame& frame, const Choice& choice, size_t operand) {
@@ -60,8 +105,7 @@ Placement operand_target(const Frame& frame, const Choice& choice, size_t operan
       break;
     case Choice::Kind::kFactor: {
       const Stand& stand = frame.at_operand(operand, choice.factor);
-      return stand.dim < 0 ? layout::Replicate()
-                           : layout::Shard(stand.dim, {.unit = choice.unit * std::max<int64_t>(stand.inner, 1)});
+      return stand.dim < 0 ? layout::Replicate() : shard_of(choice, stand);
     }
     case Choice::Kind::kPartial:
       if (operand == 0 || frame.map().partial == PartialFlow::kJoint) {
@@ -78,7 +122,7 @@ std::optional<Placement> output_target(const Frame& frame, const Choice& choice,
     case Choice::Kind::kFactor: {
       const Stand& stand = frame.at_output(output, choice.factor);
       if (stand.dim >= 0) {
-        return layout::Shard(stand.dim, {.unit = choice.unit * std::max<int64_t>(stand.inner, 1)});
+        return shard_of(choice, stand);
       }
       const auto& reduce = frame.map().factors[choice.factor].reduce;
       return reduce ? std::optional(layout::Partial(*reduce)) : std::nullopt;
@@ -107,9 +151,9 @@ struct Score {
 
 class AxisChooser {
  public:
-  AxisChooser(const Frame& frame, const Wishes& wishes, int64_t axis, const std::vector<ReduceOp>& partials)
+  AxisChooser(const Frame& frame, const Wishes& wishes, int64_t axis, const std::vector<ReduceOp>& partials, const std::vector<Choice>& choices)
       : frame_(frame), call_(frame.call()), wishes_(wishes), axis_(axis), parts_(frame.mesh().axis(axis).size),
-        partials_(partials) {}
+        partials_(partials), choices_(choices) {}
 
   std::optional<Decision> run() {
     add_candidates();
@@ -146,24 +190,18 @@ class AxisChooser {
   }
 
   // The factor that `shard` cuts in a tensor of these sizes.
-  void add_anchor(const TensorFactors& tensor, c10::IntArrayRef sizes, const Placement& shard, int64_t run) {
+  void add_anchor(const TensorFactors& tensor, const Placement& shard, int64_t run) {
     if (static_cast<size_t>(shard.dim) >= tensor.size()) {
       return;
     }
-    const DimFactors& dim = tensor[shard.dim];
-    const int factor = leading_factor(frame_.map(), dim);
-    if (factor < 0 || !frame_.can_shard(factor)) {
-      return;
+    if (const auto choice = factor_cut(frame_, tensor[shard.dim], shard, run, parts_)) {
+      add(*choice);
     }
-    const Factor& cut = frame_.map().factors[factor];
-    const int64_t inner = cut.extent > 0 ? sizes[shard.dim] / cut.extent : 1;
-    const int64_t unit = unit_on_factor(run, inner, parts_, shard.unit);
-    add({.kind = Choice::Kind::kFactor, .factor = factor, .unit = std::lcm(unit, cut.unit)});
   }
 
-  // The longest run of the dim that `axis_` cuts, as slower axes leave it.
+  // The longest run of the dim (of a block of it) that `axis_` cuts, as slower axes leave it.
   int64_t run_of(const layout::SpecData& spec, int64_t dim) const {
-    int64_t run = spec.sizes[dim];
+    int64_t run = spec.sizes[dim] / spec.placements[axis_].blocks;
     for (int64_t axis : layout::axes_of_dim(spec.mesh, spec.placements, dim)) {
       if (axis == axis_) {
         break;
@@ -179,17 +217,17 @@ class AxisChooser {
       const auto& spec = *call_.operands[i].spec;
       const Placement& placement = spec.placements[axis_];
       if (placement.is_shard()) {
-        add_anchor(map.operands[i], spec.sizes, placement, run_of(spec, placement.dim));
+        add_anchor(map.operands[i], placement, run_of(spec, placement.dim));
       }
       const Placement* wished = wish(wishes_.operands, i);
       if (placement.is_partial() && wished && wished->is_shard()) {
-        add_anchor(map.operands[i], spec.sizes, *wished, spec.sizes.at(wished->dim));
+        add_anchor(map.operands[i], *wished, spec.sizes.at(wished->dim) / wished->blocks);
       }
     }
     for (size_t o = 0; o < call_.outputs.size(); ++o) {
       const Placement* wished = output_wish(o);
       if (wished && wished->is_shard()) {
-        add_anchor(map.outputs[o], call_.outputs[o].sizes, *wished, call_.outputs[o].sizes.at(wished->dim));
+        add_anchor(map.outputs[o], *wished, call_.outputs[o].sizes.at(wished->dim) / wished->blocks);
       }
     }
     add({});
@@ -229,11 +267,31 @@ class AxisChooser {
     return from == target;
   }
 
+  // Whether an axis before this one cuts the dim in other blocks.
+  template <typename TargetOf>
+  bool clashes(const Placement& target, TargetOf target_of) const {
+    for (int64_t axis = 0; axis < axis_ && target.is_shard(); ++axis) {
+      if (choices_[axis].kind == Choice::Kind::kFactor) {
+        const std::optional<Placement> other = target_of(choices_[axis]);
+        if (other && other->is_shard(target.dim) && other->blocks != target.blocks) {
+          return true;
+        }
+      }
+    }
+    return false;
+  }
+
   // False if the operand must not go there.
   bool add_move(size_t index, const Placement& target, Score& score) const {
     const Operand& operand = call_.operands[index];
     const layout::SpecData& spec = *operand.spec;
-    if (static_cast<int>(index) == frame_.map().like || is_same(spec, target)) {
+    if (static_cast<int>(index) == frame_.map().like) {
+      return true;
+    }
+    if (clashes(target, [&](const Choice& other) { return operand_target(frame_, other, index); })) {
+      return false;
+    }
+    if (is_same(spec, target)) {
       return true;
     }
     const Placement& from = spec.placements[axis_];
@@ -254,7 +312,7 @@ class AxisChooser {
 
   bool add_output(size_t index, const Choice& choice, Score& score) const {
     const std::optional<Placement> target = output_target(frame_, choice, index);
-    if (!target) {
+    if (!target || clashes(*target, [&](const Choice& other) { return output_target(frame_, other, index); })) {
       return false;
     }
     const Output& output = call_.outputs[index];
@@ -268,8 +326,8 @@ class AxisChooser {
     score.whole += target->is_shard() ? 0 : 1;
     const Placement* wished = output_wish(index);
     if (wished && wished->is_shard()) {
-      const int64_t size = output.sizes.at(wished->dim);
-      score.missed += target->is_shard(wished->dim) && layout::cut(size, parts_, 0, target->unit) ==
+      const int64_t size = output.sizes.at(wished->dim) / wished->blocks;
+      score.missed += target->is_shard(wished->dim) && target->blocks == wished->blocks && layout::cut(size, parts_, 0, target->unit) ==
                                                            layout::cut(size, parts_, 0, wished->unit)
                           ? 0
                           : 1;
@@ -298,14 +356,15 @@ class AxisChooser {
   int64_t axis_;
   int64_t parts_;
   const std::vector<ReduceOp>& partials_;
+  const std::vector<Choice>& choices_;
   c10::SmallVector<Choice, 8> candidates_;
 };
 
 }  // namespace
 
 std::optional<Decision> choose(const Frame& frame, const Wishes& wishes, int64_t axis,
-                               const std::vector<ReduceOp>& partials) {
-  return AxisChooser(frame, wishes, axis, partials).run();
+                               const std::vector<ReduceOp>& partials, const std::vector<Choice>& choices) {
+  return AxisChooser(frame, wishes, axis, partials, choices).run();
 }
 
 }  // namespace tessera::rules::detail

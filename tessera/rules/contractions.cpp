@@ -70,7 +70,7 @@ void add_once(const LocalCall& call, torch::jit::Stack& stack) {
 }
 
 Rule with_addend_rule(const char* notation, ShapeSource shape = ShapeSource::kMeta) {
-  return {.map = [notation](const Call& call) { return with_addend(notation, call); }, .local = add_once, .shape = shape};
+  return {.map = [notation](const Call& call) { return with_addend(notation, call); }, .local = add_once, .takes_interleaved = true, .shape = shape};
 }
 
 // tessera::contract(a, b, equation, like): an einsum of two operands. `like` gives the layout that is wanted.

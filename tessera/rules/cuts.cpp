@@ -31,6 +31,9 @@ using Pairs = c10::SmallVector<CutPair, 4>;
 
 bool same_cuts(const layout::SpecData& spec, int64_t axis, const layout::Placement& other) {
   const int64_t dim = other.dim;
+  if (spec.placements[axis].blocks != other.blocks) {
+    return false;
+  }
   if (spec.placements[axis].unit == other.unit) {
     return true;
   }
@@ -39,7 +42,7 @@ bool same_cuts(const layout::SpecData& spec, int64_t axis, const layout::Placeme
     const int64_t unit = spec.placements[a].unit;
     cuts.push_back({spec.mesh.axis(a).size, unit, a == axis ? other.unit : unit});
   }
-  return agree(spec.sizes[dim], cuts);
+  return agree(spec.sizes[dim] / other.blocks, cuts);
 }
 
 bool same_layout(const layout::Spec& a, const layout::Spec& b) {
@@ -49,10 +52,11 @@ bool same_layout(const layout::Spec& a, const layout::Spec& b) {
   const auto& x = a->placements;
   const auto& y = b->placements;
   for (size_t i = 0; i < x.size(); ++i) {
-    if (x[i].kind != y[i].kind || x[i].op != y[i].op || x[i].dim != y[i].dim) {
+    if (x[i].kind != y[i].kind || x[i].op != y[i].op || x[i].dim != y[i].dim || x[i].blocks != y[i].blocks) {
       return false;
     }
   }
+  const std::vector<int64_t> blocks = layout::blocks_of_dims(x, a->ndim());
   for (int64_t dim = 0; dim < a->ndim(); ++dim) {
     const auto axes = layout::axes_of_dim(a->mesh, x, dim);
     if (axes != layout::axes_of_dim(b->mesh, y, dim)) {
@@ -62,7 +66,7 @@ bool same_layout(const layout::Spec& a, const layout::Spec& b) {
     for (int64_t axis : axes) {
       cuts.push_back({a->mesh.axis(axis).size, x[axis].unit, y[axis].unit});
     }
-    if (!agree(a->sizes[dim], cuts)) {
+    if (!agree(a->sizes[dim] / blocks[dim], cuts)) {
       return false;
     }
   }

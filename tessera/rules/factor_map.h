@@ -18,6 +18,7 @@ struct Factor {
   bool can_shard = true;                                       // false: the operator needs this factor whole
   std::optional<layout::ReduceOp> reduce = layout::ReduceOp::kSum;  // what an output without the factor becomes a Partial of
   int64_t unit = 1;                                            // cuts fall on multiples of it
+  bool may_interleave = false;                                 // may be cut where it stands behind another factor: see FactorMap
 };
 
 // The factors of one dim, slowest first; none for a dim of size one that broadcasts.
@@ -44,7 +45,8 @@ struct SizeArg {
 //
 // Sharding factor f means: every operand that has f as the slowest factor of a dim is Shard(that dim), operands without f are
 // Replicate, outputs with f are Shard, outputs without it Partial(reduce). A factor that is not the slowest of its dim in
-// some operand or output cannot be sharded there, so it cannot be sharded at all.
+// some operand or output would be an interleaved cut there: it is sharded so if an operand (or a wish) is interleaved already, or
+// the factor says `may_interleave`; else not at all.
 struct FactorMap {
   std::vector<Factor> factors;
   std::vector<TensorFactors> operands;
@@ -55,6 +57,8 @@ struct FactorMap {
   bool metadata_only = false;
   // An operand whose shape and layout are read only: it is not moved, and output 0 should be laid out like it. -1: none.
   int like = -1;
+  // What a rank holds of each dim must be one run (a local kernel or an exact sum counts on it): nothing is interleaved.
+  bool keeps_runs = false;
   // Labels of the outputs where the factors do not say them (views, slices); empty: from the factors.
   std::vector<layout::Labels> labels;
   // With ShapeSource::kFactors, the dtypes of the outputs; empty: that of operand 0.

@@ -149,14 +149,36 @@ void run_index_select(const LocalCall& call, torch::jit::Stack& stack) {
                       : at::index_select(self, dim, window.index).masked_fill_(window.outside.view(shape), 0));
 }
 
+// Several tensors of one size, one after the other: the blocks of an interleaved dim (the gradients of Q, K and V), unless it
+// counts samples or positions.
+bool are_blocks(const Call& call, int64_t dim) {
+  const auto is_block = [&](const Operand& operand) {
+    const layout::SpecData& spec = *operand.spec;
+    return spec.sizes == call.spec(0)->sizes && (spec.labels.empty() || !layout::is_labelled(spec.labels[dim]));
+  };
+  return call.operands.size() > 1 && call.dim_of(0) == static_cast<int64_t>(call.outputs.at(0).sizes.size()) &&
+         std::all_of(call.operands.begin(), call.operands.end(), is_block);
+}
+
 // The tensors share all dims but `dim`. Legacy: a tensor of sizes [0] joins nothing.
 FactorMap cat_map(const Call& call) {
   FactorMap map;
   map.partial = PartialFlow::kJoint;
   const auto& to = call.outputs.at(0).sizes;
   const int64_t dim = wrap_dim(call.integer("dim"), static_cast<int64_t>(to.size()));
-  const TensorFactors out = map.add_all(to);
+  TensorFactors out = map.add_all(to);
   map.block(out.at(dim));
+  if (are_blocks(call, dim)) {
+    const int block = map.add(call.spec(0)->sizes[dim]);
+    map.factors[block].may_interleave = true;
+    map.operands.assign(call.operands.size(), out);
+    for (TensorFactors& operand : map.operands) {
+      operand[dim] = {block};
+    }
+    out[dim] = {map.add(static_cast<int64_t>(call.operands.size()), false), block};
+    map.outputs = {out};
+    return map;
+  }
   for (size_t i = 0; i < call.operands.size(); ++i) {
     const auto& from = call.spec(i)->sizes;
     if (from.size() != to.size()) {

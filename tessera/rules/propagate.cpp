@@ -133,7 +133,7 @@ class Propagator {
       choices_[axis] = choose_like(axis);
       return;
     }
-    const std::optional<Decision> decision = detail::choose(frame_, wishes_, axis, partials_);
+    const std::optional<Decision> decision = detail::choose(frame_, wishes_, axis, partials_, choices_);
     if (!decision) {
       fail(frame_, c10::str(", axis ", frame_.mesh().axis(axis).name));
     }
@@ -156,15 +156,9 @@ class Propagator {
     if (!placement.is_shard()) {
       return {};
     }
-    const TensorFactors& tensor = is_wished ? map_.outputs.at(0) : map_.operands[0];
-    const int factor = detail::leading_factor(map_, tensor.at(placement.dim));
-    if (factor < 0 || !frame_.can_shard(factor)) {
-      return {};
-    }
-    const int64_t size = product(map_, tensor[placement.dim]);
-    const int64_t inner = size / std::max<int64_t>(map_.factors[factor].extent, 1);
-    const int64_t unit = unit_on_factor(size, inner, frame_.mesh().axis(axis).size, placement.unit);
-    return {.kind = Choice::Kind::kFactor, .factor = factor, .unit = unit};
+    const DimFactors& dim = (is_wished ? map_.outputs.at(0) : map_.operands[0]).at(placement.dim);
+    const int64_t run = product(map_, dim) / placement.blocks;
+    return detail::factor_cut(frame_, dim, placement, run, frame_.mesh().axis(axis).size).value_or(Choice{});
   }
 
   // Axes that cut one factor must do so in one order everywhere: that of an operand which they cut already, those that stay

@@ -14,7 +14,8 @@
 
 namespace tessera::rules {
 
-// What a local kernel may know of its place: for each operand (after redistribution) and output, the run of every dim that this rank holds.
+// What a local kernel may know of its place: for each operand (after redistribution) and output, the run of every dim that this
+// rank holds; of an interleaved dim, the run in its first block.
 struct LocalCall {
   const c10::OperatorHandle* op = nullptr;
   std::vector<layout::Spec> operands;
@@ -41,6 +42,8 @@ enum class ShapeSource : uint8_t {
 struct Rule {
   std::function<FactorMap(const Call&)> map;  // null where the rule always decomposes
   LocalKernel local = nullptr;
+  // The local kernel is right for interleaved cuts too. (Without one, every operator is.)
+  bool takes_interleaved = false;
   // Decompose when `decompose_when` says so (always, if it is null). It is asked first: the call has no outputs yet.
   Decomposition decompose = nullptr;
   bool (*decompose_when)(const Call&) = nullptr;

@@ -28,6 +28,7 @@ struct Slice {
   int64_t length = 0;
   int64_t step = 1;
   bool is_whole = false;
+  int64_t blocks = 1;  // of the dim, of which the slice is one; 1 if it is not
 };
 
 // The slice that a call asks for, of a dim of the given tensor sizes.
@@ -41,6 +42,8 @@ Slice slice_of(const Call& call, c10::IntArrayRef sizes) {
   slice.step = call.integer("step", 1);
   slice.length = (end - slice.start + slice.step - 1) / slice.step;
   slice.is_whole = slice.start == 0 && slice.length == size && slice.step == 1;
+  const bool is_block = slice.step == 1 && slice.length > 0 && size % slice.length == 0 && slice.start % slice.length == 0;
+  slice.blocks = is_block ? size / slice.length : 1;
   return slice;
 }
 
@@ -51,11 +54,52 @@ FactorMap slice_map(const Call& call) {
   if (slice.is_whole) {
     return map;
   }
-  cut_dim(map, slice.dim, slice.length);
+  if (slice.blocks > 1) {
+    map.operands[0][slice.dim] = {map.add(slice.blocks, false), map.add(slice.length)};
+    map.outputs[0][slice.dim] = {map.operands[0][slice.dim].back()};
+  } else {
+    cut_dim(map, slice.dim, slice.length);
+  }
   if (!from.labels.empty()) {
     map.labels = {layout::slice_labels(from.labels, from.sizes, slice.dim, slice.start, slice.length, slice.step)};
   }
   return map;
+}
+
+bool is_interleaved(const layout::SpecData& spec) {
+  return std::any_of(spec.placements.begin(), spec.placements.end(), [](const layout::Placement& placement) { return placement.is_interleaved(); });
+}
+
+bool is_interleaved(const layout::SpecData& spec, int64_t dim) { return layout::blocks_of_dims(spec.placements, spec.ndim())[dim] > 1; }
+
+// If the sliced dim is interleaved, `part` is a block of it: where this rank's part of the block lies in the rank's part of the dim,
+// which has the sizes `held`.
+void set_block(StackArgs& args, const layout::SpecData& whole, const layout::SpecData& part, c10::IntArrayRef held) {
+  const int64_t dim = wrap_dim(args["dim"].toInt(), whole.ndim());
+  const int64_t size = whole.sizes[dim], length = part.sizes[dim];
+  if (length == size || !is_interleaved(whole, dim)) {
+    return;
+  }
+  const int64_t start = args["start"].isNone() ? 0 : args["start"].toInt();
+  const int64_t index = (start < 0 ? start + size : start) / length, step = held[dim] / (size / length);
+  args["start"] = index * step;
+  args["end"] = (index + 1) * step;
+}
+
+void run_slice(const LocalCall& call, torch::jit::Stack& stack) {
+  StackArgs args(*call.op, stack);
+  if (is_interleaved(*call.operands[0])) {
+    set_block(args, *call.operands[0], *call.outputs[0], args.tensor("self").sizes());
+  }
+  args.run();
+}
+
+void run_slice_backward(const LocalCall& call, torch::jit::Stack& stack) {
+  StackArgs args(*call.op, stack);
+  if (is_interleaved(*call.outputs[0])) {
+    set_block(args, *call.outputs[0], *call.operands[0], args["input_sizes"].toIntVector());
+  }
+  args.run();
 }
 
 FactorMap select_map(const Call& call) {
@@ -72,8 +116,15 @@ FactorMap parts_map(const Call& call) {
   const int64_t dim = wrap_dim(call.integer("dim"), call.dim_of(0));
   const bool drops = call.outputs.empty() || call.outputs[0].sizes.size() < from.sizes.size();
   FactorMap map = same_map(call);
+  const auto count = static_cast<int64_t>(call.outputs.size());
+  const auto is_block = [&](const Output& output) { return output.sizes[dim] * count == from.sizes[dim]; };
+  const bool are_equal = !drops && count > 1 && std::all_of(call.outputs.begin(), call.outputs.end(), is_block);
   map.block(map.operands[0][dim]);
   map.outputs.assign(call.outputs.size(), map.operands[0]);
+  const DimFactors block{are_equal ? map.add(from.sizes[dim] / count) : -1};
+  if (are_equal) {
+    map.operands[0][dim] = {map.add(count, false), block[0]};
+  }
   int64_t start = 0;
   for (size_t i = 0; i < call.outputs.size(); ++i) {
     if (drops) {
@@ -81,13 +132,27 @@ FactorMap parts_map(const Call& call) {
       continue;
     }
     const int64_t length = call.outputs[i].sizes[dim];
-    map.outputs[i][dim] = {map.add(length, false)};
+    map.outputs[i][dim] = are_equal ? block : DimFactors{map.add(length, false)};
     if (!from.labels.empty()) {
       map.labels.push_back(layout::slice_labels(from.labels, from.sizes, dim, start, length, 1));
     }
     start += length;
   }
   return map;
+}
+
+// The parts of an interleaved dim are as long as there is of each block here.
+void run_parts(const LocalCall& call, torch::jit::Stack& stack) {
+  StackArgs args(*call.op, stack);
+  const layout::SpecData& whole = *call.operands[0];
+  if (!is_interleaved(whole) || !is_interleaved(whole, wrap_dim(args["dim"].toInt(), whole.ndim()))) {
+    args.run();
+    return;
+  }
+  const at::Tensor self = args.tensor("self");
+  const int64_t dim = wrap_dim(args["dim"].toInt(), self.dim());
+  const auto count = static_cast<int64_t>(call.outputs.size());
+  args.give(self.split_with_sizes(std::vector<int64_t>(count, self.size(dim) / count), dim));
 }
 
 FactorMap diagonal_map(const Call& call) {
@@ -142,7 +207,14 @@ FactorMap backward_map(const Call& call, const std::vector<int64_t>& touched, bo
 FactorMap slice_backward_map(const Call& call) {
   const std::vector<int64_t> sizes = call.ints("input_sizes");
   const Slice slice = slice_of(call, sizes);
-  return backward_map(call, slice.is_whole ? std::vector<int64_t>{} : std::vector<int64_t>{slice.dim}, true);
+  FactorMap map = backward_map(call, slice.is_whole ? std::vector<int64_t>{} : std::vector<int64_t>{slice.dim}, true);
+  const layout::Labels& labels = call.spec(0)->labels;
+  if (slice.blocks > 1 && (labels.empty() || !layout::is_labelled(labels[slice.dim]))) {
+    const int block = map.operands[0][slice.dim][0];
+    map.factors[block].can_shard = map.factors[block].may_interleave = true;
+    map.outputs[0][slice.dim] = {map.add(slice.blocks, false), block};
+  }
+  return map;
 }
 
 FactorMap select_backward_map(const Call& call) {
@@ -233,14 +305,14 @@ void run_triangle(const LocalCall& call, torch::jit::Stack& stack) {
 }  // namespace
 
 void add_slice_rules(RuleTable& table) {
-  table.add_all({"aten::slice.Tensor", "aten::slice_copy.Tensor"}, {.map = slice_map});
+  table.add_all({"aten::slice.Tensor", "aten::slice_copy.Tensor"}, {.map = slice_map, .local = run_slice, .takes_interleaved = true});
   table.add_all({"aten::select.int", "aten::select_copy.int"}, {.map = select_map});
   table.add_all({"aten::split.Tensor", "aten::split_with_sizes", "aten::unbind.int", "aten::unsafe_split.Tensor",
                  "aten::unsafe_split_with_sizes"},
-                {.map = parts_map});
+                {.map = parts_map, .local = run_parts, .takes_interleaved = true});
   table.add_all({"aten::diagonal", "aten::diagonal_copy"}, {.map = diagonal_map});
   table.add("aten::unfold", {.map = unfold_map});
-  table.add("aten::slice_backward", {.map = slice_backward_map});
+  table.add("aten::slice_backward", {.map = slice_backward_map, .local = run_slice_backward, .takes_interleaved = true});
   table.add("aten::select_backward", {.map = select_backward_map});
   table.add("aten::diagonal_backward", {.map = diagonal_backward_map});
   table.add("aten::unfold_backward", {.map = unfold_backward_map, .shape = ShapeSource::kFactors});

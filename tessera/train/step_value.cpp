@@ -47,7 +47,7 @@ struct Part {
   at::Tensor local;
   const layout::SpecData* spec = nullptr;  // null: a plain tensor
   const dtensor::Origin* origin = nullptr;
-  std::vector<layout::Range> ranges;
+  std::vector<std::vector<layout::Range>> runs;  // of each dim
   bool is_owner = true;
 
   std::vector<int64_t> sizes() const { return spec != nullptr ? step_sizes(*spec) : local.sizes().vec(); }
@@ -56,9 +56,9 @@ struct Part {
 Part part_of(const at::Tensor& tensor) {
   auto& state = dtensor::RankState::require();
   if (!dtensor::is_dtensor(tensor)) {
-    Part part{.local = tensor, .ranges = {}};
+    Part part{.local = tensor, .runs = {}};
     for (const auto size : tensor.sizes()) {
-      part.ranges.push_back({0, size});
+      part.runs.push_back({{0, size}});
     }
     part.is_owner = state.ctx.rank == 0;
     return part;
@@ -66,7 +66,7 @@ Part part_of(const at::Tensor& tensor) {
   const auto& meta = *dtensor::meta_of(tensor);
   TESSERA_ASSERT(!meta.spec->has_partial, "the ranks hold terms of a sum: ", meta.spec.str());
   const auto& coord = state.ctx.coord(meta.spec->mesh);
-  Part part{.local = meta.local, .spec = meta.spec.get(), .origin = meta.origin, .ranges = meta.spec.local_ranges(coord)};
+  Part part{.local = meta.local, .spec = meta.spec.get(), .origin = meta.origin, .runs = meta.spec.local_runs(coord)};
   for (size_t axis = 0; axis < coord.size(); ++axis) {
     part.is_owner = part.is_owner && (meta.spec->placements[axis].is_shard() || coord[axis] == 0);
   }
@@ -86,16 +86,18 @@ int64_t position_of(const Part& part, const layout::DimLabels& dim, const Factor
   return position;
 }
 
-// For each dim and index of this rank's run: how far it is into the row-major step's value.
+// For each dim and index that this rank holds: how far it is into the row-major step's value.
 std::vector<std::vector<uint64_t>> steps_of(const Part& part) {
   const auto sizes = part.sizes();
   const auto* samples = part.spec != nullptr ? samples_of(*part.spec) : nullptr;
   std::vector<std::vector<uint64_t>> steps(sizes.size());
   uint64_t stride = 1;
   for (size_t d = sizes.size(); d-- > 0;) {
-    for (auto i = part.ranges[d].begin; i < part.ranges[d].end; ++i) {
-      const auto position = samples != nullptr && !part.spec->labels[d].empty() ? position_of(part, part.spec->labels[d], samples, i) : i;
-      steps[d].push_back(stride * static_cast<uint64_t>(position));
+    for (const auto& run : part.runs[d]) {
+      for (auto i = run.begin; i < run.end; ++i) {
+        const auto position = samples != nullptr && !part.spec->labels[d].empty() ? position_of(part, part.spec->labels[d], samples, i) : i;
+        steps[d].push_back(stride * static_cast<uint64_t>(position));
+      }
     }
     stride *= static_cast<uint64_t>(sizes[d]);
   }

@@ -45,6 +45,11 @@ std::vector<Placement> choices(const at::Tensor& tensor) {
     if (tensor.size(d) > 2) {
       result.push_back(layout::Shard(d, {.unit = 2}));
     }
+    for (int64_t blocks : {2, 3}) {
+      if (tensor.size(d) > blocks && tensor.size(d) % blocks == 0) {
+        result.push_back(layout::InterleavedShard(d, blocks));
+      }
+    }
   }
   if (tensor.scalar_type() != at::kBool) {
     result.push_back(layout::Partial(ReduceOp::kSum));

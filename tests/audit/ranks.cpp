@@ -3,9 +3,12 @@
 #include <map>
 
 #include <ATen/ops/allclose.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/cat.h>
 #include <ATen/ops/full_like.h>
 #include <ATen/ops/maximum.h>
 #include <ATen/ops/minimum.h>
+#include <ATen/ops/ones_like.h>
 #include <ATen/ops/rand_like.h>
 #include <ATen/ops/randint_like.h>
 #include <ATen/ops/zeros.h>
@@ -24,13 +27,6 @@ using rules::testing::tensors_of;
 using rules::testing::with_tensors;
 
 namespace {
-
-at::Tensor narrowed(at::Tensor tensor, const std::vector<Range>& ranges) {
-  for (size_t d = 0; d < ranges.size(); ++d) {
-    tensor = tensor.narrow(static_cast<int64_t>(d), ranges[d].begin, ranges[d].size());
-  }
-  return tensor;
-}
 
 at::Tensor noise_like(const at::Tensor& value) {
   return at::isFloatingType(value.scalar_type()) ? at::rand_like(value) : at::randint_like(value, 3);
@@ -97,12 +93,40 @@ void add_terms(const at::Tensor& value, const Spec& spec, Coord coord, size_t ax
   }
 }
 
+at::Tensor indices_of(const std::vector<Range>& runs) {
+  std::vector<at::Tensor> indices;
+  for (const Range& run : runs) {
+    indices.push_back(at::arange(run.begin, run.end));
+  }
+  return at::cat(indices);
+}
+
+// What a rank holds that holds these runs of each dim.
+at::Tensor held_of(const at::Tensor& whole, const std::vector<std::vector<Range>>& runs) {
+  at::Tensor part = whole;
+  for (size_t d = 0; d < runs.size(); ++d) {
+    const auto dim = static_cast<int64_t>(d);
+    part = runs[d].size() == 1 ? part.narrow(dim, runs[d][0].begin, runs[d][0].size()) : part.index_select(dim, indices_of(runs[d]));
+  }
+  return part;
+}
+
+void put_held(at::Tensor& whole, const std::vector<std::vector<Range>>& runs, const at::Tensor& part) {
+  c10::List<std::optional<at::Tensor>> indices;
+  for (size_t d = 0; d < runs.size(); ++d) {
+    std::vector<int64_t> sizes(runs.size(), 1);
+    sizes[d] = -1;
+    indices.push_back(indices_of(runs[d]).view(sizes));
+  }
+  runs.empty() ? whole.copy_(part) : whole.index_put_(indices, part);
+}
+
 // A cut whole keeps its strides' order, as a shard of a transposed tensor is transposed.
 std::map<Coord, at::Tensor> distribute(const at::Tensor& value, const Spec& spec) {
   std::map<Coord, at::Tensor> parts;
   add_terms(value, spec, Coord(spec->placements.size()), 0, parts);
   for (auto& [coord, part] : parts) {
-    part = narrowed(part, spec.local_ranges(coord)).clone();
+    part = held_of(part, spec.local_runs(coord)).clone();
   }
   return parts;
 }
@@ -124,7 +148,7 @@ std::vector<at::Tensor> flatten(const torch::jit::Stack& stack) {
 std::vector<std::vector<Range>> ranges_of(const std::vector<Spec>& specs, const Coord& coord) {
   std::vector<std::vector<Range>> result;
   for (const Spec& spec : specs) {
-    result.push_back(spec.local_ranges(coord));
+    result.push_back(spec.first_runs(coord));
   }
   return result;
 }
@@ -185,15 +209,15 @@ at::Tensor assemble(const Spec& spec, const std::map<Coord, at::Tensor>& parts, 
   at::Tensor whole = at::zeros(spec->sizes, parts.begin()->second.options());
   at::Tensor seen = at::zeros(spec->sizes, at::kBool);
   for (const auto& [coord, part] : merged) {
-    const std::vector<Range> ranges = spec.local_ranges(coord);
-    const at::Tensor target = narrowed(whole, ranges);
-    const at::Tensor covered = narrowed(seen, ranges);
+    const std::vector<std::vector<Range>> runs = spec.local_runs(coord);
+    const at::Tensor target = held_of(whole, runs);
+    const at::Tensor covered = held_of(seen, runs);
     if (target.numel() > 0 && covered.all().item<bool>()) {
       TESSERA_CHECK(compare == Compare::kShapes || at::allclose(target, part, 1e-12, 1e-12, /*equal_nan=*/true),
                     "ranks that should hold the same differ: ", spec.str());
     }
-    target.copy_(part);
-    covered.fill_(true);
+    put_held(whole, runs, part);
+    put_held(seen, runs, at::ones_like(part, at::kBool));
   }
   TESSERA_CHECK(seen.all().item<bool>(), "no rank holds some elements of ", spec.str());
   return averaged == 1 ? whole : whole.div(averaged);
@@ -267,6 +291,7 @@ Outcome run_ranks(const std::string& op, const std::vector<c10::IValue>& args, c
     return {.kind = Outcome::Kind::kDecomposed, .message = {}};
   }
   Decision decision{rule, find_op(op), rule->map(call), {}};
+  decision.map.keeps_runs = rule->local != nullptr && !rule->takes_interleaved;
   const bool writes = std::any_of(call.operands.begin(), call.operands.end(), [](const auto& o) { return o.is_written; });
   try {
     decision.layouts = rules::propagate(call, decision.map);

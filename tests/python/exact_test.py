@@ -7,6 +7,7 @@ Usage: exact_test.py [unittest's arguments]
 
 import copy
 import hashlib
+import json
 import unittest
 import warnings
 
@@ -31,10 +32,10 @@ def targets(name, labels):
     return int(((labels if name == "bert" else labels[:, 1:]) != -100).sum())
 
 
-def train(name, model, batch, mesh, accumulate):
+def train(name, model, batch, mesh, accumulate, change=lambda plan: plan):
     """Two steps: the bits of all micro-batches' losses, of the gradients and of the parameters."""
     tessera.numerics("exact", LATTICE)
-    tessera.parallelize(model, tessera.generate_plan(model, mesh=mesh, lattice=LATTICE), accumulate=accumulate)
+    tessera.parallelize(model, change(tessera.generate_plan(model, mesh=mesh, lattice=LATTICE)), accumulate=accumulate)
     tessera.set_step_tokens(targets(name, batch["labels"]))
     optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
     seen = []
@@ -66,6 +67,19 @@ class ExactTest(unittest.TestCase):
 
     def test_gpt2(self):
         self.compare("gpt2")
+
+    def test_gpt2_with_interleaved_cuts(self):
+        """`exact` gathers them: the leaves of a sum are runs."""
+        model, batch = ZOO["gpt2"].make().eval(), ZOO["gpt2"].batch(SAMPLES)
+
+        def interleaved(plan):
+            data = json.loads(str(plan))
+            for name, dim in (("weight", 1), ("bias", 0)):
+                data["parameters"].append({"pattern": f"transformer.h.*.attn.c_attn.{name}", "storage": f"{{tp: S({dim}/3;8)}}"})
+            return tessera.Plan.from_json(json.dumps(data))
+
+        got = tessera.run_ranks(lambda: train("gpt2", copy.deepcopy(model), batch, "dp=2,tp=2", 1, interleaved), 4)
+        self.assertEqual(got, tessera.run_ranks(lambda: train("gpt2", copy.deepcopy(model), batch, "1", 1), 1))
 
     def test_bert(self):
         self.compare("bert")
@@ -110,7 +124,7 @@ class LedgerTest(unittest.TestCase):
         self.check("llama", 2 * 2)
 
     def test_gpt2(self):
-        self.check("gpt2", 2)  # its fused Q, K and V, and with them attention, stay whole
+        self.check("gpt2", 2 * 2)
 
 
 if __name__ == "__main__":

@@ -41,9 +41,11 @@ bool holds(const at::Tensor& found, const at::Tensor& value, const Mesh& mesh, c
 // Runs pairs of layouts, and counts them.
 class Sweep {
  public:
+  explicit Sweep(std::vector<Placement> choices) : choices_(std::move(choices)) {}
+
   void run(const Mesh& from_mesh, const Mesh& to_mesh, const Sizes& sizes) {
     const at::Tensor value = integers(sizes);
-    const auto sources = every_layout(from_mesh, value.dim(), choices()), targets = every_layout(to_mesh, value.dim(), choices());
+    const auto sources = every_layout(from_mesh, value.dim(), choices_), targets = every_layout(to_mesh, value.dim(), choices_);
     for (const Placements& from : sources) {
       for (const Placements& to : targets) {
         ++count_;
@@ -56,17 +58,19 @@ class Sweep {
   int64_t count() const { return count_; }
 
  private:
+  std::vector<Placement> choices_;
   int64_t count_ = 0;
 };
 
 // The sweep over all shapes, by every rank.
-void sweep(const std::vector<Mesh>& from, const std::vector<Mesh>& to) {
+void sweep(const std::vector<Mesh>& from, const std::vector<Mesh>& to, const std::vector<Sizes>& shapes = kShapes,
+           const std::vector<Placement>& of = choices()) {
   std::atomic<int64_t> count = 0;
   run_on(from.front(), [&](int64_t rank) {
-    Sweep pairs;
+    Sweep pairs(of);
     for (const Mesh& a : from) {
       for (const Mesh& b : to) {
-        for (const Sizes& sizes : kShapes) {
+        for (const Sizes& sizes : shapes) {
           pairs.run(a, b, sizes);
         }
       }
@@ -88,6 +92,14 @@ TEST(Redistribute, EveryPairOnOneAxis) {
 TEST(Redistribute, EveryPairOnTwoAxes) {
   sweep({Mesh::parse("a=2,b=2")}, {Mesh::parse("a=2,b=2")});
   sweep({Mesh::parse("a=2,b=3")}, {Mesh::parse("a=2,b=3")});
+}
+
+TEST(Redistribute, InterleavedCuts) {
+  const std::vector<Sizes> shapes = {{12, 6}, {6, 2}, {18, 5}, {24, 1}, {0, 4}};
+  const std::vector<Placement> of = {Replicate(), Shard(0), Shard(1), layout::InterleavedShard(0, 2), layout::InterleavedShard(0, 3),
+                                     layout::InterleavedShard(0, 3, {.unit = 2}), Partial()};
+  for (const char* text : {"x=2", "x=3"}) sweep({Mesh::parse(text)}, {Mesh::parse(text)}, shapes, of);
+  sweep({Mesh::parse("a=2,b=2")}, {Mesh::parse("a=2,b=2"), Mesh::parse("x=4")}, shapes, of);
 }
 
 TEST(Redistribute, FlattenedAndOtherwiseOrderedAxes) {

@@ -121,9 +121,13 @@ inline at::Tensor part_at(const at::Tensor& value, const Spec& spec, const Coord
       part = term_of(part, placement.op, coord[axis], spec->mesh.axis(axis).size);
     }
   }
-  const auto ranges = spec.local_ranges(coord);
-  for (size_t dim = 0; dim < ranges.size(); ++dim) {
-    part = part.narrow(static_cast<int64_t>(dim), ranges[dim].begin, ranges[dim].size());
+  const auto runs = spec.local_runs(coord);
+  for (size_t dim = 0; dim < runs.size(); ++dim) {
+    std::vector<at::Tensor> pieces;
+    for (const layout::Range& run : runs[dim]) {
+      pieces.push_back(part.narrow(static_cast<int64_t>(dim), run.begin, run.size()));
+    }
+    part = at::cat(pieces, static_cast<int64_t>(dim));
   }
   return part.clone(at::MemoryFormat::Contiguous);
 }

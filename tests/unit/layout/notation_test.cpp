@@ -14,6 +14,8 @@ TEST(Notation, OfPlacements) {
       {Shard(12, {.unit = 64}), "S(12;64)"},
       {Shard(0, {.order = 1}), "S(0@1)"},
       {Shard(0, {.unit = 64, .order = 1}), "S(0;64@1)"},
+      {InterleavedShard(1, 3), "S(1/3)"},
+      {InterleavedShard(0, 2, {.unit = 64, .order = 1}), "S(0/2;64@1)"},
       {Partial(), "P"},
       {Partial(ReduceOp::kMax), "P(max)"},
       {Partial(ReduceOp::kMin), "P(min)"},

@@ -92,6 +92,31 @@ TEST(Spec, RefusesNonsense) {
   EXPECT_TRUE(is_valid(mesh, {Shard(0), Partial()}, 1));
 }
 
+TEST(Spec, InterleavedCutsTakeAPartOfEveryBlock) {
+  const Mesh mesh = Mesh::parse("a=2,b=2");
+  const Spec spec = Spec::contiguous(mesh, {InterleavedShard(0, 3), Replicate()}, {15, 2}, kFloat);  // blocks of 5: 3 and 2
+  EXPECT_EQ(spec.local_runs({0, 0}), (std::vector<std::vector<Range>>{{{0, 3}, {5, 8}, {10, 13}}, {{0, 2}}}));
+  EXPECT_EQ(spec.local_runs({1, 1}), (std::vector<std::vector<Range>>{{{3, 5}, {8, 10}, {13, 15}}, {{0, 2}}}));
+  EXPECT_EQ(spec.local_sizes({0, 0}), (std::vector<int64_t>{9, 2}));
+  EXPECT_EQ(spec.local_sizes({1, 0}), (std::vector<int64_t>{6, 2}));
+  EXPECT_THROW(spec.local_ranges({0, 0}), std::exception);
+
+  const Spec nested = Spec::contiguous(mesh, {InterleavedShard(0, 2), InterleavedShard(0, 2, {.unit = 2})}, {16}, kFloat);
+  EXPECT_EQ(nested.local_runs({1, 0}), (std::vector<std::vector<Range>>{{{4, 6}, {12, 14}}}));
+  EXPECT_EQ(unfolded(nested, {2}).str(), "float32[2, 8] {a: S(1), b: S(1;2)}");
+  EXPECT_EQ(unfolded(nested, {2}).local_ranges({1, 0}), (std::vector<Range>{{0, 2}, {4, 6}}));
+}
+
+TEST(Spec, RefusesInterleavedCutsThatDoNotFit) {
+  const Mesh mesh = Mesh::parse("a=2,b=2");
+  EXPECT_THROW(Spec::contiguous(mesh, {InterleavedShard(0, 3), Replicate()}, {16}, kFloat), c10::Error);
+  EXPECT_THROW(Spec::contiguous(mesh, {InterleavedShard(0, 2), Shard(0)}, {16}, kFloat), c10::Error);
+  EXPECT_THROW(InterleavedShard(0, 256), c10::Error);
+  EXPECT_THROW(InterleavedShard(0, 0), c10::Error);
+  EXPECT_THROW(parse_placement("S(0/0)"), std::exception);
+  EXPECT_FALSE(is_valid(mesh, {InterleavedShard(0, 2), InterleavedShard(0, 3)}, 1));
+}
+
 TEST(Spec, AxesOfADimSlowestFirst) {
   const Mesh mesh = Mesh::parse("a=2,b=2,c=2");
   EXPECT_EQ(axes_of_dim(mesh, {Shard(0), Replicate(), Shard(0)}, 0), (std::vector<int64_t>{0, 2}));

@@ -110,6 +110,54 @@ TEST(GeneratePlan, Gpt) {
   EXPECT_TRUE(has_note(generate_plan(*model, on("tp=2")), "looks like fused Q, K and V"));
 }
 
+ModuleTree product(const std::string& name, int64_t in, int64_t out, bool is_transposed = false) {
+  ModuleTree tree;
+  tree.name = name;
+  tree.kind = is_transposed ? ModuleTree::Kind::kTransposedLinear : ModuleTree::Kind::kLinear;
+  tree.weight = is_transposed ? at::zeros({in, out}) : at::zeros({out, in});
+  tree.bias = at::zeros({out});
+  tree.parameters = {{"weight", tree.weight}, {"bias", tree.bias}};
+  return tree;
+}
+
+// Attention that says its heads, and two products after it.
+ModuleTree block(ModuleTree fused, int64_t kv_heads, int64_t gates) {
+  ModuleTree attention, mlp, model;
+  attention.name = "attn";
+  attention.heads = 4;
+  attention.kv_heads = kv_heads;
+  attention.children = {std::move(fused), product("out", 32, 32, true)};
+  mlp.name = "mlp";
+  mlp.children = {product("up", 32, 48 * gates), product("down", 48, 32)};
+  model.children = {std::move(attention), std::move(mlp)};
+  return model;
+}
+
+TEST(GeneratePlan, ProductsFusedInBlocksAreCutBlockByBlock) {
+  const auto plan = generate_plan(block(product("c_attn", 32, 96, true), 4, 2), on("tp=2"));
+  const std::vector<std::pair<std::string, std::string>> table = {
+      {"attn.c_attn.weight", "S(1/3;8)"}, {"attn.c_attn.bias", "S(0/3;8)"}, {"attn.out.weight", "S(0;8)"},
+      {"mlp.up.weight", "S(0/2)"},        {"mlp.up.bias", "S(0/2)"},        {"mlp.down.weight", "S(1)"}};
+  for (const auto& [name, placement] : table) {
+    EXPECT_EQ(on_tp(plan, name), placement) << name;
+  }
+  EXPECT_TRUE(plan.notes.empty()) << base::join(plan.notes, "\n");
+  EXPECT_EQ(on_tp(generate_plan(block(product("c_attn", 32, 96, true), 4, 1), on("tp=2")), "mlp.up.weight"), "S(0)");
+  // 4 heads and halves of 48: 4 ranks; not the 8 that 96 columns would allow.
+  EXPECT_EQ(generate_plan(block(product("c_attn", 32, 96, true), 4, 2), {.devices = 8}).mesh.str(), "dp=2,tp=4");
+}
+
+TEST(GeneratePlan, ProductsFusedOtherwiseStayWhole) {
+  const auto by_heads = generate_plan(block(product("query_key_value", 32, 96), 4, 1), on("tp=2"));
+  EXPECT_EQ(on_tp(by_heads, "attn.query_key_value.weight"), "-");
+  EXPECT_TRUE(has_note(by_heads, "query_key_value.weight stays whole"));
+  const auto grouped = generate_plan(block(product("qkv_proj", 32, 64), 2, 1), on("tp=2"));
+  EXPECT_EQ(on_tp(grouped, "attn.qkv_proj.weight"), "-");
+  auto options = on("tp=2");
+  options.lattice = layout::Lattice{};
+  EXPECT_EQ(on_tp(generate_plan(block(product("c_attn", 32, 96, true), 4, 1), options), "attn.c_attn.weight"), "-");
+}
+
 TEST(GeneratePlan, SequenceParallelHangsOnEmbeddingsAndRowParallelProducts) {
   models::Gpt model(models::GptConfig{.dim = 64, .layers = 2, .heads = 8});
   auto options = on("dp=2,tp=2", 8, 8);

@@ -175,6 +175,19 @@ TEST(Cost, IsThatOfThePath) {
   EXPECT_EQ(cost_bytes(from, {Partial(), Shard(0)}), cost_bytes(from, from.with(layout::normal_form(mesh, from->placements))));
 }
 
+TEST(Interleaved, IsCutAndGatheredAsWhatItIsTakenApartTo) {
+  const auto path = [](const char* from, const char* to) { return plan_path(spec_of("x=2", from, {12, 4}), spec_of("x=2", to, {12, 4})); };
+  EXPECT_EQ(path("{x: S(0/3)}", "{x: R}").str(), "all_gather x: S(0/3) -> R");
+  EXPECT_EQ(path("{x: P}", "{x: S(0/3)}").str(), "reduce_scatter x: P -> S(0/3)");
+  EXPECT_EQ(path("{x: R}", "{x: S(0/3)}").str(), "slice x: R -> S(0/3)");
+  EXPECT_EQ(path("{x: S(1)}", "{x: S(0/2)}").str(), "all_to_all x: S(1) -> S(0/2)");
+  // In other blocks it is whole in between.
+  EXPECT_EQ(path("{x: S(0/3)}", "{x: S(0)}").str(), "all_gather x: S(0/3) -> R; slice x: R -> S(0)");
+  EXPECT_DOUBLE_EQ(path("{x: S(0/3)}", "{x: R}").bytes, path("{x: S(0)}", "{x: R}").bytes);
+  const Spec spec = spec_of("x=2", "{x: S(0/3)}", {12, 4});
+  EXPECT_DOUBLE_EQ(cost_bytes(spec, {Replicate()}), path("{x: S(0/3)}", "{x: R}").bytes);
+}
+
 TEST(Table, NamesEveryKindOnce) {
   std::vector<bool> seen(static_cast<size_t>(StepKind::kExchange) + 1);
   for (const StepRule& rule : step_table()) {
