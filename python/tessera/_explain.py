@@ -1,6 +1,7 @@
 """What a piece of program does on this rank, operator by operator, and where a NaN comes from."""
 
 import json
+import os
 import sys
 import threading
 from pathlib import Path
@@ -10,8 +11,8 @@ from torch.nn.modules import module as torch_modules
 from tessera import _C
 from tessera._ranks import ensure_rank
 
-# The program is what is in none of these packages.
-_PACKAGES = ("accelerate", "tessera", "torch", "transformers")
+# Lines in these packages are never an operator's: the program, and the models that it takes from others, are outside of them.
+_PACKAGES = ("tessera", "torch")
 
 
 class _Recording:
@@ -109,16 +110,28 @@ class _ModuleHooks:
 
 
 def _line_finder():
-    """A function that says where the program is: `train.py:30`."""
-    folders = tuple(f"{Path(sys.modules[name].__file__).parent}/" for name in _PACKAGES if name in sys.modules)
+    """A function that says which line of the program calls the operator: `transformers/models/llama/modeling_llama.py:123`."""
+    hidden = tuple(f"{Path(sys.modules[name].__file__).parent}/" for name in _PACKAGES)
+    names = {}  # of files
 
     def line():
         frame = sys._getframe(1)
         while frame is not None:
-            name = frame.f_code.co_filename
-            if not name.startswith(folders) and not name.startswith("<"):
-                return f"{Path(name).name}:{frame.f_lineno}"
+            path = frame.f_code.co_filename
+            if not path.startswith(hidden) and not path.startswith("<"):
+                if path not in names:
+                    names[path] = _short_name(path)
+                return f"{names[path]}:{frame.f_lineno}"
             frame = frame.f_back
         return ""
 
     return line
+
+
+def _short_name(path):
+    """The path below the installed packages, the current directory, or what Python imports from; else as it is."""
+    packages = [folder for folder in sys.path if folder.endswith("-packages")]
+    for folder in (*packages, os.getcwd(), *sys.path):
+        if folder and path.startswith(folder + os.sep):
+            return path[len(folder) + 1:]
+    return path

@@ -6,15 +6,18 @@ from collections.abc import Iterator
 from typing import Any
 
 from tessera import _C, _random as _random
+from tessera._ranks import ensure_rank
 
 
 def manual_seed(seed: int) -> None:
     """Seeds this rank's generator; every rank must give the same seed."""
+    ensure_rank()
     _C.manual_seed(seed)
 
 
 @contextlib.contextmanager
 def _mode(name: str) -> Iterator[None]:
+    ensure_rank()
     before = _C.set_mode(name)
     try:
         yield
@@ -37,6 +40,7 @@ def numerics(kind: str, lattice: str = "") -> None:
 
     `lattice` is where exact sums may be cut, "batch=8,sequence=1,feature=8" unless said otherwise.
     """
+    ensure_rank()
     _C.set_numerics(kind, lattice)
 
 
@@ -45,9 +49,11 @@ def set_step_tokens(tokens: int) -> None:
 
     Needed where some targets are ignored (-100) and a step has several micro-batches. 0: all of them count.
     """
+    ensure_rank()
     _C.set_step_tokens(tokens)
 
 
 def ledger() -> dict[str, Any]:
     """What this rank has sent so far, by axis, collective and operator: a dict."""
+    ensure_rank()
     return json.loads(_C.ledger())

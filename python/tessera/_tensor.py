@@ -2,6 +2,7 @@
 
 from tessera import _C
 from tessera._C import from_local as _from_local
+from tessera._ranks import ensure_rank
 
 
 class _DTensorType(type):
@@ -24,11 +25,13 @@ class DTensor(metaclass=_DTensorType):
 
 def distribute_tensor(tensor, device_mesh, placements=None):
     """A DTensor whose value is `tensor`, which every rank passes alike; each keeps its part. Moves nothing."""
+    ensure_rank()
     return _C.distribute_tensor(tensor, device_mesh, placements)
 
 
 def from_local(local_tensor, device_mesh, placements=None, *, shape=None):
     """A DTensor made of the ranks' parts. `shape` is the global one; without it all parts must have one size."""
+    ensure_rank()
     return _from_local(local_tensor, device_mesh, placements, None if shape is None else list(shape))
 
 

@@ -1,10 +1,14 @@
 #include "tessera/base/error.h"
 
+#include <algorithm>
+#include <iterator>
 #include <new>
 #include <string_view>
 #include <typeinfo>
 
 #include <c10/util/Type.h>
+
+#include "tessera/base/hints.h"
 
 namespace tessera::base {
 namespace {
@@ -12,24 +16,16 @@ namespace {
 // Where torch begins to write frames into a message that was flattened to text before it reached us.
 constexpr std::string_view kFrameMarks[] = {"\nException raised from ", "Exception raised from ", "\nframe #0:"};
 
-// What libtorch says, and what that means to who holds a DTensor.
-struct Hint {
-  std::string_view says;
-  std::string_view means;
-};
-constexpr std::string_view kNoStorage =
-    ": a DTensor has no storage of its own; print tessera::to_string(x), read or save tessera::full_tensor(x), or take this "
-    "rank's part with tessera::to_local(x)";
-constexpr Hint kHints[] = {{"Cannot access data pointer of Tensor that doesn't have storage", kNoStorage},
-                           {"Cannot access storage of TensorImpl", kNoStorage}};
+// What libtorch says of a DTensor whose memory is asked for.
+constexpr std::string_view kAsksForMemory[] = {"Cannot access data pointer of Tensor that doesn't have storage", "Cannot access storage of TensorImpl"};
 
 std::string with_hint(std::string message) {
-  for (const Hint& hint : kHints) {
-    if (message.ends_with(hint.says)) {
-      message += hint.means;
-    }
+  const bool asks = std::any_of(std::begin(kAsksForMemory), std::end(kAsksForMemory), [&](std::string_view end) { return message.ends_with(end); });
+  if (!asks) {
+    return message;
   }
-  return message;
+  return message + ": a DTensor has no storage of its own; print " + in_language("tessera::to_string(x)", "x") + ", read or save " +
+         in_library("full_tensor(x)") + ", or take this rank's part with " + in_library("to_local(x)");
 }
 
 std::string one_paragraph(std::string_view text) {

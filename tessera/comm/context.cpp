@@ -8,6 +8,7 @@
 #include <c10/util/ThreadLocalDebugInfo.h>
 
 #include "tessera/base/error.h"
+#include "tessera/base/hints.h"
 
 namespace tessera::comm {
 namespace {
@@ -101,8 +102,8 @@ RankContext* RankContext::current() {
 
 RankContext& RankContext::require() {
   auto* context = current();
-  TESSERA_CHECK(context, "[comm] this thread works for no rank; call from inside of run_ranks, or pass on the rank's "
-                "at::ThreadLocalState to a thread of your own");
+  TESSERA_CHECK(context, "[comm] this thread works for no rank; call from inside of run_ranks",
+                base::in_language(", or pass on the rank's at::ThreadLocalState to a thread of your own", ", on the thread that it started, or start the program by torchrun"));
   return *context;
 }
 

@@ -2,6 +2,7 @@
 
 #include <thread>
 
+#include "tessera/base/hints.h"
 #include "tessera/base/text.h"
 #include "tessera/comm/divergence.h"
 #include "tessera/comm/errors.h"
@@ -296,7 +297,8 @@ void ThreadGroup::throw_timeout(const Waiter& waiter) {
       separator = ", ";
     }
   }
-  out << "; look for a lock or a wait that depends on the rank there, or give slow ranks a longer RunOptions::deadline";
+  out << "; look for a lock or a wait that depends on the rank there, or give slow ranks a longer "
+      << base::in_language("RunOptions::deadline", "deadline: run_ranks(body, n, deadline=seconds)");
   job_.set_failure({ranks_[waiter.member], out.str()});
   TESSERA_THROW(base::CommTimeout, out.str());
 }

@@ -134,6 +134,9 @@ struct AttentionBackward final : torch::autograd::Node {
 Tensor attention_autograd(const Tensor& query, const Tensor& key, const Tensor& value, const Mask& mask, bool is_causal, double scale,
                           c10::IntArrayRef leaves) {
   const AttentionOptions options{.mask = mask, .is_causal = is_causal, .scale = scale, .leaves = {leaves.at(0), leaves.at(1), leaves.at(2)}};
+  if (has_tangent(query) || has_tangent(key) || has_tangent(value)) {
+    return attention_by_parts(query, key, value, mask, {.is_causal = is_causal, .scale = scale, .with_groups = true});
+  }
   if (!at::GradMode::is_enabled() || !(query.requires_grad() || key.requires_grad() || value.requires_grad())) {
     at::AutoDispatchBelowADInplaceOrView below;
     return call_attention(query, key, value, options);

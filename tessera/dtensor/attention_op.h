@@ -21,7 +21,7 @@ struct AttentionOptions {
 // -> Tensor`: softmax(query key^T * scale, masked) value, of [samples, heads, positions, width] in float32 or float64 on CPU.
 // Query heads come in groups of equal size, one for each key head. Samples and key heads may be cut on a mesh.
 // Differentiable in query, key and value, by tessera::attention_backward (same arguments behind `grad`, -> the three gradients);
-// where gradients are differentiated again, as attention_by_parts. The mask gets no gradient, and the backward operator has none.
+// where gradients are differentiated again, or operands have tangents (forward mode), as attention_by_parts. The mask gets no gradient, and the backward operator has none.
 at::Tensor attention(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value, const AttentionOptions& options);
 
 }  // namespace tessera::dtensor

@@ -85,7 +85,8 @@ std::optional<at::Tensor> like_parameter(const at::Tensor& operand) {
   return operand.detach();
 }
 
-at::Tensor contract_autograd(const at::Tensor& a, const at::Tensor& b, c10::string_view text, const std::optional<at::Tensor>& like) {
+// The result, and its node in the graph where gradients are wanted.
+at::Tensor contract_backwards(const at::Tensor& a, const at::Tensor& b, c10::string_view text, const std::optional<at::Tensor>& like) {
   const bool with_a = at::GradMode::is_enabled() && a.requires_grad(), with_b = at::GradMode::is_enabled() && b.requires_grad();
   if (!with_a && !with_b) {
     at::AutoDispatchBelowADInplaceOrView below;
@@ -110,6 +111,20 @@ at::Tensor contract_autograd(const at::Tensor& a, const at::Tensor& b, c10::stri
     result = contract(a, b, text, like);
   }
   torch::autograd::set_history(result, node);
+  return result;
+}
+
+// The derivative along the operands' tangents, of which at least one is there (forward mode).
+at::Tensor tangent_of(const at::Tensor& a, const at::Tensor& b, c10::string_view text) {
+  const at::Tensor along_a = a._fw_grad(0), along_b = b._fw_grad(0);
+  const at::Tensor of_a = along_a.defined() ? contract(along_a, b._fw_primal(0), text) : at::Tensor();
+  const at::Tensor of_b = along_b.defined() ? contract(a._fw_primal(0), along_b, text) : at::Tensor();
+  return of_a.defined() && of_b.defined() ? at::add(of_a, of_b) : of_a.defined() ? of_a : of_b;
+}
+
+at::Tensor contract_autograd(const at::Tensor& a, const at::Tensor& b, c10::string_view text, const std::optional<at::Tensor>& like) {
+  at::Tensor result = contract_backwards(a, b, text, like);
+  if (has_tangent(a) || has_tangent(b)) result._set_fw_grad(tangent_of(a, b, text), /*level=*/0, /*is_inplace_op=*/false);
   return result;
 }
 

@@ -6,6 +6,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/hash.h"
+#include "tessera/base/hints.h"
 #include "tessera/dtensor/dispatch.h"
 #include "tessera/dtensor/observer.h"
 #include "tessera/dtensor/pending.h"
@@ -22,7 +23,8 @@ using layout::Placements;
 
 Meta* require_dtensor(const at::Tensor& tensor, const char* what) {
   TESSERA_CHECK(is_dtensor(tensor), "[", what, "] expected a DTensor, got a plain tensor of ", tensor.defined() ? c10::str(tensor.sizes()) : "nothing",
-                ". Make one with distribute(x, mesh, placements) or from_local(part, mesh, placements).");
+                ". Make one with ", base::in_library(base::in_language("distribute", "distribute_tensor")), "(x, mesh, placements) or ",
+                base::in_library("from_local(part, mesh, placements)"), ".");
   Meta* meta = meta_of(tensor);
   TESSERA_CHECK(meta->spec, "[", what, "] the tensor is deferred: it gets its layout and memory from parallelize.");
   if (RankState::current()) refresh(*meta);
@@ -129,7 +131,8 @@ class ToPlain : public torch::autograd::Function<ToPlain> {
 
 at::Tensor distribute(const at::Tensor& tensor, const Mesh& mesh, const Placements& placements, const layout::Labels& labels) {
   RankState& state = RankState::require();
-  TESSERA_CHECK(!is_dtensor(tensor), "[distribute] the tensor is already distributed as ", meta_of(tensor)->spec.str(), "; use redistribute");
+  TESSERA_CHECK(!is_dtensor(tensor), "[distribute] the tensor is already distributed as ", meta_of(tensor)->spec.str(), "; use ",
+                base::in_library("redistribute(x, placements)"));
   const Spec spec = Spec::contiguous(mesh, placements, tensor.sizes(), tensor.scalar_type(), labels);
   at::Tensor local;
   {
@@ -163,7 +166,8 @@ at::Tensor from_local(const at::Tensor& local, const Mesh& mesh, const Placement
   const Spec spec = Spec::contiguous(mesh, placements, global, local.scalar_type());
   const auto expected = spec.local_sizes(state.ctx.coord(mesh));
   TESSERA_CHECK(local.sizes() == c10::IntArrayRef(expected), "[from_local] rank ", state.ctx.rank, " passed a part of ", local.sizes(), " where ",
-                spec.str(), " gives it ", c10::IntArrayRef(expected), "; pass the global sizes if the parts differ");
+                spec.str(), " gives it ", c10::IntArrayRef(expected), "; ",
+                base::in_language("pass the global sizes", "pass shape=, the global one,"), " if the parts differ");
   at::Tensor result = wrap(local.detach(), spec);
   if (local.requires_grad()) result.set_requires_grad(true);
   return result;

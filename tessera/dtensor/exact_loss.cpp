@@ -10,6 +10,7 @@
 #include <ATen/ops/sum.h>
 
 #include "tessera/base/error.h"
+#include "tessera/base/hints.h"
 #include "tessera/dtensor/state.h"
 #include "tessera/rules/local_args.h"
 
@@ -35,7 +36,8 @@ int64_t count_of(const at::Tensor& target, int64_t ignored) {
   const int64_t of_step = tokens_of_step(target);
   if (of_step == 0) return at::sum(at::ne(target, ignored)).item<int64_t>();
   TESSERA_CHECK(!at::any(at::eq(target, ignored)).item<bool>(), "[nll_loss] numerics exact: targets are ignored in a micro-batch, so the tokens that the "
-                "step's mean divides by are not known before its last one (rank ", state.ctx.rank, "). Announce them: job.set_step_tokens(n), or use accumulate = 1.");
+                "step's mean divides by are not known before its last one (rank ", state.ctx.rank, "). Announce them: ",
+                base::in_language("job.set_step_tokens(n);", "tessera.set_step_tokens(n)"), ", or use accumulate = 1.");
   return of_step;
 }
 

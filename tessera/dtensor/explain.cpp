@@ -1,5 +1,6 @@
 #include "tessera/dtensor/explain.h"
 
+#include <algorithm>
 #include <map>
 #include <set>
 
@@ -31,6 +32,7 @@ Sent total_of(const trace::Ledger& ledger) {
 struct Input {
   const SpecData* spec = nullptr;
   int arg = 0;
+  int item = -1;  // of a list
   const ParameterInfo* parameter = nullptr;
 };
 
@@ -67,34 +69,41 @@ std::vector<const void*> key_of(const Note& note) {
 
 std::string layout_of(const SpecData* spec) { return spec ? layout::str(spec->mesh, spec->placements) : ""; }
 
-// Which of the arguments it moved.
+// Which of the arguments it moved: they are moved in their order.
 const Input* moved_input(const Note& note, const MoveNote& move) {
+  int64_t earlier = std::count_if(note.moves.data(), &move, [&](const MoveNote& other) { return other.layouts.from == move.layouts.from; });
+  const Input* moved = nullptr;
   for (const Input& input : note.inputs) {
-    if (input.spec == move.layouts.from) return &input;
+    if (input.spec != move.layouts.from) continue;
+    moved = &input;
+    if (earlier-- == 0) break;
   }
-  return nullptr;
+  return moved;
 }
 
-Redistribution describe(const Note& note, const MoveNote& move, Language language) {
+Redistribution describe(const Note& note, const MoveNote& move) {
   Redistribution result{.from = layout_of(move.layouts.from), .to = layout_of(move.layouts.to), .collectives = base::join(move.collectives, ", ")};
-  if (const Input* input = moved_input(note, move)) {
-    result.argument = note.info->op.schema().arguments().at(input->arg).name();
+  const Input* input = moved_input(note, move);
+  if (input) {
+    result.argument = note.info->argument_name(input->arg, input->item);
     if (input->parameter) result.parameter = input->parameter->name;
   } else if (note.info && move.layouts.from) {
     result.argument = "result";
   }
+  // libtorch's formulas name a gradient so, or have it first.
+  result.is_gradient = !input || input == note.inputs.data() || result.argument.starts_with("grad");
   result.count = note.calls;
   result.collective_calls = move.sent.calls;
   result.bytes = move.sent.bytes;
-  if (move.layouts.from && note.info) advise({*note.place, language}, *move.layouts.from, *move.layouts.to, result);
+  if (move.layouts.from && note.info) advise(*note.place, *move.layouts.from, *move.layouts.to, result);
   return result;
 }
 
-ExplainedCall describe(const Note& note, Language language) {
+ExplainedCall describe(const Note& note) {
   ExplainedCall call{.place = *note.place, .op = *note.name, .is_op = note.info != nullptr, .calls = note.calls};
   for (const Input& input : note.inputs) call.inputs.push_back(text_of(*input.spec));
   for (const SpecData* output : note.outputs) call.outputs.push_back(text_of(*output));
-  for (const MoveNote& move : note.moves) call.moves.push_back(describe(note, move, language));
+  for (const MoveNote& move : note.moves) call.moves.push_back(describe(note, move));
   call.seconds = static_cast<double>(note.own_ns) * 1e-9;
   return call;
 }
@@ -104,7 +113,7 @@ ExplainedCall describe(const Note& note, Language language) {
 class Explain::Recorder : public OpObserver, public comm::Watcher {
  public:
   Recorder(ExplainOptions options, RankState& state)
-      : places_(std::move(options.locate)), language_(options.language), state_(state), previous_(state.observer), seen_(total_of(state.ctx.ledger)) {}
+      : places_(std::move(options.locate)), state_(state), previous_(state.observer), seen_(total_of(state.ctx.ledger)) {}
 
   void listen(const std::shared_ptr<Recorder>& self) {
     state_.observer = this;
@@ -122,8 +131,8 @@ class Explain::Recorder : public OpObserver, public comm::Watcher {
 
   void on_begin(RankState& state, const OpInfo& info, c10::ArrayRef<c10::IValue> args) override {
     Note note{.info = &info, .name = &info.name, .place = places_.begin(state, args)};
-    for_each_tensor(args, [&](const at::Tensor& tensor, int arg, int) {
-      if (is_dtensor(tensor)) note.inputs.push_back({meta_of(tensor)->spec.get(), arg, meta_of(tensor)->parameter});
+    for_each_tensor(args, [&](const at::Tensor& tensor, int arg, int item) {
+      if (is_dtensor(tensor)) note.inputs.push_back({meta_of(tensor)->spec.get(), arg, item, meta_of(tensor)->parameter});
     });
     note.begin_ns = trace::now_ns();
     open_.push_back(std::move(note));
@@ -164,8 +173,8 @@ class Explain::Recorder : public OpObserver, public comm::Watcher {
 
  private:
   ExplainReport made_report() const {
-    ExplainReport report{.rank = state_.ctx.rank, .world_size = state_.ctx.world_size, .language = language_};
-    for (const Note& note : notes_) report.calls.push_back(describe(note, language_));
+    ExplainReport report{.rank = state_.ctx.rank, .world_size = state_.ctx.world_size};
+    for (const Note& note : notes_) report.calls.push_back(describe(note));
     return report;
   }
 
@@ -206,7 +215,6 @@ class Explain::Recorder : public OpObserver, public comm::Watcher {
   }
 
   Places places_;
-  const Language language_;
   RankState& state_;
   OpObserver* const previous_;
   Sent seen_;                            // of the ledger

@@ -11,7 +11,6 @@ namespace tessera::dtensor {
 
 struct ExplainOptions {
   Places::Locate locate = {};  // where the program is; C++ programs have modules only
-  Language language = Language::kCpp;
 };
 
 // Records the operators on DTensors and the collectives of the calling rank, while it lives or until `stop`:

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <optional>
 
+#include "tessera/base/hints.h"
 #include "tessera/dtensor/explain_report.h"
 
 namespace tessera::dtensor {
@@ -36,10 +37,8 @@ std::optional<Placements> merged_into_parts(const SpecData& from, const SpecData
 
 std::string in_plan(const std::string& parameter, const std::string& what) { return "plan: \"" + folded_name(parameter) + "\" " + what; }
 
-std::string in_program(const std::string& argument, const std::string& layout, Language language) {
-  const std::string name = argument.empty() || argument == "result" ? "x" : argument;
-  const bool is_cpp = language == Language::kCpp;
-  return name + " = " + (is_cpp ? "tessera::redistribute(" : "tessera.redistribute(") + name + ", \"" + layout + (is_cpp ? "\");" : "\")");
+std::string in_program(const std::string& argument, const std::string& layout) {
+  return base::redistribute_line(argument.empty() || argument == "result" ? "x" : argument, layout);
 }
 
 void set(Redistribution& move, Remedy remedy, std::string line) {
@@ -48,31 +47,31 @@ void set(Redistribution& move, Remedy remedy, std::string line) {
 }
 
 // Sums over ranks: they must be, but need not be whole on every rank. Gradients follow the layouts of forward.
-void advise_merge(const Reader& reader, const SpecData& from, const SpecData& to, Redistribution& move) {
-  if (const auto parts = merged_into_parts(from, to, 1); parts && is_activation(to) && !reader.place.parameter.empty()) {
-    return set(move, Remedy::kPlanPart, in_plan(reader.place.parameter, "output " + layout::str(to.mesh, *parts)));
+void advise_merge(const Place& place, const SpecData& from, const SpecData& to, Redistribution& move) {
+  if (const auto parts = merged_into_parts(from, to, 1); parts && is_activation(to) && !place.parameter.empty()) {
+    return set(move, Remedy::kPlanPart, in_plan(place.parameter, "output " + layout::str(to.mesh, *parts)));
   }
   for (int64_t dim = 0; dim < to.ndim(); ++dim) {
     if (const auto parts = merged_into_parts(from, to, dim)) {
-      return set(move, Remedy::kMergePart, in_program(move.argument, layout::str(to.mesh, *parts), reader.language));
+      return set(move, Remedy::kMergePart, in_program(move.argument, layout::str(to.mesh, *parts)));
     }
   }
 }
 
 }  // namespace
 
-void advise(const Reader& reader, const SpecData& from, const SpecData& to, Redistribution& move) {
-  const bool is_backward = reader.place.phase == OpPhase::kBackward;
+void advise(const Place& place, const SpecData& from, const SpecData& to, Redistribution& move) {
+  const bool is_backward = place.phase == OpPhase::kBackward;
   if (from.has_partial) {
-    if (reader.place.phase == OpPhase::kForward) advise_merge(reader, from, to, move);
+    if (place.phase == OpPhase::kForward) advise_merge(place, from, to, move);
   } else if (!move.parameter.empty()) {
     set(move, Remedy::kStore, in_plan(move.parameter, move.to));
   } else if (is_backward) {
-    set(move, Remedy::kKeep, in_program("x", move.from, reader.language));
-  } else if (move.argument == "result" && !reader.place.parameter.empty()) {
-    set(move, Remedy::kKeep, in_plan(reader.place.parameter, "output " + move.from));
+    set(move, Remedy::kKeep, in_program("x", move.is_gradient ? move.from : move.to));
+  } else if (move.argument == "result" && !place.parameter.empty()) {
+    set(move, Remedy::kKeep, in_plan(place.parameter, "output " + move.from));
   } else {
-    set(move, Remedy::kOnce, in_program(move.argument, move.to, reader.language));
+    set(move, Remedy::kOnce, in_program(move.argument, move.to));
   }
 }
 

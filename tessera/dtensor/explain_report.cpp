@@ -8,6 +8,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "tessera/base/hints.h"
 #include "tessera/base/text.h"
 
 namespace tessera::dtensor {
@@ -114,7 +115,7 @@ void write_calls(const ExplainReport& report, Lines& lines) {
     std::ostringstream row;
     row << std::setw(10) << call.calls << std::setw(11) << human_duration(call.seconds) << std::setw(11) << human_bytes(call.bytes()) << "  " << std::left
         << std::setw(10) << name_of(call.place.phase) << call.op << " in " << str(call.place);
-    lines.add(row.str());
+    lines.add_wrapped(row.str(), 36);
     if (call.is_op) lines.add_wrapped(std::string(34, ' ') + first_few(call.inputs) + " -> " + first_few(call.outputs), 36);
     for (const Redistribution& move : call.moves) {
       lines.add_wrapped(c10::str(std::string(34, ' '), "* ", move.argument, move.argument.empty() ? "" : " ", move.from, " -> ", move.to, " by ", move.collectives, ", ",
@@ -196,7 +197,7 @@ std::vector<ModuleTotal> ExplainReport::modules() const {
 }
 
 ExplainReport ExplainReport::folded() const {
-  ExplainReport result{.rank = rank, .world_size = world_size, .language = language, .calls = {}};
+  ExplainReport result{.rank = rank, .world_size = world_size, .calls = {}};
   std::map<std::string, size_t> by_key;
   for (ExplainedCall call : calls) {
     call.place.module = folded_name(call.place.module);
@@ -223,7 +224,7 @@ std::vector<Worst> ExplainReport::worst(size_t count) const {
       if (move.remedy == Remedy::kNone) continue;
       Worst& one = item_of(all, by_key, c10::str(static_cast<int>(call.place.phase), "\n", str(call.place), "\n", call.op, "\n", move.argument, "\n", move.from, move.to, move.line));
       if (one.operators == 0) {
-        one = {.move = move, .place = call.place, .op = call.op, .operators = 0, .language = language};
+        one = {.move = move, .place = call.place, .op = call.op, .operators = 0};
       } else {
         add(one.move, move);
       }
@@ -238,8 +239,8 @@ std::vector<Worst> ExplainReport::worst(size_t count) const {
 
 std::string Worst::text() const {
   const std::string once = operators == 1 ? "before this operator, where it is made" : c10::str("once, before these ", operators, " operators");
-  const bool is_cpp = language == Language::kCpp && !move.line.starts_with("plan:");
-  return c10::str(move.line, is_cpp ? "  // " : "  # ", move.remedy == Remedy::kOnce ? once : remark_of(move.remedy));
+  const char* comment = move.line.starts_with("plan:") ? "  # " : base::in_language("  // ", "  # ");
+  return c10::str(move.line, comment, move.remedy == Remedy::kOnce ? once : remark_of(move.remedy));
 }
 
 std::string ExplainReport::text(size_t width) const {

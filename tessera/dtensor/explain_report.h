@@ -10,9 +10,6 @@
 
 namespace tessera::dtensor {
 
-// In which language lines to write are shown.
-enum class Language : uint8_t { kCpp, kPython };
-
 // What would make a redistribution cheaper.
 enum class Remedy : uint8_t {
   kNone,       // nothing: gradients' sums over ranks, merges that leave each rank its part
@@ -28,6 +25,7 @@ struct Redistribution {
   std::string from = {}, to = {};  // `{tp: P}`, `{tp: R}`
   std::string argument = {};  // of the operator; `result`; empty: not known
   std::string parameter = {};  // the name, if the argument is one
+  bool is_gradient = false;    // of an operator of backward: else a value of forward
   std::string collectives = {};  // `reduce_scatter dp, all_gather tp`
   std::string line = {};  // to write; empty: none
   Remedy remedy = Remedy::kNone;
@@ -64,13 +62,11 @@ struct Worst {
   std::string op = {};
   int64_t operators = 0;    // that needed it
   std::string text() const;  // the line to write, and why
-  Language language = Language::kCpp;
 };
 
 // What one rank did. A value.
 struct ExplainReport {
   int64_t rank = 0, world_size = 1;
-  Language language = Language::kCpp;
   std::vector<ExplainedCall> calls = {};  // in the order of their first call
 
   int64_t bytes() const;
@@ -91,14 +87,8 @@ struct ExplainReport {
   std::string json() const;
 };
 
-// What needed a redistribution, as far as advice depends on it.
-struct Reader {
-  const Place& place;
-  Language language = Language::kCpp;
-};
-
-// What would make the redistribution of `from` to `to` cheaper: fills `remedy` and `line`.
-void advise(const Reader& reader, const layout::SpecData& from, const layout::SpecData& to, Redistribution& move);
+// What would make the redistribution of `from` to `to`, needed at `place`, cheaper: fills `remedy` and `line`.
+void advise(const Place& place, const layout::SpecData& from, const layout::SpecData& to, Redistribution& move);
 
 // `layers.*.mlp` of `layers.3.mlp`.
 std::string folded_name(const std::string& name);

@@ -6,6 +6,7 @@
 #include <c10/core/DispatchKeySet.h>
 
 #include "tessera/base/error.h"
+#include "tessera/base/hints.h"
 
 namespace tessera::dtensor {
 
@@ -27,9 +28,10 @@ struct Maker final : c10::TensorImpl {
   }
 };
 
-const char* kNoStorage =
-    "A DTensor has no storage of its own: call tessera::to_local(x) for this rank's part, or tessera::full_tensor(x) for "
-    "the whole value.";
+std::string no_storage() {
+  return c10::str("A DTensor has no storage of its own: call ", base::in_library("to_local(x)"), " for this rank's part, or ",
+                  base::in_library("full_tensor(x)"), " for the whole value.");
+}
 
 }  // namespace
 
@@ -105,7 +107,7 @@ void become(const at::Tensor& tensor, const at::Tensor& value) {
     return;
   }
   impl->shallow_copy_from(value.getIntrusivePtr());
-  impl->release_storage_and_set_meta_custom_data_ptr_error_msg_(std::string(kNoStorage));
+  impl->release_storage_and_set_meta_custom_data_ptr_error_msg_(no_storage());
 }
 
 }  // namespace tessera::dtensor

@@ -1,9 +1,10 @@
-// Autograd nodes of our own.
+// Autograd nodes of our own, and tangents.
 #pragma once
 
 #include <memory>
 #include <type_traits>
 
+#include <ATen/core/Tensor.h>
 #include <torch/csrc/autograd/edge.h>
 #include <torch/csrc/autograd/function.h>
 
@@ -21,5 +22,8 @@ auto make_node() {
     return c10::make_intrusive<Node>();
   }
 }
+
+// Whether forward mode differentiates along the tensor.
+inline bool has_tangent(const at::Tensor& tensor) { return tensor._fw_grad(/*level=*/0).defined(); }
 
 }  // namespace tessera::dtensor

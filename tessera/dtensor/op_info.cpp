@@ -38,4 +38,9 @@ OpInfo::OpInfo(const c10::OperatorHandle& handle, int number)
   rule = rules::RuleTable::instance().find(name);
 }
 
+std::string OpInfo::argument_name(int arg, int item) const {
+  const std::string& name = op.schema().arguments().at(arg).name();
+  return item < 0 ? name : c10::str(name, "[", item, "]");
+}
+
 }  // namespace tessera::dtensor

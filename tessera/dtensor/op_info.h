@@ -32,6 +32,8 @@ struct OpInfo {
   const rules::Rule* rule = nullptr;
   void (*special)(struct RankState&, const OpInfo&, std::vector<c10::IValue>&) = nullptr;  // a kernel of its own
 
+  // `self`; of a list `tensors[1]`.
+  std::string argument_name(int arg, int item) const;
   size_t num_args() const { return args.size(); }
   size_t num_returns() const { return written_return.size(); }
 };

@@ -9,6 +9,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/hash.h"
+#include "tessera/base/hints.h"
 #include "tessera/dtensor/dispatch.h"
 #include "tessera/dtensor/random_ops.h"
 #include "tessera/dtensor/registry.h"
@@ -189,7 +190,9 @@ void refuse_random(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* st
   }
   TESSERA_CHECK(!state || names_generator(op, *stack), "[", op.operator_name(), "] would draw from libtorch's generator, of which the process has one: every rank "
                 "would get other values, and other ones in each run. Accepted inside a rank: uniform, normal, bernoulli, exponential, integers, "
-                "permutations and dropout, which draw from the job's generator; with set_generator(GeneratorKind::kStock), all.");
+                "permutations and dropout, which draw from the job's generator; ",
+                base::in_language("with set_generator(GeneratorKind::kStock), all.",
+                                  "of plain tensors, full_tensor(x) too, all that are given generator=g, which every rank seeds alike."));
   call_plain(op, stack);
 }
 

@@ -9,6 +9,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/hash.h"
+#include "tessera/base/hints.h"
 #include "tessera/dtensor/plain.h"
 #include "tessera/dtensor/redistribute.h"
 #include "tessera/dtensor/views.h"
@@ -159,8 +160,9 @@ void note(RankState& state, const OpInfo& info, const Spec& spec) {
 
 Draw require_draw(RankState& state, const std::string& op, c10::ArrayRef<IValue> args, c10::ScalarType dtype) {
   auto draw = draw_of(state, op, args, dtype);
-  TESSERA_CHECK(draw, "[", op, "] is not drawn by the `counter` generator. Choose set_generator(GeneratorKind::kStock), or compute it from uniform or "
-                "normal numbers.");
+  TESSERA_CHECK(draw, "[", op, "] is not drawn by the `counter` generator. ",
+                base::in_language("Choose set_generator(GeneratorKind::kStock)", "Draw it of full_tensor(x) with generator=g, which every rank seeds alike"),
+                ", or compute it from uniform or normal numbers.");
   return std::move(*draw);
 }
 

@@ -8,6 +8,7 @@
 #include <ATen/ops/eq.h>
 
 #include "tessera/base/error.h"
+#include "tessera/base/hints.h"
 #include "tessera/dtensor/dispatch.h"
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/dtensor/lists.h"
@@ -73,7 +74,8 @@ void whole_call(RankState& state, const OpInfo& info, Stack& stack) {
 
 // Draws according to values (multinomial, poisson): as one device does, on every rank. Only `stock` has a stream for them.
 void whole_draw(RankState& state, const OpInfo& info, Stack& stack) {
-  TESSERA_CHECK(state.sites.stock, "[", info.name, "] is not drawn by the `counter` generator; choose set_generator(GeneratorKind::kStock)");
+  TESSERA_CHECK(state.sites.stock, "[", info.name, "] is not drawn by the `counter` generator; ",
+                base::in_language("choose set_generator(GeneratorKind::kStock)", "draw it of full_tensor(x) with generator=g, which every rank seeds alike"));
   state.ctx.program.note(info.name.c_str(), state.sites.stock.mark());
   for (size_t i = 0; i < info.num_args(); ++i) {
     IValue& value = argument(info, stack, i);
@@ -93,6 +95,25 @@ void same_size(RankState&, const OpInfo& info, Stack& stack) {
   leave(info, stack, same);
 }
 
+// Forward mode asks before it keeps a tangent as it is; sizes and strides it compares itself.
+void same_storage(RankState&, const OpInfo& info, Stack& stack) { leave(info, stack, true); }
+
+// The zeros that forward mode copies a tangent (the first argument) into, so that it lies as its primal (the second) does in one program's
+// memory; `self_num_batch_dims` dims of the tangent stand before the primal's.
+void zeros_like_primal(RankState&, const OpInfo& info, Stack& stack) {
+  const at::Tensor tangent = argument(info, stack, 0).toTensor(), primal = argument(info, stack, 1).toTensor();
+  const int64_t batch_dims = argument(info, stack, 2).toInt();
+  std::vector<int64_t> sizes = primal.sizes().vec(), strides = primal.strides().vec();
+  int64_t stride = std::max<int64_t>(primal.numel(), 1);
+  for (int64_t d = batch_dims; d-- > 0;) {
+    sizes.insert(sizes.begin(), tangent.size(d));
+    strides.insert(strides.begin(), stride);
+    stride *= tangent.size(d);
+  }
+  const at::Tensor& like = is_dtensor(primal) ? primal : tangent;
+  leave(info, stack, like.new_empty_strided(sizes, strides, tangent.scalar_type()).zero_());
+}
+
 void equal(RankState&, const OpInfo& info, Stack& stack) {
   const at::Tensor a = argument(info, stack, 0).toTensor(), b = argument(info, stack, 1).toTensor();
   const bool same = a.sizes() == b.sizes() && at::all(at::eq(a, b)).item().toBool();
@@ -108,6 +129,9 @@ void eye_out(RankState& state, const OpInfo& info, Stack& stack) {
   Meta& meta = *meta_of(out);
   check_writable(info, meta);
   drop_terms(meta);
+  for (const layout::Placement& placement : meta.spec->placements) {
+    TESSERA_CHECK(!placement.is_interleaved(), "[", info.name, "] into an interleaved ", meta.spec.str(), "; accepted: plain cuts. Redistribute the target first.");
+  }
   const auto held = meta.spec.local_ranges(state.ctx.coord(meta.spec->mesh));
   {
     LocalScope scope;
@@ -121,8 +145,9 @@ void eye_out(RankState& state, const OpInfo& info, Stack& stack) {
 }
 
 void refuse(RankState&, const OpInfo& info, Stack&) {
-  TESSERA_CHECK(false, "[", info.name, "] a DTensor has no storage to set, resize or share. Build a new one with distribute(value, mesh, "
-                "placements) or from_local(part, mesh, placements), or copy_ into this one.");
+  TESSERA_CHECK(false, "[", info.name, "] a DTensor has no storage to set, resize or share. Build a new one with ",
+                base::in_library(base::in_language("distribute", "distribute_tensor")), "(value, mesh, placements) or ",
+                base::in_library("from_local(part, mesh, placements)"), ", or copy_ into this one.");
 }
 
 }  // namespace
@@ -138,7 +163,9 @@ SpecialKernel find_special(const std::string& op) {
       {"aten::_fused_adamw_.tensor_lr", fused_update},
       {"aten::_fused_sgd_", fused_update},
       {"aten::_fused_sgd_.tensor_lr", fused_update},
+      {"aten::_has_same_storage_numel", same_storage},
       {"aten::_local_scalar_dense", item},
+      {"aten::_new_zeros_with_same_feature_meta", zeros_like_primal},
       {"aten::_sample_dirichlet", whole_draw},
       {"aten::_standard_gamma", whole_draw},
       {"aten::_unique", whole_call},

@@ -8,6 +8,7 @@
 #include <ATen/core/grad_mode.h>
 
 #include "tessera/base/error.h"
+#include "tessera/base/hints.h"
 #include "tessera/dtensor/dispatch.h"
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/dtensor/registry.h"
@@ -92,7 +93,7 @@ void Tape::check_not_used(const c10::FunctionSchema& schema, const std::vector<a
   if (!is_closed_ || !at::GradMode::is_enabled() || is_conversion(schema)) return;
   for (const at::Tensor& tensor : tensors) {
     TESSERA_CHECK(!tensor.requires_grad(), "[", schema.name(), "] a parameter of ", tensor.sizes(), " from `deferred` is used before it has a value. "
-                  "Call parallelize(model, plan, optimizer) or place(*model, plan) first.");
+                  "Call ", base::in_library("parallelize(model, plan, optimizer)"), base::in_language(" or place(*model, plan)", ""), " first.");
   }
 }
 

@@ -9,6 +9,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/hash.h"
+#include "tessera/base/hints.h"
 #include "tessera/base/text.h"
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/parallel/deferred.h"
@@ -128,7 +129,7 @@ void place_tensors(const std::vector<NamedTensor>& tensors, const Plan& plan) {
   verify(tensors, plan);
   const int64_t bytes = plain_bytes(tensors);
   if (bytes > 0 && state.ctx.rank == 0) {
-    TORCH_WARN("[parallelize] the model was built without tessera::deferred: every rank held all of it (", base::human_bytes(bytes),
+    TORCH_WARN("[parallelize] the model was built without ", base::in_library("deferred"), ": every rank held all of it (", base::human_bytes(bytes),
                ") before keeping its part.");
   }
   std::vector<Materialization> waiting;

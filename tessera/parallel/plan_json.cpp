@@ -3,6 +3,7 @@
 #include <nlohmann/json.hpp>
 
 #include "tessera/base/error.h"
+#include "tessera/base/hints.h"
 #include "tessera/base/text.h"
 #include "tessera/parallel/plan.h"
 
@@ -71,7 +72,7 @@ class Reader {
       root_ = Json::parse(Counting{text.data(), &line_}, Counting{text.data() + text.size(), &line_}, note);
     } catch (const Json::exception& error) {
       TESSERA_THROW(PlanError, "[plan] line ", line_, " is not JSON: ", error.what(),
-                    "; accepted: what Plan::json() writes");
+                    "; accepted: what ", base::in_language("Plan::json()", "Plan.json()"), " writes");
     }
   }
 

@@ -28,7 +28,7 @@ dtensor::Places::Locate locate_by(const py::function& line) {
 }
 
 std::unique_ptr<Explain> make_explain(const py::function& line) {
-  return std::make_unique<Explain>(dtensor::ExplainOptions{.locate = locate_by(line), .language = dtensor::Language::kPython});
+  return std::make_unique<Explain>(dtensor::ExplainOptions{.locate = locate_by(line)});
 }
 
 std::unique_ptr<NanFinder> make_finder(bool throws, const py::function& line) {

@@ -4,14 +4,19 @@
 Usage: explain_test.py [unittest's arguments]
 """
 
+import inspect
+import re
 import unittest
 import warnings
+from pathlib import Path
 
 import tessera
 import torch
-from zoo import ZOO
+from zoo import ZOO, tf
 
-THIS_FILE = "explain_test.py:"
+LLAMA_FILE = "transformers/models/llama/modeling_llama.py"
+LLAMA_LINES = Path(inspect.getsourcefile(tf.LlamaForCausalLM)).read_text().splitlines()
+OWN_LINES = Path(__file__).read_text().splitlines()
 LINEARS = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj", "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
 
 
@@ -38,6 +43,22 @@ def calls_of(data, **wanted):
     return [call for call in data["calls"] if all(call[key] == value for key, value in wanted.items())]
 
 
+def text_of_line(call):
+    """What stands in the program where an operator is said to."""
+    name, _, number = call["line"].rpartition(":")
+    if name == LLAMA_FILE:
+        return LLAMA_LINES[int(number) - 1]
+    return OWN_LINES[int(number) - 1] if Path(name).name == Path(__file__).name else ""
+
+
+class Own(torch.nn.Module):
+    """A module of the program's own."""
+
+    def forward(self, x):
+        y = torch.tanh(x)
+        return y.cumsum(0)
+
+
 class ExplainTest(unittest.TestCase):
     def test_modules_are_those_of_the_model(self):
         data, text, _ = explained("tp=2")
@@ -49,11 +70,27 @@ class ExplainTest(unittest.TestCase):
                 module = f"model.layers.{layer}.{linear}"
                 forward = calls_of(data, module=module, op="tessera::contract", phase="forward")
                 self.assertEqual(sum(call["calls"] for call in forward), 1, module)
-                self.assertTrue(all(call["line"].startswith(THIS_FILE) for call in forward), forward)
-                self.assertEqual(sum(call["calls"] for call in calls_of(data, module=module, op="tessera::contract", phase="backward")), 2, module)
+                backward = calls_of(data, module=module, op="tessera::contract", phase="backward")
+                self.assertEqual(sum(call["calls"] for call in backward), 2, module)
+                for call in forward + backward:
+                    self.assertIn(f"self.{linear.split('.')[1]}(", text_of_line(call), call)
         self.assertIn("model.layers.*.mlp.down_proj", text)
         self.assertNotIn("model.layers.0", text)
         self.assertLessEqual(max(map(len, text.splitlines())), 160)
+        self.assertNotIn("...", text)
+
+    def test_lines_are_those_of_the_programs_own_module(self):
+        def on_ranks():
+            x = tessera.distribute_tensor(torch.ones(4, 4), tessera.Mesh("tp=2"), "{tp: S(1)}").requires_grad_()
+            with tessera.explain() as report:
+                Own()(x).exp().sum().backward()
+            return report.data()
+
+        data = tessera.run_ranks(on_ranks, 2)
+        for phase, op, text in (("forward", "aten::tanh", "torch.tanh(x)"), ("backward", "aten::tanh_backward", "torch.tanh(x)"),
+                                ("forward", "aten::cumsum", "y.cumsum(0)"), ("forward", "aten::exp", "Own()(x).exp()")):
+            call, = calls_of(data, phase=phase, op=op)
+            self.assertIn(text, text_of_line(call), call)
 
     def test_totals_are_those_of_the_calls(self):
         data, _, _ = explained("dp=2,tp=2")
@@ -135,8 +172,21 @@ class FindNanTest(unittest.TestCase):
 
     def test_raises_at_the_operator(self):
         with self.assertRaisesRegex(RuntimeError, r"\[find_nan\] aten::log gave NaN on rank 2 .*forward, model\.layers\.1\.mlp\.act_fn at "
-                                                  r"explain_test\.py:\d+\); .*self Float\[4, 12, 64\] .*tp: S\(2\)"):
+                                                  r"\S*explain_test\.py:\d+\); .*self Float\[4, 12, 64\] .*tp: S\(2\)"):
             tessera.run_ranks(lambda: self.broken(False), 4)
+
+    def test_names_the_line_of_the_model(self):
+        """A norm that takes the root of a negative number."""
+
+        def on_ranks():
+            model, batch = placed("tp=2")
+            model.model.norm.variance_epsilon = -100.0
+            return self.found(model, batch)
+
+        found = tessera.run_ranks(on_ranks, 2)
+        self.assertRegex(found, r"^aten::rsqrt gave NaN .*forward, model\.norm at ")
+        place, = re.findall(rf" at {LLAMA_FILE}:(\d+)\)", found)
+        self.assertIn("torch.rsqrt(", LLAMA_LINES[int(place) - 1])
 
     def test_reports_the_first_of_all_ranks(self):
         self.assertRegex(tessera.run_ranks(lambda: self.broken(True), 4), r"^aten::log gave NaN on rank 2 ")

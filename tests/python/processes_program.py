@@ -1,6 +1,6 @@
 """What processes_test.py runs on every rank: prints the name of each model that is right, on rank 0.
 
-Usage: processes_program.py FOLDER [with-group] [fail]
+Usage: processes_program.py FOLDER [with-group] [fail] | FOLDER forward-mode
 """
 
 import copy
@@ -8,6 +8,7 @@ import sys
 import warnings
 from pathlib import Path
 
+import forward_mode
 import tessera
 import torch
 from models_test import build, furthest, gradients
@@ -47,8 +48,17 @@ def check_files(path, model, reference):
         print("saved", flush=True)
 
 
+def check_forward_mode():
+    for name in forward_mode.check_all():
+        if tessera.rank() == 0:
+            print(name, flush=True)
+
+
 def main(folder, *options):
     warnings.simplefilter("ignore")
+    if "forward-mode" in options:
+        check_forward_mode()
+        return
     if "with-group" in options:
         torch.distributed.init_process_group("gloo")
     with doubles():

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Models of transformers on ranks that are processes, started by torchrun: the loss and every gradient of one device.
+"""Ranks that are processes, started by torchrun: models of transformers with the loss and every gradient of one device, and
+derivatives in forward mode, which rank threads refuse.
 
 Usage: processes_test.py [unittest's arguments]
 """
@@ -9,6 +10,8 @@ import sys
 import tempfile
 import unittest
 from pathlib import Path
+
+import forward_mode
 
 PROGRAM = Path(__file__).parent / "processes_program.py"
 
@@ -30,6 +33,11 @@ class ProcessesTest(unittest.TestCase):
 
     def test_a_process_group_of_the_program_is_taken(self):
         self.check("with-group")
+
+    def test_forward_mode(self):
+        done = torchrun("forward-mode")
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        self.assertEqual(done.stdout.split(), [*forward_mode.FUNCTIONS, "layouts", *forward_mode.TRANSFORMS, "exact"], done.stdout + done.stderr)
 
     def test_an_exception_reaches_the_other_ranks(self):
         done = torchrun("fail")
