@@ -2,6 +2,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/hash.h"
+#include "tessera/base/hints.h"
 #include "tessera/dtensor/call_shapes.h"
 #include "tessera/dtensor/dispatch.h"
 #include "tessera/dtensor/exact_plan.h"
@@ -52,16 +53,8 @@ rules::Call make_call(const OpInfo& info, c10::ArrayRef<IValue> args) {
   return call;
 }
 
-// Writing into a plain tensor keeps it plain, so every rank must write the same value.
-void check_plain_writes(const rules::Call& call) {
-  for (const rules::Operand& written : call.operands) {
-    if (!written.is_written || !written.is_plain) continue;
-    for (const rules::Operand& read : call.operands) {
-      TESSERA_CHECK(read.spec->is_replicated, "[", rules::describe(call), "] cannot write a distributed value into a plain tensor: each "
-                    "rank would keep another part. Create the target as a DTensor (zeros_like of a DTensor, or a factory inside the "
-                    "job), or write full_tensor(value).");
-    }
-  }
+bool writes_plain(const rules::Call& call) {
+  return std::any_of(call.operands.begin(), call.operands.end(), [](const rules::Operand& operand) { return operand.is_written && operand.is_plain; });
 }
 
 // Rewrites the arguments that carry sizes of the result to this rank's sizes.
@@ -106,8 +99,12 @@ class Planner {
   std::unique_ptr<CallPlan> run() {
     read_call();
     const rules::ExactRule* exact = state_.lattice ? exact_rule_of(state_, info_, call_) : nullptr;
+    if (writes_plain(call_)) return run_whole(exact);
     plan_->decompose = exact ? decomposition_of(*exact, call_) : decomposition_of(*info_.rule, call_);
-    if (plan_->decompose) return std::move(plan_);
+    if (plan_->decompose) {
+      check_decomposed();
+      return std::move(plan_);
+    }
 
     const bool from_factors = info_.rule->shape == rules::ShapeSource::kFactors;
     if (!from_factors) infer_outputs(info_, call_, *plan_, defined_);
@@ -128,10 +125,47 @@ class Planner {
   }
 
  private:
+  // Of a call that writes into a plain tensor, of which every rank has its own, all alike: each rank reads the operands whole,
+  // and writes the same. Views of the tensor see it, as on one device.
+  std::unique_ptr<CallPlan> run_whole(const rules::ExactRule* exact) {
+    if (exact) check_exact_whole(*exact);
+    rules::Propagation decided;
+    for (const rules::Operand& operand : call_.operands) {
+      TESSERA_CHECK(operand.is_plain || !operand.is_written || operand.spec->is_replicated, "[", rules::describe(call_), "] writes into a plain tensor "
+                    "and into parts of a distributed one (rank ", state_.ctx.rank, "): make all that it writes DTensors, or none.");
+      decided.operands.push_back(operand.spec.with(Placements(operand.spec->mesh.ndim())));
+    }
+    for (int arg : info_.written_return) {
+      TESSERA_CHECK(arg >= 0, "[", rules::describe(call_), "] writes into a plain tensor and returns another (rank ", state_.ctx.rank,
+                    "): call it on full_tensor(x), or make what it writes a DTensor.");
+      const auto written = std::find_if(call_.operands.begin(), call_.operands.end(), [&](const rules::Operand& operand) { return operand.arg == arg; });
+      decided.outputs.push_back(written->spec);
+      plan_->list_returns.push_back(-1);
+    }
+    call_.outputs.resize(decided.outputs.size());
+    defined_.resize(decided.outputs.size(), true);
+    add_moves(decided);
+    add_outputs(decided);
+    add_kernel(decided, exact ? exact->local : nullptr);
+    return std::move(plan_);
+  }
+
+  // Only a kernel that sees elements one by one gives the same for any part of the step's samples.
+  void check_exact_whole(const rules::ExactRule& rule) const {
+    TESSERA_CHECK(!decomposition_of(rule, call_) && !rule.node && !(rule.per_sample && rule.per_sample(call_)), "[", rules::describe(call_),
+                  "] numerics exact: this operator cannot write into a plain tensor (rank ", state_.ctx.rank, "). Compute the value first, and copy_ it.");
+  }
+
+  // A decomposition writes the one result that it has.
+  void check_decomposed() const {
+    const auto written = std::count_if(call_.operands.begin(), call_.operands.end(), [](const rules::Operand& operand) { return operand.is_written; });
+    TESSERA_CHECK(written <= 1, "[", rules::describe(call_), "] is computed by other operators here, which would leave its ", written,
+                  " out= arguments as they are (rank ", state_.ctx.rank, "). Call it without out=, and copy_ the results.");
+  }
+
   void read_call() {
     TESSERA_CHECK(info_.rule, "[", rules::describe(call_), "] this operator has no sharding rule, so tessera cannot say what a distributed "
                   "result would be (rank ", state_.ctx.rank, "). Call it on full_tensor(x), or add a rule (docs/adding.md).");
-    check_plain_writes(call_);
     for (const rules::Operand& operand : call_.operands) {
       plan_->operands.push_back(operand.spec);
       plan_->operand_is_parameter.push_back(operand.is_parameter);
@@ -177,16 +211,22 @@ class Planner {
   }
 
   void add_local_call(const rules::FactorMap& map, const rules::Propagation& decided, rules::LocalKernel local) {
-    const layout::Coord& coord = state_.ctx.coord(call_.operands.at(0).spec->mesh);
+    const layout::Coord& coord = this->coord();
     if (is_reshape_like(info_.name)) {
       plan_->reshape = true;
       plan_->local_shape = decided.outputs.at(0).local_sizes(coord);
     } else {
       rewrite_sizes(map, coord, *plan_);
     }
-    plan_->local = local;
-    if (local) plan_->local_call = std::make_unique<rules::LocalCall>(make_local_call(info_, decided, coord));
+    add_kernel(decided, local);
   }
+
+  void add_kernel(const rules::Propagation& decided, rules::LocalKernel local) {
+    plan_->local = local;
+    if (local) plan_->local_call = std::make_unique<rules::LocalCall>(make_local_call(info_, decided, coord()));
+  }
+
+  const layout::Coord& coord() const { return state_.ctx.coord(call_.operands.at(0).spec->mesh); }
 
   RankState& state_;
   const OpInfo& info_;
@@ -213,8 +253,8 @@ rules::LocalCall make_local_call(const OpInfo& info, const rules::Propagation& d
 void check_explicit(const RankState& state, const std::string& call, const std::string& argument, const Move& move) {
   if (state.mode == Mode::kImplicit || !move.communicates) return;
   const std::string message = c10::str("[", call, "] needs a redistribution that the program did not write: ", argument, " from ",
-                                       move.from.layout_str(), " to ", move.to.layout_str(), " (rank ", state.ctx.rank, "). Write: ", argument,
-                                       " = tessera::redistribute(", argument, ", \"", move.to.layout_str(), "\");");
+                                       move.from.layout_str(), " to ", move.to.layout_str(), " (rank ", state.ctx.rank, "). Write: ",
+                                       base::redistribute_line(argument, move.to.layout_str()));
   TESSERA_CHECK(state.mode != Mode::kExplicit, message);
   TORCH_WARN(message);
 }
@@ -222,7 +262,7 @@ void check_explicit(const RankState& state, const std::string& call, const std::
 void check_explicit(const RankState& state, const OpInfo& info, c10::ArrayRef<IValue> args, const CallPlan& plan) {
   for (const CallPlan::OperandMove& action : plan.moves) {
     if (action.move->communicates) {
-      check_explicit(state, rules::describe(make_call(info, args)), info.op.schema().arguments()[action.arg].name(), *action.move);
+      check_explicit(state, rules::describe(make_call(info, args)), info.argument_name(action.arg, action.item), *action.move);
     }
   }
 }

@@ -92,27 +92,25 @@ class ModelTest(unittest.TestCase):
 
             self.assertLessEqual(furthest(tessera.run_ranks(on_ranks, 4), want), 1e-9)
 
-
     def compare_generation(self, entry):
-        """Greedy, with the key/value cache."""
+        """Greedy, with the cache."""
         model = entry.make()
         want = entry.generate(copy.deepcopy(model))
+        for layout in LAYOUTS:
+            with self.subTest(layout=layout):
+                self.assertTrue(torch.equal(self.generated_on(layout, entry, model), want))
 
+    def generated_on(self, layout, entry, model):
         def on_ranks():
             mine = copy.deepcopy(model)
-            tessera.parallelize(mine, tessera.generate_plan(mine, mesh="dp=2,tp=2"))
+            tessera.parallelize(mine, tessera.generate_plan(mine, mesh=layout))
             return tessera.full_tensor(entry.generate(mine))
 
-        self.assertTrue(torch.equal(tessera.run_ranks(on_ranks, 4), want))
-
-    def test_mamba_says_that_its_cache_is_plain(self):
-        """It makes its cache outside of forward, where tensors are plain, and writes to it in forward."""
-        with self.assertRaisesRegex(RuntimeError, "cannot write a distributed value into a plain tensor"):
-            self.compare_generation(ZOO["mamba"])
+        return tessera.run_ranks(on_ranks, tessera.Mesh(layout).size())
 
 
 def add_tests(name, entry):
-    if entry.generate and name != "mamba":
+    if entry.generate:
         setattr(ModelTest, f"test_{name}_generates", lambda self: self.compare_generation(entry))
     setattr(ModelTest, f"test_{name}_in_double", lambda self: self.compare(entry, torch.float64, 1e-12))
     setattr(ModelTest, f"test_{name}_in_float", lambda self: self.compare(entry, torch.float32, 1e-5))

@@ -35,6 +35,21 @@ def written(x, index, value):
     return y
 
 
+def into_plain(write):
+    """A buffer that every rank makes for itself, once `write(buffer, x)` wrote into it."""
+    def run(x):
+        buffer = VALUE.cos()
+        write(buffer, x)
+        return buffer
+
+    return run
+
+
+def assigned(index, of_x=...):
+    """buffer[index] = x[of_x]"""
+    return into_plain(lambda buffer, x: buffer.__setitem__(index, x[of_x]))
+
+
 def gradient(x, compute):
     """Of `compute`'s sum at x."""
     y = x.clone().requires_grad_()
@@ -170,6 +185,15 @@ RIGHT = {
     "stride": lambda x: x.stride(), "numel": lambda x: x.numel(), "is_contiguous": lambda x: x.is_contiguous(), "device": lambda x: str(x.device),
     "nbytes": lambda x: x.nbytes, "is_leaf": lambda x: x.is_leaf, "is_pinned": lambda x: x.is_pinned(), "T": lambda x: x.T, "data": lambda x: x.data,
     "detach": lambda x: x.detach(), "equal": lambda x: torch.equal(x, x), "allclose": lambda x: torch.allclose(x, VALUE),
+    "buffer += x": into_plain(lambda buffer, x: buffer.__iadd__(x)), "buffer[1:3] *= x[:2]": into_plain(lambda buffer, x: buffer[1:3].__imul__(x[:2])),
+    "buffer[:, 1] = x[:, 0]": assigned((slice(None), 1), (slice(None), 0)), "buffer[0] = x[3]": assigned(0, 3), "buffer[...] = x": assigned(...),
+    "buffer[list] = x": assigned([2, 0, 3, 1]), "buffer[:, -1:] = x[:, :1]": assigned((slice(None), slice(-1, None)), (slice(None), slice(0, 1))),
+    "buffer[mask] = x[mask]": assigned(VALUE > 1, VALUE > 1), "buffer[x > 1] = 0": into_plain(lambda buffer, x: buffer.__setitem__(x > 1, 0.0)),
+    "buffer.copy_": into_plain(lambda buffer, x: buffer.copy_(x)), "buffer.zero_() += x": into_plain(lambda buffer, x: buffer.zero_().__iadd__(x)),
+    "buffer.index_copy_": into_plain(lambda buffer, x: buffer.index_copy_(0, torch.tensor([2, 0, 3, 1]), x)),
+    "buffer.scatter_": into_plain(lambda buffer, x: buffer.scatter_(1, torch.tensor([[2], [0], [3], [1]]), x)),
+    "out=buffer": into_plain(lambda buffer, x: torch.mul(x, 2, out=buffer)), "out= of no elements": lambda x: torch.mul(x, 2, out=torch.empty(0)),
+    "gradient into a buffer": lambda x: gradient(x, lambda y: assigned(([2, 0, 3, 1], slice(None)))(y * y) * VALUE),
     "new_zeros": lambda x: x.new_zeros(3), "new_tensor": lambda x: x.new_tensor([1, 2]), "zeros_like": torch.zeros_like, "2 ** x": lambda x: 2**x,
     "x @ x.T": lambda x: x @ x.T, "unbind": lambda x: x.unbind(), "split": lambda x: x.split(2), "chunk": lambda x: x.chunk(3, 1),
     "cat": lambda x: torch.cat([x, x], 1), "sort": lambda x: x.sort(descending=True)[0], "topk": lambda x: x.topk(2)[0],
@@ -228,9 +252,9 @@ def answers(actions, layout):
     """Of rank 0."""
 
     def on_ranks():
-        mesh = tessera.Mesh([("tp", RANKS)])
-        x = tessera.redistribute(tessera.distribute_tensor(VALUE, mesh), layout)
-        return {name: attempt(action, x) for name, action in actions.items()}
+        whole = tessera.distribute_tensor(VALUE, tessera.Mesh([("tp", RANKS)]))
+        # a new one for each: what reads a Partial merges it
+        return {name: attempt(action, tessera.redistribute(whole, layout)) for name, action in actions.items()}
 
     return tessera.run_ranks(on_ranks, RANKS, deadline=30)
 
