@@ -31,6 +31,15 @@ def run_ranks(body: Callable[[], T], ranks: int, *, deadline: float = 60.0) -> T
     return _C.run_ranks(of_rank, ranks, deadline)
 
 
+def run_fake(body: Callable[[], T], ranks: int, *, rank: int = 0) -> T:
+    """Runs `body()` as `rank` of an imagined job of `ranks` on the calling thread, and returns what it returned.
+
+    Collectives succeed at once and move nothing, so values that others would have sent are not there. For plans, ledgers and
+    the cost of operators on a mesh of any size.
+    """
+    return _C.run_fake(body, ranks, rank)
+
+
 def join(group: "torch.distributed.ProcessGroup | None" = None, *, deadline: float = 60.0) -> None:
     """Makes this process a rank of the job that its launcher started (torchrun, mpirun, srun, tessera launch), until it ends.
 

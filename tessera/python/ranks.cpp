@@ -1,7 +1,6 @@
 // Ranks as threads of this process, and this process as a rank.
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
-#include "tessera/comm/process.h"
 #include "tessera/base/error.h"
 #include "tessera/comm/process.h"
 #include "tessera/comm/run_ranks.h"
@@ -35,6 +34,12 @@ py::object run_ranks(const py::function& body, int64_t ranks, double deadline) {
       }
     }, options);
   }
+  return result;
+}
+
+py::object run_fake(const py::function& body, int64_t ranks, int64_t rank) {
+  py::object result = py::none();
+  comm::run_fake(ranks, rank, [&] { result = body(); });
   return result;
 }
 
@@ -79,6 +84,7 @@ void barrier() { comm::RankContext::require().world->barrier(); }
 void bind_ranks(py::module_& module) {
   comm::set_wait_hook({&unlock, &lock_again});
   module.def("run_ranks", &run_ranks);
+  module.def("run_fake", &run_fake);
   module.def("rank", &rank);
   module.def("world_size", &world_size);
   module.def("in_rank", &in_rank, "Whether this thread or process is a rank.");
