@@ -220,18 +220,38 @@ class FusedUpdate {
   at::Tensor local(const at::Tensor& tensor, const at::Tensor& parameter, bool written) {
     if (!is_dtensor(parameter) || tensor.sizes() != parameter.sizes()) return single(tensor, parameter);  // a step count
     const Spec& spec = meta_of(parameter)->spec;
-    if (!is_dtensor(tensor)) {
-      const Spec from = Spec::make(spec->mesh, Placements(spec->mesh.ndim()), tensor.sizes(), tensor.strides(), tensor.scalar_type());
-      TESSERA_CHECK(!written || spec->is_replicated, "[", info_.name, "] cannot write the state of a parameter ", spec.str(), " into a plain tensor: each rank "
-                    "would keep another part. Make the state from the parameter (zeros_like), or let the optimizer make it.");
-      return in_order(run_move(state_.ctx, *state_.moves.find_or_plan(from, from.with(spec->placements)), tensor, info_.name.c_str()), meta_of(parameter)->local, written);
-    }
+    if (!is_dtensor(tensor)) return part_of_plain(tensor, parameter, written);
     const bool was_partial = meta_of(tensor)->spec->has_partial;
     const at::Tensor found = part_at(state_, info_, tensor, spec->placements);
     if (written && !was_partial && !(meta_of(tensor)->spec->placements == spec->placements)) {
       elsewhere_.emplace_back(tensor, wrap(found, meta_of(tensor)->spec.with(spec->placements)));
     }
     return in_order(found, meta_of(parameter)->local, written);
+  }
+
+  // A plain tensor is the whole value on every rank; what a scaled step writes into a gradient goes back there.
+  at::Tensor part_of_plain(const at::Tensor& tensor, const at::Tensor& parameter, bool written) {
+    const Spec& spec = meta_of(parameter)->spec;
+    TESSERA_CHECK(!written || spec->is_replicated || is_gradient(tensor), "[", info_.name, "] cannot write the state of a parameter ", spec.str(),
+                  " into a plain tensor: each rank would keep another part (rank ", state_.ctx.rank,
+                  "). Make the state from the parameter (zeros_like), or let the optimizer make it.");
+    const Spec from = Spec::make(spec->mesh, Placements(spec->mesh.ndim()), tensor.sizes(), tensor.strides(), tensor.scalar_type());
+    const Spec to = from.with(spec->placements);
+    const at::Tensor part = run_move(state_.ctx, *state_.moves.find_or_plan(from, to), tensor, info_.name.c_str());
+    if (written && !spec->is_replicated && is_scaled()) elsewhere_.emplace_back(tensor, wrap(part, to));
+    return in_order(part, meta_of(parameter)->local, written);
+  }
+
+  bool is_gradient(const at::Tensor& tensor) const {
+    const auto list = args_[1].toListRef();
+    return std::any_of(list.begin(), list.end(), [&](const IValue& item) { return item.toTensor().is_same(tensor); });
+  }
+
+  // Whether the step divides the gradients by a loss scale, in place; it only reads them otherwise.
+  bool is_scaled() const {
+    const auto& arguments = info_.op.schema().arguments();
+    const auto scale = std::find_if(arguments.begin(), arguments.end(), [](const c10::Argument& argument) { return argument.name() == "grad_scale"; });
+    return scale != arguments.end() && !args_[scale - arguments.begin()].isNone();
   }
 
   // The kernels walk along memory: the elements of all parts of one parameter must stand in one order, without gaps.

@@ -120,6 +120,13 @@ void equal(RankState&, const OpInfo& info, Stack& stack) {
   leave(info, stack, same);
 }
 
+// Ones where the row is the column: `rows` stand from `row` on in the part, `columns` from `column` on.
+void fill_diagonal(const at::Tensor& part, const layout::Range& rows, int64_t row, const layout::Range& columns, int64_t column) {
+  for (int64_t i = std::max(rows.begin, columns.begin), end = std::min(rows.end, columns.end); i < end; ++i) {
+    part.select(0, row + i - rows.begin).select(0, column + i - columns.begin).fill_(1);
+  }
+}
+
 // The ones of an identity matrix that this rank holds.
 void eye_out(RankState& state, const OpInfo& info, Stack& stack) {
   const at::Tensor out = argument(info, stack, info.num_args() - 1).toTensor();
@@ -129,15 +136,18 @@ void eye_out(RankState& state, const OpInfo& info, Stack& stack) {
   Meta& meta = *meta_of(out);
   check_writable(info, meta);
   drop_terms(meta);
-  for (const layout::Placement& placement : meta.spec->placements) {
-    TESSERA_CHECK(!placement.is_interleaved(), "[", info.name, "] into an interleaved ", meta.spec.str(), "; accepted: plain cuts. Redistribute the target first.");
-  }
-  const auto held = meta.spec.local_ranges(state.ctx.coord(meta.spec->mesh));
   {
     LocalScope scope;
     meta.local.zero_();
-    for (int64_t i = std::max(held[0].begin, held[1].begin), end = std::min(held[0].end, held[1].end); i < end; ++i) {
-      meta.local.select(0, i - held[0].begin).select(0, i - held[1].begin).fill_(1);
+    const auto held = meta.spec.local_runs(state.ctx.coord(meta.spec->mesh));
+    int64_t row = 0;
+    for (const layout::Range& rows : held[0]) {
+      int64_t column = 0;
+      for (const layout::Range& columns : held[1]) {
+        fill_diagonal(meta.local, rows, row, columns, column);
+        column += columns.size();
+      }
+      row += rows.size();
     }
   }
   note_write(meta);

@@ -87,10 +87,14 @@ Values placed(const Sizes& sizes, const Mesh& mesh, const Placements& placements
   });
 }
 
-std::vector<Placements> storages(const Mesh& mesh, int64_t dims) {
+std::vector<Placements> storages(const Mesh& mesh, const Sizes& sizes) {
+  const auto dims = static_cast<int64_t>(sizes.size());
   std::vector<layout::Placement> choices = {layout::Replicate()};
   for (int64_t dim = 0; dim < dims; ++dim) {
     choices.push_back(layout::Shard(dim));
+    if (sizes[dim] > 3 && sizes[dim] % 3 == 0) {
+      choices.push_back(layout::InterleavedShard(dim, 3));
+    }
   }
   return every_layout(mesh, dims, choices);
 }
@@ -103,7 +107,7 @@ TEST_P(Initialisers, GiveTheBitsOfOneDevice) {
   const Values one = on_one_device(sizes);
   for (const std::string text : {"tp=2", "tp=3", "dp=2,tp=2"}) {
     const Mesh mesh = Mesh::parse(text);
-    for (const Placements& placements : storages(mesh, static_cast<int64_t>(sizes.size()))) {
+    for (const Placements& placements : storages(mesh, sizes)) {
       SCOPED_TRACE(layout::str(mesh, placements));
       const Values many = placed(sizes, mesh, placements);
       ASSERT_EQ(one.size(), many.size());
@@ -163,7 +167,7 @@ TEST(Sparse, WorksOnPlacedParameters) {
   EXPECT_EQ((one[0].second == 0).sum(0).eq(3).all().item<bool>(), true) << one[0].second;  // ceil(0.4 * 7) in each column
   for (const std::string text : {"tp=2", "tp=3", "dp=2,tp=2"}) {
     const Mesh mesh = Mesh::parse(text);
-    for (const Placements& placements : storages(mesh, 2)) {
+    for (const Placements& placements : storages(mesh, Sizes(2, 4))) {
       SCOPED_TRACE(layout::str(mesh, placements));
       const Values many = comm::run_ranks(mesh.size(), [&] {
         auto linear = deferred(make);
