@@ -30,6 +30,14 @@ at::Tensor StackArgs::tensor(const char* name) {
   return value.isNone() ? at::Tensor() : value.toTensor();
 }
 
+void StackArgs::close_gaps() {
+  for (size_t i = begin_; i < stack_.size(); ++i) {
+    if (stack_[i].isTensor() && stack_[i].toTensor().defined() && !stack_[i].toTensor().is_non_overlapping_and_dense()) {
+      stack_[i] = stack_[i].toTensor().contiguous();
+    }
+  }
+}
+
 void StackArgs::run() { op_.callBoxed(stack_); }
 
 at::Tensor StackArgs::written() const {

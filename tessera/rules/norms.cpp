@@ -193,7 +193,19 @@ void run_weight_norm(const LocalCall& call, torch::jit::Stack& stack) {
   StackArgs args(*call.op, stack);
   const bool is_backward = args.has("grad_w");
   const at::Tensor v = args.tensor(is_backward ? "saved_v" : "v"), g = args.tensor(is_backward ? "saved_g" : "g");
-  v.numel() == 0 ? args.give(at::empty_like(v), at::empty_like(g)) : args.run();
+  if (v.numel() == 0) {
+    args.give(at::empty_like(v), at::empty_like(g));
+    return;
+  }
+  args.close_gaps();
+  args.run();
+}
+
+// The statistics of rows that are cut for this call.
+void run_row_norm_backward(const LocalCall& call, torch::jit::Stack& stack) {
+  StackArgs args(*call.op, stack);
+  args.close_gaps();
+  args.run();
 }
 
 }  // namespace
@@ -211,7 +223,7 @@ void add_norm_rules(RuleTable& table) {
   table.add("aten::_softmax_backward_data", softmax(decompose_softmax_backward));
   table.add("aten::_log_softmax_backward_data", softmax(decompose_log_softmax_backward));
   table.add("aten::native_layer_norm", {.map = row_norm_map, .shape = ShapeSource::kFactors});
-  table.add("aten::native_layer_norm_backward", {.map = row_norm_backward_map, .shape = ShapeSource::kFactors});
+  table.add("aten::native_layer_norm_backward", {.map = row_norm_backward_map, .local = run_row_norm_backward, .takes_interleaved = true, .shape = ShapeSource::kFactors});
   table.add_all({"aten::native_group_norm", "aten::native_group_norm_backward"},
                 {.map = group_norm_map, .local = run_group_norm, .shape = ShapeSource::kFactors});
   table.add_all({"aten::_weight_norm_interface", "aten::_weight_norm_interface_backward"},

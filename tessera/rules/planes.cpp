@@ -55,11 +55,12 @@ bool is_empty(const std::vector<layout::Range>& ranges) {
 
 // A rank without samples or channels has no planes; some kernels refuse that.
 void run_planes(const LocalCall& call, torch::jit::Stack& stack) {
+  StackArgs args(*call.op, stack);
   if (!is_empty(call.output_ranges[0])) {
-    call.op->callBoxed(stack);
+    args.close_gaps();
+    args.run();
     return;
   }
-  StackArgs args(*call.op, stack);
   const at::TensorOptions options = stack[stack.size() - call.op->schema().arguments().size()].toTensor().options();
   const auto empty = [&](size_t i) { return at::empty(sizes_of(call.output_ranges[i]), options.dtype(call.outputs[i]->dtype)); };
   call.outputs.size() == 1 ? args.give_value(empty(0)) : args.give(empty(0), empty(1));

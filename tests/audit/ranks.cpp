@@ -121,12 +121,13 @@ void put_held(at::Tensor& whole, const std::vector<std::vector<Range>>& runs, co
   runs.empty() ? whole.copy_(part) : whole.index_put_(indices, part);
 }
 
-// A cut whole keeps its strides' order, as a shard of a transposed tensor is transposed.
+// A part is a view of a tensor that was whole, as it is when a replicated operand is cut for one operator: kernels must not count
+// on its being contiguous.
 std::map<Coord, at::Tensor> distribute(const at::Tensor& value, const Spec& spec) {
   std::map<Coord, at::Tensor> parts;
   add_terms(value, spec, Coord(spec->placements.size()), 0, parts);
   for (auto& [coord, part] : parts) {
-    part = held_of(part, spec.local_runs(coord)).clone();
+    part = held_of(part.clone(), spec.local_runs(coord)).variable_data();
   }
   return parts;
 }

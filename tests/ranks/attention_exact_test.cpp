@@ -2,6 +2,7 @@
 
 #include <ATen/ops/scaled_dot_product_attention.h>
 #include <torch/csrc/autograd/autograd.h>
+#include <torch/csrc/autograd/function.h>
 
 #include "tessera/dtensor/attention.h"
 #include "tessera/dtensor/attention_op.h"
