@@ -1,5 +1,7 @@
 #include "tessera/dtensor/call_plan.h"
 
+#include <numeric>
+
 #include "tessera/base/error.h"
 #include "tessera/base/hash.h"
 #include "tessera/base/hints.h"
@@ -81,8 +83,15 @@ uint64_t program_key_of(const rules::Call& call) {
   return key;
 }
 
+// Whether a tensor of these sizes has these factors.
+bool has_sizes(const rules::FactorMap& map, const rules::TensorFactors& tensor, c10::IntArrayRef sizes) {
+  return std::equal(tensor.begin(), tensor.end(), sizes.begin(), sizes.end(), [&](const rules::DimFactors& dim, int64_t size) {
+    return std::accumulate(dim.begin(), dim.end(), int64_t{1}, [&](int64_t product, int factor) { return product * map.factors[factor].extent; }) == size;
+  });
+}
+
 bool is_reshape_like(const std::string& name) {
-  return name == "aten::view" || name == "aten::_unsafe_view";
+  return name == "aten::view" || name == "aten::_unsafe_view" || name == "aten::_reshape_alias";
 }
 
 template <typename Rule>
@@ -116,6 +125,7 @@ class Planner {
     map.keeps_runs = is_exact_of_runs || (local && !info_.rule->takes_interleaved);
     if (exact) plan_->per_sample = restrict_cuts(*exact, call_, map);
     if (from_factors) outputs_from_factors(info_, call_, map, *plan_, defined_);
+    check_out(map);
     const rules::Propagation decided = rules::propagate(call_, map, wishes_of(call_, forward_));
     if (!map.metadata_only) add_moves(decided);
     add_outputs(decided);
@@ -161,6 +171,21 @@ class Planner {
     const auto written = std::count_if(call_.operands.begin(), call_.operands.end(), [](const rules::Operand& operand) { return operand.is_written; });
     TESSERA_CHECK(written <= 1, "[", rules::describe(call_), "] is computed by other operators here, which would leave its ", written,
                   " out= arguments as they are (rank ", state_.ctx.rank, "). Call it without out=, and copy_ the results.");
+  }
+
+  // An out= argument has the size of the result. A rule that is given more operands than it knows may take it for another.
+  void check_out(const rules::FactorMap& map) const {
+    const char* instead = "). Call it without out=, and copy_ the result.";
+    for (const rules::Output& output : call_.outputs) {
+      if (output.written_operand < 0) continue;
+      const rules::Operand& operand = call_.operands.at(output.written_operand);
+      if (!info_.op.schema().arguments().at(operand.arg).is_out()) continue;
+      TESSERA_CHECK(output.sizes == operand.spec->sizes, "[", rules::describe(call_), "] gives ", c10::IntArrayRef(output.sizes), ", and out= is ",
+                    operand.spec.str(), ", which is not resized (rank ", state_.ctx.rank, instead);
+      const auto index = static_cast<size_t>(output.written_operand);
+      TESSERA_CHECK(index >= map.operands.size() || has_sizes(map, map.operands[index], output.sizes), "[", rules::describe(call_), "] cannot write into out=: its rule "
+                    "speaks of new results only (rank ", state_.ctx.rank, instead);
+    }
   }
 
   void read_call() {

@@ -4,6 +4,7 @@
 #include <ATen/ops/reshape.h>
 #include <ATen/ops/view.h>
 #include <ATen/ops/zeros.h>
+#include <c10/core/InferenceMode.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/graph_task.h>
 
@@ -59,6 +60,7 @@ struct Running {
   const Origin* origin;
   c10::SmallVector<at::Tensor, 2> written = {};
   MetaPtr base = {};
+  bool base_is_inference = false;
   std::optional<std::vector<IValue>> view_args = {};  // of a view that may have to be made again
   bool copied = false;  // a view whose part had to be copied
   int64_t next_view = 0;
@@ -110,6 +112,13 @@ void call_local(Running& run, Stack& stack) {
   }
 }
 
+// As on one device, a view is a tensor of inference mode if its base is one, whatever the mode is now.
+at::Tensor wrap_view(MetaPtr meta, bool base_is_inference) {
+  if (C10_LIKELY(c10::InferenceMode::is_enabled() == base_is_inference)) return wrap(std::move(meta));
+  const c10::InferenceMode mode_of_base(base_is_inference);
+  return wrap(std::move(meta));
+}
+
 at::Tensor wrap_output(Running& run, const CallPlan::Output& output, at::Tensor local) {
   if (!local.defined()) return local;
   if (output.move) local = run_move(run.state.ctx, *output.move, local, run.info.name.c_str());
@@ -124,6 +133,7 @@ at::Tensor wrap_output(Running& run, const CallPlan::Output& output, at::Tensor 
     } else {
       meta->root = run.base->root ? run.base->root : run.base;
     }
+    return wrap_view(std::move(meta), run.base_is_inference);
   }
   return wrap(std::move(meta));
 }
@@ -185,7 +195,10 @@ void run_plan(RankState& state, const OpInfo& info, const CallPlan& plan, const 
   Running run{state, info, plan, scan.origin};
   IValue* args = stack.data() + (stack.size() - info.num_args());
   if (info.writes) check_writes(info, args);
-  if (info.is_view && is_dtensor(args[0].toTensor())) run.base = MetaPtr::reclaim_copy(meta_of(args[0].toTensor()));
+  if (info.is_view && is_dtensor(args[0].toTensor())) {
+    run.base = MetaPtr::reclaim_copy(meta_of(args[0].toTensor()));
+    run.base_is_inference = args[0].toTensor().is_inference();
+  }
   prepare_operands(run, args);
   if (run.base && is_more_than_alias(run)) run.view_args.emplace(args + 1, args + info.num_args());
   for (const auto& [index, value] : plan.rewritten) args[index] = value;

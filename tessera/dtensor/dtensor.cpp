@@ -1,13 +1,12 @@
 #include "tessera/dtensor/dtensor.h"
 
 #include <ATen/core/Formatting.h>
-#include <ATen/ops/_lazy_clone.h>
-#include <torch/csrc/autograd/custom_function.h>
 
 #include "tessera/base/error.h"
 #include "tessera/base/hash.h"
 #include "tessera/base/hints.h"
 #include "tessera/dtensor/dispatch.h"
+#include "tessera/dtensor/layout_ops.h"
 #include "tessera/dtensor/observer.h"
 #include "tessera/dtensor/pending.h"
 #include "tessera/dtensor/registry.h"
@@ -41,8 +40,6 @@ Meta* require_value(const at::Tensor& tensor, const char* what) {
   return meta;
 }
 
-Placements replicate_all(const Mesh& mesh) { return Placements(mesh.ndim()); }
-
 // The part of `tensor` at these runs of each dim, in memory of its own.
 at::Tensor part_of(const at::Tensor& tensor, const std::vector<std::vector<layout::Range>>& runs) {
   at::Tensor part = tensor;
@@ -54,78 +51,9 @@ at::Tensor part_of(const at::Tensor& tensor, const std::vector<std::vector<layou
   return part.is_same(tensor) ? tensor.clone() : part.clone(at::MemoryFormat::Contiguous);
 }
 
-at::Tensor moved_to(RankState& state, Meta& meta, const Spec& to, const char* what) {
-  if (meta.spec == to) return meta.local;
-  at::Tensor local = run_move(state.ctx, *state.moves.find_or_plan(meta.spec, to), meta.local, what);
-  if (meta.spec->has_partial && !to->has_partial && meta.spec->mesh == to->mesh) meta.replace(local, to);
-  return local;
-}
-
 Spec spec_like(const Spec& spec, const Mesh& mesh, const Placements& placements) {
   return Spec::make(mesh, placements, spec->sizes, spec->strides, spec->dtype, spec->labels);
 }
-
-// The part under another name; writes to it count as writes to the tensor's memory.
-at::Tensor shared_part(const Meta& meta) {
-  const at::Tensor& owner = meta.memory().local;
-  if (!owner.is_inference() && !meta.local.is_inference()) {
-    meta.local.unsafeGetTensorImpl()->set_version_counter(owner.unsafeGetTensorImpl()->version_counter());
-  }
-  return meta.local.detach();
-}
-
-struct SpecHolder : torch::CustomClassHolder {
-  explicit SpecHolder(Spec held) : spec(held) {}
-  Spec spec;
-};
-
-// A part of its own, if `local` is still that of `meta`.
-at::Tensor unshared(const Meta& meta, at::Tensor local) {
-  LocalScope scope;
-  if (!local.is_alias_of(meta.local)) return local;
-  return local.sizes() == meta.local.sizes() ? at::_lazy_clone(local) : local.clone();
-}
-
-// The tensor itself for autograd, elsewhere placed. Its gradient goes back to the mesh that it came from.
-class Redistributed : public torch::autograd::Function<Redistributed> {
- public:
-  static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor& tensor, const c10::intrusive_ptr<SpecHolder>& to) {
-    RankState& state = RankState::require();
-    Meta* meta = meta_of(tensor);
-    const Origin* origin = meta->origin;
-    ctx->saved_data["spec"] = c10::IValue::make_capsule(c10::make_intrusive<SpecHolder>(meta->spec));
-    state.ctx.program.note("redistribute", base::hash_combine(meta->spec->hash, to->spec->hash));
-    at::Tensor local = moved_to(state, *meta, to->spec, "redistribute");
-    return wrap(unshared(*meta, std::move(local)), to->spec, origin);
-  }
-
-  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* ctx, torch::autograd::variable_list grads) {
-    const auto holder = c10::static_intrusive_pointer_cast<SpecHolder>(ctx->saved_data["spec"].toCapsule());
-    const Spec& from = holder->spec;
-    if (!grads[0].defined() || !is_dtensor(grads[0]) || meta_of(grads[0])->spec->mesh == from->mesh) return {grads[0], at::Tensor()};
-    return {redistribute(grads[0], from->mesh, without_partial(from->placements)), at::Tensor()};
-  }
-};
-
-// Leaves the rank's part (or the whole value) to plain autograd, and takes the gradient back.
-class ToPlain : public torch::autograd::Function<ToPlain> {
- public:
-  static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor& tensor, bool whole) {
-    RankState& state = RankState::require();
-    Meta* meta = meta_of(tensor);
-    const Mesh mesh = meta->spec->mesh;
-    state.ctx.program.note(whole ? "full_tensor" : "to_local", meta->spec->hash);
-    at::Tensor local = whole ? moved_to(state, *meta, meta->spec.with(replicate_all(mesh)), "full_tensor") : meta->local;
-    const Placements back = whole ? replicate_all(mesh) : without_partial(meta->spec->placements);
-    ctx->saved_data["spec"] = c10::IValue::make_capsule(c10::make_intrusive<SpecHolder>(meta->spec.with(back)));
-    return whole ? unshared(*meta, std::move(local)) : shared_part(*meta);
-  }
-
-  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* ctx, torch::autograd::variable_list grads) {
-    const auto holder = c10::static_intrusive_pointer_cast<SpecHolder>(ctx->saved_data["spec"].toCapsule());
-    return {grads[0].defined() ? wrap(grads[0].contiguous(), holder->spec) : at::Tensor(), at::Tensor()};
-  }
-};
 
 }  // namespace
 
@@ -168,37 +96,40 @@ at::Tensor from_local(const at::Tensor& local, const Mesh& mesh, const Placement
   TESSERA_CHECK(local.sizes() == c10::IntArrayRef(expected), "[from_local] rank ", state.ctx.rank, " passed a part of ", local.sizes(), " where ",
                 spec.str(), " gives it ", c10::IntArrayRef(expected), "; ",
                 base::in_language("pass the global sizes", "pass shape=, the global one,"), " if the parts differ");
+  state.ctx.program.note("from_local", spec->hash);
   at::Tensor result = wrap(local.detach(), spec);
   if (local.requires_grad()) result.set_requires_grad(true);
   return result;
 }
 
 at::Tensor to_local(const at::Tensor& tensor) {
-  require_value(tensor, "to_local");
-  return ToPlain::apply(tensor, false);
+  require_value(unwrapped(tensor), "to_local");
+  TESSERA_CHECK(unwrapped(tensor).dim() == tensor.dim(), "[to_local] vmap maps over a dim of the DTensor, ", meta_of(unwrapped(tensor))->spec.str(),
+                ": which part of one sample a rank has depends on that dim. Take ", base::in_library("full_tensor(x)"), ", or to_local outside of vmap.");
+  return call_to_plain(tensor, /*whole=*/false);
 }
 
 at::Tensor full_tensor(const at::Tensor& tensor) {
-  if (!is_dtensor(tensor)) return tensor;
-  require_value(tensor, "full_tensor");
-  return ToPlain::apply(tensor, true);
+  if (!is_dtensor(unwrapped(tensor))) return tensor;
+  require_value(unwrapped(tensor), "full_tensor");
+  return call_to_plain(tensor, /*whole=*/true);
 }
 
 at::Tensor redistribute(const at::Tensor& tensor, const Mesh& mesh, const Placements& placements) {
   RankState::require();
-  const Meta* meta = require_value(tensor, "redistribute");
-  return Redistributed::apply(tensor, c10::make_intrusive<SpecHolder>(spec_like(meta->spec, mesh, placements)));
+  const Meta* meta = require_value(unwrapped(tensor), "redistribute");
+  return call_redistribute(tensor, spec_like(meta->spec, mesh, placements));
 }
 
 at::Tensor redistribute(const at::Tensor& tensor, const Placements& placements) {
-  return redistribute(tensor, require_dtensor(tensor, "redistribute")->spec->mesh, placements);
+  return redistribute(tensor, require_dtensor(unwrapped(tensor), "redistribute")->spec->mesh, placements);
 }
 
 at::Tensor redistribute(const at::Tensor& tensor, std::string_view placements) {
-  return redistribute(tensor, layout::parse_placements(require_dtensor(tensor, "redistribute")->spec->mesh, placements));
+  return redistribute(tensor, layout::parse_placements(require_dtensor(unwrapped(tensor), "redistribute")->spec->mesh, placements));
 }
 
-const Spec& spec_of(const at::Tensor& tensor) { return require_dtensor(tensor, "spec_of")->spec; }
+const Spec& spec_of(const at::Tensor& tensor) { return require_dtensor(unwrapped(tensor), "spec_of")->spec; }
 
 std::string to_string(const at::Tensor& tensor) {
   const Meta* meta = require_dtensor(tensor, "to_string");

@@ -20,7 +20,8 @@ at::Tensor distribute(const at::Tensor& tensor, const layout::Mesh& mesh, const 
 at::Tensor distribute(const at::Tensor& tensor, const layout::Mesh& mesh, std::string_view placements);
 
 // A DTensor made of the ranks' parts. `sizes` are the global ones; left out, they are the parts' sizes times the ranks that
-// cut each dim, and every part must then have the same size. Throws if this rank's part has another size than the layout gives it. No communication.
+// cut each dim, and every part must then have the same size (or the next collective throws DivergenceError). Throws if this
+// rank's part has another size than the layout gives it. No communication.
 at::Tensor from_local(const at::Tensor& local, const layout::Mesh& mesh, const layout::Placements& placements,
                       std::optional<std::vector<int64_t>> sizes = std::nullopt);
 

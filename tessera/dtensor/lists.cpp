@@ -205,22 +205,25 @@ class FusedUpdate {
   }
 
  private:
+  static constexpr size_t kGradients = 1;  // the argument after the parameters
+
   at::Tensor whole(const at::Tensor& tensor) { return part_at(state_, info_, tensor, Placements(meta_of(tensor)->spec->mesh.ndim())); }
 
   c10::List<at::Tensor> local_column(size_t arg) {
     const auto parameters = args_[0].toListRef();
+    const bool written = writes(arg);
     c10::List<at::Tensor> locals;
     for (const IValue& item : args_[arg].toListRef()) {
-      locals.push_back(local(item.toTensor(), parameters[locals.size()].toTensor(), info_.args[arg].written));
+      locals.push_back(local(item.toTensor(), parameters[locals.size()].toTensor(), arg, written));
     }
     return locals;
   }
 
   // The part of what belongs to `parameter`, where the parameter is.
-  at::Tensor local(const at::Tensor& tensor, const at::Tensor& parameter, bool written) {
+  at::Tensor local(const at::Tensor& tensor, const at::Tensor& parameter, size_t arg, bool written) {
     if (!is_dtensor(parameter) || tensor.sizes() != parameter.sizes()) return single(tensor, parameter);  // a step count
     const Spec& spec = meta_of(parameter)->spec;
-    if (!is_dtensor(tensor)) return part_of_plain(tensor, parameter, written);
+    if (!is_dtensor(tensor)) return part_of_plain(tensor, parameter, arg, written);
     const bool was_partial = meta_of(tensor)->spec->has_partial;
     const at::Tensor found = part_at(state_, info_, tensor, spec->placements);
     if (written && !was_partial && !(meta_of(tensor)->spec->placements == spec->placements)) {
@@ -230,28 +233,25 @@ class FusedUpdate {
   }
 
   // A plain tensor is the whole value on every rank; what a scaled step writes into a gradient goes back there.
-  at::Tensor part_of_plain(const at::Tensor& tensor, const at::Tensor& parameter, bool written) {
+  at::Tensor part_of_plain(const at::Tensor& tensor, const at::Tensor& parameter, size_t arg, bool written) {
     const Spec& spec = meta_of(parameter)->spec;
-    TESSERA_CHECK(!written || spec->is_replicated || is_gradient(tensor), "[", info_.name, "] cannot write the state of a parameter ", spec.str(),
+    TESSERA_CHECK(!written || spec->is_replicated || arg == kGradients, "[", info_.name, "] cannot write the state of a parameter ", spec.str(),
                   " into a plain tensor: each rank would keep another part (rank ", state_.ctx.rank,
                   "). Make the state from the parameter (zeros_like), or let the optimizer make it.");
     const Spec from = Spec::make(spec->mesh, Placements(spec->mesh.ndim()), tensor.sizes(), tensor.strides(), tensor.scalar_type());
     const Spec to = from.with(spec->placements);
     const at::Tensor part = run_move(state_.ctx, *state_.moves.find_or_plan(from, to), tensor, info_.name.c_str());
-    if (written && !spec->is_replicated && is_scaled()) elsewhere_.emplace_back(tensor, wrap(part, to));
+    if (written && !spec->is_replicated) elsewhere_.emplace_back(tensor, wrap(part, to));
     return in_order(part, meta_of(parameter)->local, written);
   }
 
-  bool is_gradient(const at::Tensor& tensor) const {
-    const auto list = args_[1].toListRef();
-    return std::any_of(list.begin(), list.end(), [&](const IValue& item) { return item.toTensor().is_same(tensor); });
-  }
-
-  // Whether the step divides the gradients by a loss scale, in place; it only reads them otherwise.
-  bool is_scaled() const {
+  // Gradients are only read, unless the step divides them by a loss scale, in place.
+  bool writes(size_t arg) const {
+    if (arg != kGradients) return info_.args[arg].written;
     const auto& arguments = info_.op.schema().arguments();
     const auto scale = std::find_if(arguments.begin(), arguments.end(), [](const c10::Argument& argument) { return argument.name() == "grad_scale"; });
-    return scale != arguments.end() && !args_[scale - arguments.begin()].isNone();
+    TESSERA_ASSERT(scale != arguments.end());
+    return !args_[scale - arguments.begin()].isNone();
   }
 
   // The kernels walk along memory: the elements of all parts of one parameter must stand in one order, without gaps.

@@ -67,6 +67,7 @@ void register_all() {
     if (!aten && name.name.rfind("tessera::", 0) != 0) continue;
     const auto op = dispatcher.findSchema(name);
     if (!op || !takes_tensor(op->schema())) continue;
+    if (op->hasKernelForDispatchKey(kKey)) continue;  // one of our own, which is no computation
     if (decomposes(*op)) continue;
     register_op(all, *op);
   }

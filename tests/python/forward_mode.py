@@ -55,6 +55,32 @@ TRANSFORMS = {
 }
 
 
+MESH = tessera.Mesh("tp=2")
+
+
+def moving(layout, operation):
+    """Redistributed to a layout inside of operations."""
+    return lambda a: operation(operation(a).redistribute(placements=f"{{tp: {layout}}}"))
+
+
+# Of a DTensor, what moves its value; beside it the same of a plain tensor, and where the result lies, if it is this rank's part: None
+# for that of the operand. The terms of a Partial are computed with linearly.
+MOVES = {
+    **{f"redistribute to {layout}": (moving(layout, torch.sin), lambda a: a.sin().sin(), "R") for layout in LAYOUTS},
+    "full_tensor": (lambda a: (a * 2).full_tensor().sin(), lambda a: (a * 2).sin(), "R"),
+    "to_local": (lambda a: (a * 2).to_local() * 3, lambda a: a * 6, None),
+    "to_local of what is cut": (lambda a: a.redistribute(placements="{tp: S(1)}").to_local().sin(), torch.sin, "S(1)"),
+}
+
+# Made of all of them: how it is differentiated, and what.
+MOVED = {
+    "jacfwd": (torch.func.jacfwd, lambda a, move, whole: whole(move(a.sin())).sin().sum(0)),
+    "hessian": (torch.func.hessian, lambda a, move, whole: whole(move(a.sin())).sin().sum()),
+    "jacrev": (torch.func.jacrev, lambda a, move, whole: whole(move(a.sin())).sin().sum(0)),
+    "grad_of_grad": (lambda f: torch.func.grad(lambda a: torch.func.grad(f)(a).square().sum()), lambda a, move, whole: whole(move(a.sin())).sin().sum()),
+}
+
+
 def by_jvp(function, primals, tangents):
     return torch.func.jvp(function, primals, tangents)
 
@@ -66,7 +92,7 @@ def by_levels(function, primals, tangents):
 
 
 def placed(tensor, layout):
-    return tensor if layout == "plain" else tessera.distribute_tensor(tensor, tessera.Mesh("tp=2"), f"{{tp: {layout}}}")
+    return tensor if layout == "plain" else tessera.distribute_tensor(tensor, MESH, f"{{tp: {layout}}}")
 
 
 def check_close(name, got, want):
@@ -81,6 +107,50 @@ def check(name, way, layouts):
     got = way(function, tuple(map(placed, (A, B), layouts)), tuple(placed(t, layout) if layout else None for t, layout in zip(tangents, layouts[2:])))
     for value, right in zip(got, want):
         check_close(f"{way.__name__} of {name}, {layouts}", value, right)
+
+
+def check_whole(name, got, want, layout):
+    """`got` is plain, a rank's part in this layout, or a DTensor."""
+    if not isinstance(got, tessera.DTensor):
+        got = tessera.from_local(got.detach(), MESH, f"{{tp: {layout}}}")
+    check_close(name, got, want)
+
+
+def times(a, b):
+    return (a * b.redistribute(placements="{tp: R}")).full_tensor()
+
+
+def check_moves():
+    """redistribute, to_local and full_tensor."""
+    for (name, (function, plain, result)), way, layout, along in itertools.product(MOVES.items(), (by_jvp, by_levels), LAYOUTS, (*LAYOUTS, "plain")):
+        for got, want in zip(way(function, (placed(A, layout),), (placed(ALONG_A, along),)), way(plain, (A,), (ALONG_A,))):
+            check_whole(f"{way.__name__} of {name}, {layout} along {along}", got, want, result or layout)
+    yield "moves"
+    for (name, (transform, function)), layout, to in itertools.product(MOVED.items(), LAYOUTS, LAYOUTS):
+        got = transform(lambda a: function(a, lambda b: b.redistribute(placements=f"{{tp: {to}}}"), tessera.full_tensor))(placed(A, layout))
+        check_whole(f"{name}, {layout} to {to}", got, transform(lambda a: function(a, lambda b: b, lambda b: b))(A), "R")
+    for layout in LAYOUTS:
+        got = torch.func.jacfwd(lambda a: a.to_local() * 3)(placed(A, layout))
+        check_whole(f"jacfwd of to_local, {layout}", got, torch.func.jacfwd(lambda a: a * 3)(A), layout)
+        for dim, other in ((0, A[0]), (1, A[:, 0])):
+            got = torch.func.vmap(lambda a: times(a.sin().redistribute(placements="{tp: S(0)}"), placed(other, "S(0)")), dim)(placed(A, layout))
+            check_whole(f"vmap over {dim}, {layout}", got, torch.func.vmap(lambda a: a.sin() * other, dim)(A), "R")
+    yield "moved"
+
+
+def check_refusals():
+    """What has no derivative, and what vmap hides."""
+    for name, function, words in (
+        ("terms of a maximum", lambda: by_jvp(lambda a: a.to_local(), (placed(A, "P(max)"),), (placed(ALONG_A, "R"),)), "no derivative of their own"),
+        ("a sample's part", lambda: torch.func.vmap(lambda a: a.to_local())(placed(A, "S(1)")), "outside of vmap"),
+    ):
+        try:
+            function()
+        except RuntimeError as error:
+            assert words in str(error), f"{name}: {error}"
+        else:
+            raise AssertionError(f"{name}: not refused")
+    yield "refusals"
 
 
 def check_all():
@@ -100,6 +170,8 @@ def check_all():
         for layout in LAYOUTS:
             check_close(f"{name}, {layout}", derivative(placed(A, layout)), derivative(A))
         yield name
+    yield from check_moves()
+    yield from check_refusals()
     tessera.numerics("exact")
     for layout in ("S(0)", "R"):
         check("attention", by_levels, (layout,) * 4)

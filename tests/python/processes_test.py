@@ -37,7 +37,7 @@ class ProcessesTest(unittest.TestCase):
     def test_forward_mode(self):
         done = torchrun("forward-mode")
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
-        self.assertEqual(done.stdout.split(), [*forward_mode.FUNCTIONS, "layouts", *forward_mode.TRANSFORMS, "exact"], done.stdout + done.stderr)
+        self.assertEqual(done.stdout.split(), [*forward_mode.FUNCTIONS, "layouts", *forward_mode.TRANSFORMS, "moves", "moved", "refusals", "exact"], done.stdout + done.stderr)
 
     def test_an_exception_reaches_the_other_ranks(self):
         done = torchrun("fail")

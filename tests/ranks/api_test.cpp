@@ -88,12 +88,24 @@ TEST(Make, WrongPartsAreRefused) {
   EXPECT_SAYS(failure_on(2, [](int64_t) { spec_of(at::Tensor()); }), "expected a DTensor");
 }
 
-TEST(Make, UnevenPartsWithoutSizesAreRefusedOnEveryRank) {
-  const std::string error = failure_on(2, [](int64_t rank) {
-    const at::Tensor x = from_local(at::ones({rank == 0 ? 3 : 2, 2}), pair(), {Shard(0)});
-    x.sum().item();
-  });
-  EXPECT_NE(error, "");
+TEST(Make, UnevenPartsWithoutSizesAreToldByTheNextCollective) {
+  const auto attempt = [](const char* placements, const std::function<void(const at::Tensor&)>& next) {
+    return failure_on(2, [&](int64_t rank) {
+      next(from_local(at::ones({rank == 0 ? 3 : 2, 2}), pair(), layout::parse_placements(pair(), placements)));
+      full_tensor(distribute(at::ones({2}), pair(), "{a: P}"));
+    });
+  };
+  const std::vector<std::function<void(const at::Tensor&)>> calls = {
+      [](const at::Tensor&) {},
+      [](const at::Tensor& x) { x.mul(2); },
+      [](const at::Tensor& x) { x.sum().item(); },
+      [](const at::Tensor& x) { full_tensor(x); },
+      [](const at::Tensor& x) { redistribute(x, {Replicate()}); },
+  };
+  for (const char* placements : {"{a: S(0)}", "{a: R}", "{a: P}"}) {
+    for (const auto& call : calls) EXPECT_SAYS(attempt(placements, call), "ran from_local, rank 1 ran from_local with other shapes");
+    EXPECT_SAYS(attempt(placements, [](const at::Tensor& x) { x.size(0) == 3 ? x.relu() : x.exp(); }), "ran from_local with other shapes");
+  }
 }
 
 TEST(Read, ToLocalIsDifferentiable) {

@@ -214,10 +214,11 @@ TEST(Lists, FusedOptimizersStepParametersThatLieAnywhere) {
     step.run(expected);
     run_on(mesh, [&](int64_t) {
       for (uint64_t seed = 0; seed < 12; ++seed) {
-        for (Lie lie : {Lie::kCut, Lie::kAnywhere}) {
+        for (Lie lie : {Lie::kCut, Lie::kAnywhere, Lie::kAnywhereOrPlain}) {  // of the gradients
           Layouts layouts(mesh, seed);
+          const Lie of_state = lie == Lie::kCut ? Lie::kCut : Lie::kAnywhere;
           Fused found{layouts.spread_all(start.parameters, Lie::kCut), layouts.spread_all(start.gradients, lie), layouts.spread_all(start.first, Lie::kCut),
-                      layouts.spread_all(start.second, lie), layouts.spread_all(start.largest, Lie::kCut), fused_values().steps};
+                      layouts.spread_all(start.second, of_state), layouts.spread_all(start.largest, Lie::kCut), fused_values().steps};
           step.run(found);
           const std::string what = c10::str(step.name, " seed ", seed);
           expect_equal(found.parameters, expected.parameters, what + " parameters");

@@ -247,6 +247,41 @@ TEST(Writes, OfSeveralOutArgumentsThrowWhereTheOperatorIsTakenApart) {
   EXPECT_EQ(attempt("{a: R}"), "");
 }
 
+TEST(Writes, OfOutArgumentsThatTheOperatorCannotFillSayWhatToCall) {
+  const Mesh mesh = Mesh::parse("a=2");
+  const auto make = [&](c10::IntArrayRef sizes) { return distribute(at::zeros(sizes, at::kDouble), mesh, "{a: R}"); };
+  using Attempt = std::function<void(const at::Tensor& x)>;
+  const std::vector<std::tuple<const char*, const char*, Attempt>> attempts = {
+      {"add", "not resized", [&](const at::Tensor& x) { at::Tensor out = make({0}); at::add_out(out, x, x); }},
+      {"add", "[4, 4], and out= is float64[0, 4] {a: R}", [&](const at::Tensor& x) { at::Tensor out = make({0, 4}); at::add_out(out, x, x); }},
+      {"mm", "not resized", [&](const at::Tensor& x) { at::Tensor out = make({0}); at::mm_out(out, x, x); }},
+      {"sum", "not resized", [&](const at::Tensor& x) { at::Tensor out = make({0}); at::sum_out(out, x, c10::IntArrayRef({0})); }},
+      {"cat", "not resized", [&](const at::Tensor& x) { at::Tensor out = make({0}); at::cat_out(out, {x, x}); }},
+      {"stack", "not resized", [&](const at::Tensor& x) { at::Tensor out = make({0}); at::stack_out(out, {x, x}); }},
+      {"stack", "new results only", [&](const at::Tensor& x) { at::Tensor out = make({2, 4, 4}); at::stack_out(out, {x, x}); }},
+  };
+  for (const char* placements : {"{a: R}", "{a: S(0)}", "{a: P}"}) {
+    for (const auto& [name, words, attempt] : attempts) {
+      const std::string message = failure_on(2, [&](int64_t) { attempt(spread(integers({4, 4}), mesh, layout::parse_placements(mesh, placements))); });
+      EXPECT_SAYS(message, std::string("[") + name);
+      EXPECT_SAYS(message, words);
+      EXPECT_SAYS(message, "Call it without out=, and copy_ the result.");
+    }
+  }
+  const std::string of_norm = failure_on(2, [&](int64_t) {
+    at::Tensor out = make({4, 3, 2}), mean = make({3}), deviation = make({3});
+    at::native_batch_norm_out(out, mean, deviation, distribute(waves({4, 3, 2}), mesh, "{a: R}"), {}, {}, make({3}), make({3}), true, 0.1, 1e-5);
+  });
+  EXPECT_SAYS(of_norm, "[native_batch_norm");
+  EXPECT_SAYS(of_norm, "Call it without out=, and copy_ the result.");
+  run_on(mesh, [&](int64_t) {
+    at::Tensor out = make({8, 4});
+    const at::Tensor x = distribute(integers({4, 4}), mesh, "{a: S(0)}");
+    at::cat_out(out, {x, x});
+    EXPECT_TRUE(at::equal(full_tensor(out), at::cat({integers({4, 4}), integers({4, 4})})));
+  });
+}
+
 TEST(Writes, OfTheResultOfRedistributeAndFullTensorStayThere) {
   const at::Tensor value = integers({5, 4});
   on_layouts(2, [&](const Mesh& mesh, const Placements& placements) {
