@@ -12,6 +12,8 @@
 #include "tessera/dtensor/dispatch.h"
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/dtensor/lists.h"
+#include "tessera/dtensor/whole_ops.h"
+#include "tessera/rules/exact.h"
 #include "tessera/dtensor/random_ops.h"
 #include "tessera/dtensor/views.h"
 
@@ -38,7 +40,7 @@ at::Tensor whole_local(RankState& state, const OpInfo& info, const at::Tensor& t
 void alias(RankState& state, const OpInfo& info, Stack& stack) {
   const at::Tensor self = argument(info, stack, 0).toTensor();
   state.ctx.program.note(info.name.c_str(), meta_of(self)->spec->hash);
-  leave(info, stack, wrap(MetaPtr::reclaim_copy(meta_of(self))));
+  leave(info, stack, wrap_view(MetaPtr::reclaim_copy(meta_of(self)), self.is_inference()));
 }
 
 void item(RankState& state, const OpInfo& info, Stack& stack) {
@@ -70,6 +72,18 @@ void whole_call(RankState& state, const OpInfo& info, Stack& stack) {
     const at::Tensor local = stack[i].toTensor();
     stack[i] = wrap(local, Spec::make(*mesh, layout::Placements(mesh->ndim()), local.sizes(), local.strides(), local.scalar_type()));
   }
+}
+
+// A whole_op: a sum over samples among others, of which `exact` knows nothing.
+void whole_function(RankState& state, const OpInfo& info, Stack& stack) {
+  TESSERA_ASSERT(!info.writes, info.name, " would write into what it gathered");
+  for (size_t i = 0; state.lattice && i < info.num_args(); ++i) {
+    for_each_tensor({argument(info, stack, i)}, [&](const at::Tensor& tensor, int, int) {
+      TESSERA_CHECK(!is_dtensor(tensor) || !rules::holds_samples(meta_of(tensor)->spec->labels), "[", info.name, "] numerics exact: no exact rule for this operator on ",
+                    meta_of(tensor)->spec.str(), ", which holds samples of the step (rank ", state.ctx.rank, "). Call it on full_tensor(x), outside of what is trained, or use numerics fast.");
+    });
+  }
+  whole_call(state, info, stack);
 }
 
 // Draws according to values (multinomial, poisson): as one device does, on every rank. Only `stock` has a stream for them.
@@ -227,7 +241,8 @@ SpecialKernel find_special(const std::string& op) {
   };
   if (op.starts_with("aten::_foreach_") && op.find("out") == std::string::npos) return foreach_call;
   const auto found = table.find(op);
-  return found == table.end() ? nullptr : found->second;
+  if (found != table.end()) return found->second;
+  return is_whole_op(op) ? whole_function : nullptr;
 }
 
 }  // namespace tessera::dtensor
