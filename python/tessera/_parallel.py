@@ -7,7 +7,6 @@ from typing import TypeVar
 import torch
 
 from tessera import _C
-from tessera._C import is_deferred
 from tessera._ranks import ensure_rank, rank
 from tessera._tensor import full_tensor
 
@@ -24,6 +23,12 @@ def deferred(make: Callable[[], T]) -> T:
         return make()
 
 
+def is_deferred(value: torch.Tensor | torch.nn.Module) -> bool:
+    """Whether the tensor, or any parameter of the module, was made by `deferred` and has no values yet."""
+    tensors = value.parameters() if isinstance(value, torch.nn.Module) else [value]
+    return any(map(_C.is_deferred, tensors))
+
+
 def generate_plan(model: torch.nn.Module, devices: int | None = None, *, mesh: _C.Mesh | str | None = None, sequence_parallel: bool = False,
                   heads: int = 0, kv_heads: int = 0, lattice: str = "") -> _C.Plan:
     """A plan from rules for `devices` ranks (all of the job, unless said otherwise), or for a mesh such as "dp=2,tp=2".
@@ -35,15 +40,16 @@ def generate_plan(model: torch.nn.Module, devices: int | None = None, *, mesh: _
     return _C.generate_plan(model, devices, mesh, sequence_parallel, heads, kv_heads, lattice)
 
 
-def parallelize(model: Model, plan: _C.Plan, optimizer: torch.optim.Optimizer | None = None, *, accumulate: int = 1) -> Model:
+def parallelize(model: Model, plan: _C.Plan | _C.Mesh | str, optimizer: torch.optim.Optimizer | None = None, *, accumulate: int = 1) -> Model:
     """Makes the model's parameters and buffers DTensors as the plan says, in place, and returns the model.
 
+    A mesh, or text such as "dp=2,tp=2", stands for generate_plan(model, mesh=mesh).
     Tied parameters and an optimizer built before or after stay valid; give one that has taken steps, so that its state is
     placed too. From now on the model's forward cuts the tensors it is given over the plan's batch axes; every rank passes the
     whole batch. A step is `accumulate` forward passes with gradients. Collective over the plan's mesh.
     """
     ensure_rank()
-    passes = _C.place(model, plan)
+    passes = _C.place(model, plan if isinstance(plan, _C.Plan) else generate_plan(model, mesh=plan))
     for parameter, state in (optimizer.state.items() if optimizer else ()):
         for value in state.values():
             if isinstance(value, torch.Tensor):

@@ -17,7 +17,8 @@ def run_ranks(body: Callable[[], T], ranks: int, *, deadline: float = 60.0) -> T
     """Runs `body()` on `ranks` threads, each a rank, and returns what rank 0 returned.
 
     A rank that waits `deadline` seconds for the others throws. When one raises, the others are woken, and its exception is
-    raised here, with its traceback and a note that says which rank it was.
+    raised here, with its traceback and a note that says which rank it was. Ctrl-C raises KeyboardInterrupt on every rank, and
+    here once all have ended: a rank that sleeps wakes up first.
     """
 
     def of_rank() -> T:
@@ -59,9 +60,12 @@ def join(group: "torch.distributed.ProcessGroup | None" = None, *, deadline: flo
 
 
 def _leave():
-    """An exception that ended the program reaches the other ranks."""
+    """An exception that ended the program reaches the other ranks. What ended this rank while it waited for them gets a line."""
     error = getattr(sys, "last_value", None)
-    _C.leave(f"{type(error).__name__}: {error}" if error else None)
+    try:
+        _C.leave(f"{type(error).__name__}: {error}" if error else None)
+    except RuntimeError as failure:
+        print(f"tessera: {failure}", file=sys.stderr)
 
 
 def rank() -> int:

@@ -144,7 +144,9 @@ at::Tensor attention_by_parts(const at::Tensor& query, const at::Tensor& key, co
 }
 
 void register_attention_kernel(KernelRegistry& registry) {
-  registry.library("aten", c10::DispatchKey::AutogradPrivateUse3).impl("scaled_dot_product_attention", TORCH_FN(attention_kernel));
+  for (const c10::DispatchKey key : {c10::DispatchKey::AutogradPrivateUse3, kKey}) {  // tensors of inference mode have no key of autograd
+    registry.library("aten", key).impl("scaled_dot_product_attention", TORCH_FN(attention_kernel));
+  }
 }
 
 }  // namespace tessera::dtensor

@@ -4,7 +4,6 @@
 #include <ATen/ops/reshape.h>
 #include <ATen/ops/view.h>
 #include <ATen/ops/zeros.h>
-#include <c10/core/InferenceMode.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/graph_task.h>
 
@@ -110,13 +109,6 @@ void call_local(Running& run, Stack& stack) {
   } else {
     run.info.op.callBoxed(stack);
   }
-}
-
-// As on one device, a view is a tensor of inference mode if its base is one, whatever the mode is now.
-at::Tensor wrap_view(MetaPtr meta, bool base_is_inference) {
-  if (C10_LIKELY(c10::InferenceMode::is_enabled() == base_is_inference)) return wrap(std::move(meta));
-  const c10::InferenceMode mode_of_base(base_is_inference);
-  return wrap(std::move(meta));
 }
 
 at::Tensor wrap_output(Running& run, const CallPlan::Output& output, at::Tensor local) {

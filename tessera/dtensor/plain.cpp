@@ -1,5 +1,7 @@
 #include "tessera/dtensor/plain.h"
 
+#include <utility>
+
 #include <ATen/ops/empty.h>
 #include <ATen/ops/lt.h>
 #include <c10/core/AutogradState.h>
@@ -54,16 +56,36 @@ at::Tensor in_region(const RankState& state, at::Tensor plain) {
   return replicated(*region, std::move(plain));
 }
 
-// Kernels on plain tensors, which run below autograd, need memory of their own. (So does torch::empty, whose memory is plain then.)
+// Whether a kernel asks, which needs memory of its own. Kernels run below autograd. So does torch::zeros of a C++ program, which
+// looks the same from here; of a Python program the front places what its factories made.
 bool is_memory_of_kernel(const c10::OperatorHandle& op) {
-  return op.operator_name().name.starts_with("aten::empty") && c10::impl::tls_is_dispatch_key_excluded(c10::DispatchKey::ADInplaceOrView);
+  if (!c10::impl::tls_is_dispatch_key_excluded(c10::DispatchKey::ADInplaceOrView)) return false;
+  return base::language() == base::Language::kPython || op.operator_name().name.starts_with("aten::empty");
+}
+
+thread_local bool in_plain_operator = false;
+
+// While it lives, factories give plain tensors.
+class PlainOperator {
+ public:
+  PlainOperator() : previous_(std::exchange(in_plain_operator, true)) {}
+  ~PlainOperator() { in_plain_operator = previous_; }
+  PlainOperator(const PlainOperator&) = delete;
+  PlainOperator& operator=(const PlainOperator&) = delete;
+
+ private:
+  bool previous_;
+};
+
+// What a factory left on the stack, where the program expects it.
+void place_made(const RankState& state, const c10::OperatorHandle& op, Stack* stack) {
+  if (!in_plain_operator && !is_memory_of_kernel(op)) stack->back() = in_region(state, stack->back().toTensor());
 }
 
 void factory(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* stack) {
   if (factory_hook) return factory_hook->make(op, stack);
   call_plain(op, stack);
-  const RankState* state = RankState::current();
-  if (state && !is_memory_of_kernel(op)) stack->back() = in_region(*state, stack->back().toTensor());
+  if (const RankState* state = RankState::current()) place_made(*state, op, stack);
 }
 
 random::Region plain_region(const at::Tensor& tensor) { return random::whole_region(tensor.sizes().vec()); }
@@ -148,13 +170,11 @@ void random_factory(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* s
   if (factory_hook) return factory_hook->make(op, stack);
   if (state->sites.stock) {
     call_with_stock(*state, op, *stack);
-    stack->back() = in_region(*state, stack->back().toTensor());
-    return;
+    return place_made(*state, op, stack);
   }
   if (names_generator(op, *stack)) {
     call_plain(op, stack);
-    stack->back() = in_region(*state, stack->back().toTensor());
-    return;
+    return place_made(*state, op, stack);
   }
   const c10::FunctionSchema& schema = op.schema();
   const size_t n = schema.arguments().size();
@@ -179,7 +199,16 @@ void random_factory(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* s
     result = result.to(options.dtype());
   }
   stack->resize(stack->size() - n);
-  stack->push_back(in_region(*state, std::move(result)));
+  stack->push_back(std::move(result));
+  place_made(*state, op, stack);
+}
+
+// An operator made of others, above autograd, that calls factories: on plain tensors alone it is plain.
+void composite(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
+  const auto below = keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kIntercept);
+  if (takes_dtensor(*stack, op.schema().arguments().size())) return op.redispatchBoxed(below, stack);
+  const PlainOperator plain;
+  op.redispatchBoxed(below, stack);
 }
 
 // Draws that the counter generator does not make.
@@ -213,6 +242,11 @@ const std::vector<const char*> kRefused = {
     "aten::_sample_dirichlet", "aten::_standard_gamma", "aten::binomial", "aten::cauchy_", "aten::geometric_", "aten::log_normal_",
     "aten::multinomial", "aten::normal.Tensor_Tensor", "aten::normal.Tensor_float", "aten::normal.float_Tensor", "aten::poisson",
     "aten::rrelu_with_noise", "aten::rrelu_with_noise_",
+};
+const std::vector<const char*> kComposites = {
+    "aten::cov", "aten::ctc_loss.IntList", "aten::ctc_loss.Tensor", "aten::linalg_matrix_rank", "aten::linalg_matrix_rank.atol_rtol_float",
+    "aten::linalg_matrix_rank.atol_rtol_tensor", "aten::linalg_matrix_rank.tol_tensor", "aten::linalg_vander", "aten::nanquantile",
+    "aten::nanquantile.scalar", "aten::one_hot", "aten::quantile", "aten::quantile.scalar", "aten::vander",
 };
 const std::vector<const char*> kBernoullis = {"aten::bernoulli", "aten::bernoulli_.Tensor"};
 
@@ -292,6 +326,7 @@ void register_plain_kernels(KernelRegistry& registry) {
   torch::Library& library = registry.library("aten", kIntercept);
   for (const char* op : kFactories) library.impl(op, torch::CppFunction::makeFromBoxedFunction<&factory>());
   for (const char* op : kRandomFactories) library.impl(op, torch::CppFunction::makeFromBoxedFunction<&random_factory>());
+  for (const char* op : kComposites) library.impl(op, torch::CppFunction::makeFromBoxedFunction<&composite>());
   for (const char* op : kRandomFills) library.impl(op, torch::CppFunction::makeFromBoxedFunction<&random_plain>());
   for (const char* op : kRefused) library.impl(op, torch::CppFunction::makeFromBoxedFunction<&refuse_random>());
   for (const char* op : kBernoullis) library.impl(op, torch::CppFunction::makeFromBoxedFunction<&bernoulli_plain>());

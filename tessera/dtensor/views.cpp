@@ -10,6 +10,7 @@
 #include <ATen/ops/slice_scatter.h>
 #include <ATen/ops/t.h>
 #include <ATen/ops/transpose.h>
+#include <c10/core/InferenceMode.h>
 
 #include "tessera/base/error.h"
 #include "tessera/dtensor/dispatch.h"
@@ -109,6 +110,12 @@ void put_back(Meta& meta, Derived& derived) {
 }
 
 }  // namespace
+
+at::Tensor wrap_view(MetaPtr meta, bool base_is_inference) {
+  if (C10_LIKELY(c10::InferenceMode::is_enabled() == base_is_inference)) return wrap(std::move(meta));
+  const c10::InferenceMode mode_of_base(base_is_inference);
+  return wrap(std::move(meta));
+}
 
 void record_view(Meta& view, MetaPtr base, const OpInfo& op, Args args, int64_t output, bool shares_memory) {
   auto derived = std::make_unique<Derived>();

@@ -37,6 +37,9 @@ ForwardPasses place(const py::object& model, const Plan& plan) {
   return ForwardPasses(plan);
 }
 
+// A copied model's own: passes of the two may be nested.
+ForwardPasses copy(const ForwardPasses& passes, const py::args&) { return ForwardPasses(passes.plan()); }
+
 // Recorded between `__enter__` and `__exit__`.
 class Deferred {
  public:
@@ -86,6 +89,8 @@ void bind_models(py::module_& module) {
              return passes.begin(batch, {step, index, micro_batches});
            }, Unlocked())
       .def("end", &ForwardPasses::end)
+      .def("__copy__", &copy)
+      .def("__deepcopy__", &copy)
       .def_property_readonly("plan", &ForwardPasses::plan);
   module.def("place", &place);
   module.def("save_safetensors", &save, Unlocked());

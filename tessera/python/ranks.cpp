@@ -7,6 +7,7 @@
 #include "tessera/comm/wait_hook.h"
 #include "tessera/launch/environment.h"
 #include "tessera/python/bind.h"
+#include "tessera/python/interrupts.h"
 
 namespace tessera::python {
 namespace {
@@ -24,16 +25,16 @@ py::object run_ranks(const py::function& body, int64_t ranks, double deadline) {
   comm::RunOptions options;
   options.deadline = std::chrono::milliseconds(static_cast<int64_t>(deadline * 1000));
   py::object result = py::none();
-  {
-    const py::gil_scoped_release unlocked;
+  Interrupts interrupts;
+  interrupts.run([&] {
     comm::run_ranks(ranks, [&](int64_t rank) {
       const py::gil_scoped_acquire locked;
-      py::object own = body();
+      py::object own = interrupts.run_body(body);
       if (rank == 0) {
         result = std::move(own);
       }
     }, options);
-  }
+  });
   return result;
 }
 

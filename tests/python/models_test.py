@@ -100,11 +100,17 @@ class ModelTest(unittest.TestCase):
             with self.subTest(layout=layout):
                 self.assertTrue(torch.equal(self.generated_on(layout, entry, model), want))
 
-    def generated_on(self, layout, entry, model):
+    def test_llama_generates_in_inference_mode(self):
+        model = ZOO["llama"].make()
+        want = ZOO["llama"].generate(copy.deepcopy(model))
+        self.assertTrue(torch.equal(self.generated_on("dp=2,tp=2", ZOO["llama"], model, torch.inference_mode), want))
+
+    def generated_on(self, layout, entry, model, mode=torch.no_grad):
         def on_ranks():
             mine = copy.deepcopy(model)
             tessera.parallelize(mine, tessera.generate_plan(mine, mesh=layout))
-            return tessera.full_tensor(entry.generate(mine))
+            with mode():
+                return tessera.full_tensor(entry.generate(mine))
 
         return tessera.run_ranks(on_ranks, tessera.Mesh(layout).size())
 

@@ -1,10 +1,11 @@
 """What processes_test.py runs on every rank: prints the name of each model that is right, on rank 0.
 
-Usage: processes_program.py FOLDER [with-group] [fail] | FOLDER forward-mode
+Usage: processes_program.py FOLDER [with-group] [fail] | FOLDER forward-mode | FOLDER exit
 """
 
 import copy
 import sys
+import time
 import warnings
 from pathlib import Path
 
@@ -54,11 +55,25 @@ def check_forward_mode():
             print(name, flush=True)
 
 
+def leave_early():
+    """Rank 1 ends where rank 0 goes on, which waits until that rank has seen it."""
+    layer = tessera.parallelize(torch.nn.Linear(6, 6), "tp=2")
+    if tessera.rank() == 1:
+        sys.exit(3)
+    try:
+        tessera.full_state_dict(layer)
+    except tessera.CommError:
+        time.sleep(5)
+        raise
+
+
 def main(folder, *options):
     warnings.simplefilter("ignore")
     if "forward-mode" in options:
         check_forward_mode()
         return
+    if "exit" in options:
+        leave_early()
     if "with-group" in options:
         torch.distributed.init_process_group("gloo")
     with doubles():

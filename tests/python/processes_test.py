@@ -45,6 +45,13 @@ class ProcessesTest(unittest.TestCase):
         self.assertIn("rank 0 was", done.stderr)
         self.assertIn("when rank 1 failed: ValueError: on purpose", done.stderr)
 
+    def test_sys_exit_of_one_rank(self):
+        done = torchrun("exit")
+        self.assertNotEqual(done.returncode, 0)
+        self.assertRegex(done.stderr, r"(?m)^tessera: \[comm\] rank 1 was at its end when rank 0 failed: .*rank 1 has finished")
+        self.assertRegex(done.stderr, r"rank +: 1 .*\n +exitcode +: 3 ")
+        self.assertNotIn("Exception ignored", done.stderr)
+
 
 if __name__ == "__main__":
     unittest.main()

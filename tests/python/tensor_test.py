@@ -223,6 +223,7 @@ REFUSED = {
     "pickle": (pickle.dumps, "torch.save\\(tessera.full_tensor"),
     "torch.save": (lambda x: torch.save(x, io.BytesIO()), "torch.save\\(tessera.full_tensor"),
     "data_ptr": (lambda x: x.data_ptr(), "to_local"), "storage": (lambda x: x.untyped_storage(), "to_local"),
+    "a model's storage": (lambda x: linear(x).weight.untyped_storage(), r"tessera\.save\(path, model\).*tessera\.full_state_dict\(model\)"),
     "share_memory_": (lambda x: x.share_memory_(), "to_local"), "apply_": (lambda x: x.apply_(abs), "to_local"),
     "resize_": (lambda x: x.clone().resize_(2), "from_local"), "compile": (lambda x: torch.compile(lambda a: a * 2, backend="eager")(x), "uncompiled"),
     "export": (lambda x: torch.export.export(linear(VALUE), (x,)), "uncompiled"), "trace": (lambda x: torch.jit.trace(lambda a: a * 2, x), "untraced"),
@@ -294,6 +295,79 @@ class TensorTest(unittest.TestCase):
         self.assertIsInstance(x, tessera.DTensor)
         with self.assertRaisesRegex(RuntimeError, "outside of a rank"):
             x + 1
+
+
+def network():
+    """The same on every rank."""
+    layers = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.ReLU(), torch.nn.Linear(8, 6)).double()
+    with torch.no_grad():
+        for i, parameter in enumerate(layers.parameters()):
+            parameter.copy_(torch.arange(1.0 + i, parameter.numel() + 1.0 + i).sin().reshape(parameter.shape) / 2)
+    return layers
+
+
+def train_averaged(model):
+    """The parameters after three steps, their averages, and what the averaged model answers."""
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+    averaged = torch.optim.swa_utils.AveragedModel(model)
+    rows = VALUE.double()
+    for _ in range(3):
+        optimizer.zero_grad()
+        model(rows).square().mean().backward()
+        optimizer.step()
+        averaged.update_parameters(model)
+    return full([*model.parameters(), *averaged.parameters(), averaged(rows)])
+
+
+class ModelTest(unittest.TestCase):
+    def check(self, got, want):
+        for one, other in zip(got, want, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
+
+    def test_copies_train_and_are_averaged(self):
+        def on_ranks():
+            model = tessera.parallelize(network(), "dp=2,tp=2")
+            return [train_averaged(copy.deepcopy(model)), train_averaged(copy.deepcopy(model)), train_averaged(model)]
+
+        want = train_averaged(network())
+        for got in tessera.run_ranks(on_ranks, RANKS, deadline=30):
+            self.check(got, want)
+
+    def test_the_forward_of_a_copy_inside_of_the_models(self):
+        class Student(torch.nn.Linear):
+            def forward(self, x):
+                before = isinstance(torch.zeros(1), tessera.DTensor)
+                for teacher in self.teachers:
+                    teacher(x)
+                return before, isinstance(torch.zeros(1), tessera.DTensor)
+
+        def on_ranks():
+            model = Student(6, 6)
+            model.teachers = []
+            tessera.parallelize(model, "tp=4")
+            model.teachers = [copy.deepcopy(model)]
+            return model(VALUE)
+
+        self.assertEqual(tessera.run_ranks(on_ranks, RANKS, deadline=30), (True, True))
+
+    def test_a_mesh_stands_for_its_plan(self):
+        def on_ranks():
+            mesh = "dp=2,tp=2"
+            plans = [tessera.generate_plan(network(), mesh=mesh), mesh, tessera.Mesh(mesh)]
+            return [[parameter.placements for parameter in tessera.parallelize(network(), plan).parameters()] for plan in plans]
+
+        by_plan, *by_mesh = tessera.run_ranks(on_ranks, RANKS)
+        self.assertIn((tessera.Replicate(), tessera.Shard(0)), by_plan)
+        self.assertEqual(by_mesh, [by_plan, by_plan])
+
+    def test_deferred_models(self):
+        def on_ranks():
+            model = tessera.deferred(lambda: torch.nn.Linear(6, 8))
+            before = tessera.is_deferred(model), tessera.is_deferred(model.weight)
+            tessera.parallelize(model, "tp=4")
+            return *before, tessera.is_deferred(model), tessera.is_deferred(model.weight), tessera.is_deferred(torch.nn.ReLU())
+
+        self.assertEqual(tessera.run_ranks(on_ranks, RANKS), (True, True, False, False, False))
 
 
 if __name__ == "__main__":

@@ -53,6 +53,11 @@ def padded(n, length=12, vocab=99):
     return batch
 
 
+def gptj(attn):
+    return tf.GPTJForCausalLM(tf.GPTJConfig(
+        vocab_size=99, n_embd=32, n_layer=2, n_head=4, rotary_dim=4, n_positions=64, attn_pdrop=0.0, resid_pdrop=0.0, embd_pdrop=0.0))
+
+
 def llama(attn):
     return tf.LlamaForCausalLM(tf.LlamaConfig(
         vocab_size=99, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
@@ -179,6 +184,7 @@ def whisper_generate(model):
 ZOO = {
     "llama": Entry(seeded(llama), padded, causal_generate),
     "gpt2": Entry(seeded(gpt2), padded, causal_generate),
+    "gptj": Entry(seeded(gptj), tokens, causal_generate),
     "qwen3": Entry(seeded(qwen3), tokens, causal_generate),
     "mixtral": Entry(seeded(mixtral), padded, causal_generate),
     "bert": Entry(seeded(bert), padded),

@@ -1,0 +1,163 @@
+#!/usr/bin/env python3
+"""Ctrl-C ends ranks that are threads: in Python, in operators, in a collective; and a process can run ranks again afterwards.
+
+Usage: interrupt_test.py [unittest's arguments]
+"""
+
+import signal
+import subprocess
+import sys
+import tempfile
+import textwrap
+import threading
+import time
+import unittest
+from pathlib import Path
+
+import tessera
+import torch
+
+# How long ranks may take to end, and a program to come to its loop, in seconds.
+SOON = 3.0
+STARTED = 120.0
+
+PROGRAM = """
+import time, signal, sys
+import tessera, torch
+
+def begun():
+    if tessera.rank() == 1:
+        print("begun", flush=True)
+
+def x():
+    return tessera.distribute_tensor(torch.ones(64, 64), tessera.Mesh("tp=2"), tessera.Shard(0))
+
+def sleeps():
+    begun()
+    while True:
+        time.sleep(0.01)
+
+def multiplies():
+    y = x()
+    begun()
+    while True:
+        y = (y @ y.T) / 64
+
+def waits():
+    begun()
+    if tessera.rank() == 1:
+        sleeps()
+    x().full_tensor()
+
+def imports():
+    begun()
+    import slowly
+
+def goes_on_once():
+    begun()
+    try:
+        sleeps()
+    except KeyboardInterrupt:
+        sleeps()
+
+"""
+
+
+def start(lines):
+    """A process that runs the lines, once a rank of it has begun."""
+    child = subprocess.Popen([sys.executable, "-c", PROGRAM + textwrap.dedent(lines)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    watch = threading.Timer(STARTED, child.kill)
+    watch.start()
+    begun = child.stdout.readline()
+    watch.cancel()
+    assert begun == "begun\n", begun + child.communicate()[1]
+    time.sleep(0.3)  # into its loop
+    return child
+
+
+class InterruptTest(unittest.TestCase):
+    def interrupt(self, child):
+        """What it prints when it gets a Ctrl-C, and how it ends."""
+        child.send_signal(signal.SIGINT)
+        try:
+            return (*child.communicate(timeout=SOON), child.returncode)
+        except subprocess.TimeoutExpired:
+            child.kill()
+            self.fail(f"it ran for {SOON} s after Ctrl-C" + "".join(child.communicate()))
+
+    def test_it_ends_with_a_keyboard_interrupt(self):
+        for body in ("sleeps", "multiplies", "waits"):
+            with self.subTest(body=body):
+                _, error, status = self.interrupt(start(f"tessera.run_ranks({body}, 2)"))
+                self.assertEqual(error.splitlines()[-1], "KeyboardInterrupt")
+                self.assertEqual(status, -signal.SIGINT)
+
+    def test_a_later_run_begins_afresh(self):
+        for body in ("sleeps", "multiplies", "waits"):
+            with self.subTest(body=body):
+                child = start(f"""
+                    try:
+                        tessera.run_ranks({body}, 2)
+                    except KeyboardInterrupt:
+                        print(tessera.run_ranks(lambda: x().sum().item(), 2))
+                """)
+                output, error, status = self.interrupt(child)
+                self.assertEqual((output, status), ("4096.0\n", 0), error)
+
+    def test_ranks_that_wait_for_an_import(self):
+        with tempfile.TemporaryDirectory() as folder:
+            Path(folder, "slowly.py").write_text("import time\nfor _ in range(100): time.sleep(0.01)\n")
+            _, error, status = self.interrupt(start(f"sys.path.insert(0, {folder!r}); tessera.run_ranks(imports, 4)"))
+            self.assertEqual((error.splitlines()[-1], status), ("KeyboardInterrupt", -signal.SIGINT))
+
+    def test_a_second_one_reaches_a_rank_that_went_on(self):
+        child = start("tessera.run_ranks(goes_on_once, 2)")
+        child.send_signal(signal.SIGINT)
+        self.assertEqual(child.stdout.readline(), "begun\n")
+        time.sleep(0.3)
+        self.assertIsNone(child.poll())
+        self.assertEqual(self.interrupt(child)[2], -signal.SIGINT)
+
+    def test_what_another_handler_raises_is_raised(self):
+        child = start("""
+            def handler(number, frame):
+                raise TimeoutError("enough")
+            signal.signal(signal.SIGINT, handler)
+            tessera.run_ranks(sleeps, 2)
+        """)
+        _, error, status = self.interrupt(child)
+        self.assertEqual((error.splitlines()[-1], status), ("TimeoutError: enough", 1))
+
+    def test_a_handler_that_returns_ends_nothing(self):
+        child = start("""
+            seen = []
+            signal.signal(signal.SIGINT, lambda number, frame: seen.append(number))
+            def until_seen():
+                begun()
+                while not seen:
+                    time.sleep(0.01)
+                return x().sum().item()
+            print(tessera.run_ranks(until_seen, 2))
+        """)
+        output, error, status = self.interrupt(child)
+        self.assertEqual((output, status), ("4096.0\n", 0), error)
+
+    def test_callers_without_signals(self):
+        """Another thread, whose modes the ranks get as those of the main thread; and a rank, which may not start ranks."""
+        def modes():
+            with torch.no_grad():
+                seen.append(tessera.run_ranks(torch.is_grad_enabled, 2))
+
+        seen = []
+        modes()
+        other = threading.Thread(target=modes)
+        other.start()
+        other.join()
+        self.assertEqual(seen, [False, False])
+        self.assertTrue(tessera.run_ranks(torch.is_grad_enabled, 2))
+        with self.assertRaisesRegex(RuntimeError, "a rank cannot start ranks"):
+            tessera.run_fake(lambda: tessera.run_ranks(tessera.rank, 2), 2)
+
+
+if __name__ == "__main__":
+    unittest.main()
