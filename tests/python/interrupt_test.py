@@ -17,8 +17,8 @@ from pathlib import Path
 import tessera
 import torch
 
-# How long ranks may take to end, and a program to come to its loop, in seconds.
-SOON = 3.0
+# How long ranks, none of which ends by itself, may take to end, and a program to come to its loop, in seconds.
+SOON = 20.0
 STARTED = 120.0
 
 PROGRAM = """
