@@ -19,6 +19,9 @@ void Spans::begin(std::string_view name, const char* category, int64_t bytes) {
   if (known == names_.end()) {
     known = names_.emplace(name, 0).first;
   }
+  if (spans_.empty()) {
+    since_1970_ns_ = ns_since_1970();
+  }
   open_.push_back(spans_.size());
   spans_.push_back({&known->first, category, bytes, now_ns(), 0});
 }
@@ -28,10 +31,10 @@ void Spans::end() {
   open_.pop_back();
 }
 
-int64_t Spans::first_ns() const { return spans_.empty() ? INT64_MAX : spans_.front().begin_ns + ns_since_1970(); }
+int64_t Spans::first_ns() const { return spans_.empty() ? INT64_MAX : spans_.front().begin_ns + since_1970_ns_; }
 
 std::string Spans::json(int64_t rank, int64_t zero_ns) const {
-  const auto shift = spans_.empty() ? 0 : first_ns() - spans_.front().begin_ns - zero_ns;
+  const auto shift = since_1970_ns_ - zero_ns;
   const auto lane = c10::str(", \"pid\": 0, \"tid\": ", rank);
   std::string out = c10::str("{\"ph\": \"M\", \"name\": \"thread_name\"", lane, ", \"args\": {\"name\": \"rank ", rank, "\"}},\n",
                              "{\"ph\": \"M\", \"name\": \"thread_sort_index\"", lane, ", \"args\": {\"sort_index\": ", rank, "}}");

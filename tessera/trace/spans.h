@@ -36,6 +36,7 @@ class Spans {
   std::map<std::string, char, std::less<>> names_;
   std::vector<Span> spans_;    // by their begin
   std::vector<size_t> open_;
+  int64_t since_1970_ns_ = 0;  // read once: no two readings of two clocks agree
 };
 
 // The whole file: the ranks' json().

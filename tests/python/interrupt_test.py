@@ -25,6 +25,8 @@ PROGRAM = """
 import time, signal, sys
 import tessera, torch
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs begin with it ignored
+
 def begun():
     if tessera.rank() == 1:
         print("begun", flush=True)
@@ -32,10 +34,13 @@ def begun():
 def x():
     return tessera.distribute_tensor(torch.ones(64, 64), tessera.Mesh("tp=2"), tessera.Shard(0))
 
-def sleeps():
-    begun()
+def loop():
     while True:
         time.sleep(0.01)
+
+def sleeps():
+    begun()
+    loop()
 
 def multiplies():
     y = x()
@@ -46,7 +51,7 @@ def multiplies():
 def waits():
     begun()
     if tessera.rank() == 1:
-        sleeps()
+        loop()
     x().full_tensor()
 
 def imports():
@@ -56,7 +61,7 @@ def imports():
 def goes_on_once():
     begun()
     try:
-        sleeps()
+        loop()
     except KeyboardInterrupt:
         sleeps()
 
