@@ -173,13 +173,18 @@ class Planner {
                   " out= arguments as they are (rank ", state_.ctx.rank, "). Call it without out=, and copy_ the results.");
   }
 
-  // An out= argument has the size of the result. A rule that is given more operands than it knows may take it for another.
+  // What is written in place has the size of the result, and so has an out= argument. A rule that is given more operands than it
+  // knows may take that for another.
   void check_out(const rules::FactorMap& map) const {
     const char* instead = "). Call it without out=, and copy_ the result.";
     for (const rules::Output& output : call_.outputs) {
       if (output.written_operand < 0) continue;
       const rules::Operand& operand = call_.operands.at(output.written_operand);
-      if (!info_.op.schema().arguments().at(operand.arg).is_out()) continue;
+      if (!info_.op.schema().arguments().at(operand.arg).is_out()) {
+        TESSERA_CHECK(output.sizes == operand.spec->sizes, "[", rules::describe(call_), "] gives ", c10::IntArrayRef(output.sizes), ", which does not fit into ",
+                      operand.spec.str(), " (rank ", state_.ctx.rank, "). Call the operator that returns a new tensor.");
+        continue;
+      }
       TESSERA_CHECK(output.sizes == operand.spec->sizes, "[", rules::describe(call_), "] gives ", c10::IntArrayRef(output.sizes), ", and out= is ",
                     operand.spec.str(), ", which is not resized (rank ", state_.ctx.rank, instead);
       const auto index = static_cast<size_t>(output.written_operand);

@@ -56,6 +56,9 @@ at::Tensor contract_plain(const at::Tensor& a, const at::Tensor& b, c10::string_
   return equation.order_out.empty() ? shaped : shaped.permute(equation.order_out).contiguous();
 }
 
+// A factor in a gradient.
+at::Tensor conjugate(at::Tensor saved) { return saved.is_complex() ? saved.conj() : saved; }
+
 // Keeps each operand only for the other's gradient.
 struct ContractBackward final : torch::autograd::Node {
   std::string gradient_a, gradient_b;  // equations
@@ -66,8 +69,8 @@ struct ContractBackward final : torch::autograd::Node {
     variable_list result(2);
     const at::Tensor& grad = grads.at(0);
     if (!grad.defined()) return result;
-    if (task_should_compute_output(0)) result[0] = contract(grad, b.unpack(), gradient_a, like_a);
-    if (task_should_compute_output(1)) result[1] = contract(grad, a.unpack(), gradient_b, like_b);
+    if (task_should_compute_output(0)) result[0] = contract(grad, conjugate(b.unpack()), gradient_a, like_a);
+    if (task_should_compute_output(1)) result[1] = contract(grad, conjugate(a.unpack()), gradient_b, like_b);
     return result;
   }
 

@@ -10,6 +10,7 @@
 #include "tessera/base/error.h"
 #include "tessera/base/hash.h"
 #include "tessera/dtensor/carry.h"
+#include "tessera/dtensor/exact_plan.h"
 #include "tessera/dtensor/observer.h"
 #include "tessera/dtensor/pending.h"
 #include "tessera/dtensor/plain.h"
@@ -120,6 +121,7 @@ at::Tensor wrap_output(Running& run, const CallPlan::Output& output, at::Tensor 
   meta->origin = run.origin;
   if (output.is_view && run.base) {
     meta->parameter = run.base->parameter;  // what reads `w.t()` reads the parameter
+    run.base->memory().has_views = true;
     if (C10_UNLIKELY(run.view_args.has_value())) {
       record_view(*meta, run.base, run.info, *run.view_args, run.next_view++, !output.detached_view && !run.copied);
     } else {
@@ -171,9 +173,23 @@ bool refresh_all(c10::ArrayRef<IValue> args) {
   return any;
 }
 
+// The operands that stay as they are, as local tensors: a merge below replaces the part of a tensor that may be an operand twice
+// (`x * x` of a scalar P(sum) takes one of them as it is).
+void unwrap_unmoved(const Running& run, IValue* args) {
+  const auto& moves = run.plan.moves;
+  for (size_t i = 0; i < run.info.num_args(); ++i) {
+    if (run.info.args[i].written || !args[i].isTensor() || !is_dtensor(args[i].toTensor())) continue;
+    const bool moves_it = std::any_of(moves.begin(), moves.end(), [&](const CallPlan::OperandMove& move) { return move.arg == static_cast<int>(i); });
+    if (!moves_it) args[i] = IValue(meta_of(args[i].toTensor())->local);
+  }
+}
+
 // Brings the operands to where the plan wants them, as local tensors.
 void prepare_operands(Running& run, IValue* args) {
-  if (!run.plan.moves.empty()) move_operands(run, args);
+  if (!run.plan.moves.empty()) {
+    unwrap_unmoved(run, args);
+    move_operands(run, args);
+  }
   for (size_t i = 0; i < run.info.num_args(); ++i) {
     if (args[i].isTensor()) {
       unwrap_tensor(run, args[i], run.info.args[i].written);
@@ -333,7 +349,10 @@ void dispatch(const OpInfo& info, Stack& stack) {
   }
   state.ctx.current_op = info.name.c_str();
   if (C10_UNLIKELY(state.check_plain && scan.has_plain)) check_plain_operands(state, info, args);
-  if (C10_UNLIKELY(state.lattice.has_value())) scan.key.push_back(state.lattice->hash());
+  if (C10_UNLIKELY(state.lattice.has_value())) {
+    check_samples_apart(state, info, args);
+    scan.key.push_back(state.lattice->hash());
+  }
   if (C10_UNLIKELY(scan.has_pending) && !is_carried(info) && !needs_no_value(info)) settle_operands(state, info, args);
   if (SpecialKernel special = info.special) {
     special(state, info, stack);
@@ -352,7 +371,7 @@ void dispatch(const OpInfo& info, Stack& stack) {
   if (C10_UNLIKELY(state.mode != Mode::kImplicit)) check_explicit(state, info, args, *plan);
   state.ctx.program.note(info.name.c_str(), plan->program_key);
   if (C10_UNLIKELY(scan.has_pending) && run_carried(state, info, *plan, args, stack)) return;
-  if (C10_UNLIKELY(scan.has_unfinished)) begin_unfinished(state, info, stack.data() + (stack.size() - info.num_args()));
+  if (C10_UNLIKELY(scan.has_unfinished) && !needs_no_value(info)) begin_unfinished(state, info, stack.data() + (stack.size() - info.num_args()));
   const uint64_t use = C10_LIKELY(!state.lattice) ? 0 : use_of(state, node.get(), forward, scan.parameter != nullptr);
   if (!plan->exact || !plan->exact->sample) {
     run_plan(state, info, *plan, scan, stack);

@@ -61,7 +61,7 @@ void manual_seed(uint64_t seed);
 enum class GeneratorKind : uint8_t { kCounter, kStock };
 
 // Chooses the generator of this rank, seeded with the last seed given; every rank of a job must choose the same. Operators
-// that are told a generator draw from that one under `stock`: each rank must have its own copy.
+// that are told a generator draw from that one, as plain libtorch does: each rank must have its own copy.
 void set_generator(GeneratorKind kind);
 
 // The handle of this rank's `stock` generator, for get_state, set_state and clone, as of libtorch's default generator.

@@ -103,6 +103,7 @@ struct Meta final : c10::BackendMeta {
   MetaPtr root;         // of a view: the tensor whose memory it shows
   uint32_t epoch = 0;   // how often `local` was replaced
   uint32_t writes = 0;  // to this memory, counted at the root
+  bool has_views = false;  // of this memory, marked at the root: one was made
   std::unique_ptr<Rare> rare;
 
   Meta& memory() { return root ? *root : *this; }

@@ -10,11 +10,12 @@
 #include <torch/csrc/autograd/graph_task.h>
 
 #include "tessera/base/error.h"
-#include "tessera/base/hash.h"
 #include "tessera/base/hints.h"
+#include "tessera/dtensor/counter_draws.h"
 #include "tessera/dtensor/dispatch.h"
 #include "tessera/dtensor/random_ops.h"
 #include "tessera/dtensor/registry.h"
+#include "tessera/dtensor/same_values.h"
 #include "tessera/dtensor/stock.h"
 
 namespace tessera::dtensor {
@@ -91,6 +92,7 @@ void factory(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* stack) {
 random::Region plain_region(const at::Tensor& tensor) { return random::whole_region(tensor.sizes().vec()); }
 
 void fill_plain(RankState& state, at::Tensor& tensor, const random::Distribution& distribution) {
+  if (tensor.is_meta()) return;
   LocalScope scope;
   at::Tensor dense = tensor.is_contiguous() && !tensor.requires_grad() ? tensor : at::empty(tensor.sizes(), tensor.options().requires_grad(false));
   random::fill(dense, plain_region(dense), state.sites.next(), distribution);
@@ -211,17 +213,23 @@ void composite(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* s
   op.redispatchBoxed(below, stack);
 }
 
-// Draws that the counter generator does not make.
-void refuse_random(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* stack) {
+// Draws according to values on a plain tensor of a rank.
+void random_by_values(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* stack) {
   RankState* state = RankState::current();
-  if (state && state->sites.stock) {
-    return takes_dtensor(*stack, op.schema().arguments().size()) ? call_plain(op, stack) : call_with_stock(*state, op, *stack);
+  const auto& arguments = op.schema().arguments();
+  const size_t n = arguments.size();
+  if (!state || takes_dtensor(*stack, n) || (!state->sites.stock && names_generator(op, *stack))) return call_plain(op, stack);
+  if (state->sites.stock) return call_with_stock(*state, op, *stack);
+  const size_t begin = stack->size() - n;
+  if (const CounterDraw draw = find_counter_draw(schema_name(op))) {
+    at::Tensor drawn = draw(c10::ArrayRef<IValue>(stack->data() + begin, n));
+    stack->resize(begin);
+    stack->push_back(std::move(drawn));
+    return;
   }
-  TESSERA_CHECK(!state || names_generator(op, *stack), "[", op.operator_name(), "] would draw from libtorch's generator, of which the process has one: every rank "
-                "would get other values, and other ones in each run. Accepted inside a rank: uniform, normal, bernoulli, exponential, integers, "
-                "permutations and dropout, which draw from the job's generator; ",
-                base::in_language("with set_generator(GeneratorKind::kStock), all.",
-                                  "of plain tensors, full_tensor(x) too, all that are given generator=g, which every rank seeds alike."));
+  for (size_t i = 0; i < n; ++i) {
+    if (arguments[i].name() == "generator") (*stack)[begin + i] = generator_for_draw(*state);
+  }
   call_plain(op, stack);
 }
 
@@ -235,13 +243,13 @@ const std::vector<const char*> kRandomFactories = {
     "aten::randn", "aten::randn.generator", "aten::randperm", "aten::randperm.generator",
 };
 const std::vector<const char*> kRandomFills = {
-    "aten::bernoulli.p", "aten::bernoulli_.float", "aten::exponential_", "aten::normal_", "aten::rand_like", "aten::randint_like",
-    "aten::randint_like.low_dtype", "aten::randn_like", "aten::random_", "aten::random_.from", "aten::random_.to", "aten::uniform_",
+    "aten::bernoulli.p", "aten::bernoulli_.float", "aten::cauchy_", "aten::exponential_", "aten::geometric_", "aten::log_normal_", "aten::normal_",
+    "aten::rand_like", "aten::randint_like", "aten::randint_like.low_dtype", "aten::randn_like", "aten::random_", "aten::random_.from",
+    "aten::random_.to", "aten::uniform_",
 };
-const std::vector<const char*> kRefused = {
-    "aten::_sample_dirichlet", "aten::_standard_gamma", "aten::binomial", "aten::cauchy_", "aten::geometric_", "aten::log_normal_",
-    "aten::multinomial", "aten::normal.Tensor_Tensor", "aten::normal.Tensor_float", "aten::normal.float_Tensor", "aten::poisson",
-    "aten::rrelu_with_noise", "aten::rrelu_with_noise_",
+const std::vector<const char*> kRandomByValues = {
+    "aten::_sample_dirichlet", "aten::_standard_gamma", "aten::binomial", "aten::multinomial", "aten::normal.Tensor_Tensor",
+    "aten::normal.Tensor_float", "aten::normal.float_Tensor", "aten::poisson", "aten::rrelu_with_noise", "aten::rrelu_with_noise_",
 };
 const std::vector<const char*> kComposites = {
     "aten::cov", "aten::ctc_loss.IntList", "aten::ctc_loss.Tensor", "aten::linalg_matrix_rank", "aten::linalg_matrix_rank.atol_rtol_float",
@@ -262,28 +270,19 @@ std::optional<random::Distribution> factory_distribution(const std::string& op, 
 }
 
 void check_plain_operands(RankState& state, const OpInfo& info, c10::ArrayRef<IValue> args) {
-  uint64_t hash = 0;
+  std::vector<NamedValue> values;
   const layout::Mesh* mesh = nullptr;
-  LocalScope scope;
-  for_each_tensor(args, [&](const at::Tensor& tensor, int, int) {
+  for_each_tensor(args, [&](const at::Tensor& tensor, int arg, int item) {
     if (is_dtensor(tensor)) {
       mesh = &meta_of(tensor)->spec->mesh;
-      return;
+    } else if (!info.args[static_cast<size_t>(arg)].written) {  // what is written may have no values yet
+      values.push_back({info.argument_name(arg, item), tensor});
     }
-    const at::Tensor dense = tensor.detach().contiguous();
-    hash = base::hash_combine(hash, base::hash_bytes(dense.const_data_ptr(), dense.nbytes()));
   });
-  if (!mesh) return;
-  comm::Communicator& whole = state.ctx.whole(*mesh);
-  const at::Tensor mine = at::empty({1}, at::kLong).fill_(static_cast<int64_t>(hash));
-  std::vector<at::Tensor> all;
-  for (int64_t i = 0; i < whole.size(); ++i) all.push_back(at::empty({1}, at::kLong));
-  whole.all_gather(all, mine)->wait();
-  for (int64_t i = 0; i < whole.size(); ++i) {
-    TESSERA_CHECK(all[i].item<int64_t>() == static_cast<int64_t>(hash), "[", info.name, "] a plain operand differs between rank ", whole.ranks()[i],
-                  " and rank ", state.ctx.rank, ". Plain tensors count as replicated: every rank must compute the same value. Distribute it "
-                  "(from_local for parts that differ), or draw it from the job's generator.");
-  }
+  if (!mesh || values.empty()) return;
+  const std::string difference = difference_between_ranks(state, *mesh, values);
+  TESSERA_CHECK(difference.empty(), "[", info.name, "] a plain operand differs between ranks: ", difference, " (rank ", state.ctx.rank, "). Plain tensors count "
+                "as replicated: every rank must compute the same value. Distribute it (from_local for parts that differ), or draw it from the job's generator.");
 }
 
 at::Tensor to_region(const at::Tensor& made) {
@@ -328,7 +327,7 @@ void register_plain_kernels(KernelRegistry& registry) {
   for (const char* op : kRandomFactories) library.impl(op, torch::CppFunction::makeFromBoxedFunction<&random_factory>());
   for (const char* op : kComposites) library.impl(op, torch::CppFunction::makeFromBoxedFunction<&composite>());
   for (const char* op : kRandomFills) library.impl(op, torch::CppFunction::makeFromBoxedFunction<&random_plain>());
-  for (const char* op : kRefused) library.impl(op, torch::CppFunction::makeFromBoxedFunction<&refuse_random>());
+  for (const char* op : kRandomByValues) library.impl(op, torch::CppFunction::makeFromBoxedFunction<&random_by_values>());
   for (const char* op : kBernoullis) library.impl(op, torch::CppFunction::makeFromBoxedFunction<&bernoulli_plain>());
 }
 

@@ -9,8 +9,8 @@
 
 namespace tessera::dtensor {
 
-// Hashes the plain tensors among the arguments and throws if a rank of the mesh holds another value: they count as
-// replicated, so every rank must have computed the same. Collective over the operands' mesh.
+// Compares the plain tensors that the operator reads and throws if a rank of the mesh holds another value: they count as replicated,
+// so every rank must have computed the same. Collective over the operands' mesh.
 void check_plain_operands(RankState& state, const OpInfo& info, c10::ArrayRef<c10::IValue> args);
 
 // Catches factories while it lives: `make` gets the operator and its arguments on the stack and leaves a tensor there. One per

@@ -130,6 +130,9 @@ std::optional<random::Distribution> distribution_of(const std::string& op, c10::
   if (op == "aten::bernoulli_.float") return random::Bernoulli{number(args[1], 0.5)};
   if (op == "aten::bernoulli.p") return random::Bernoulli{number(args[1], 0.5)};
   if (op == "aten::exponential_") return random::Exponential{number(args[1], 1)};
+  if (op == "aten::log_normal_") return random::LogNormal{number(args[1], 1), number(args[2], 2)};
+  if (op == "aten::cauchy_") return random::Cauchy{number(args[1], 0), number(args[2], 1)};
+  if (op == "aten::geometric_") return random::Geometric{number(args[1], 0.5)};
   if (op == "aten::random_") return random::Integers{0, integer_limit(dtype)};
   if (op == "aten::random_.to") return random::Integers{0, args[1].toInt()};
   if (op == "aten::random_.from") return random::Integers{args[1].toInt(), args[2].isNone() ? integer_limit(dtype) : args[2].toInt()};
@@ -141,9 +144,9 @@ std::optional<random::Distribution> distribution_of(const std::string& op, c10::
 }
 
 std::optional<Draw> draw_of(RankState& state, const std::string& op, c10::ArrayRef<IValue> args, c10::ScalarType dtype) {
-  if (state.sites.stock) {
+  if (const at::Generator generator = stock_generator_of(state, args); generator.defined()) {
     auto stock = stock_draw_of(op, args);
-    return stock ? std::optional(Draw{std::nullopt, std::move(stock), stock_generator_of(state, args)}) : std::nullopt;
+    return stock ? std::optional(Draw{std::nullopt, std::move(stock), generator}) : std::nullopt;
   }
   auto counter = distribution_of(op, args, dtype);
   if (!counter) counter = factory_distribution(op, args);
@@ -160,13 +163,15 @@ void note(RankState& state, const OpInfo& info, const Spec& spec) {
 
 Draw require_draw(RankState& state, const std::string& op, c10::ArrayRef<IValue> args, c10::ScalarType dtype) {
   auto draw = draw_of(state, op, args, dtype);
-  TESSERA_CHECK(draw, "[", op, "] is not drawn by the `counter` generator. ",
-                base::in_language("Choose set_generator(GeneratorKind::kStock)", "Draw it of full_tensor(x) with generator=g, which every rank seeds alike"),
-                ", or compute it from uniform or normal numbers.");
+  TESSERA_CHECK(draw, "[", op, "] is not drawn by this rank's generator. Compute it from uniform or normal numbers.");
   return std::move(*draw);
 }
 
-Draw uniform_draw(RankState& state) { return require_draw(state, "aten::uniform_", {IValue(), IValue(0.0), IValue(1.0)}, at::kFloat); }
+// From the generator among `args`, if they name one.
+Draw uniform_draw(RankState& state, c10::ArrayRef<IValue> args) {
+  const at::Generator named = named_generator(args);
+  return require_draw(state, "aten::uniform_", {IValue(), IValue(0.0), IValue(1.0), named.defined() ? IValue(named) : IValue()}, at::kFloat);
+}
 
 // A Partial has no elements of its own to draw: what it held is overwritten, so it becomes Replicate without being merged.
 Spec drawn_layout(const Spec& spec) { return spec->has_partial ? spec.with(without_partial(spec->placements)) : spec; }
@@ -242,8 +247,7 @@ void bernoulli_tensor(RankState& state, const OpInfo& info, Stack& stack) {
   const bool is_new = info.name == "aten::bernoulli";
   const at::Tensor p = is_new ? self : args[1].toTensor();
   const at::Tensor like = is_dtensor(self) ? self : p;
-  Draw draw = uniform_draw(state);
-  if (draw.stock) draw.generator = stock_generator_of(state, args);
+  Draw draw = uniform_draw(state, args);
   const auto dtype = draw.stock && p.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
   const auto format = is_new ? std::optional(c10::MemoryFormat::Contiguous) : std::nullopt;
   const at::Tensor uniform = filled_like(state, info, like, dtype, std::move(draw), format);

@@ -10,6 +10,8 @@
 #include "tessera/dtensor/attention.h"
 #include "tessera/dtensor/contract.h"
 #include "tessera/dtensor/dispatch.h"
+#include "tessera/dtensor/host_values.h"
+#include "tessera/dtensor/inplace_views.h"
 #include "tessera/dtensor/plain.h"
 
 namespace tessera::dtensor {
@@ -73,6 +75,8 @@ void register_all() {
   }
   register_attention_kernel(all.registry);
   register_contract_kernels(all.registry);
+  register_host_values(all.registry);
+  register_views_in_place(all.registry);
   register_plain_kernels(all.registry);
 }
 

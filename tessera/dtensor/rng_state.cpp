@@ -13,7 +13,7 @@ namespace tessera::dtensor {
 
 namespace {
 
-constexpr uint64_t kMagic = 0x74657373726e6731;  // tessrng1
+constexpr uint64_t kMagic = 0x74657373726e6732;  // tessrng2
 
 using Words = std::vector<uint64_t>;
 
@@ -32,7 +32,7 @@ bool in_backward(const RankState& state) { return torch::autograd::get_current_n
 Words words_of(const RankState& state) {
   const Sites& sites = state.sites;
   const Sites::Position here = sites.position();
-  Words words = {kMagic, sites.seed, sites.step, sites.passes, in_backward(state), site_of(here.parameter), here.reading, here.draws, here.calls};
+  Words words = {kMagic, sites.seed, here.step, here.evaluation, sites.passes, in_backward(state), site_of(here.parameter), here.reading, here.draws, here.calls};
   words.push_back(here.readings.size());
   for (const auto& [parameter, count] : here.readings) words.insert(words.end(), {site_of(parameter), count});
   return words;
@@ -82,10 +82,11 @@ void set_rng_state(const at::Tensor& given) {
                 "Python, torch.get_rng_state()) returned there");
   Sites& sites = state.sites;
   sites.seed = reader.next();
-  sites.step = reader.next();
+  Sites::Position position;
+  position.step = reader.next();
+  position.evaluation = reader.next();
   sites.passes = reader.next();
   const bool taken_in_backward = reader.next() != 0;
-  Sites::Position position;
   position.parameter = find_parameter(state, reader.next());
   position.reading = reader.next();
   position.draws = reader.next();

@@ -19,6 +19,7 @@ class Sites {
  public:
   // A value that recomputation takes at the entry of what it will run again, and restores before it does.
   struct Position {
+    uint64_t step = 0, evaluation = 0;
     const ParameterInfo* parameter = nullptr;
     uint64_t reading = 0;
     uint64_t draws = 0;
@@ -29,6 +30,7 @@ class Sites {
 
   uint64_t seed = 0;
   uint64_t step = 0;
+  uint64_t evaluation = 0;  // which forward pass without gradients this is since the last one with; 0: one with gradients
   uint64_t passes = 0;  // begun so far
   random::StockGenerator stock;  // if there is one, draws come from it, one after the other, and sites do not matter
 
@@ -55,10 +57,14 @@ class Sites {
 
   Position position() const {
     Position here = position_;
+    here.step = step;
+    here.evaluation = evaluation;
     here.stock = stock;
     return here;
   }
   void restore(Position position) {
+    step = position.step;
+    evaluation = position.evaluation;
     stock = position.stock;
     position.stock = {};
     position_ = std::move(position);

@@ -9,8 +9,10 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/hints.h"
+#include "tessera/dtensor/counter_draws.h"
 #include "tessera/dtensor/dispatch.h"
 #include "tessera/dtensor/dtensor.h"
+#include "tessera/dtensor/inplace_views.h"
 #include "tessera/dtensor/lists.h"
 #include "tessera/dtensor/whole_ops.h"
 #include "tessera/rules/exact.h"
@@ -68,7 +70,7 @@ void whole_call(RankState& state, const OpInfo& info, Stack& stack) {
     info.op.callBoxed(stack);
   }
   for (size_t i = stack.size() - info.num_returns(); i < stack.size(); ++i) {
-    if (!stack[i].isTensor() || !stack[i].toTensor().defined()) continue;
+    if (!stack[i].isTensor() || !stack[i].toTensor().defined() || is_plain_result(info.name, i + info.num_returns() - stack.size())) continue;
     const at::Tensor local = stack[i].toTensor();
     stack[i] = wrap(local, Spec::make(*mesh, layout::Placements(mesh->ndim()), local.sizes(), local.strides(), local.scalar_type()));
   }
@@ -86,22 +88,38 @@ void whole_function(RankState& state, const OpInfo& info, Stack& stack) {
   whole_call(state, info, stack);
 }
 
-// Draws according to values (multinomial, poisson): as one device does, on every rank. Only `stock` has a stream for them.
-void whole_draw(RankState& state, const OpInfo& info, Stack& stack) {
-  TESSERA_CHECK(state.sites.stock, "[", info.name, "] is not drawn by the `counter` generator; ",
-                base::in_language("choose set_generator(GeneratorKind::kStock)", "draw it of full_tensor(x) with generator=g, which every rank seeds alike"));
-  state.ctx.program.note(info.name.c_str(), state.sites.stock.mark());
+// `counter`: values that belong to the samples of a micro-batch must be drawn by sample.
+void check_is_step(const OpInfo& info, const Meta& meta) {
+  TESSERA_CHECK(!meta.origin || (meta.origin->pieces.size() == 1 && meta.origin->pieces.front().sample == 0), "[", info.name, "] of ", meta.spec.str(),
+                ", a micro-batch: the `counter` generator draws it for a whole batch only, so its random numbers would depend on the micro-batches. "
+                "Compute it from uniform, normal or exponential numbers, or take the step in one micro-batch.");
+}
+
+// Draws according to values of which one needs as many random numbers as it happens to need (poisson, gamma): as one device does, on
+// every rank.
+void draw_whole(RankState& state, const OpInfo& info, Stack& stack) {
   for (size_t i = 0; i < info.num_args(); ++i) {
     IValue& value = argument(info, stack, i);
-    if (value.isNone() && info.op.schema().arguments()[i].name() == "generator") value = state.sites.stock.handle();
+    if (value.isNone() && info.op.schema().arguments()[i].name() == "generator") value = state.sites.stock ? state.sites.stock.handle() : generator_for_draw(state);
     if (!value.isTensor() || !is_dtensor(value.toTensor())) continue;
     const at::Tensor tensor = value.toTensor();
+    if (!state.sites.stock) check_is_step(info, *meta_of(tensor));
     const at::Tensor local = whole_local(state, info, tensor);
     LocalScope scope;  // laid out as on one device: the stream runs along memory
     const at::Tensor like = at::empty_strided(local.sizes(), tensor.strides(), local.options());
     value = wrap(like.copy_(local), meta_of(tensor)->spec.with(layout::Placements(meta_of(tensor)->spec->mesh.ndim())));
   }
   whole_call(state, info, stack);
+}
+
+// Draws according to values: multinomial, normal of tensors, poisson.
+void draw_by_values(RankState& state, const OpInfo& info, Stack& stack) {
+  const c10::ArrayRef<IValue> args(&argument(info, stack, 0), info.num_args());
+  const CounterDraw draw = stock_generator_of(state, args).defined() ? nullptr : find_counter_draw(info.name);
+  if (draw) return leave(info, stack, draw(args));
+  TESSERA_CHECK(!info.writes, "[", info.name, "] of a DTensor is drawn by the `counter` generator alone, without generator=");
+  state.ctx.program.note(info.name.c_str(), state.sites.stock ? state.sites.stock.mark() : 0);
+  draw_whole(state, info, stack);
 }
 
 void same_size(RankState&, const OpInfo& info, Stack& stack) {
@@ -187,11 +205,12 @@ SpecialKernel find_special(const std::string& op) {
       {"aten::_fused_adamw_.tensor_lr", fused_update},
       {"aten::_fused_sgd_", fused_update},
       {"aten::_fused_sgd_.tensor_lr", fused_update},
+      {"aten::_conj", conjugate},
       {"aten::_has_same_storage_numel", same_storage},
       {"aten::_local_scalar_dense", item},
       {"aten::_new_zeros_with_same_feature_meta", zeros_like_primal},
-      {"aten::_sample_dirichlet", whole_draw},
-      {"aten::_standard_gamma", whole_draw},
+      {"aten::_sample_dirichlet", draw_by_values},
+      {"aten::_standard_gamma", draw_by_values},
       {"aten::_unique", whole_call},
       {"aten::_unique2", whole_call},
       {"aten::alias", alias},
@@ -201,7 +220,7 @@ SpecialKernel find_special(const std::string& op) {
       {"aten::bernoulli_.Tensor", bernoulli_tensor},
       {"aten::bernoulli_.float", random_inplace},
       {"aten::bincount", whole_call},
-      {"aten::binomial", whole_draw},
+      {"aten::binomial", draw_by_values},
       {"aten::cauchy_", random_inplace},
       {"aten::detach", alias},
       {"aten::equal", equal},
@@ -213,14 +232,14 @@ SpecialKernel find_special(const std::string& op) {
       {"aten::is_same_size", same_size},
       {"aten::log_normal_", random_inplace},
       {"aten::masked_select", whole_call},
-      {"aten::multinomial", whole_draw},
+      {"aten::multinomial", draw_by_values},
       {"aten::native_dropout", native_dropout},
       {"aten::nonzero", whole_call},
-      {"aten::normal.Tensor_Tensor", whole_draw},
-      {"aten::normal.Tensor_float", whole_draw},
-      {"aten::normal.float_Tensor", whole_draw},
+      {"aten::normal.Tensor_Tensor", draw_by_values},
+      {"aten::normal.Tensor_float", draw_by_values},
+      {"aten::normal.float_Tensor", draw_by_values},
       {"aten::normal_", random_inplace},
-      {"aten::poisson", whole_draw},
+      {"aten::poisson", draw_by_values},
       {"aten::rand_like", random_like},
       {"aten::randint_like", random_like},
       {"aten::randint_like.low_dtype", random_like},
@@ -230,6 +249,9 @@ SpecialKernel find_special(const std::string& op) {
       {"aten::random_.to", random_inplace},
       {"aten::repeat_interleave.Tensor", whole_call},
       {"aten::resize_", refuse},
+      {"aten::resize_as_", refuse},
+      {"aten::rrelu_with_noise", draw_by_values},
+      {"aten::rrelu_with_noise_", draw_by_values},
       {"aten::set_", refuse},
       {"aten::set_.source_Storage", refuse},
       {"aten::set_.source_Storage_storage_offset", refuse},
@@ -242,6 +264,7 @@ SpecialKernel find_special(const std::string& op) {
   if (op.starts_with("aten::_foreach_") && op.find("out") == std::string::npos) return foreach_call;
   const auto found = table.find(op);
   if (found != table.end()) return found->second;
+  if (is_view_in_place(op)) return view_in_place;
   return is_whole_op(op) ? whole_function : nullptr;
 }
 

@@ -109,6 +109,7 @@ random::Stream Sites::next() {
   // Equal to the hash of (name, reading, draw): the name's own hash is the parameter's site.
   uint64_t site = position_.parameter ? position_.parameter->site : base::hash_string("start");
   site = base::hash_combine(base::hash_combine(site, position_.reading), position_.draws++);
+  if (evaluation > 0) site = base::hash_combine(site, evaluation);
   return {seed, site, step};
 }
 

@@ -107,11 +107,16 @@ std::optional<StockDraw> stock_draw_of(const std::string& op, Args args) {
   return found->second(args);
 }
 
-at::Generator stock_generator_of(RankState& state, Args args) {
+at::Generator named_generator(Args args) {
   for (const IValue& value : args) {
     if (value.isGenerator() && value.toGenerator().defined()) return value.toGenerator();
   }
-  return state.sites.stock.handle();
+  return {};
+}
+
+at::Generator stock_generator_of(RankState& state, Args args) {
+  const at::Generator named = named_generator(args);
+  return named.defined() ? named : state.sites.stock.handle();
 }
 
 random::StockTensor stock_tensor_of(const Spec& spec) { return {spec->sizes, spec->strides, spec->dtype}; }
@@ -130,15 +135,15 @@ void call_with_stock(RankState& state, const c10::OperatorHandle& op, Stack& sta
   called.callBoxed(stack);
 }
 
-void skip_recorded(RankState& state, const c10::OperatorHandle& op, Args args, const at::Tensor& result) {
+void skip_recorded(RankState& state, const c10::OperatorHandle& op, std::vector<IValue>& args, const at::Tensor& result) {
   const std::string name = c10::toString(op.operator_name());
-  TESSERA_CHECK(stock_generator_of(state, args) == state.sites.stock.handle(), "[deferred] ", name, " is given a generator of its own. Under `stock` the "
-                "recording keeps the place in the rank's stream only: leave the generator out, or build the model without `deferred`.");
   const LocalScope scope;
-  if (op.schema().name() == "aten::randperm") {
-    Stack stack(args.begin(), args.end());
-    return call_with_stock(state, op, stack);
+  at::Generator generator = stock_generator_of(state, args);
+  Stack called(args.begin(), args.end());
+  for (IValue& value : args) {
+    if (value.isGenerator()) value = generator.clone();
   }
+  if (op.schema().name() == "aten::randperm") return call_with_stock(state, op, called);
   random::StockTensor tensor{result.sizes().vec(), result.strides().vec(), result.scalar_type()};
   std::optional<StockDraw> draw = stock_draw_of(name, args);
   if (name == "aten::bernoulli" || name == "aten::bernoulli_.Tensor") {
@@ -146,9 +151,8 @@ void skip_recorded(RankState& state, const c10::OperatorHandle& op, Args args, c
     tensor.dtype = p.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
     draw = uniform(0, 1);
   }
-  TESSERA_CHECK(draw, "[deferred] ", name, " draws from the `stock` generator according to values, which do not exist before parallelize (or place). "
+  TESSERA_CHECK(draw, "[deferred] ", name, " draws according to values, which do not exist before parallelize (or place). "
                 "Initialise that tensor afterwards, or build the model without `deferred`.");
-  at::Generator generator = state.sites.stock.handle();
   random::skip_stock(tensor, *draw, generator);
 }
 

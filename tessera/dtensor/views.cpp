@@ -3,6 +3,7 @@
 #include <unordered_map>
 
 #include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/ops/_conj_physical.h>
 #include <ATen/ops/diagonal_scatter.h>
 #include <ATen/ops/permute.h>
 #include <ATen/ops/reshape.h>
@@ -10,6 +11,8 @@
 #include <ATen/ops/slice_scatter.h>
 #include <ATen/ops/t.h>
 #include <ATen/ops/transpose.h>
+#include <ATen/ops/view_as_complex.h>
+#include <ATen/ops/view_as_real.h>
 #include <c10/core/InferenceMode.h>
 
 #include "tessera/base/error.h"
@@ -47,6 +50,7 @@ using PutBack = at::Tensor (*)(const Args& args, int64_t output, const at::Tenso
 
 PutBack find_put_back(const std::string& op) {
   static const std::unordered_map<std::string, PutBack> table = {
+      {"aten::_conj", [](const Args&, int64_t, const at::Tensor&, const at::Tensor& view) { return at::_conj_physical(view); }},
       {"aten::_reshape_alias", put_shaped},
       {"aten::diagonal", [](const Args& args, int64_t, const at::Tensor& base, const at::Tensor& view) {
          return at::diagonal_scatter(base, view, args[0].toInt(), args[1].toInt(), args[2].toInt());
@@ -72,6 +76,8 @@ PutBack find_put_back(const std::string& op) {
        }},
       {"aten::unsqueeze", put_shaped},
       {"aten::view", put_shaped},
+      {"aten::view_as_complex", [](const Args&, int64_t, const at::Tensor&, const at::Tensor& view) { return at::view_as_real(view); }},
+      {"aten::view_as_real", [](const Args&, int64_t, const at::Tensor&, const at::Tensor& view) { return at::view_as_complex(view); }},
   };
   const auto found = table.find(op);
   return found == table.end() ? nullptr : found->second;

@@ -9,4 +9,7 @@ namespace tessera::dtensor {
 // need all of their elements, and no rule says how parts could be combined. None of them writes an operand or gives a view.
 bool is_whole_op(const std::string& op);
 
+// Whether result `index` stays a plain tensor, equal on every rank: counts that the program reads from memory.
+bool is_plain_result(const std::string& op, size_t index);
+
 }  // namespace tessera::dtensor

@@ -113,7 +113,8 @@ void Tape::note_draw(Recorded& call, const Stack& results) {
   if (!state || !call.op.hasTag(at::Tag::nondeterministic_seeded)) return;
   call.sites = state->sites;
   call.strides = results.back().toTensor().strides().vec();
-  if (state->sites.stock) dtensor::skip_recorded(*state, call.op, call.args, results.back().toTensor());
+  const at::Generator named = dtensor::named_generator(call.args);
+  if (named.defined() || state->sites.stock) dtensor::skip_recorded(*state, call.op, call.args, results.back().toTensor());
   state->sites.next();
 }
 

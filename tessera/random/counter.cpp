@@ -1,7 +1,6 @@
 #include "tessera/random/counter.h"
 
-#include <cmath>
-#include <limits>
+#include <algorithm>
 #include <type_traits>
 
 #include <c10/util/BFloat16.h>
@@ -9,6 +8,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/hash.h"
+#include "tessera/random/counter_samplers.h"
 
 namespace tessera::random {
 namespace {
@@ -71,129 +71,6 @@ struct BlockSource {
   uint32_t step;
 };
 
-uint64_t wide(const uint32_t* words) { return words[0] | uint64_t{words[1]} << 32; }
-
-uint64_t bounded(uint64_t bits, uint64_t range) {
-  return static_cast<uint64_t>(static_cast<unsigned __int128>(bits) * range >> 64);
-}
-
-// Each sampler turns the four words of a block into kValues neighbouring elements.
-
-template <typename T>
-struct UniformSampler {
-  static constexpr bool kDouble = std::is_same_v<T, double>;
-  static constexpr int64_t kValues = kDouble ? 2 : 4;
-  using Math = std::conditional_t<kDouble, double, float>;
-
-  explicit UniformSampler(const Uniform& d)
-      : from(static_cast<Math>(d.from)), range(static_cast<Math>(d.to) - from),
-        top(static_cast<Math>(static_cast<T>(d.to))) {
-    TESSERA_CHECK(d.from <= d.to && std::isfinite(range), "[uniform] cannot draw from [", d.from, ", ", d.to,
-                  "); give from <= to and a range that the dtype can hold");
-  }
-
-  void operator()(const uint32_t* words, T* out) const {
-    for (int64_t j = 0; j < kValues; ++j) {
-      Math unit;
-      if constexpr (kDouble) {
-        unit = static_cast<double>(wide(words + 2 * j) >> 11) * 0x1p-53;
-      } else {
-        unit = static_cast<float>(words[j] >> 8) * 0x1p-24f;
-      }
-      const T value = static_cast<T>(unit * range + from);
-      out[j] = static_cast<Math>(value) < top ? value : static_cast<T>(from);
-    }
-  }
-
-  Math from, range, top;
-};
-
-template <typename T>
-struct NormalSampler {
-  static constexpr int64_t kValues = std::is_same_v<T, double> ? 2 : 4;
-  using Math = std::conditional_t<std::is_same_v<T, double>, double, float>;
-
-  explicit NormalSampler(const Normal& d) : mean(d.mean), std(d.std) {
-    TESSERA_CHECK(d.std >= 0, "[normal] standard deviation ", d.std, "; it must be at least 0");
-  }
-
-  void operator()(const uint32_t* words, T* out) const {
-    for (int64_t j = 0; j < kValues; j += 2) {
-      double first, second;
-      if constexpr (kValues == 2) {
-        first = (static_cast<double>(wide(words) >> 11) + 0.5) * 0x1p-53;
-        second = (static_cast<double>(wide(words + 2) >> 11) + 0.5) * 0x1p-53;
-      } else {
-        first = (static_cast<double>(words[j]) + 0.5) * 0x1p-32;
-        second = (static_cast<double>(words[j + 1]) + 0.5) * 0x1p-32;
-      }
-      const double radius = std::sqrt(-2.0 * std::log(first));
-      const double angle = 6.283185307179586476925 * second;
-      out[j] = static_cast<T>(static_cast<Math>(radius * std::cos(angle) * std + mean));
-      out[j + 1] = static_cast<T>(static_cast<Math>(radius * std::sin(angle) * std + mean));
-    }
-  }
-
-  double mean, std;
-};
-
-template <typename T>
-struct ExponentialSampler {
-  static constexpr int64_t kValues = std::is_same_v<T, double> ? 2 : 4;
-  using Math = std::conditional_t<std::is_same_v<T, double>, double, float>;
-
-  explicit ExponentialSampler(const Exponential& d) : lambda(d.lambda) {
-    TESSERA_CHECK(d.lambda > 0, "[exponential] rate ", d.lambda, "; it must be positive");
-  }
-
-  void operator()(const uint32_t* words, T* out) const {
-    for (int64_t j = 0; j < kValues; ++j) {
-      double unit;
-      if constexpr (kValues == 2) {
-        unit = (static_cast<double>(wide(words + 2 * j) >> 12) + 0.5) * 0x1p-52;
-      } else {
-        unit = (static_cast<double>(words[j]) + 0.5) * 0x1p-32;
-      }
-      const T value = static_cast<T>(static_cast<Math>(-std::log(unit) / lambda));
-      out[j] = value > T(0) ? value : std::numeric_limits<T>::denorm_min();
-    }
-  }
-
-  double lambda;
-};
-
-template <typename T>
-struct BernoulliSampler {
-  static constexpr int64_t kValues = 4;
-
-  explicit BernoulliSampler(const Bernoulli& d) : threshold(static_cast<uint32_t>(std::ceil(d.p * 0x1p24))) {
-    TESSERA_CHECK(0 <= d.p && d.p <= 1, "[bernoulli] probability ", d.p, "; it must lie in [0, 1]");
-  }
-
-  void operator()(const uint32_t* words, T* out) const {
-    for (int64_t j = 0; j < kValues; ++j) {
-      out[j] = static_cast<T>((words[j] >> 8) < threshold ? 1.0f : 0.0f);
-    }
-  }
-
-  uint32_t threshold;
-};
-
-template <typename T, bool kWide>
-struct IntegerSampler {
-  static constexpr int64_t kValues = kWide ? 2 : 4;
-
-  void operator()(const uint32_t* words, T* out) const {
-    for (int64_t j = 0; j < kValues; ++j) {
-      const uint64_t place = kWide ? bounded(wide(words + 2 * j), range) : words[j] * range >> 32;
-      out[j] = static_cast<T>(static_cast<int64_t>(static_cast<uint64_t>(from) + place));
-    }
-  }
-
-  int64_t from;
-  uint64_t range;
-};
-
 template <typename T, typename Sampler>
 void fill_run(T* out, ElementRun run, const BlockSource& source, const Sampler& sampler) {
   constexpr int64_t kValues = Sampler::kValues;
@@ -235,16 +112,24 @@ void fill_real(at::Tensor& local, const Region& region, const BlockSource& sourc
     fill_with<T>(local, region, source, UniformSampler<T>(*uniform));
   } else if (const auto* normal = std::get_if<Normal>(&distribution)) {
     fill_with<T>(local, region, source, NormalSampler<T>(*normal));
+  } else if (const auto* log_normal = std::get_if<LogNormal>(&distribution)) {
+    NormalSampler<T> sampler({log_normal->mean, log_normal->std});
+    sampler.is_log = true;
+    fill_with<T>(local, region, source, sampler);
+  } else if (const auto* cauchy = std::get_if<Cauchy>(&distribution)) {
+    fill_with<T>(local, region, source, InverseSampler<T, CauchyInverse<T>>{CauchyInverse<T>(*cauchy)});
   } else {
-    fill_with<T>(local, region, source, ExponentialSampler<T>(std::get<Exponential>(distribution)));
+    fill_with<T>(local, region, source, InverseSampler<T, ExponentialInverse<T>>{ExponentialInverse<T>(std::get<Exponential>(distribution))});
   }
 }
 
 template <typename T>
 void fill_discrete(at::Tensor& local, const Region& region, const BlockSource& source, const Distribution& distribution) {
   if (const auto* bernoulli = std::get_if<Bernoulli>(&distribution)) {
-    fill_with<T>(local, region, source, BernoulliSampler<T>(*bernoulli));
-    return;
+    return fill_with<T>(local, region, source, BernoulliSampler<T>(*bernoulli));
+  }
+  if (const auto* geometric = std::get_if<Geometric>(&distribution)) {
+    return fill_with<T>(local, region, source, InverseSampler<T, GeometricInverse<T>>{GeometricInverse<T>(*geometric)});
   }
   const auto& integers = std::get<Integers>(distribution);
   TESSERA_CHECK(integers.from < integers.to, "[random integers] cannot draw from [", integers.from, ", ", integers.to,
@@ -264,7 +149,8 @@ void fill_discrete(at::Tensor& local, const Region& region, const BlockSource& s
 }
 
 bool is_discrete(const Distribution& distribution) {
-  return std::holds_alternative<Bernoulli>(distribution) || std::holds_alternative<Integers>(distribution);
+  return std::holds_alternative<Bernoulli>(distribution) || std::holds_alternative<Integers>(distribution) ||
+         std::holds_alternative<Geometric>(distribution);
 }
 
 }  // namespace

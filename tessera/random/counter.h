@@ -64,12 +64,28 @@ struct Exponential {
   double lambda = 1;
 };
 
-using Distribution = std::variant<Uniform, Normal, Bernoulli, Integers, Exponential>;
+// The exponential of a normal number.
+struct LogNormal {
+  double mean = 1;  // of the logarithm
+  double std = 2;
+};
+
+struct Cauchy {
+  double median = 0;
+  double sigma = 1;
+};
+
+// How many trials of probability p it takes until the first success, 1 or more; an integer dtype's largest value stands for more.
+struct Geometric {
+  double p = 0.5;
+};
+
+using Distribution = std::variant<Uniform, Normal, Bernoulli, Integers, Exponential, LogNormal, Cauchy, Geometric>;
 
 // Fills a shard's local tensor: plain, contiguous, on the CPU, of sizes local_sizes(region).
 //
-// Uniform, Normal and Exponential take float64, float32, float16 and bfloat16 (16-bit: the float32 value rounded);
-// Bernoulli and Integers also take int64, int32, int16, int8, uint8 and bool. A Bernoulli with a probability for each
+// Uniform, Normal, Exponential, LogNormal and Cauchy take float64, float32, float16 and bfloat16 (16-bit: the float32 value rounded);
+// Bernoulli, Integers and Geometric also take int64, int32, int16, int8, uint8 and bool. A Bernoulli with a probability for each
 // element is a float32 Uniform compared with `<`. Work is O(local). Throws c10::Error on anything else. Thread-safe.
 void fill(at::Tensor& local, const Region& region, const Stream& stream, const Distribution& distribution);
 

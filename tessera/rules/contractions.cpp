@@ -3,6 +3,7 @@
 
 #include <map>
 
+#include <ATen/ExpandUtils.h>
 #include <ATen/ops/zeros.h>
 
 #include "tessera/base/error.h"
@@ -63,6 +64,11 @@ void add_once(const LocalCall& call, torch::jit::Stack& stack) {
     is_first = is_first && call.operand_ranges[1][dim].begin == 0;
   }
   StackArgs args(*call.op, stack);
+  const std::vector<int64_t> sizes = sizes_of(call.output_ranges[0]);
+  if (c10::multiply_integers(sizes) == 0) {  // libtorch gives the addend, however many elements it has
+    args.give_value(at::zeros(sizes, args.tensor("self").options()));
+    return;
+  }
   if (!is_first) {
     args["beta"] = 0;
   }
@@ -126,6 +132,25 @@ FactorMap distances_backward_map(const Call& call) {
   return map;
 }
 
+c10::IntArrayRef batch_of(c10::IntArrayRef sizes) { return sizes.slice(0, sizes.size() - 2); }
+
+bool broadcasts_batch(const Call& call) {
+  return batch_of(call.spec(call.operand_of("x1"))->sizes) != batch_of(call.spec(call.operand_of("x2"))->sizes);
+}
+
+// Both tensors with all batch dims.
+void expand_batches(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
+  StackArgs args(op, stack);
+  const auto batch = at::infer_size_dimvector(batch_of(args.tensor("x1").sizes()), batch_of(args.tensor("x2").sizes()));
+  for (const char* name : {"x1", "x2"}) {
+    const at::Tensor tensor = args.tensor(name);
+    std::vector<int64_t> sizes(batch.begin(), batch.end());
+    sizes.insert(sizes.end(), {tensor.size(-2), tensor.size(-1)});
+    args[name] = tensor.expand(sizes);
+  }
+  args.run();
+}
+
 // libtorch's kernels divide by the number of rows.
 void run_distances(const LocalCall& call, torch::jit::Stack& stack) {
   StackArgs args(*call.op, stack);
@@ -145,8 +170,10 @@ void add_contraction_rules(RuleTable& table) {
   table.add("aten::addbmm", with_addend_rule("(b,i,k),(b,k,j)->(i,j)", ShapeSource::kFactors));
   table.add("aten::addmv", with_addend_rule("(i,k),(k)->(i)"));
   table.add("aten::addr", {.map = [](const Call& call) { return with_addend("(i),(j)->(i,j)", call); }});
-  table.add("aten::_cdist_forward", {.map = distances_map, .local = run_distances, .shape = ShapeSource::kFactors});
-  table.add("aten::_cdist_backward", {.map = distances_backward_map, .local = run_distances, .shape = ShapeSource::kFactors});
+  table.add("aten::_cdist_forward", {.map = distances_map, .local = run_distances, .decompose = expand_batches, .decompose_when = broadcasts_batch,
+                                     .shape = ShapeSource::kFactors});
+  table.add("aten::_cdist_backward", {.map = distances_backward_map, .local = run_distances, .decompose = expand_batches,
+                                      .decompose_when = broadcasts_batch, .shape = ShapeSource::kFactors});
   table.add_optional("tessera::contract", {.map = contract_map, .shape = ShapeSource::kFactors});
 }
 

@@ -1,6 +1,11 @@
 // Operators that compute each element of the result from the elements at its place.
-#include "tessera/rules/dtypes.h"
 #include "tessera/rules/families.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/norm.h>
+
+#include "tessera/rules/dtypes.h"
+#include "tessera/rules/local_args.h"
 
 namespace tessera::rules {
 
@@ -31,6 +36,8 @@ Rule without_meta(Dtype dtype, PartialFlow flow = PartialFlow::kMerge) {
 c10::ScalarType first_dtype(const Call& call) { return call.spec(0)->dtype; }
 c10::ScalarType bool_dtype(const Call& call) { return call.operands[0].is_written ? first_dtype(call) : c10::kBool; }
 c10::ScalarType float_dtype(const Call& call) { return fractional_dtype(first_dtype(call)); }
+c10::ScalarType real_dtype(const Call& call) { return call.operands[0].is_written ? first_dtype(call) : c10::toRealValueType(first_dtype(call)); }
+c10::ScalarType angle_dtype(const Call& call) { return c10::toRealValueType(float_dtype(call)); }
 c10::ScalarType any_dtype(const Call& call) { return promoted_dtype(call); }
 c10::ScalarType branch_dtype(const Call& call) { return promoted_dtype(call, 1); }
 
@@ -105,6 +112,19 @@ FactorMap glu_map(const Call& call) {
   return map;
 }
 
+// x = m * 2^e
+FactorMap frexp_map(const Call& call) {
+  FactorMap map = broadcast_factors(call);
+  map.dtypes = {first_dtype(call), c10::kInt};
+  return map;
+}
+
+// The norm of a difference.
+void decompose_dist(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
+  StackArgs args(op, stack);
+  args.give(at::norm(args.tensor("self") - args.tensor("other"), args["p"].toScalar()));
+}
+
 // The kernel of some devices keeps an empty buffer.
 FactorMap log_sigmoid_backward_map(const Call& call) {
   FactorMap map;
@@ -135,10 +155,14 @@ const Names& unary() {
       "aten::erf", "aten::erfc", "aten::erfinv", "aten::exp", "aten::exp2", "aten::expm1", "aten::floor",
       "aten::frac", "aten::gelu", "aten::hardshrink", "aten::hardsigmoid", "aten::i0", "aten::isneginf", "aten::isposinf",
       "aten::leaky_relu", "aten::lgamma", "aten::log", "aten::log10", "aten::log1p", "aten::log2", "aten::mish",
-      "aten::rad2deg", "aten::reciprocal", "aten::round", "aten::round.decimals", "aten::rsqrt", "aten::sgn",
+      "aten::polygamma", "aten::rad2deg", "aten::reciprocal", "aten::round", "aten::round.decimals", "aten::rsqrt", "aten::sgn",
       "aten::sigmoid", "aten::sign", "aten::signbit", "aten::silu", "aten::sin", "aten::sinc", "aten::sinh",
-      "aten::softplus", "aten::softshrink", "aten::sqrt", "aten::tan", "aten::tanh", "aten::threshold",
-      "aten::trunc"};
+      "aten::softplus", "aten::softshrink", "aten::special_airy_ai", "aten::special_bessel_j0", "aten::special_bessel_j1",
+      "aten::special_bessel_y0", "aten::special_bessel_y1", "aten::special_entr", "aten::special_erfcx", "aten::special_i0e",
+      "aten::special_i1", "aten::special_i1e", "aten::special_log_ndtr", "aten::special_modified_bessel_i0",
+      "aten::special_modified_bessel_i1", "aten::special_modified_bessel_k0", "aten::special_modified_bessel_k1",
+      "aten::special_ndtri", "aten::special_scaled_modified_bessel_k0", "aten::special_scaled_modified_bessel_k1",
+      "aten::special_spherical_bessel_j0", "aten::sqrt", "aten::tan", "aten::tanh", "aten::threshold", "aten::trunc"};
   return names;
 }
 
@@ -150,7 +174,7 @@ const Names& with_scalar() {
       "aten::bitwise_right_shift.Tensor_Scalar", "aten::bitwise_xor.Scalar", "aten::bitwise_xor.Scalar_Tensor",
       "aten::clamp", "aten::clamp_max", "aten::clamp_min", "aten::div.Scalar_mode", "aten::eq.Scalar",
       "aten::fmod.Scalar", "aten::ge.Scalar", "aten::gt.Scalar", "aten::le.Scalar", "aten::lt.Scalar",
-      "aten::ne.Scalar", "aten::pow.Scalar", "aten::pow.Tensor_Scalar", "aten::remainder.Scalar", "aten::rsub.Scalar",
+      "aten::ne.Scalar", "aten::pow.Scalar", "aten::remainder.Scalar", "aten::rsub.Scalar",
       "aten::sub.Scalar"};
   return names;
 }
@@ -161,13 +185,36 @@ const Names& several() {
       "aten::bitwise_or.Tensor", "aten::bitwise_right_shift.Tensor", "aten::bitwise_xor.Tensor", "aten::clamp.Tensor",
       "aten::clamp_max.Tensor", "aten::clamp_min.Tensor", "aten::copysign.Tensor", "aten::div.Tensor_mode",
       "aten::elu_backward", "aten::eq.Tensor", "aten::fill.Tensor", "aten::fmax", "aten::fmin", "aten::fmod.Tensor",
-      "aten::ge.Tensor", "aten::gelu_backward", "aten::gt.Tensor", "aten::hardshrink_backward",
-      "aten::hardsigmoid_backward", "aten::heaviside", "aten::hypot", "aten::le.Tensor", "aten::leaky_relu_backward",
-      "aten::lerp.Tensor", "aten::logaddexp", "aten::logaddexp2", "aten::logit_backward", "aten::lt.Tensor",
-      "aten::masked_fill.Tensor", "aten::maximum", "aten::minimum", "aten::mish_backward", "aten::ne.Tensor",
-      "aten::pow.Tensor_Tensor", "aten::remainder.Tensor", "aten::sigmoid_backward", "aten::silu_backward",
-      "aten::softplus_backward", "aten::softshrink_backward", "aten::tanh_backward", "aten::threshold_backward",
-      "aten::xlogy.Tensor"};
+      "aten::gcd", "aten::ge.Tensor", "aten::gelu_backward", "aten::gt.Tensor", "aten::hardshrink_backward",
+      "aten::hardsigmoid_backward", "aten::heaviside", "aten::hypot", "aten::igamma", "aten::igammac", "aten::lcm",
+      "aten::ldexp.Tensor", "aten::ldexp_", "aten::le.Tensor", "aten::leaky_relu_backward", "aten::lerp.Tensor",
+      "aten::logaddexp", "aten::logaddexp2", "aten::logit_backward", "aten::lt.Tensor", "aten::masked_fill.Tensor",
+      "aten::maximum", "aten::minimum", "aten::mish_backward", "aten::ne.Tensor", "aten::nextafter",
+      "aten::pow.Tensor_Tensor", "aten::pow_.Tensor", "aten::remainder.Tensor", "aten::sigmoid_backward",
+      "aten::silu_backward", "aten::softplus_backward", "aten::softshrink_backward", "aten::tanh_backward",
+      "aten::threshold_backward", "aten::xlogy.Tensor"};
+  return names;
+}
+
+// Of two tensors, or of a tensor and a number on either side.
+const Names& special_pairs() {
+  static const Names names = [] {
+    Names all;
+    const auto add = [&](const std::string& name, const char* left, const char* right) {
+      for (const std::string& overload : {std::string(), std::string(".") + left, std::string(".") + right}) all.push_back("aten::special_" + name + overload);
+    };
+    for (const char* name : {"xlog1py", "zeta"}) {
+      add(name, "self_scalar", "other_scalar");
+    }
+    for (const char* kind : {"chebyshev_polynomial_t", "chebyshev_polynomial_u", "chebyshev_polynomial_v", "chebyshev_polynomial_w",
+                             "hermite_polynomial_h", "hermite_polynomial_he", "laguerre_polynomial_l", "legendre_polynomial_p"}) {
+      add(kind, "x_scalar", "n_scalar");
+    }
+    for (const char* kind : {"t", "u", "v", "w"}) {
+      add(std::string("shifted_chebyshev_polynomial_") + kind, "x_scalar", "n_scalar");
+    }
+    return all;
+  }();
   return names;
 }
 
@@ -178,12 +225,16 @@ void add_elementwise_rules(RuleTable& table) {
   table.add_all(linear(), elementwise(PartialFlow::kLinear));
   table.add_all(unary(), elementwise());
   table.add_all(with_scalar(), elementwise());
+  Rule power = elementwise();
+  power.reads_numbers = true;  // `exact` numerics run small whole powers otherwise than others
+  table.add("aten::pow.Tensor_Scalar", power);
   table.add_all(several(), elementwise());
+  table.add_all(special_pairs(), elementwise());
   table.add_all({"aten::add.Tensor", "aten::sub.Tensor", "aten::lerp.Scalar"}, elementwise(PartialFlow::kJoint));
   table.add_all({"aten::mul.Tensor", "aten::div.Tensor"}, {.map = scaling_map});
-  table.add_all({"aten::_prelu_kernel", "aten::_prelu_kernel_backward", "aten::abs", "aten::hardswish",
-                 "aten::hardswish_backward", "aten::hardtanh", "aten::hardtanh_backward", "aten::log_sigmoid_forward",
-                 "aten::nan_to_num", "aten::relu"},
+  table.add_all({"aten::_prelu_kernel", "aten::_prelu_kernel_backward", "aten::hardswish", "aten::hardswish_backward",
+                 "aten::hardtanh", "aten::hardtanh_backward", "aten::log_sigmoid_forward",
+                 "aten::nan_to_num", "aten::relu", "aten::rrelu_with_noise_backward"},
                 without_meta(first_dtype));
   table.add("aten::_amp_update_scale_", without_meta(first_dtype));
   table.add("aten::native_dropout_backward", without_meta(first_dtype, PartialFlow::kLinear));
@@ -191,8 +242,12 @@ void add_elementwise_rules(RuleTable& table) {
   table.add_all({"aten::isinf", "aten::isnan", "aten::logical_and", "aten::logical_not", "aten::logical_or",
                  "aten::logical_xor"},
                 without_meta(bool_dtype));
-  table.add_all({"aten::angle", "aten::logit"}, without_meta(float_dtype));
-  table.add_all({"aten::floor_divide", "aten::floor_divide.Scalar", "aten::remainder.Scalar_Tensor", "aten::rsub.Tensor"},
+  table.add("aten::abs", without_meta(real_dtype));
+  table.add("aten::angle", without_meta(angle_dtype));
+  table.add_all({"aten::logit", "aten::mvlgamma"}, without_meta(float_dtype));
+  table.add("aten::frexp.Tensor", {.map = frexp_map, .shape = ShapeSource::kFactors});
+  table.add("aten::dist", {.map = nullptr, .decompose = decompose_dist});
+  table.add_all({"aten::floor_divide", "aten::floor_divide.Scalar", "aten::floor_divide_.Tensor", "aten::remainder.Scalar_Tensor", "aten::rsub.Tensor"},
                 without_meta(any_dtype));
   table.add("aten::where.self", without_meta(branch_dtype));
   table.add("aten::_to_copy", {.map = cast_map});

@@ -5,6 +5,7 @@ namespace tessera::rules {
 void add_families(RuleTable& table) {
   add_attention_rules(table);
   add_batch_norm_rules(table);
+  add_complex_rules(table);
   add_contraction_rules(table);
   add_convolution_rules(table);
   add_elementwise_rules(table);

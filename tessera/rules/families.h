@@ -10,6 +10,7 @@ namespace tessera::rules {
 
 void add_attention_rules(RuleTable& table);
 void add_batch_norm_rules(RuleTable& table);
+void add_complex_rules(RuleTable& table);
 void add_contraction_rules(RuleTable& table);
 void add_convolution_rules(RuleTable& table);
 void add_elementwise_rules(RuleTable& table);

@@ -6,6 +6,7 @@
 #include <ATen/ops/embedding.h>
 #include <ATen/ops/embedding_dense_backward.h>
 #include <ATen/ops/gather.h>
+#include <ATen/ops/index_put.h>
 #include <ATen/ops/index_select.h>
 #include <ATen/ops/zeros.h>
 
@@ -89,10 +90,7 @@ FactorMap gather_map(const Call& call) {
   const auto& index = call.spec(1)->sizes;
   map.operands = {map.add_all(self), map.add_all(index)};
   const int64_t dim = wrap_dim(call.integer("dim"), call.dim_of(0));
-  for (size_t d = 0; d < index.size(); ++d) {
-    if (self.empty()) {
-      break;
-    }
+  for (size_t d = 0; d < index.size() && self.size() == index.size(); ++d) {  // else one of them has no dims, or no elements
     if (static_cast<int64_t>(d) != dim && self[d] == index[d]) {
       map.operands[1][d] = map.operands[0][d];
     } else if (static_cast<int64_t>(d) != dim) {
@@ -264,6 +262,21 @@ FactorMap take_map(const Call& call) {
   return map;
 }
 
+// Writes into the tensor as if it were flat.
+void decompose_put(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
+  StackArgs args(op, stack);
+  const at::Tensor self = args.tensor("self");
+  const c10::List<std::optional<at::Tensor>> index({args.tensor("index").reshape(-1)});
+  args.give(at::index_put(self.reshape(-1), index, args.tensor("source").reshape(-1), args["accumulate"].toBool()).view(self.sizes()));
+}
+
+// In place where no cut of self would do: the new value is computed, and copied.
+void decompose_in_place(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
+  const at::Tensor self = StackArgs(op, stack).tensor("self");
+  c10::Dispatcher::singleton().findSchemaOrThrow(functional_name(op.operator_name().name).c_str(), "").callBoxed(stack);
+  stack.back() = self.copy_(stack.back().toTensor());
+}
+
 // Everything whole.
 FactorMap replicated_map(const Call& call) {
   FactorMap map;
@@ -294,6 +307,8 @@ void add_indexing_rules(RuleTable& table) {
   table.add("aten::bucketize.Tensor", {.map = bucketize_map, .shape = ShapeSource::kFactors});
   table.add("aten::searchsorted.Tensor", {.map = searchsorted_map, .shape = ShapeSource::kFactors});
   table.add("aten::masked_scatter", {.map = replicated_map});
+  table.add("aten::put", {.map = nullptr, .decompose = decompose_put});
+  table.add_all({"aten::masked_scatter_", "aten::put_", "aten::renorm_"}, {.map = nullptr, .decompose = decompose_in_place});
   table.add("aten::linalg_qr", {.map = replicated_map});
   table.add("aten::take", {.map = take_map, .shape = ShapeSource::kFactors});
   table.add("aten::trace", {.map = [](const Call& call) { return parse_factors("(i,j)->();!i,!j", call); },

@@ -2,6 +2,7 @@
 // channels may be cut, places stay whole.
 #include "tessera/rules/families.h"
 
+#include <ATen/native/Pool.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 
@@ -106,6 +107,43 @@ std::vector<int64_t> padded_sizes(const Call& call) {
   return sizes;
 }
 
+// An int[3] of a pooling operator for place `d`: one number may stand for all.
+int64_t at_place(const std::vector<int64_t>& ints, size_t d) { return ints.size() == 1 ? ints[0] : ints.at(d); }
+
+FactorMap max_pool3d_map(const Call& call) {
+  const auto kernel = call.ints("kernel_size"), padding = call.ints("padding"), dilation = call.ints("dilation");
+  const auto stride = call.ints("stride").empty() ? kernel : call.ints("stride");
+  const auto& from = call.spec(0)->sizes;
+  std::vector<int64_t> sizes = from;
+  for (size_t d = 0; d < 3; ++d) {
+    int64_t& size = sizes[sizes.size() - 3 + d];
+    size = at::native::pooling_output_shape<int64_t>(size, at_place(kernel, d), at_place(padding, d), at_place(stride, d), at_place(dilation, d), call.flag("ceil_mode"));
+  }
+  FactorMap map;
+  map.dtypes = {call.spec(0)->dtype, c10::kLong};
+  const Planes planes(map, from, 3);
+  map.operands = {planes.tensor(from)};
+  map.outputs = {planes.tensor(sizes), planes.tensor(sizes)};
+  return map;
+}
+
+// [n, c, places...] gives a grid [n, places..., coordinates].
+std::vector<int64_t> grid_sizes(const Call& call) {
+  std::vector<int64_t> sizes = call.ints("size");
+  sizes.erase(sizes.begin() + 1);
+  sizes.push_back(static_cast<int64_t>(sizes.size()) - 1);
+  return sizes;
+}
+
+// The size that is asked for is that of the whole.
+void run_affine_grid(const LocalCall& call, torch::jit::Stack& stack) {
+  StackArgs args(*call.op, stack);
+  std::vector<int64_t> sizes = args["size"].toIntVector();
+  sizes.at(0) = call.output_ranges[0][0].size();
+  args["size"] = c10::IValue(sizes);
+  run_planes(call, stack);
+}
+
 // [..., channels, rows, columns] and [..., channels * kernel, windows]: a window's elements follow their channel.
 struct Unfolded {
   TensorFactors image, windows;
@@ -172,17 +210,20 @@ FactorMap shuffle_map(const Call& call, const char* factor, bool shuffles) {
   return map;
 }
 
-// Each point of a grid reads an image: (n,c,y,x), (n,i,j,2) -> (n,c,i,j).
+// Each point of a grid reads an image: (n,c,y,x), (n,i,j,2) -> (n,c,i,j), or a volume: (n,c,z,y,x), (n,h,i,j,3) -> (n,c,h,i,j).
 struct Sampled {
   TensorFactors image, grid, result;
 
   Sampled(FactorMap& map, c10::IntArrayRef image_sizes, c10::IntArrayRef grid_sizes) : image(map.add_all(image_sizes)) {
     const TensorFactors points = map.add_all(grid_sizes.slice(1));
-    for (const DimFactors& whole : {image[2], image[3], points[2]}) {
-      map.block(whole);
+    for (size_t d = 2; d < image.size(); ++d) {
+      map.block(image[d]);
     }
-    grid = {image[0], points[0], points[1], points[2]};
-    result = {image[0], image[1], points[0], points[1]};
+    map.block(points.back());
+    grid = {image[0]};
+    grid.insert(grid.end(), points.begin(), points.end());
+    result = {image[0], image[1]};
+    result.insert(result.end(), points.begin(), points.end() - 1);
   }
 };
 
@@ -225,12 +266,15 @@ void run_grid_sampler(const LocalCall& call, torch::jit::Stack& stack) {
 void add_pools(RuleTable& table) {
   table.add("aten::max_pool2d_with_indices", planes(2));
   table.add("aten::max_pool2d_with_indices_backward", planes(2, PartialFlow::kLinear));
+  table.add("aten::max_pool3d_with_indices", {.map = max_pool3d_map, .local = run_planes, .shape = ShapeSource::kFactors});
+  table.add("aten::max_pool3d_with_indices_backward", without_meta(3, PartialFlow::kLinear, input_sizes));
   for (const char* d : {"2d", "3d"}) {
     const size_t places = d[0] - '0';
     const std::string nd = d;
     table.add("aten::adaptive_max_pool" + nd, planes(places));
     table.add_all({"aten::adaptive_max_pool" + nd + "_backward", "aten::avg_pool" + nd, "aten::avg_pool" + nd + "_backward"},
                   planes(places, PartialFlow::kLinear));
+    table.add("aten::max_unpool" + nd, without_meta(places, PartialFlow::kLinear, asked_sizes));
     table.add("aten::_adaptive_avg_pool" + nd, without_meta(places, PartialFlow::kLinear, asked_sizes));
     table.add("aten::_adaptive_avg_pool" + nd + "_backward", without_meta(places, PartialFlow::kLinear, input_sizes));
   }
@@ -266,9 +310,13 @@ void add_plane_rules(RuleTable& table) {
   add_paddings(table);
   table.add("aten::im2col", {.map = im2col_map, .local = run_planes, .shape = ShapeSource::kFactors});
   table.add("aten::col2im", {.map = col2im_map, .local = run_planes, .shape = ShapeSource::kFactors});
-  table.add("aten::grid_sampler_2d", {.map = grid_sampler_map, .local = run_grid_sampler, .shape = ShapeSource::kFactors});
-  table.add("aten::grid_sampler_2d_backward",
-            {.map = grid_sampler_backward_map, .local = run_grid_sampler, .shape = ShapeSource::kFactors});
+  for (const std::string op : {"aten::grid_sampler_2d", "aten::grid_sampler_3d"}) {
+    table.add(op, {.map = grid_sampler_map, .local = run_grid_sampler, .shape = ShapeSource::kFactors});
+    table.add(op + "_backward", {.map = grid_sampler_backward_map, .local = run_grid_sampler, .shape = ShapeSource::kFactors});
+  }
+  Rule affine_grid = without_meta(2, PartialFlow::kLinear, grid_sizes);
+  affine_grid.local = run_affine_grid;
+  table.add("aten::affine_grid_generator", affine_grid);
   table.add("aten::pixel_shuffle", {.map = [](const Call& call) { return shuffle_map(call, "upscale_factor", true); },
                                     .local = run_planes,
                                     .shape = ShapeSource::kFactors});

@@ -73,7 +73,8 @@ Rule without_meta(Map make_map, Dtypes dtypes) {
 using Dtypes = std::vector<c10::ScalarType>;
 
 Dtypes same_dtype(const Call& call) { return {asked_dtype(call, call.spec(0)->dtype)}; }
-Dtypes two_dtypes(const Call& call) { return {call.spec(0)->dtype, call.spec(0)->dtype}; }
+Dtypes real_dtype(const Call& call) { return {c10::toRealValueType(call.spec(0)->dtype)}; }
+Dtypes real_and_same_dtype(const Call& call) { return {c10::toRealValueType(call.spec(0)->dtype), call.spec(0)->dtype}; }
 Dtypes value_and_index(const Call& call) { return {call.spec(0)->dtype, c10::kLong}; }
 Dtypes long_dtype(const Call&) { return {c10::kLong}; }
 Dtypes floating(const Call& call) { return {fractional_dtype(call.spec(0)->dtype)}; }
@@ -174,6 +175,11 @@ bool reduces_sharded(const Call& call) {
   });
 }
 
+bool reduces_sharded_reals(const Call& call) { return reduces_sharded(call) && !c10::isComplexType(call.spec(0)->dtype); }
+
+// What the square of a complex number is of in norms and variances.
+at::Tensor magnitude(const at::Tensor& x) { return x.is_complex() ? at::abs(x) : x; }
+
 // The arguments that reductions share, as a decomposition reads them.
 struct Reduction {
   at::Tensor self;
@@ -212,7 +218,7 @@ void decompose_norm(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
   const Reduction over(args);
   const c10::IValue& order = args[args.has("ord") ? "ord" : "p"];
   const double p = order.isNone() ? 2.0 : order.toScalar().toDouble();
-  const at::Tensor& x = over.self;
+  const at::Tensor x = magnitude(over.self);
   at::Tensor result;
   if (p == 2) {
     result = at::sqrt(over.sum(x.mul(x)));
@@ -241,7 +247,7 @@ Moments moments_of(StackArgs& args) {
     count *= static_cast<double>(over.self.dim() == 0 ? 1 : over.self.size(dim));
   }
   const at::Tensor mean = at::mean(over.self, over.dims, /*keepdim=*/true);
-  const at::Tensor centred = over.self.sub(mean);
+  const at::Tensor centred = magnitude(over.self.sub(mean));
   return {over.sum(centred.mul(centred)).div(std::max(0.0, count - correction)),
           over.keeps ? mean : mean.squeeze(over.dims)};
 }
@@ -258,9 +264,9 @@ void decompose_var_mean(const c10::OperatorHandle& op, torch::jit::Stack& stack)
   args.give(op.operator_name().name.starts_with("aten::std") ? at::sqrt(moments.variance) : moments.variance, moments.mean);
 }
 
-Rule decomposed(Decomposition decompose, Rule rule) {
+Rule decomposed(Decomposition decompose, Rule rule, bool (*when)(const Call&) = reduces_sharded) {
   rule.decompose = decompose;
-  rule.decompose_when = reduces_sharded;
+  rule.decompose_when = when;
   return rule;
 }
 
@@ -287,14 +293,14 @@ void add_reduction_rules(RuleTable& table) {
   table.add_all({"aten::cumprod", "aten::sort", "aten::sort.stable"}, {.map = merged_scan_map});
   table.add("aten::logcumsumexp", without_meta(merged_scan_map, same_dtype));
   table.add_all({"aten::cummax", "aten::cummin"}, without_meta(merged_scan_map, value_and_index));
-  table.add("aten::logsumexp", decomposed(decompose_logsumexp, without_meta(whole_map, floating)));
+  table.add("aten::logsumexp", decomposed(decompose_logsumexp, without_meta(whole_map, floating), reduces_sharded_reals));
   table.add_all({"aten::linalg_vector_norm", "aten::norm.Scalar", "aten::norm.ScalarOpt_dim",
                  "aten::norm.ScalarOpt_dim_dtype", "aten::norm.ScalarOpt_dtype"},
                 decomposed(decompose_norm, {.map = whole_map}));
   table.add_all({"aten::var.correction", "aten::std.correction"},
-                decomposed(decompose_var, without_meta(whole_map, same_dtype)));
+                decomposed(decompose_var, without_meta(whole_map, real_dtype)));
   table.add_all({"aten::var_mean.correction", "aten::std_mean.correction"},
-                decomposed(decompose_var_mean, without_meta(whole_map, two_dtypes)));
+                decomposed(decompose_var_mean, without_meta(whole_map, real_and_same_dtype)));
 }
 
 }  // namespace tessera::rules

@@ -266,15 +266,23 @@ FactorMap repeat_map(const Call& call) {
   return map;
 }
 
-bool is_identity(const Call& call) {
-  const auto& from = *call.spec(0);
-  return call.ints("size") == from.sizes && call.ints("stride") == from.strides && call.integer("storage_offset") == 0;
+// Whether these strides lead through the whole tensor as its own do; those of a dim of one element lead nowhere.
+bool is_identity(const layout::SpecData& whole, const std::vector<int64_t>& sizes, const std::vector<int64_t>& strides, int64_t offset) {
+  if (sizes != whole.sizes || offset != 0) {
+    return false;
+  }
+  for (size_t d = 0; d < sizes.size(); ++d) {
+    if (sizes[d] != 1 && strides.at(d) != whole.strides[d]) {
+      return false;
+    }
+  }
+  return true;
 }
 
 FactorMap as_strided_map(const Call& call) {
   FactorMap map = moving_map();
   map.operands = {map.add_all(call.spec(0)->sizes)};
-  if (is_identity(call)) {
+  if (is_identity(*call.spec(0), call.ints("size"), call.ints("stride"), call.integer("storage_offset"))) {
     map.outputs = map.operands;
     return map;
   }
@@ -290,16 +298,16 @@ void run_as_strided(const LocalCall& call, torch::jit::Stack& stack) {
   StackArgs args(*call.op, stack);
   const auto& whole = *call.operands[0];
   const at::Tensor self = args.tensor("self");
-  if (args["size"].toIntVector() == whole.sizes && args["stride"].toIntVector() == whole.strides) {
+  const auto sizes = args["size"].toIntVector(), strides = args["stride"].toIntVector();
+  const int64_t offset = args["storage_offset"].isNone() ? 0 : args["storage_offset"].toInt();
+  if (is_identity(whole, sizes, strides, offset)) {
     args.give(self.alias());
     return;
   }
   const at::Tensor laid_out = self.strides() == c10::IntArrayRef(whole.strides) && self.storage_offset() == 0
                                   ? self
                                   : at::empty_strided(whole.sizes, whole.strides, self.options()).copy_(self);
-  const c10::IValue& offset = args["storage_offset"];
-  args.give(laid_out.as_strided(args["size"].toIntVector(), args["stride"].toIntVector(),
-                                offset.isNone() ? 0 : offset.toInt()));
+  args.give(laid_out.as_strided(sizes, strides, offset));
 }
 
 }  // namespace

@@ -53,6 +53,8 @@ std::vector<Placement> choices(const at::Tensor& tensor) {
   }
   if (tensor.scalar_type() != at::kBool) {
     result.push_back(layout::Partial(ReduceOp::kSum));
+  }
+  if (tensor.scalar_type() != at::kBool && !at::isComplexType(tensor.scalar_type())) {
     result.push_back(layout::Partial(ReduceOp::kMax));
   }
   if (at::isFloatingType(tensor.scalar_type())) {

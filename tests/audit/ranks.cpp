@@ -29,7 +29,8 @@ using rules::testing::with_tensors;
 namespace {
 
 at::Tensor noise_like(const at::Tensor& value) {
-  return at::isFloatingType(value.scalar_type()) ? at::rand_like(value) : at::randint_like(value, 3);
+  const bool has_fractions = at::isFloatingType(value.scalar_type()) || at::isComplexType(value.scalar_type());
+  return has_fractions ? at::rand_like(value) : at::randint_like(value, 3);
 }
 
 at::Tensor combine(ReduceOp op, const at::Tensor& a, const at::Tensor& b) {

@@ -111,6 +111,7 @@ void add_elementwise_samples(const std::string& op, Samples& samples) {
 
 Samples all_samples() {
   Samples samples;
+  add_complex_samples(samples);
   add_contraction_samples(samples);
   add_factory_samples(samples);
   add_image_samples(samples);

@@ -5,6 +5,7 @@
 #include <ATen/ops/convolution.h>
 #include <ATen/ops/linalg_vector_norm.h>
 #include <ATen/ops/max_pool2d_with_indices.h>
+#include <ATen/ops/max_pool3d_with_indices.h>
 #include <ATen/ops/native_batch_norm.h>
 
 #include "tests/audit/samples.h"
@@ -79,6 +80,15 @@ void add_pools(Samples& samples) {
   const auto [pooled, at] = at::max_pool2d_with_indices(image, {3, 2}, {2, 2}, {1, 0});
   samples.push_back(sample("aten::max_pool2d_with_indices_backward", {reals(pooled.sizes()), image, at},
                            {pool[0], pool[1], pool[2], {"dilation", Ints{1, 1}}, {"ceil_mode", false}}));
+  for (const at::Tensor& x : {volume, reals({4, 5, 6, 3})}) {
+    samples.push_back(sample("aten::max_pool3d_with_indices", {x}, {{"kernel_size", Ints{2}}, {"stride", Ints{}}, {"padding", Ints{1}}, {"ceil_mode", true}}));
+    const auto [most, where] = at::max_pool3d_with_indices(x, {3, 2, 2}, {2, 1, 2}, {1, 1, 0}, {1, 2, 1});
+    samples.push_back(sample("aten::max_pool3d_with_indices_backward", {reals(most.sizes()), x, where},
+                             {{"kernel_size", Ints{3, 2, 2}}, {"stride", Ints{2, 1, 2}}, {"padding", Ints{1, 1, 0}}, {"dilation", Ints{1, 2, 1}}, {"ceil_mode", false}}));
+  }
+  samples.push_back(sample("aten::max_unpool2d", {pooled, at}, {{"output_size", Ints{6, 5}}}));
+  const auto [most, where] = at::max_pool3d_with_indices(volume, {2, 2, 2});
+  samples.push_back(sample("aten::max_unpool3d", {most, where}, {{"output_size", Ints{4, 4, 4}}, {"stride", Ints{2, 2, 2}}, {"padding", Ints{0, 0, 0}}}));
   samples.push_back(sample("aten::adaptive_max_pool2d", {image}, {{"output_size", Ints{2, 3}}}));
   samples.push_back(sample("aten::adaptive_max_pool2d_backward", {reals({3, 4, 2, 3}), image, std::get<1>(at::adaptive_max_pool2d(image, {2, 3}))}));
   samples.push_back(sample("aten::adaptive_max_pool3d", {volume}, {{"output_size", Ints{2, 3, 1}}}));
@@ -107,14 +117,23 @@ void add_paddings(Samples& samples) {
 }
 
 void add_grid_samplers(Samples& samples) {
-  const at::Tensor image = reals({3, 4, 5, 6}), grid = reals({3, 2, 5, 2}) * 2 - 1;
+  struct Case {
+    std::string op;
+    Ints image, grid, result;
+  };
   const Named how = {{"interpolation_mode", 0}, {"padding_mode", 0}, {"align_corners", false}};
-  samples.push_back(sample("aten::grid_sampler_2d", {image, grid}, how));
-  for (const auto& asked : {c10::List<bool>({true, true}), c10::List<bool>({false, true})}) {
-    Named backward = how;
-    backward.emplace_back("output_mask", asked);
-    samples.push_back(sample("aten::grid_sampler_2d_backward", {reals({3, 4, 2, 5}), image, grid}, backward));
+  for (const Case& c : {Case{"aten::grid_sampler_2d", {3, 4, 5, 6}, {3, 2, 5, 2}, {3, 4, 2, 5}},
+                        Case{"aten::grid_sampler_3d", {3, 4, 2, 5, 3}, {3, 2, 3, 2, 3}, {3, 4, 2, 3, 2}}}) {
+    const at::Tensor image = reals(c.image), grid = reals(c.grid) * 2 - 1;
+    samples.push_back(sample(c.op, {image, grid}, how));
+    for (const auto& asked : {c10::List<bool>({true, true}), c10::List<bool>({false, true})}) {
+      Named backward = how;
+      backward.emplace_back("output_mask", asked);
+      samples.push_back(sample(c.op + "_backward", {reals(c.result), image, grid}, backward));
+    }
   }
+  samples.push_back(sample("aten::affine_grid_generator", {reals({3, 2, 3})}, {{"size", Ints{3, 4, 5, 2}}, {"align_corners", false}}));
+  samples.push_back(sample("aten::affine_grid_generator", {reals({5, 3, 4})}, {{"size", Ints{5, 1, 2, 3, 2}}, {"align_corners", true}}));
 }
 
 void add_weight_norms(Samples& samples) {

@@ -24,6 +24,7 @@ void add_reads(Samples& samples) {
   samples.push_back(sample("aten::gather", {reals({5, 4}), integers(4, {5, 1})}, {{"dim", -1}}));
   samples.push_back(sample("aten::gather", {reals({5, 4}), integers(4, {3, 2})}, {{"dim", 1}}));
   samples.push_back(sample("aten::gather", {reals({}), integers(1, {3})}, {{"dim", 0}}));
+  samples.push_back(sample("aten::gather", {reals({5}), integers(5, {2, 0})}, {{"dim", 0}}));
   for (const int64_t dim : {0, -1}) {
     samples.push_back(sample("aten::index_select", {reals({5, 4}), integers(4, {6})}, {{"dim", dim}}));
     samples.push_back(sample("aten::index_select", {reals({5, 4}), integers(4, {})}, {{"dim", dim}}));
@@ -38,6 +39,11 @@ void add_reads(Samples& samples) {
   samples.push_back(sample("aten::searchsorted.Tensor", {std::get<0>(reals({5, 6}).sort()), reals({5, 4})}, {{"right", true}}));
   samples.push_back(sample("aten::take", {reals({5, 4}), integers(20, {3, 2})}));
   samples.push_back(sample("aten::masked_scatter", {reals({5, 4}), bools({5, 4}), reals({20})}));
+  samples.push_back(sample("aten::masked_scatter_", {reals({5, 4}), bools({5, 4}), reals({20})}));
+  for (const char* op : {"aten::put", "aten::put_"}) {
+    samples.push_back(sample(op, {reals({5, 4}), integers(20, {3, 2}), reals({3, 2})}, {{"accumulate", true}}));
+  }
+  samples.push_back(sample("aten::renorm_", {reals({5, 4})}, {{"p", 2}, {"dim", 0}, {"maxnorm", 0.5}}));
   samples.push_back(sample("aten::linalg_qr", {reals({6, 4})}));
   samples.push_back(sample("aten::trace", {reals({5, 4})}));
 }

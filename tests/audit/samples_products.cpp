@@ -29,8 +29,11 @@ void add_contraction_samples(Samples& samples) {
     samples.push_back(sample("aten::baddbmm", {reals({3, 5, 2}), reals({3, 5, k}), reals({3, k, 2})}));
     samples.push_back(sample("aten::addbmm", {reals({5, 2}), reals({3, 5, k}), reals({3, k, 2})}));
     samples.push_back(sample("aten::addmv", {reals({5}), x, reals({k})}));
+    samples.push_back(sample("aten::addmv", {reals({1}), x, reals({k})}));
     samples.push_back(sample("aten::_cdist_forward", {reals({2, 5, k}), reals({2, 4, k})}, {{"p", 2.0}}));
     samples.push_back(sample("aten::_cdist_backward", {reals({2, 5, 4}), reals({2, 5, k}), reals({2, 4, k}), reals({2, 5, 4})}, {{"p", 2.0}}));
+    samples.push_back(sample("aten::_cdist_forward", {reals({5, k}), reals({3, 1, 4, k})}, {{"p", 2.0}}));
+    samples.push_back(sample("aten::_cdist_backward", {reals({3, 1, 5, 4}), reals({5, k}), reals({3, 1, 4, k}), reals({3, 1, 5, 4})}, {{"p", 2.0}}));
     samples.push_back(sample("aten::addr", {reals({5, 4}), reals({5}), reals({4})}));
   }
 }

@@ -1,4 +1,5 @@
 // Samples of views, slices, factories and losses.
+#include <ATen/TensorOperators.h>
 #include <ATen/core/Reduction.h>
 #include <ATen/ops/nll_loss_forward.h>
 
@@ -146,6 +147,10 @@ void add_factory_samples(Samples& samples) {
   samples.push_back(sample("aten::masked_fill.Scalar", {x, bools({4})}, {{"value", -1.5}}));
   samples.push_back(sample("aten::clamp", {x}, {{"min", 0.2}, {"max", 0.7}}));
   samples.push_back(sample("aten::log_sigmoid_backward", {reals({5, 4}), x, reals({5, 4})}));
+  for (const bool training : {false, true}) {
+    samples.push_back(sample("aten::rrelu_with_noise_backward", {reals({5, 4}), x - 0.5, reals({5, 4})},
+                             {{"lower", 0.1}, {"upper", 0.3}, {"training", training}, {"self_is_result", false}}));
+  }
   samples.push_back(sample("aten::where.self", {bools({5, 1}), integers(5, {4}), reals({})}));
   samples.push_back(sample("aten::glu", {reals({5, 4})}, {{"dim", -1}}));
   samples.push_back(sample("aten::glu_backward", {reals({5, 2}), reals({5, 4})}, {{"dim", -1}}));

@@ -93,10 +93,7 @@ REFUSED = {
     "to_local": (lambda x: tessera.to_local(values(1)[0]), "tessera.distribute_tensor(x, mesh, placements) or tessera.from_local(part, mesh, placements)"),
     "distribute_tensor": (lambda x: tessera.distribute_tensor(x, tessera.Mesh("tp=4")), "tessera.redistribute(x, placements)"),
     "from_local": (lambda x: tessera.from_local(torch.ones(2), tessera.Mesh("tp=4"), "{tp: S(0)}", shape=[16]), "pass shape=, the global one"),
-    "log_normal_": (lambda x: x.clone().log_normal_(generator=torch.Generator()), "full_tensor(x) with generator=g"),
     "plan": (lambda x: tessera.Plan.from_json("{"), "Plan.json()"),
-    "multinomial": (lambda x: torch.multinomial(x.exp(), 2), "full_tensor(x) too, all that are given generator=g"),
-    "multinomial of a generator": (lambda x: torch.multinomial(x.exp(), 2, generator=torch.Generator()), "full_tensor(x) with generator=g"),
 }
 
 

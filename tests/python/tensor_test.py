@@ -64,6 +64,23 @@ def linear(x):
     return tessera.parallelize(layer, tessera.generate_plan(layer, mesh=x.device_mesh)) if isinstance(x, tessera.DTensor) else layer
 
 
+def rotated(x):
+    """Rotary embeddings as Llama's first code had them."""
+    turns = torch.polar(torch.ones(4, 3), torch.outer(torch.arange(4.0), torch.arange(1.0, 4.0)))
+    return torch.view_as_real(torch.view_as_complex(x.reshape(4, 3, 2)) * turns).flatten(1)
+
+
+def packed(x):
+    """A recurrent layer on sequences of four lengths, and its gradients."""
+    layer = torch.nn.LSTM(3, 2, batch_first=True)
+    layer.load_state_dict({name: torch.arange(1.0, value.numel() + 1.0).sin().reshape(value.shape) for name, value in layer.state_dict().items()})
+    rows = x.clone().requires_grad_()
+    inputs = torch.nn.utils.rnn.pack_padded_sequence(rows.reshape(4, 2, 3), [2, 1, 2, 1], batch_first=True, enforce_sorted=False)
+    outputs, lengths = torch.nn.utils.rnn.pad_packed_sequence(layer(inputs)[0], batch_first=True)
+    outputs.square().sum().backward()
+    return [outputs, lengths, rows.grad, *(parameter.grad for parameter in layer.parameters())]
+
+
 class Square(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x):
@@ -200,7 +217,11 @@ RIGHT = {
     "cumsum": lambda x: x.cumsum(1), "einsum": lambda x: torch.einsum("ij,kj->ik", x, x), "flip": lambda x: x.flip(0), "roll": lambda x: x.roll(1),
     "meshgrid": lambda x: torch.meshgrid(x[0], x[1], indexing="ij"), "unique": lambda x: x.long().unique(), "bincount": lambda x: x.long().flatten().bincount(),
     "gather": lambda x: x.gather(1, torch.tensor([[0], [1], [2], [3]])), "as_strided": lambda x: x.as_strided((2, 2), (6, 1)),
-    "Parameter": lambda x: torch.nn.Parameter(x.clone()), "Parameter deepcopy": lambda x: copy.deepcopy(torch.nn.Parameter(x.clone())),
+    "t_": lambda x: x.clone().t_(), "unsqueeze_": lambda x: x.clone().unsqueeze_(0).squeeze_(0), "quantile": lambda x: x.quantile(0.3, dim=1),
+    "gradient of t_": lambda x: gradient(x, lambda y: (y * 2)[:, 1:5].t_().mul_(VALUE[:, :4])), "fft": lambda x: gradient(x, lambda y: torch.fft.fft2(y).real * VALUE),
+    "rfft and back": lambda x: torch.fft.irfft(torch.fft.rfft(x), n=6), "rotary embeddings": lambda x: gradient(x, lambda y: rotated(y) * VALUE),
+    "complex": lambda x: [x * 1j, (x * 1j + x).conj().imag, torch.complex(x, -x).abs()], "packed sequences": packed, "corrcoef": lambda x: x[0].corrcoef(),
+    "loss * loss": lambda x: (lambda loss: loss * loss)(x.sum()), "Parameter": lambda x: torch.nn.Parameter(x.clone()), "Parameter deepcopy": lambda x: copy.deepcopy(torch.nn.Parameter(x.clone())),
     "Parameter repr": lambda x: bool(repr(torch.nn.Parameter(x.clone()))), "gradient": lambda x: gradient(x, lambda y: y * y),
     "register_hook": hooked, "retain_grad": retained, "double backward": twice, "no_grad": torch.no_grad()(lambda x: x * 2),
     "inference_mode": torch.inference_mode()(lambda x: x * 2), "Function": lambda x: gradient(x, Square.apply), "autocast": amp,
@@ -289,6 +310,30 @@ class TensorTest(unittest.TestCase):
             return total
 
         self.assertEqual(tessera.run_ranks(on_ranks, RANKS, deadline=30), 780.0)
+
+    def test_layouts_inside_of_torch_func(self):
+        """A tensor inside of a derivative answers as the DTensor that it stands for; one inside of vmap, which lacks a dim, says where to ask."""
+        grad, vmap = torch.func.grad, torch.func.vmap
+
+        def layout(a, seen):
+            seen.append((a.placements, a.device_mesh))
+            return a.sum()
+
+        def on_ranks():
+            mesh, seen, refused = tessera.Mesh("tp=4"), [], []
+            x = tessera.distribute_tensor(VALUE, mesh, tessera.Shard(1))
+            for transform in (grad, lambda f: grad(lambda a: grad(f)(a).sum()), lambda f: lambda a: torch.func.vjp(f, a)):
+                transform(lambda a: layout(a, seen))(x)
+            for transform in (vmap, lambda f: grad(lambda a: vmap(f)(a).sum()), lambda f: vmap(grad(f))):
+                refused.append(attempt(transform(lambda a: layout(a, seen)), x))
+            return seen == [((tessera.Shard(1),), mesh)] * 3, refused, attempt(grad(lambda a: layout(a, seen)), VALUE)
+
+        answered, refused, plain = tessera.run_ranks(on_ranks, RANKS, deadline=30)
+        self.assertTrue(answered)
+        for error in refused:
+            self.assertIsInstance(error, AttributeError)
+            self.assertRegex(str(error), r"inside torch.func.vmap a tensor has no `placements`: .*\{tp: S\(1\)\}.*; ask outside of vmap")
+        self.assertRegex(str(plain), "a plain tensor has no `placements`")
 
     def test_outside_of_a_rank(self):
         x = tessera.run_ranks(lambda: tessera.distribute_tensor(VALUE, tessera.Mesh("tp=2"), tessera.Shard(0)), 2)

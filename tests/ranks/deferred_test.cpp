@@ -1,5 +1,6 @@
 // Deferred construction: the values of one-device construction, bit for bit, on every mesh; and what cannot be deferred says so.
 
+#include <ATen/CPUGeneratorImpl.h>
 #include <torch/torch.h>
 
 #include <gtest/gtest.h>
@@ -177,6 +178,41 @@ TEST(Initial, OwnLoopsReachEveryRank) {
       return values_of(*model);
     });
     expect_same(one, many);
+  }
+}
+
+// Draws from a generator of its own.
+struct NamedImpl : torch::nn::Module {
+  explicit NamedImpl(const std::optional<at::Generator>& generator) {
+    first = register_module("first", torch::nn::Linear(6, 8));
+    second = register_module("second", torch::nn::Linear(8, 6));
+    at::NoGradGuard no_grad;
+    first->weight.normal_(0, 1, generator);
+    register_buffer("noise", torch::randn({5}, generator));
+    register_buffer("order", torch::randperm(9, generator));
+    second->weight.uniform_(-1, 1, generator);
+  }
+  torch::nn::Linear first{nullptr}, second{nullptr};
+};
+
+TEST(Initial, OfAGeneratorThatIsNamed) {
+  const std::optional<at::Generator> generator = at::detail::createCPUGenerator(5);
+  const Values one = values_of(NamedImpl(generator));
+  const at::Tensor after = torch::rand({3}, generator);
+  for (const std::string mesh_text : {"tp=2", "tp=3", "dp=2,tp=2"}) {
+    const auto mesh = Mesh::parse(mesh_text);
+    for (const GeneratorKind kind : {GeneratorKind::kCounter, GeneratorKind::kStock}) {
+      const Values many = run_ranks(mesh.size(), [&] {
+        set_generator(kind);
+        const std::optional<at::Generator> own = at::detail::createCPUGenerator(5);
+        auto model = deferred([&] { return std::make_shared<NamedImpl>(own); });
+        EXPECT_TRUE(at::equal(torch::rand({3}, own), after));
+        place(*model, generate_plan(*model, {.mesh = mesh}));
+        EXPECT_TRUE(spec_of(model->first->weight)->placements != layout::Placements(mesh.ndim()));
+        return values_of(*model);
+      });
+      for (const char* name : {"first.weight", "noise", "order", "second.weight"}) EXPECT_TRUE(at::equal(many.at(name), one.at(name))) << name << mesh_text;
+    }
   }
 }
 

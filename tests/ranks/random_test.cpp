@@ -2,6 +2,7 @@
 // micro-batches and when a forward pass is run again.
 #include <mutex>
 
+#include <ATen/CPUGeneratorImpl.h>
 #include <torch/torch.h>
 
 #include "tests/ranks/support.h"
@@ -28,6 +29,9 @@ const Draws& draws() {
       {"bernoulli_(tensor)", [](at::Tensor x) { return x.bernoulli_(probabilities(x)); }},
       {"bernoulli(tensor)", [](at::Tensor x) { return at::bernoulli(probabilities(x)); }},
       {"bernoulli(x, p)", [](at::Tensor x) { return at::bernoulli(x, 0.3); }},
+      {"log_normal_", [](at::Tensor x) { return x.log_normal_(0.5, 1); }},
+      {"cauchy_", [](at::Tensor x) { return x.cauchy_(1, 2); }},
+      {"geometric_", [](at::Tensor x) { return x.geometric_(0.3); }},
       {"random_", [](at::Tensor x) { return x.random_(); }},
       {"random_(n)", [](at::Tensor x) { return x.random_(10); }},
       {"random_(a, b)", [](at::Tensor x) { return x.random_(-5, 7); }},
@@ -46,6 +50,27 @@ const Draws& draws() {
       {"t", [](at::Tensor x) { return x.t().uniform_(), x; }},
       {"truncated", [](at::Tensor x) { return x.normal_(0, 2).clamp_(-1, 1); }},
       {"plain noise", [](at::Tensor x) { return x + torch::randn(x.sizes(), at::kDouble) + torch::randperm(x.size(1)); }},
+  };
+  return all;
+}
+
+// Of which how much is drawn depends on the values, or which value on those beside it.
+const Draws& draws_by_values() {
+  static const Draws all = {
+      {"multinomial", [](at::Tensor x) { return at::multinomial(probabilities(x), 1); }},
+      {"multinomial, several", [](at::Tensor x) { return at::multinomial(probabilities(x), 3); }},
+      {"multinomial, replaced", [](at::Tensor x) { return at::multinomial(probabilities(x), 5, true); }},
+      {"multinomial of one row", [](at::Tensor x) { return at::multinomial(probabilities(x).view({-1}), 5, true); }},
+      {"normal of means", [](at::Tensor x) { return at::normal(probabilities(x), 2.0); }},
+      {"normal of stds", [](at::Tensor x) { return at::normal(2.0, probabilities(x)); }},
+      {"normal of both", [](at::Tensor x) { return at::normal(x.select(1, 0).unsqueeze(1), probabilities(x)); }},
+      {"rrelu", [](at::Tensor x) { return at::rrelu(probabilities(x) - 0.5, 0.1, 0.9, true); }},
+      {"rrelu_", [](at::Tensor x) { return at::rrelu_(probabilities(x).sub_(0.5), 0.1, 0.9, true); }},
+      {"poisson", [](at::Tensor x) { return at::poisson(probabilities(x) * 20); }},
+      {"poisson, turned", [](at::Tensor x) { return at::poisson((probabilities(x) * 20).t()); }},
+      {"binomial", [](at::Tensor x) { return at::binomial(x.fill_(9).to(at::kDouble), probabilities(x)); }},
+      {"gamma", [](at::Tensor x) { return at::_standard_gamma(probabilities(x)); }},
+      {"dirichlet", [](at::Tensor x) { return at::_sample_dirichlet(probabilities(x) + 0.1); }},
   };
   return all;
 }
@@ -112,6 +137,11 @@ TEST(Random, EveryGeneratorInEveryLayout) {
   expect_same_everywhere(draws(), {2, 3}, at::kDouble);
 }
 
+TEST(Random, DrawsByValuesInEveryLayout) {
+  expect_same_everywhere(draws_by_values(), {6, 4}, at::kDouble);
+  expect_same_everywhere(draws_by_values(), {5, 3}, at::kFloat);
+}
+
 TEST(Random, EmptyTensors) {
   for (const auto& [name, draw] : draws()) {
     if (std::string(name) != "feature_dropout") expect_same_everywhere({{name, draw}}, {0, 4}, at::kDouble);
@@ -143,7 +173,10 @@ TEST(Random, OfPlainTensorsIsOneOnAllRanks) {
     return std::vector<at::Tensor>{torch::randn({3, 4}), torch::rand({5}, at::kDouble), torch::randint(10, {6}), torch::randint(3, 9, {6}),
                                    torch::randperm(9), at::dropout(x, 0.5, true), at::bernoulli(x * 0.5), at::rand_like(x), at::randn_like(x),
                                    at::randint_like(x, 7), at::empty({4}).uniform_(), at::empty({4}).normal_(), at::empty({4}).exponential_(),
-                                   at::empty({4}).random_(100), at::empty({4, 4}).t().uniform_(), at::empty({4, 4}).slice(1, 1, 3).normal_()};
+                                   at::empty({4}).random_(100), at::empty({4, 4}).t().uniform_(), at::empty({4, 4}).slice(1, 1, 3).normal_(),
+                                   at::empty({4}).cauchy_(), at::empty({4}).geometric_(0.5), at::empty({4}).log_normal_(),
+                                   at::multinomial(x, 2), at::multinomial(x, 9, true), at::normal(x, 1.0), at::normal(1.0, x), at::normal(x, x),
+                                   at::poisson(x), at::binomial(x * 9, x * 0.5), at::_standard_gamma(x), at::_sample_dirichlet(x), at::rrelu(-x, 0.1, 0.9, true)};
   };
   std::vector<std::vector<at::Tensor>> found(6);
   for (int run = 0; run < 2; ++run) {
@@ -158,14 +191,85 @@ TEST(Random, OfPlainTensorsIsOneOnAllRanks) {
   EXPECT_FALSE(at::equal(found[0][10], found[0][11]));
 }
 
-TEST(Random, ThatOnlyTheSharedGeneratorKnowsIsRefused) {
-  for (const auto& draw : std::vector<std::function<at::Tensor(const at::Tensor&)>>{
-           [](const at::Tensor& x) { return at::poisson(x); }, [](at::Tensor x) { return x.cauchy_(); }, [](at::Tensor x) { return x.geometric_(0.5); },
-           [](const at::Tensor& x) { return at::multinomial(x, 3, true); }, [](at::Tensor x) { return x.log_normal_(); },
-           [](const at::Tensor& x) { return at::normal(x, 1.0); }}) {
-    EXPECT_SAYS(failure_on(2, [&](int64_t) { draw(at::ones({4})); }), "every rank");
-    EXPECT_NO_THROW(draw(at::ones({4})));
+// Of 3 classes, one of which never comes; without replacement the second is drawn from those that are left.
+TEST(Random, MultinomialHasTheProbabilitiesOfItsWeights) {
+  constexpr int64_t kRows = 20000;
+  const at::Tensor weights = at::tensor({1.0, 0.0, 3.0, 4.0}).expand({kRows, 4});
+  const auto frequencies = [](const at::Tensor& classes) { return at::bincount(classes.reshape({-1}), {}, 4).to(at::kDouble) / classes.numel(); };
+  const Mesh mesh = Mesh::parse("a=2");
+  run_on(mesh, [&](int64_t) {
+    for (const char* placements : {"{}", "{a: S(0)}", "{a: S(1)}"}) {
+      const at::Tensor x = distribute(weights.contiguous(), mesh, placements);
+      const at::Tensor expected = at::tensor({1.0, 0.0, 3.0, 4.0}, at::kDouble) / 8;
+      const double bound = 5 * std::sqrt(0.25 / kRows);  // 5 standard deviations
+      for (const at::Tensor& drawn : {at::multinomial(x, 1), at::multinomial(x, 2, true)}) {
+        EXPECT_LT((frequencies(full_tensor(drawn)) - expected).abs().max().item<double>(), bound) << placements;
+      }
+      const at::Tensor pairs = full_tensor(at::multinomial(x, 2));
+      EXPECT_FALSE(pairs.select(1, 0).eq(pairs.select(1, 1)).any().item<bool>());
+      const auto probability = [](double a, double b) { return a / 8 * b / (8 - a); };
+      EXPECT_NEAR(pairs.select(1, 0).eq(0).logical_and(pairs.select(1, 1).eq(3)).to(at::kDouble).mean().item<double>(), probability(1, 4), bound);
+      EXPECT_NEAR(pairs.select(1, 0).eq(3).logical_and(pairs.select(1, 1).eq(2)).to(at::kDouble).mean().item<double>(), probability(4, 3), bound);
+    }
+  });
+}
+
+TEST(Random, WeightsThatAreNoneAreRefused) {
+  const Mesh mesh = Mesh::parse("a=2");
+  const auto draw = [&](std::vector<double> weights, int64_t count, bool replacement) {
+    return failure_on(2, [=](int64_t) { at::multinomial(distribute(at::tensor(weights), mesh, "{a: S(0)}"), count, replacement); });
+  };
+  EXPECT_SAYS(draw({1, -1}, 1, false), "below 0");
+  EXPECT_SAYS(draw({1, NAN}, 1, false), "nan");
+  EXPECT_SAYS(draw({1, INFINITY}, 1, false), "inf");
+  EXPECT_SAYS(draw({0, 0}, 1, false), "all 0");
+  EXPECT_SAYS(draw({1, 1}, 3, false), "3 samples without replacement of 2 classes");
+  EXPECT_SAYS(draw({1, 1}, 0, true), "at least 1");
+  EXPECT_SAYS(failure_on(2, [&](int64_t) { at::normal(0.0, distribute(at::tensor({1.0, -1.0}), mesh, "{a: S(0)}")); }), "below 0");
+}
+
+// The generator that a call names is obeyed: the bits of plain libtorch.
+TEST(Random, OfAGeneratorThatIsNamed) {
+  using Named = const std::optional<at::Generator>&;
+  const std::vector<std::function<at::Tensor(at::Tensor, Named)>> draws = {
+      [](at::Tensor x, Named g) { return x.uniform_(0, 1, g); },
+      [](at::Tensor x, Named g) { return x.normal_(0, 1, g); },
+      [](at::Tensor x, Named g) { return x.log_normal_(0, 1, g); },
+      [](at::Tensor x, Named g) { return x.random_(7, g); },
+      [](at::Tensor x, Named g) { return at::bernoulli(x.abs(), g); },
+      [](at::Tensor x, Named g) { return at::bernoulli(x, 0.3, g); },
+      [](at::Tensor x, Named g) { return at::multinomial(x.abs(), 2, false, g); },
+      [](at::Tensor x, Named g) { return at::normal(x, 1.0, g); },
+      [](at::Tensor x, Named g) { return at::poisson(x.abs() * 9, g); },
+  };
+  const Mesh mesh = Mesh::parse("a=2,b=2");
+  for (size_t i = 0; i < draws.size(); ++i) {
+    const auto program = [&](const at::Tensor& x) {
+      const std::optional<at::Generator> generator = at::detail::createCPUGenerator(5);
+      const at::Tensor first = draws[i](x.clone(), generator), second = draws[i](x.clone(), generator);
+      return std::pair(first, second);
+    };
+    const auto expected = program(waves({5, 4}));
+    run_on(mesh, [&](int64_t) {
+      for (const Placements& placements : plain_layouts(mesh, 2)) {
+        const auto found = program(distribute(waves({5, 4}), mesh, placements));
+        EXPECT_TRUE(at::equal(full_tensor(found.first), expected.first)) << i << layout::str(mesh, placements);
+        EXPECT_TRUE(at::equal(full_tensor(found.second), expected.second)) << i << layout::str(mesh, placements);
+      }
+    });
   }
+}
+
+TEST(Random, GradientsOfDrawsAreThoseOfOneDevice) {
+  const Mesh mesh = Mesh::parse("a=2");
+  run_on(mesh, [&](int64_t) {
+    const at::Tensor x = distribute(waves({6, 4}), mesh, "{a: S(0)}").requires_grad_();
+    const at::Tensor y = at::rrelu(x, 0.1, 0.9, true);
+    y.sum().backward();
+    const at::Tensor slope = full_tensor(y.detach()) / full_tensor(x.detach());
+    EXPECT_TRUE(at::allclose(full_tensor(x.grad()), slope, 1e-12, 0));
+    EXPECT_TRUE(slope.lt(1).any().item<bool>() && slope.ge(0.1).all().item<bool>());
+  });
 }
 
 TEST(Random, AnotherSeedOrDrawMakesOtherValues) {
@@ -186,7 +290,9 @@ at::Tensor masks(const at::Tensor& batch) {
   const at::Tensor kept = at::dropout(batch, 0.5, true);
   const at::Tensor folded = at::dropout(kept.view({-1, kept.size(2)}), 0.2, true).view(kept.sizes());
   const at::Tensor turned = at::dropout(folded.transpose(0, 1), 0.2, true).transpose(0, 1);
-  return turned + at::rand_like(batch);
+  const at::Tensor weights = batch.abs().select(1, 0);
+  const at::Tensor classes = at::cat({at::multinomial(weights, 1), at::multinomial(weights, 2, true)}, 1);
+  return turned + at::rand_like(batch) + classes.unsqueeze(-1);
 }
 
 at::Tensor labelled(const at::Tensor& rows, const Mesh& mesh, const char* placements, std::vector<dtensor::Origin::Piece> pieces, int64_t total) {
@@ -224,6 +330,7 @@ TEST(Random, MicroBatchesDrawAsTheWholeBatch) {
       EXPECT_TRUE(at::equal(found, at::cat({whole.slice(0, k, k + 1), whole.slice(0, 3 + k, 4 + k)}))) << k;
     }
   });
+  EXPECT_SAYS(failure_on(4, [&](int64_t) { at::poisson(labelled(batch.abs().slice(0, 3, 6), mesh, "{a: S(0)}", {{0, 3}}, 6)); }), "one micro-batch");
 }
 
 struct Trained {
@@ -285,6 +392,30 @@ TEST(Recompute, GivesParametersTheirGradientsWhereNoInputHasOne) {
     EXPECT_TRUE(at::equal(full_tensor(table.grad()), integers({6, 4}) * 2));
     at::NoGradGuard no_grad;
     EXPECT_FALSE(dtensor::recompute([&](const std::vector<at::Tensor>& in) { return in[0] * 2; }, {table}).requires_grad());
+  });
+}
+
+// The masks of a pass whose gradients are taken after the next step's forward pass.
+TEST(Recompute, BelongsToItsOwnStep) {
+  const Mesh mesh = Mesh::parse("a=2");
+  run_on(mesh, [&](int64_t) {
+    auto& sites = dtensor::RankState::require().sites;
+    const at::Tensor x = distribute(at::ones({6, 8}), mesh, "{a: S(0)}").requires_grad_();
+    const auto pass = [&](uint64_t step, uint64_t evaluation) {
+      sites.step = step;
+      sites.evaluation = evaluation;
+      sites.begin_pass();
+      return dtensor::recompute([](const std::vector<at::Tensor>& in) { return at::dropout(in[0], 0.5, true); }, {x});
+    };
+    const at::Tensor first = pass(1, 0), second = pass(2, 0), third = pass(2, 1), fourth = pass(2, 2);
+    first.sum().backward();
+    EXPECT_TRUE(at::equal(full_tensor(x.grad()), full_tensor(first.detach())));
+    EXPECT_EQ(sites.step, 2u);
+    EXPECT_EQ(sites.evaluation, 2u);
+    const std::vector<at::Tensor> all = {first, second, third, fourth};
+    for (size_t i = 0; i < all.size(); ++i) {
+      for (size_t j = 0; j < i; ++j) EXPECT_FALSE(at::equal(full_tensor(all[i].detach()), full_tensor(all[j].detach()))) << i << j;
+    }
   });
 }
 

@@ -1,0 +1,74 @@
+// Operators of many kinds by rules of their own, gradients included; and operands that are one tensor.
+#include "tests/ranks/functions.h"
+
+namespace tessera::ranks {
+namespace {
+
+at::Tensor volume(const at::Tensor& x) { return at::cat({x, x.sin(), x * 3}).reshape({2, 1, 3, 4, 3}); }
+
+// Of a 4 x 6 matrix.
+const Functions& functions() {
+  static const Functions all = {
+      {"a sum times itself", [](const at::Tensor& x) {
+         const at::Tensor sum = x.sum();
+         return sum * sum;
+       }},
+      {"a sum by itself", [](const at::Tensor& x) {
+         const at::Tensor sum = x.sum();
+         return sum / sum + sum;
+       }},
+      {"a sum times itself in place", [](const at::Tensor& x) {
+         const at::Tensor sum = x.sum() * 1;
+         return sum.detach().mul_(sum.detach()) + x;
+       }},
+      {"corrcoef", [](const at::Tensor& x) { return at::corrcoef(x.select(0, 1)) + x.sum(); }},
+      {"cdist of batches", [](const at::Tensor& x) { return at::cdist(x, at::stack({x + 2, x * 3, x.cos()})); }},
+      {"dist", [](const at::Tensor& x) { return at::dist(x, x.cos(), 3); }},
+      {"put", [](const at::Tensor& x) { return at::put(x, at::tensor({3, 17, -1}, at::kLong), x.select(0, 2).slice(0, 0, 3), /*accumulate=*/true); }},
+      {"put_", [](const at::Tensor& x) { return (x * 2).put_(at::tensor({3, 17, -1}, at::kLong), x.select(0, 2).slice(0, 0, 3)); }},
+      {"take", [](const at::Tensor& x) { return at::take(x, at::tensor({3, 17, 5, 3}, at::kLong).view({2, 2})); }},
+      {"masked_select", [](const at::Tensor& x) { return at::masked_select(x, waves({4, 6}, 0.8) > 0); }},
+      {"masked_scatter_", [](const at::Tensor& x) { return (x * 2).masked_scatter_(waves({4, 6}, 0.8) > 0, x.cos()); }},
+      {"renorm_", [](const at::Tensor& x) { return (x * 2).renorm_(2, 0, 0.5); }},
+      {"pow_", [](const at::Tensor& x) { return (x.square() + 1).pow_(x); }},
+      {"floor_divide_", [](const at::Tensor& x) { return (x.detach() * 20).floor_divide_(x.detach().cos()) + x; }},
+      {"frexp", [](const at::Tensor& x) {
+         const auto [mantissa, exponent] = at::frexp(x * 20);
+         return mantissa * exponent;
+       }},
+      {"ldexp_", [](const at::Tensor& x) { return (x * 2).ldexp_(at::tensor({1, 2, 3, 0, -1, 5}, at::kLong)); }},
+      {"igamma", [](const at::Tensor& x) { return at::igamma(waves({6}).abs(), x.abs() + 0.5); }},
+      {"mvlgamma", [](const at::Tensor& x) { return at::mvlgamma(x + 4, 3); }},
+      {"polygamma_", [](const at::Tensor& x) { return (x + 2).polygamma_(1); }},
+      {"entr", [](const at::Tensor& x) { return at::special_entr(x.abs() + 0.1); }},
+      {"xlog1py", [](const at::Tensor& x) { return at::special_xlog1py(x, x.abs()); }},
+      {"zeta", [](const at::Tensor& x) { return at::special_zeta(3.5, x + 2) * x; }},
+      {"legendre_polynomial", [](const at::Tensor& x) { return at::special_legendre_polynomial_p(x.detach(), 3) * x; }},
+      {"max_pool3d", [](const at::Tensor& x) { return at::max_pool3d(volume(x), {2, 2, 2}, {1, 2, 1}, {1, 0, 1}); }},
+      {"max_unpool2d", [](const at::Tensor& x) {
+         const auto [most, where] = at::max_pool2d_with_indices(x.view({1, 1, 4, 6}), {2, 2});
+         return at::max_unpool2d(most, where, {4, 6});
+       }},
+      {"grid_sample of volumes", [](const at::Tensor& x) {
+         return at::grid_sampler(volume(x), x.reshape({2, 1, 2, 2, 3}), /*interpolation_mode=*/0, /*padding_mode=*/1, /*align_corners=*/false);
+       }},
+      {"affine_grid", [](const at::Tensor& x) { return at::affine_grid_generator(x.view({4, 2, 3}), {4, 2, 3, 5}, /*align_corners=*/false); }},
+      {"affine_grid of volumes", [](const at::Tensor& x) { return at::affine_grid_generator(x.view({2, 3, 4}), {2, 1, 3, 2, 4}, /*align_corners=*/true); }},
+      {"tensor_split", [](const at::Tensor& x) { return at::tensor_split(x, x.detach().mul(0).sum().to(at::kLong) + 3, 1).at(1); }},
+  };
+  return all;
+}
+
+TEST(Operators, AreThoseOfOneDevice) { expect_those_of_one_device(functions(), waves({4, 6})); }
+
+// libtorch resizes the tensor, which would then lie otherwise than it says.
+TEST(Operators, ThatWouldResizeWhatTheyWriteAreRefused) {
+  EXPECT_SAYS(failure_on(2, [](int64_t) {
+                const Mesh mesh = Mesh::parse("a=2");
+                distribute(waves({1}), mesh, {layout::Replicate()}).addbmm_(distribute(waves({2, 3, 4}), mesh, {layout::Shard(1)}), waves({2, 4, 5}));
+              }),
+              "gives [3, 5], which does not fit into");
+}
+
+}  // namespace
+}  // namespace tessera::ranks
