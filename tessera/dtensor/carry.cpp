@@ -25,6 +25,7 @@ enum class Linear : uint8_t { kInFirst, kInEither };
 
 const Linear* find_linear(const std::string& name) {
   static const std::unordered_map<std::string_view, Linear> table = {
+      {"aten::_index_put_impl_", Linear::kInFirst},  // of a lookup's gradient, which rules/exact takes apart
       {"aten::_reshape_alias", Linear::kInFirst},
       {"aten::_to_copy", Linear::kInFirst},
       {"aten::_unsafe_view", Linear::kInFirst},

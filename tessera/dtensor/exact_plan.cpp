@@ -20,6 +20,13 @@ std::optional<Placements> forward_layout(const CallPlan* forward, const Spec& ou
   return std::nullopt;
 }
 
+// Whether a tensor with these labels holds some of the step's samples.
+bool holds_some_samples(const layout::Labels& labels) {
+  return std::any_of(labels.begin(), labels.end(), [](const layout::DimLabels& dim) {
+    return std::any_of(dim.begin(), dim.end(), [](const layout::Factor& factor) { return factor.label == layout::Label::kBatch && factor.extent != factor.total; });
+  });
+}
+
 }  // namespace
 
 const rules::ExactRule* exact_rule_of(const RankState& state, const OpInfo& info, const rules::Call& call) {
@@ -27,11 +34,14 @@ const rules::ExactRule* exact_rule_of(const RankState& state, const OpInfo& info
   const rules::ExactRule* rule = rules::find_exact_rule(info.name);
   TESSERA_CHECK(rule && (!rule->accepts || rule->accepts(call)), "[", rules::describe(call), "] numerics exact: ", info.name, rule ? " called like this" : "",
                 " has no form whose bits do not depend on the layout (rank ", state.ctx.rank, "). Compute it on full_tensor(x), or use numerics fast.");
+  const bool is_complex = std::any_of(call.operands.begin(), call.operands.end(), [](const rules::Operand& operand) { return c10::isComplexType(operand.spec->dtype); });
+  TESSERA_CHECK(!is_complex || rule->moves, "[", rules::describe(call), "] numerics exact: ", info.name, " has no exact form for complex numbers (rank ",
+                state.ctx.rank, "); accepted: float32 and float64. Compute with real and imaginary parts, or use numerics fast.");
   return rule;
 }
 
 std::unique_ptr<PerSample> restrict_cuts(const rules::ExactRule& rule, const rules::Call& call, rules::FactorMap& map) {
-  rules::keep_rows_whole(call, map);
+  rules::keep_whole(rule, call, map);
   return rule.per_sample && rule.per_sample(call) ? plan_per_sample(call, map) : nullptr;
 }
 
@@ -63,6 +73,18 @@ void plan_exact(RankState& state, const OpInfo& info, const rules::Call& call, c
   CallPlan::Output& output = plan.outputs.at(0);
   if (const auto wished = forward_layout(forward, output.spec)) output.final_spec = output.spec.with(*wished);
   output.move = nullptr;
+}
+
+void check_samples_apart(const RankState& state, const OpInfo& info, c10::ArrayRef<c10::IValue> args) {
+  if (info.name != "aten::add.Tensor" && info.name != "aten::add_.Tensor") return;
+  const at::Tensor &a = args[0].toTensor(), &b = args[1].toTensor();
+  if (!is_dtensor(a) || !is_dtensor(b) || a.sizes() != b.sizes()) return;
+  const Meta &left = *meta_of(a), &right = *meta_of(b);
+  const auto has_part = [](const Meta& meta) { return !meta.is_pending() && holds_some_samples(meta.spec->labels); };
+  const bool is_mixed = has_part(left) ? has_part(right) ? left.origin != right.origin : right.is_pending() : has_part(right) && left.is_pending();
+  TESSERA_CHECK(!is_mixed, "[", info.name, " ", left.spec.str(), " + ", right.spec.str(), "] numerics exact: values of single samples of two micro-batches would be "
+                "added, not in the order of the samples (rank ", state.ctx.rank, "). If this is a gradient, its parameter has a dim of one element where a "
+                "micro-batch of one sample has its samples: leave that dim out of the parameter, or use micro-batches of two samples or more.");
 }
 
 }  // namespace tessera::dtensor

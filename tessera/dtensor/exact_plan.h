@@ -21,4 +21,8 @@ std::unique_ptr<PerSample> restrict_cuts(const rules::ExactRule& rule, const rul
 void plan_exact(RankState& state, const OpInfo& info, const rules::Call& call, const rules::ExactRule& rule, const rules::FactorMap& map,
                 const rules::Propagation& decided, const CallPlan* forward, CallPlan& plan);
 
+// Throws if `a + b`, of equal sizes, would add samples of one micro-batch to those of another, or to a gradient that waits for them: the
+// gradient of what libtorch did not spread over samples, as there was one only.
+void check_samples_apart(const RankState& state, const OpInfo& info, c10::ArrayRef<c10::IValue> args);
+
 }  // namespace tessera::dtensor

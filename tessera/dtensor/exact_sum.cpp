@@ -1,5 +1,7 @@
 #include "tessera/dtensor/exact_sum.h"
 
+#include <numeric>
+
 #include "tessera/base/error.h"
 #include "tessera/comm/flight.h"
 #include "tessera/dtensor/dispatch.h"
@@ -125,6 +127,18 @@ class Planner {
     }
   }
 
+  static int64_t extent_of(layout::DimLabels::const_iterator begin, layout::DimLabels::const_iterator end) {
+    return std::accumulate(begin, end, int64_t{1}, [](int64_t product, const layout::Factor& factor) { return product * factor.extent; });
+  }
+
+  // The samples that this rank holds of a dim of [outer, samples, inner].
+  Range rows_of(const Summed& batch, int64_t outer, int64_t inner) const {
+    const Range rows = range_at(batch, {}, ctx_.coord(mesh()));
+    TESSERA_ASSERT(outer == 1 || axes_of(batch).empty(), rules::describe(call_), " cuts dim ", batch.dim);
+    TESSERA_CHECK(rows.begin % (outer * inner) == 0 && rows.end % (outer * inner) == 0, "[", rules::describe(call_), "] numerics exact: a cut falls inside a sample");
+    return {rows.begin / (outer * inner), rows.end / (outer * inner)};
+  }
+
   // The step's samples, the positions of a sample, and how both lie.
   void plan_samples() {
     TESSERA_CHECK(sum_.rule->sample, "[", rules::describe(call_), "] numerics exact: this operator has no form that sums sample by sample");
@@ -132,17 +146,25 @@ class Planner {
     const Summed* batch = nullptr;
     const Summed* sequence = nullptr;
     for (const Summed& summed : summed_) {
-      const Summed*& slot = rules::counts_samples(summed.labels) ? batch : sequence;
-      TESSERA_CHECK(!slot && (&slot == &batch || rules::counts_positions(summed.labels)), "[", rules::describe(call_),
-                    "] numerics exact: it sums samples together with other dims; sum those first, one after the other");
+      const bool is_batch = rules::counts_samples(summed.labels);
+      const bool is_sequence = !is_batch && !sum_.rule->keeps_whole && rules::counts_positions(summed.labels);
+      if (!is_batch && !is_sequence) {  // the places of an image: the rank that has a sample has them all
+        TESSERA_ASSERT(axes_of(summed).empty(), rules::describe(call_), " cuts dim ", summed.dim);
+        continue;
+      }
+      const Summed*& slot = is_batch ? batch : sequence;
+      TESSERA_CHECK(!slot, "[", rules::describe(call_), "] numerics exact: ", is_batch ? "samples" : "positions", " stand in two dims, which have no order");
       slot = &summed;
     }
-    const layout::Factor& samples = batch->labels.front();
-    TESSERA_CHECK(samples.label == layout::Label::kBatch && batch->labels.size() <= 2, "[", rules::describe(call_), "] numerics exact: a dim of ",
-                  layout::str({batch->labels}), " does not hold one sample after the other");
-    const int64_t inner = batch->labels.size() == 2 ? batch->labels[1].extent : 1;
-    const int64_t positions = sequence ? sequence->extent : inner;
-    TESSERA_CHECK(!sequence || inner == 1, "[", rules::describe(call_), "] numerics exact: positions stand in two dims");
+    const layout::DimLabels& factors = batch->labels;
+    const auto is_batch = [](const layout::Factor& factor) { return factor.label == layout::Label::kBatch; };
+    const auto found = std::find_if(factors.begin(), factors.end(), is_batch);
+    TESSERA_CHECK(std::count_if(factors.begin(), factors.end(), is_batch) == 1, "[", rules::describe(call_), "] numerics exact: the samples of dim ", batch->dim,
+                  " of operand ", batch->operand, " stand in groups, which have no order. Keep them in one dim that is not split.");
+    const layout::Factor& samples = *found;
+    const int64_t outer = extent_of(factors.begin(), found), inner = extent_of(found + 1, factors.end());
+    const int64_t positions = sequence ? sequence->extent : outer * inner;
+    TESSERA_CHECK(!sequence || outer * inner == 1, "[", rules::describe(call_), "] numerics exact: positions stand in two dims");
 
     TokenLeaves& leaves = plan->leaves;
     leaves.samples = samples.total;
@@ -151,11 +173,10 @@ class Planner {
     leaves.sequence_leaves = std::max<int64_t>((positions + position_leaf - 1) / position_leaf, 1);
     leaves.root = {0, (samples.total + leaves.sample_leaf - 1) / leaves.sample_leaf * leaves.sequence_leaves};
 
-    const Range rows = range_at(*batch, {}, ctx_.coord(mesh()));
-    plan->rows = {rows.begin / inner, rows.end / inner};
+    plan->rows = rows_of(*batch, outer, inner);
     plan->micro_batch = samples.extent;
-    plan->positions = inner;
-    TESSERA_CHECK(rows.begin % inner == 0 && rows.end % inner == 0, "[", rules::describe(call_), "] numerics exact: a cut falls inside a sample");
+    plan->outer = outer;
+    plan->positions = sequence ? 1 : positions;
     const Range mine = sequence ? range_at(*sequence, {}, ctx_.coord(mesh())) : Range{0, positions};
     if (sequence) {
       for (int64_t axis : axes_of(*sequence)) members_of(*sequence, lattice_.sequence, plan->merge_axes, axis), plan->merge_axes.push_back(axis);
@@ -202,7 +223,8 @@ std::unique_ptr<ExactSum> plan_exact_sum(comm::RankContext& ctx, const Lattice& 
     return nullptr;
   }
   const std::vector<int> factors = rules::summed_factors(call, map, 0);
-  if (factors.empty()) return nullptr;
+  const bool of_samples = std::any_of(factors.begin(), factors.end(), [&](int factor) { return rules::counts_samples(rules::labels_of_factor(call, map, factor)); });
+  if (factors.empty() || (rule.keeps_whole && !of_samples)) return nullptr;
   auto sum = std::make_unique<ExactSum>();
   sum->rule = &rule;
   Planner(ctx, lattice, call, map, decided, *sum).run(factors);

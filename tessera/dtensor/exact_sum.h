@@ -58,7 +58,7 @@ struct TokenLeaves {
 
 // A sum over samples, which waits for the step's other samples: see pending.h.
 struct SamplePlan {
-  // An operand to cut to the tokens of one sample: `samples` is the dim of the samples, or of samples times positions;
+  // An operand to cut to the tokens of one sample: `samples` is the dim of the samples, or of [outer, samples, positions / outer];
   // `positions` that of the positions, or -1.
   struct Operand {
     int arg = 0;
@@ -74,7 +74,8 @@ struct SamplePlan {
   std::vector<Piece> pieces;
   layout::Range rows;              // of the micro-batch, on this rank
   int64_t micro_batch = 0;         // samples of the micro-batch, on all ranks
-  int64_t positions = 1;           // of a sample, in a dim of samples times positions
+  int64_t outer = 1;               // dims that stand before the samples in their dim, which is whole then
+  int64_t positions = 1;           // of a sample, in the dim of the samples
   std::vector<int64_t> merge_axes; // fastest leaves first
   layout::Spec terms;              // the layout of the sums, Replicate where they will be merged
 };

@@ -32,7 +32,10 @@ std::vector<IValue> cut_to(const SamplePlan& plan, c10::ArrayRef<IValue> args, i
   std::vector<IValue> cut(args.begin(), args.end());
   for (const SamplePlan::Operand& operand : plan.operands) {
     at::Tensor tensor = cut[operand.arg].toTensor();
-    if (operand.positions >= 0) {
+    if (plan.outer > 1) {
+      tensor = tensor.unflatten(operand.samples, {plan.outer, plan.micro_batch, -1}).select(operand.samples + 1, row);
+      tensor = tensor.flatten(operand.samples, operand.samples + 1).narrow(operand.samples, piece.begin, piece.length);
+    } else if (operand.positions >= 0) {
       tensor = tensor.narrow(operand.samples, row, 1).narrow(operand.positions, piece.begin, piece.length);
     } else if (plan.positions > 1) {
       tensor = tensor.narrow(operand.samples, row * plan.positions + piece.begin, piece.length);

@@ -124,29 +124,43 @@ c10::ScalarType statistics_dtype(StackArgs& args) {
   return weight.defined() ? weight.scalar_type() : args.tensor("input").scalar_type();
 }
 
-// Each sum is merged by the first operator that reads it (the subtraction, the addition of eps), before the others.
+// What the input is normalised by: [1, channels, 1...].
+struct Statistics {
+  at::Tensor mean, inverse;
+};
+
+Statistics running_statistics(StackArgs& args, const Channels& channels) {
+  return {channels.spread(args.tensor("running_mean")), channels.spread(at::rsqrt(args.tensor("running_var") + args["eps"].toDouble()))};
+}
+
+// Those of the batch, which the running ones follow. Each sum is merged by the first operator that reads it (the subtraction, the
+// addition of eps), before the others.
+Statistics batch_statistics(StackArgs& args, const Channels& channels, const at::Tensor& x) {
+  const double momentum = args["momentum"].toDouble(), unbiased = channels.count / (channels.count - 1);
+  const at::Tensor mean = channels.sum(x).div(channels.count), centred = x - mean;
+  const at::Tensor variance = channels.sum(centred * centred).div(channels.count);
+  update_running(args.tensor("running_mean"), channels.flat(mean, mean.scalar_type()), momentum);
+  update_running(args.tensor("running_var"), channels.flat(variance * unbiased, mean.scalar_type()), momentum);
+  return {mean, at::rsqrt(variance + args["eps"].toDouble())};
+}
+
 void decompose_batch_norm(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
   StackArgs args(op, stack);
   const at::Tensor input = args.tensor("input"), weight = args.tensor("weight"), bias = args.tensor("bias");
+  const bool trains = args["training"].toBool();
   const Channels channels(input);
-  const double momentum = args["momentum"].toDouble();
   const c10::ScalarType kept = statistics_dtype(args);
   const at::Tensor x = widened(input);
-  const at::Tensor mean = channels.sum(x).div(channels.count);
-  const at::Tensor centred = x - mean;
-  const at::Tensor variance = channels.sum(centred * centred).div(channels.count);
-  const at::Tensor inverse = at::rsqrt(variance + args["eps"].toDouble());
-  at::Tensor y = centred * inverse;
+  const Statistics statistics = trains ? batch_statistics(args, channels, x) : running_statistics(args, channels);
+  at::Tensor y = (x - statistics.mean) * statistics.inverse;
   if (weight.defined()) {
     y = y * channels.spread(weight);
   }
   if (bias.defined()) {
     y = y + channels.spread(bias);
   }
-  const double unbiased = channels.count / (channels.count - 1);
-  update_running(args.tensor("running_mean"), channels.flat(mean, mean.scalar_type()), momentum);
-  update_running(args.tensor("running_var"), channels.flat(variance * unbiased, mean.scalar_type()), momentum);
-  args.give(y.to(input.scalar_type()), channels.flat(mean, kept), channels.flat(inverse, kept));
+  const auto saved = [&](const at::Tensor& statistic) { return trains ? channels.flat(statistic, kept) : input.new_empty({0}, kept); };
+  args.give(y.to(input.scalar_type()), saved(statistics.mean), saved(statistics.inverse));
 }
 
 void decompose_batch_norm_backward(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
@@ -155,14 +169,16 @@ void decompose_batch_norm_backward(const c10::OperatorHandle& op, torch::jit::St
   const Channels channels(input);
   const c10::ScalarType kept = statistics_dtype(args);
   const std::vector<bool> asked = args["output_mask"].toBoolList().vec();
+  const bool trains = args["train"].toBool();
   const at::Tensor grad = widened(args.tensor("grad_out"));
-  const at::Tensor inverse = channels.spread(args.tensor("save_invstd"));
-  const at::Tensor z = (widened(input) - channels.spread(args.tensor("save_mean"))) * inverse;
+  const auto [mean, inverse] = trains ? Statistics{channels.spread(args.tensor("save_mean")), channels.spread(args.tensor("save_invstd"))}
+                                      : running_statistics(args, channels);
+  const at::Tensor z = (widened(input) - mean) * inverse;
   const at::Tensor of_bias = channels.sum(grad), of_weight = channels.sum(grad * z);
   at::Tensor of_input;
   if (asked.at(0)) {
     const at::Tensor scale = weight.defined() ? inverse * channels.spread(weight) : inverse;
-    of_input = (grad.sub(of_bias, 1 / channels.count) - z * of_weight / channels.count) * scale;
+    of_input = (trains ? grad.sub(of_bias, 1 / channels.count) - z * of_weight / channels.count : grad) * scale;
     of_input = of_input.to(input.scalar_type());
   }
   args.give(of_input, asked.at(1) ? channels.flat(of_weight, kept) : at::Tensor(), asked.at(2) ? channels.flat(of_bias, kept) : at::Tensor());

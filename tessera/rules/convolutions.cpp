@@ -3,6 +3,7 @@
 
 #include <ATen/ops/zeros.h>
 
+#include "tessera/rules/exact_kernels.h"
 #include "tessera/rules/local_args.h"
 #include "tessera/rules/lookups.h"
 
@@ -81,6 +82,16 @@ FactorMap convolution_backward_map(const Call& call) {
   return map;
 }
 
+FactorMap convolution_weight_map(const Call& call) {
+  FactorMap map;
+  const auto &grad = call.spec(0)->sizes, &input = call.spec(1)->sizes, weight = call.ints("weight_sizes");
+  const Convolution factors(map, call, input, weight, c10::IntArrayRef(grad).slice(2));
+  map.operands = {factors.result, factors.input};
+  map.outputs = {factors.weight};
+  map.sizes = {{.arg = call.arg_index("weight_sizes"), .output = 0}};
+  return map;
+}
+
 // libtorch's kernels refuse a convolution without samples or channels.
 bool holds_nothing(const at::Tensor& input, const at::Tensor& weight) { return input.numel() == 0 || weight.numel() == 0; }
 
@@ -143,6 +154,8 @@ void add_convolution_rules(RuleTable& table) {
   table.add("aten::convolution", {.map = convolution_map, .local = run_convolution, .shape = ShapeSource::kFactors});
   table.add("aten::convolution_backward",
             {.map = convolution_backward_map, .local = run_convolution_backward, .shape = ShapeSource::kFactors});
+  table.add_optional("tessera::convolution_weight",
+                     {.map = convolution_weight_map, .local = exact::run_convolution_weight, .shape = ShapeSource::kFactors});
 }
 
 }  // namespace tessera::rules

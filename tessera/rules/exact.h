@@ -33,6 +33,8 @@ struct ExactRule {
   NodeKernel node = nullptr;             // the operator sums
   SampleKernel sample = nullptr;         // ... over samples too
   bool (*per_sample)(const Call&) = nullptr;  // true: the ordinary kernel is called for each sample alone
+  bool keeps_whole = false;              // what is summed, but for samples, is never cut: it is gathered first
+  bool moves = false;                    // it moves, makes or compares values, of any dtype
   bool adds_zeros = false;               // a split sum has one term that is not zero: any order is exact
   bool (*accepts)(const Call&) = nullptr;  // false: this call has no exact form
 };
@@ -67,8 +69,9 @@ layout::DimLabels labels_of_factor(const Call& call, const FactorMap& map, int f
 // Whether the call is a product of activations: it sums whole rows.
 bool sums_whole_rows(const Call& call);
 
-// Forbids cuts of what is summed whole: such an operand is gathered first.
-void keep_rows_whole(const Call& call, FactorMap& map);
+// Forbids cuts of what is summed whole: such an operand is gathered first. In a sum over samples that is all but samples and
+// positions, and samples that stand behind something else in their dim.
+void keep_whole(const ExactRule& rule, const Call& call, FactorMap& map);
 
 // The factors that output `index` lacks and some operand has. Those of one element count only if they hold a sample or if there
 // are no others.

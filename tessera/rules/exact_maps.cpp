@@ -11,6 +11,9 @@
 #include <ATen/ops/embedding.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
+#include <ATen/ops/mul.h>
+#include <ATen/ops/rsub.h>
+#include <ATen/ops/sub.h>
 #include <ATen/ops/sum.h>
 
 #include "tessera/base/error.h"
@@ -61,6 +64,11 @@ Rows<T> write(const at::Tensor& rows, int64_t n) { return {rows.data_ptr<T>(), n
 
 template <typename T>
 const T* data_or_null(const at::Tensor& tensor) { return tensor.defined() ? tensor.const_data_ptr<T>() : nullptr; }
+
+c10::Scalar product_of(const c10::Scalar& a, const c10::Scalar& b) {
+  if (a.isFloatingPoint() || b.isFloatingPoint()) return a.toDouble() * b.toDouble();
+  return a.toLong() * b.toLong();
+}
 
 }  // namespace
 
@@ -139,6 +147,21 @@ void decompose_safe_softmax(const c10::OperatorHandle& op, torch::jit::Stack& st
   const at::Tensor x = args["dtype"].isNone() ? self : self.to(args["dtype"].toScalarType());
   const at::Tensor is_nothing = at::amax(x, dim, /*keepdim=*/true) == -std::numeric_limits<double>::infinity();
   args.give_value(at::_softmax(x, dim, /*half_to_float=*/false).masked_fill(is_nothing, 0));
+}
+
+// add, sub and rsub with a factor: two roundings for each element.
+void decompose_scaled_sum(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
+  StackArgs args(op, stack);
+  const at::Tensor self = args.tensor("self");
+  const c10::Scalar alpha = args["alpha"].toScalar();
+  const std::string name = base_name(op);
+  if (name == "aten::rsub") return args.give_value(at::rsub(at::mul(self, alpha), args["other"].toScalar()));
+  if (!args["other"].isTensor()) {
+    const c10::Scalar scaled = product_of(args["other"].toScalar(), alpha);
+    return args.give_value(name == "aten::add" ? at::add(self, scaled) : at::sub(self, scaled));
+  }
+  const at::Tensor scaled = at::mul(args.tensor("other"), alpha);
+  args.give_value(name == "aten::add" ? at::add(self, scaled) : at::sub(self, scaled));
 }
 
 void decompose_tanh_backward(const c10::OperatorHandle& op, torch::jit::Stack& stack) {

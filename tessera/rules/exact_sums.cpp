@@ -4,6 +4,7 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/core/Reduction.h>
 #include <ATen/ops/div.h>
+#include <ATen/ops/embedding_dense_backward.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/mean.h>
 #include <ATen/ops/mul.h>
@@ -193,6 +194,15 @@ at::Tensor embedding_node(const ExactCall& call, c10::ArrayRef<IValue> args) {
 
 void embedding_sample(const ExactCall& call, c10::ArrayRef<IValue> args, const at::Tensor& onto) {
   add_tokens(call, args, {0, args[1].toTensor().numel()}, onto);
+}
+
+// That of a lookup whose indices may count from the end, into zeros that nobody else has.
+void decompose_index_backward(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
+  StackArgs args(op, stack);
+  const at::Tensor index = args["indices"].toListRef()[0].toTensor();
+  const int64_t rows = args.tensor("self").size(0);
+  const at::Tensor ids = at::where(index < 0, index + rows, index);
+  args.give_value(at::embedding_dense_backward(args.tensor("values"), ids, rows, /*padding_idx=*/-1, /*scale_grad_by_freq=*/false));
 }
 
 void decompose_sum(const c10::OperatorHandle& op, torch::jit::Stack& stack) {

@@ -10,14 +10,30 @@ import hashlib
 import json
 import unittest
 import warnings
+from types import SimpleNamespace
 
 import tessera
 import torch
+from torch import nn
 from zoo import ZOO
 
 SAMPLES = 12
 LATTICE = "batch=12"
 LAYOUTS = [("1", 1), ("tp=2", 1), ("dp=2", 1), ("dp=3", 1), ("dp=2,tp=2", 1), ("1", 3), ("dp=2", 3)]  # mesh, micro-batches
+WHOLE_STEPS = [layout for layout in LAYOUTS if layout[1] == 1]
+CAUSAL = ("gpt2", "llama", "qwen3")  # predict all tokens but the first
+
+
+class Encoder(nn.Module):
+    """Torch's own layer, which puts positions before samples inside."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.TransformerEncoderLayer(32, 4, 64, dropout=0.0, batch_first=True)
+        self.head = nn.Linear(32, 5)
+
+    def forward(self, x, labels):
+        return SimpleNamespace(loss=nn.functional.cross_entropy(self.head(self.layer(x)).mean(1), labels))
 
 
 def bits(tensors):
@@ -28,8 +44,8 @@ def bits(tensors):
 
 
 def targets(name, labels):
-    """How many count in the loss: a causal model predicts all but the first."""
-    return int(((labels if name == "bert" else labels[:, 1:]) != -100).sum())
+    """How many count in the loss."""
+    return int(((labels[:, 1:] if name in CAUSAL else labels) != -100).sum())
 
 
 def train(name, model, batch, mesh, accumulate, change=lambda plan: plan):
@@ -52,11 +68,34 @@ def train(name, model, batch, mesh, accumulate, change=lambda plan: plan):
     return seen
 
 
+def gradients(model, batch):
+    model(**batch).loss.backward()
+    return {key: tessera.full_tensor(p.grad) for key, p in model.named_parameters() if p.grad is not None}
+
+
 class ExactTest(unittest.TestCase):
+    def check_values(self, model, batch):
+        """The gradients are torch's, but for rounding."""
+        def on_ranks():
+            tessera.numerics("exact", LATTICE)
+            exact = copy.deepcopy(model)
+            tessera.parallelize(exact, tessera.generate_plan(exact, mesh="dp=2,tp=2", lattice=LATTICE))
+            return gradients(exact, batch)
+
+        found = tessera.run_ranks(on_ranks, 4)
+        plain = copy.deepcopy(model)
+        plain(**batch).loss.backward()
+        for key, parameter in plain.named_parameters():
+            if parameter.grad is not None:
+                torch.testing.assert_close(found[key], parameter.grad, rtol=1e-3, atol=1e-5, msg=lambda text, key=key: f"{key}: {text}")
+
     def compare(self, name):
-        model, batch = ZOO[name].make().eval(), ZOO[name].batch(SAMPLES)
+        self.compare_model(name, ZOO[name].make().eval(), ZOO[name].batch(SAMPLES), LAYOUTS)
+
+    def compare_model(self, name, model, batch, layouts):
+        self.check_values(model, batch)
         answers = {}
-        for mesh, accumulate in LAYOUTS:
+        for mesh, accumulate in layouts:
             with self.subTest(mesh=mesh, accumulate=accumulate):
                 got = tessera.run_ranks(lambda: train(name, copy.deepcopy(model), batch, mesh, accumulate), tessera.Mesh(mesh).size())
                 whole = answers.setdefault("1", got)
@@ -86,6 +125,23 @@ class ExactTest(unittest.TestCase):
 
     def test_qwen3(self):
         self.compare("qwen3")
+
+    def test_vit(self):
+        self.compare("vit")
+
+    def test_whisper(self):
+        self.compare("whisper")
+
+    def test_resnet(self):
+        """Batch norm in training sees the step's samples at once; in evaluation they may come in micro-batches."""
+        batch = ZOO["resnet"].batch(SAMPLES)
+        self.compare_model("resnet", ZOO["resnet"].make().train(), batch, WHOLE_STEPS)
+        self.compare_model("resnet", ZOO["resnet"].make().eval(), batch, LAYOUTS)
+
+    def test_transformer_encoder_layer(self):
+        torch.manual_seed(0)
+        batch = dict(x=torch.randn(SAMPLES, 3, 32), labels=torch.randint(0, 5, (SAMPLES,)))
+        self.compare_model("encoder", Encoder(), batch, LAYOUTS)
 
     def test_two_programs_differ(self):
         model, batch = ZOO["llama"].make().eval(), ZOO["llama"].batch(SAMPLES)

@@ -232,16 +232,50 @@ TEST(ExactGraphs, LossesByHand) {
   }, Refuses::kCuts);
 }
 
-// Limits, by the refusal that says so.
-TEST(ExactGraphs, RefusedForms) {
-  check("samples in the innermost dim of a sum", [](World& world) {
+TEST(ExactGraphs, SamplesInTheInnermostDim) {
+  check("sum", [](World& world) {
     Net net(world);
     world.each_batch([&](const Batch& batch) { net.hidden(batch.x).permute({1, 2, 0}).square().sum().backward(); });
-  }, Refuses::kAll);
-  check("samples in the slower part of no dim", [](World& world) {
+    world.keep("w1", net.w1.grad());
+  });
+}
+
+// Of [positions, 1, features] that become [positions, features] nobody can say where the one sample went.
+void check_but_for_single_samples(const Program& program) {
+  const Outcome whole = run_program(program, kWhole, Numerics::kExact, {});
+  EXPECT_EQ(difference(whole, whole), "");
+  for (const Cell& cell : {Cell{"dp=2", {3}}, Cell{"dp=3", {2}}, Cell{"tp=2", {6}}, Cell{"dp=2,tp=2", {3}}, Cell{"1", {3, 3}}, Cell{"tp=2", {2, 4}}, Cell{"dp=2", {1, 2}}}) {
+    EXPECT_EQ(difference(run_program(program, cell, Numerics::kExact, {}), whole), "") << cell.str();
+  }
+  EXPECT_SAYS(run_program(program, {"1", {3, 1, 2}}, Numerics::kExact, {}).error, "numerics exact");
+}
+
+// As torch's own transformer layers do.
+TEST(ExactGraphs, PositionsBeforeSamples) {
+  check_but_for_single_samples([](World& world) {
+    const at::Tensor w = world.parameter("w", {kWidth, kWidth}, layout::Shard(0)), b = world.parameter("b", {kWidth});
     Net net(world);
-    world.each_batch([&](const Batch& batch) { at::cross_entropy_loss(at::linear(net.hidden(batch.x), net.w2).transpose(0, 1).flatten(0, 1), batch.y.t().flatten()).backward(); });
-  }, Refuses::kAll);
+    world.each_batch([&](const Batch& batch) {
+      const at::Tensor rows = at::linear(batch.x.transpose(0, 1).flatten(0, 1), w, b);
+      net.loss_of(at::linear(net.hidden(rows.unflatten(0, {kLength, -1}).transpose(0, 1)), net.w2), batch.y).backward();
+    });
+    world.keep("w", w.grad()), world.keep("b", b.grad());
+    net.keep_gradients();
+  });
+  check_but_for_single_samples([](World& world) {
+    Net net(world);
+    world.each_batch([&](const Batch& batch) { net.loss_of(at::linear(net.hidden(batch.x), net.w2).transpose(0, 1), batch.y.t()).backward(); });
+    net.keep_gradients();
+  });
+  check("apart", [](World& world) {
+    const at::Tensor w = world.parameter("w", {kWidth, kWidth}, layout::Shard(0)), b = world.parameter("b", {kWidth});
+    Net net(world);
+    world.each_batch([&](const Batch& batch) {
+      const at::Tensor rows = at::linear(batch.x.transpose(0, 1), w, b);
+      net.loss_of(at::linear(net.hidden(rows.transpose(0, 1)), net.w2), batch.y).backward();
+    });
+    world.keep("w", w.grad()), world.keep("b", b.grad());
+  });
 }
 
 // Parameters that no plan knows: rows may be cut, but what a product sums may not.
@@ -250,6 +284,20 @@ TEST(ExactGraphs, PlainTensorsAsParameters) {
     const at::Tensor w = distribute(values({kClasses, kWidth}, 5) / 3, world.mesh, world.on("tp", layout::Shard(0, {.unit = 2}))).requires_grad_(true);
     world.each_batch([&](const Batch& batch) { at::cross_entropy_loss(at::linear(batch.x, w).flatten(0, 1), batch.y.flatten()).backward(); });
     world.keep("w", w.grad());
+  });
+}
+
+// A lookup by index, whose gradient libtorch writes into zeros.
+TEST(ExactGraphs, LookupsByIndex) {
+  check("rows", [](World& world) {
+    const at::Tensor w = world.parameter("w", {kClasses, kWidth}, layout::Shard(0, {.unit = 2}));
+    Net net(world);
+    world.each_batch([&](const Batch& batch) {
+      const at::Tensor places = at::arange(-kLength, 0).remainder(3);
+      net.loss_of(at::linear(net.hidden(batch.x + w.index({batch.y - kClasses}) + w.index({places})), net.w2), batch.y).backward();
+    });
+    world.keep("w", w.grad());
+    net.keep_gradients();
   });
 }
 

@@ -152,6 +152,40 @@ void add_own_samples(Samples& samples) {
   }
 }
 
+// What libtorch's loops round once or twice, by how an operand is spread.
+void add_scaled_samples(Samples& samples) {
+  using audit::reals;
+  using audit::sample;
+  for (const char* op : {"aten::add.Tensor", "aten::sub.Tensor"}) {
+    for (const c10::IValue& alpha : {c10::IValue(0.3), c10::IValue(1), c10::IValue(-1), c10::IValue(3)}) {
+      for (const std::vector<int64_t>& sizes : {std::vector<int64_t>{6, 4, 6}, {1, 4, 1}, {6, 1, 1}, {6}, {}}) {
+        samples.push_back(sample(op, {reals({6, 4, 6}), reals(sizes)}, {{"alpha", alpha}}));
+        samples.push_back(sample(op, {reals(sizes), reals({6, 4, 6})}, {{"alpha", alpha}}));
+      }
+    }
+  }
+  for (const char* op : {"aten::add.Scalar", "aten::sub.Scalar", "aten::rsub.Scalar"}) {
+    samples.push_back(sample(op, {reals({13, 20})}, {{"other", 1.7}, {"alpha", 0.3}}));
+  }
+}
+
+// Sums longer than a chain, windows of one place, channels and groups that ranks hold unevenly.
+void add_convolution_samples(Samples& samples) {
+  using audit::reals;
+  using Ints = std::vector<int64_t>;
+  const auto add = [&](const Ints& input, const Ints& weight, int64_t groups, bool transposed) {
+    const Ints ones(input.size() - 2, 1), none(input.size() - 2, 0);
+    const Named rest = {{"stride", ones}, {"padding", none}, {"dilation", ones}, {"transposed", transposed}, {"output_padding", none}, {"groups", groups}};
+    const at::Tensor bias = reals({transposed ? weight[1] * groups : weight[0]});
+    samples.push_back(audit::sample("aten::convolution", {reals(input), reals(weight), bias}, rest));
+  };
+  add({2, 40, 9}, {13, 40, 8}, 1, false);
+  add({3, 300, 2, 2}, {4, 300, 1, 1}, 1, false);
+  add({2, 5, 4, 3, 4}, {8, 5, 2, 3, 2}, 1, false);
+  add({2, 15, 7}, {10, 3, 4}, 5, false);
+  add({2, 300, 3}, {300, 5, 2}, 1, true);
+}
+
 void add_attention_samples(Samples& samples) {
   using audit::reals;
   for (const int64_t key_heads : {1, 2, 4}) {
@@ -173,6 +207,8 @@ Samples& all_samples() {
     Samples all = audit::all_samples();
     add_own_samples(all);
     add_attention_samples(all);
+    add_convolution_samples(all);
+    add_scaled_samples(all);
     return all;
   }();
   return samples;
