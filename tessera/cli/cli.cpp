@@ -1,5 +1,6 @@
 #include "tessera/cli/cli.h"
 
+#include <algorithm>
 #include <csignal>
 #include <optional>
 #include <ostream>
@@ -7,6 +8,7 @@
 #include <CLI/CLI.hpp>
 
 #include "tessera/base/error.h"
+#include "tessera/base/text.h"
 #include "tessera/cli/info.h"
 #include "tessera/comm/errors.h"
 #include "tessera/comm/run_ranks.h"
@@ -118,11 +120,11 @@ std::unique_ptr<CLI::App> make_app(Arguments& arguments) {
   explain->add_option("--width", arguments.width, "longest line, 160 if not given");
   explain->add_flag("--json", arguments.is_json, "print one JSON object");
 
-  auto* launch = app->add_subcommand("launch", "start local processes, one for each rank: tessera launch -n 4 -- train FILE");
+  auto* launch = app->add_subcommand("launch", "start local processes, one for each rank: tessera launch -n 4 -- train FILE, or -- python train.py");
   launch->add_option("-n,--ranks", arguments.ranks, "how many")->required();
   launch->add_option("--log-dir", arguments.log_dir, "a folder for one file a rank");
   launch->add_option("--grace", arguments.grace, "seconds that ranks may take to end when one has failed")->check(CLI::NonNegativeNumber);
-  launch->add_option("command", arguments.command, "after --: arguments of tessera")->required();
+  launch->add_option("command", arguments.command, "after --: a command of tessera, or any program, with its arguments")->required();
 
   auto* generate = app->add_subcommand("generate", "continue a text with a trained model");
   generate->add_option("run", arguments.run, "folder of `tessera train --out`, or a model.safetensors in one")->required();
@@ -227,11 +229,33 @@ int run_explain(const Arguments& arguments, std::ostream& out) {
   return 0;
 }
 
-int run_launch(const Arguments& arguments) {
-  launch::LocalOptions options{.ranks = *arguments.ranks, .command = {"/proc/self/exe"}, .log_dir = arguments.log_dir};
-  options.command.insert(options.command.end(), arguments.command.begin(), arguments.command.end());
+std::vector<std::string> own_commands() {
+  Arguments unused;
+  const auto app = make_app(unused);
+  std::vector<std::string> names;
+  for (const auto* command : app->get_subcommands({})) {
+    names.push_back(command->get_name());
+  }
+  return names;
+}
+
+int run_launch(const Arguments& arguments, std::ostream& err) {
+  launch::LocalOptions options{.ranks = *arguments.ranks, .command = arguments.command, .log_dir = arguments.log_dir};
   options.grace = std::chrono::milliseconds(static_cast<int64_t>(arguments.grace * 1000));
-  return launch::run_local(options);
+  const auto own = own_commands();
+  const auto& program = arguments.command.front();
+  const bool is_own = std::find(own.begin(), own.end(), program) != own.end();
+  if (is_own) {
+    options.command.insert(options.command.begin(), "/proc/self/exe");
+  } else {
+    options.variables.emplace_back("PYTHONUNBUFFERED", "1");  // its lines pass through a pipe, and would come at its end
+  }
+  try {
+    return launch::run_local(options);
+  } catch (const ConfigError& error) {
+    err << "tessera: " << base::message_of(error) << (is_own ? "" : base::did_you_mean(program, own)) << std::endl;
+    return kUsage;
+  }
 }
 
 int run_generate(const Arguments& arguments, std::ostream& out) {
@@ -243,9 +267,9 @@ int run_generate(const Arguments& arguments, std::ostream& out) {
   return 0;
 }
 
-int run_command(const std::string& command, const Arguments& arguments, std::ostream& out) {
+int run_command(const std::string& command, const Arguments& arguments, std::ostream& out, std::ostream& err) {
   return command == "train"     ? run_train(arguments, out)
-         : command == "launch"  ? run_launch(arguments)
+         : command == "launch"  ? run_launch(arguments, err)
          : command == "compare" ? run_compare(arguments, out)
          : command == "plan"    ? run_plan(arguments, out)
          : command == "explain" ? run_explain(arguments, out)
@@ -266,7 +290,7 @@ int run(int argc, const char* const* argv, std::ostream& out, std::ostream& err)
   }
   const StopOnSignal stop;
   try {
-    return run_command(app->get_subcommands().front()->get_name(), arguments, out);
+    return run_command(app->get_subcommands().front()->get_name(), arguments, out, err);
   } catch (const Stopped&) {
     err << "tessera: stopped" << std::endl;
     return kStopped;

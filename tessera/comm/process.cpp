@@ -36,15 +36,12 @@ auto make_aside(Make make, Check check) {
 
 StorePtr make_store(const Place& place, const ProcessOptions& options, uint64_t stops_before) {
   const bool serves = place.rank == 0 && !place.store_is_served;
-  c10d::TCPStoreOptions store{
+  const c10d::TCPStoreOptions store{
       .port = static_cast<std::uint16_t>(place.port),
       .isServer = serves,
       .waitWorkers = false,
       .timeout = options.deadline,
   };
-  if (serves && place.store_socket >= 0) {
-    store.masterListenFd = place.store_socket;
-  }
   StorePtr tcp;
   try {
     tcp = make_aside([host = place.host, store]() -> StorePtr { return c10::make_intrusive<c10d::TCPStore>(host, store); },

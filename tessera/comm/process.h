@@ -27,7 +27,6 @@ struct Place {
   std::string host = "127.0.0.1";     // of the store
   int port = 0;
   bool store_is_served = false;       // by the launcher; else rank 0 serves it
-  int store_socket = -1;              // one that already listens on `port`, for rank 0; -1: none
   std::string attempt;                // keeps restarts of one job apart where the store outlives them
   std::string launcher;               // for messages
 };

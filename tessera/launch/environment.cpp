@@ -84,7 +84,6 @@ std::optional<Place> find_torchrun(const Environment& environment) {
   place->local_size = reader.number("LOCAL_WORLD_SIZE", 1, place->size).value_or(place->size);
   const auto agent = reader.text("TORCHELASTIC_USE_AGENT_STORE").value_or("");
   place->store_is_served = agent == "True" || agent == "true" || agent == "1";
-  place->store_socket = static_cast<int>(reader.number("TESSERA_STORE_SOCKET", 0, 1 << 20).value_or(-1));
   place->attempt = reader.text("TORCHELASTIC_RUN_ID").value_or("") + "." + reader.text("TORCHELASTIC_RESTART_COUNT").value_or("0");
   return place;
 }

@@ -8,16 +8,15 @@
 #include <iostream>
 #include <random>
 
-#include <arpa/inet.h>
 #include <fcntl.h>
 #include <poll.h>
 #include <sys/prctl.h>
-#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include "tessera/base/error.h"
 #include "tessera/launch/environment.h"
+#include "tessera/launch/store.h"
 
 extern char** environ;
 
@@ -25,6 +24,9 @@ namespace tessera::launch {
 namespace {
 
 using Clock = std::chrono::steady_clock;
+
+// What shells add to the number of the signal that ended a process.
+constexpr int kSignalled = 128;
 
 volatile std::sig_atomic_t signals_seen = 0, last_signal = 0;
 
@@ -53,26 +55,6 @@ class SignalNotes {
  private:
   static constexpr int kSignals[] = {SIGINT, SIGTERM, SIGHUP};
   struct sigaction before_[std::size(kSignals)];
-};
-
-// A socket that listens on a free port of loopback, for the store that rank 0 serves: the port cannot be taken in between.
-struct StoreSocket {
-  StoreSocket() : socket(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
-    sockaddr_in address{};
-    address.sin_family = AF_INET;
-    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    socklen_t size = sizeof address;
-    TESSERA_CHECK_AS(CommError, ::bind(socket, reinterpret_cast<sockaddr*>(&address), size) == 0 && ::listen(socket, 512) == 0 &&
-                         ::getsockname(socket, reinterpret_cast<sockaddr*>(&address), &size) == 0,
-                     "[launch] no free port: ", std::strerror(errno));
-    port = ntohs(address.sin_port);
-  }
-  ~StoreSocket() { ::close(socket); }
-  StoreSocket(const StoreSocket&) = delete;
-  StoreSocket& operator=(const StoreSocket&) = delete;
-
-  int socket = -1;
-  int port = 0;
 };
 
 // One of a rank's two outputs, line by line.
@@ -122,7 +104,7 @@ void read_output(Rank& rank, Output& output) {
 }
 
 // The environment of one rank, as NAME=value.
-std::vector<std::string> variables_of(const LocalOptions& options, int64_t rank, const StoreSocket& store, const std::string& run) {
+std::vector<std::string> variables_of(const LocalOptions& options, int64_t rank, int port, const std::string& run) {
   std::vector<std::pair<std::string, std::string>> own = {
       {"RANK", std::to_string(rank)},
       {"LOCAL_RANK", std::to_string(rank)},
@@ -130,11 +112,10 @@ std::vector<std::string> variables_of(const LocalOptions& options, int64_t rank,
       {"WORLD_SIZE", std::to_string(options.ranks)},
       {"LOCAL_WORLD_SIZE", std::to_string(options.ranks)},
       {"MASTER_ADDR", "127.0.0.1"},
-      {"MASTER_PORT", std::to_string(store.port)},
+      {"MASTER_PORT", std::to_string(port)},
       {"TORCHELASTIC_RUN_ID", run},
-      {"TORCHELASTIC_USE_AGENT_STORE", ""},
+      {"TORCHELASTIC_USE_AGENT_STORE", "True"},
       {"TORCHELASTIC_RESTART_COUNT", "0"},
-      {"TESSERA_STORE_SOCKET", rank == 0 ? std::to_string(store.socket) : ""},
   };
   if (!options.log_dir.empty()) {
     own.emplace_back("LOG_RANK", "all");
@@ -164,7 +145,7 @@ std::vector<char*> pointers_to(std::vector<std::string>& texts) {
 }
 
 // In the child, between fork and exec: only what is async-signal-safe. Reports errno to `failure`.
-[[noreturn]] void become(char** command, char** variables, const int outputs[2], int store_socket, int failure, pid_t parent) {
+[[noreturn]] void become(char** command, char** variables, const int outputs[2], int failure, pid_t parent) {
   ::setpgid(0, 0);
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
   if (::getppid() != parent) {
@@ -174,9 +155,6 @@ std::vector<char*> pointers_to(std::vector<std::string>& texts) {
   ::dup2(nothing, 0);
   ::dup2(outputs[0], 1);
   ::dup2(outputs[1], 2);
-  if (store_socket >= 0) {
-    ::fcntl(store_socket, F_SETFD, 0);
-  }
   for (const int signal : {SIGINT, SIGTERM, SIGHUP}) {
     ::signal(signal, SIG_DFL);
   }
@@ -186,8 +164,8 @@ std::vector<char*> pointers_to(std::vector<std::string>& texts) {
   ::_exit(127);
 }
 
-void start(Rank& rank, const LocalOptions& options, const StoreSocket& store, const std::string& run) {
-  auto command = options.command, variables = variables_of(options, rank.number, store, run);
+void start(Rank& rank, const LocalOptions& options, int port, const std::string& run) {
+  auto command = options.command, variables = variables_of(options, rank.number, port, run);
   const auto command_pointers = pointers_to(command), variable_pointers = pointers_to(variables);
   int pipes[3][2];
   for (auto& ends : pipes) {
@@ -198,8 +176,7 @@ void start(Rank& rank, const LocalOptions& options, const StoreSocket& store, co
   rank.process = ::fork();
   TESSERA_CHECK_AS(CommError, rank.process >= 0, "[launch] no process for rank ", rank.number, ": ", std::strerror(errno));
   if (rank.process == 0) {
-    become(const_cast<char**>(command_pointers.data()), const_cast<char**>(variable_pointers.data()), outputs,
-           rank.number == 0 ? store.socket : -1, pipes[2][1], parent);
+    become(const_cast<char**>(command_pointers.data()), const_cast<char**>(variable_pointers.data()), outputs, pipes[2][1], parent);
   }
   rank.is_running = true;
   for (auto& ends : pipes) {
@@ -210,7 +187,8 @@ void start(Rank& rank, const LocalOptions& options, const StoreSocket& store, co
   int error = 0;
   const bool has_failed = ::read(pipes[2][0], &error, sizeof error) == sizeof error;
   ::close(pipes[2][0]);
-  TESSERA_CHECK_AS(ConfigError, !has_failed, "[launch] cannot start ", options.command[0], ": ", std::strerror(error), "; accepted: a program's path");
+  TESSERA_CHECK_AS(ConfigError, !has_failed, "[launch] cannot start ", options.command[0], ": ", std::strerror(error),
+                   "; accepted: a program on PATH, or the path of one");
 }
 
 // Ranks, from their start to their end.
@@ -242,8 +220,9 @@ class Ranks {
     std::random_device random;
     const auto name = std::to_string(::getpid()) + "-" + std::to_string(random());
     for (auto& rank : ranks_) {
-      start(rank, options_, store_, name);
+      start(rank, options_, store_.port(), name);
     }
+    store_.serve();
     while (std::any_of(ranks_.begin(), ranks_.end(), [](const Rank& rank) { return rank.is_running; })) {
       read_outputs(std::chrono::milliseconds(20));
       forward_signals();
@@ -291,6 +270,7 @@ class Ranks {
   void forward_signals() {
     for (; forwarded_ < signals_seen; ++forwarded_) {
       signal_all(forwarded_ == 0 ? last_signal : SIGKILL);
+      is_stopped_ |= code_ == 0;
       ending_since_ = ending_since_.value_or(Clock::now());
     }
   }
@@ -301,7 +281,7 @@ class Ranks {
       return;
     }
     rank.is_running = false;
-    const int code = WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
+    const int code = WIFSIGNALED(status) ? kSignalled + WTERMSIG(status) : WEXITSTATUS(status);
     if (code == 0) {
       return;
     }
@@ -309,7 +289,8 @@ class Ranks {
       std::cerr << c10::str("tessera launch: rank ", rank.number, " (pid ", rank.process, ") was ended by signal ", WTERMSIG(status), " (",
                             ::strsignal(WTERMSIG(status)), ")\n") << std::flush;
     }
-    code_ = code_ ? code_ : code;
+    const bool is_news = code_ == 0 || (is_stopped_ && code_ < kSignalled && code >= kSignalled);
+    code_ = is_news ? code : code_;
     ending_since_ = ending_since_.value_or(Clock::now());
   }
 
@@ -318,13 +299,15 @@ class Ranks {
     if (!ending_since_ || Clock::now() < *ending_since_ + options_.grace * (1 + pressed_) || pressed_ > 1) {
       return;
     }
+    code_ = code_ == 0 && is_stopped_ ? kSignalled + last_signal : code_;
     signal_all(pressed_++ == 0 ? SIGTERM : SIGKILL);
   }
 
   const LocalOptions& options_;
-  const StoreSocket store_;
+  LocalStore store_;
   std::vector<Rank> ranks_;
   int code_ = 0;
+  bool is_stopped_ = false;  // by a signal, before any rank had failed
   int forwarded_ = 0, pressed_ = 0;
   std::optional<Clock::time_point> ending_since_;
 };

@@ -11,7 +11,7 @@ namespace tessera::launch {
 
 struct LocalOptions {
   int64_t ranks = 1;
-  std::vector<std::string> command;     // program and arguments, the same for all ranks
+  std::vector<std::string> command;     // program (looked up on PATH, or a path) and arguments, the same for all ranks
   std::string log_dir = {};             // a folder for one file a rank, rank_0.log ...; made if need be; empty: none
   // Variables that the ranks get besides this process's own and those of torchrun.
   std::vector<std::pair<std::string, std::string>> variables = {};
@@ -19,8 +19,9 @@ struct LocalOptions {
   std::chrono::milliseconds grace{5000};
 };
 
-// Runs the command on every rank, with the variables of torchrun set, and returns when no rank is left: 0 if all returned 0,
-// else the code of the first that did not (128 + its number for a signal).
+// Runs the command on every rank, with the variables of torchrun set and the store that they speak of, and returns when no rank is
+// left: 0 if all returned 0, else the code of the first that did not (128 + its number for a signal). When a signal came before
+// that, it is the first code of 128 or more: ranks that waited for one that was stopped may end by an error of their own.
 //
 // Every line that a rank of LOG_RANK (default: rank 0) writes to its stdout comes out here with `[rank] ` before it; lines of
 // stderr come from all ranks. Stdin of the ranks is empty. SIGINT, SIGTERM and SIGHUP are forwarded once; a second one kills.

@@ -2,6 +2,7 @@
 #include "tessera/base/error.h"
 #include "tessera/comm/errors.h"
 #include "tessera/python/bind.h"
+#include "tessera/python/interrupts.h"
 
 namespace tessera::python {
 namespace {
@@ -28,6 +29,9 @@ PyObject* type_of(const std::exception& error) {
 void translate(std::exception_ptr error) {
   try {
     std::rethrow_exception(error);
+  } catch (const base::CommError& of_others) {
+    drop_interrupt();
+    PyErr_SetString(type_of(of_others), base::message_of(of_others).c_str());
   } catch (const c10::Error& of_torch) {
     PyErr_SetString(type_of(of_torch), base::message_of(of_torch).c_str());
   }

@@ -1,20 +1,90 @@
 #include "tessera/python/interrupts.h"
 
+#include <atomic>
 #include <chrono>
+#include <csignal>
 #include <future>
+#include <string_view>
 #include <thread>
+
+#include <unistd.h>
 
 #include <ATen/ThreadLocalState.h>
 #include <c10/util/ScopeExit.h>
 
+#include "tessera/base/text.h"
 #include "tessera/comm/context.h"
 #include "tessera/comm/run_ranks.h"
 
 namespace tessera::python {
 namespace {
 
+using Clock = std::chrono::steady_clock;
+
 // How long a signal may wait: short for a person, long beside a step.
 constexpr auto kLook = std::chrono::milliseconds(50);
+// After how long without a look a foreign call must be holding Python's lock.
+constexpr auto kBlind = std::chrono::seconds(1);
+// Which Ctrl-C ends the process.
+constexpr int kLast = 3;
+
+// What the handler of SIGINT reads, which may take no lock.
+std::atomic<PyOS_sighandler_t> of_python;
+std::atomic<Clock::rep> looked_at;
+std::atomic<int> unseen;        // how often it came since then
+std::atomic<bool> is_last_next;
+std::atomic<pid_t> owner;       // children inherit the handler
+
+void on_interrupt(int signal) {
+  constexpr std::string_view kLine = "tessera: Ctrl-C has ended no rank: a call of one holds Python's lock; one more kills the process\n";
+  const bool is_blind = Clock::now().time_since_epoch().count() - looked_at > Clock::duration(kBlind).count();
+  const bool is_ours = ::getpid() == owner;
+  const int count = is_ours && is_blind ? ++unseen : 0;
+  if (is_ours && (is_last_next || count == kLast)) {
+    std::signal(signal, SIG_DFL);
+    std::raise(signal);  // delivered when this returns
+    return;
+  }
+  if (count == kLast - 1) {
+    [[maybe_unused]] const auto written = ::write(STDERR_FILENO, kLine.data(), kLine.size());
+  }
+  of_python.load()(signal);
+}
+
+// Stands before Python's handler of Ctrl-C while the main thread waits for a job: the third one is to end the process even if no
+// thread gets Python's lock any more.
+class LastInterrupt {
+ public:
+  LastInterrupt() {
+    const auto handler = PyOS_getsig(SIGINT);
+    is_installed_ = handler != SIG_DFL && handler != SIG_IGN && handler != &on_interrupt;
+    look();
+    if (is_installed_) {
+      of_python = handler;
+      owner = ::getpid();
+      PyOS_setsig(SIGINT, &on_interrupt);
+    }
+  }
+  ~LastInterrupt() {
+    is_last_next = false;
+    if (is_installed_ && PyOS_getsig(SIGINT) == &on_interrupt) {
+      PyOS_setsig(SIGINT, of_python);
+    }
+  }
+  LastInterrupt(const LastInterrupt&) = delete;
+  LastInterrupt& operator=(const LastInterrupt&) = delete;
+
+  // The main thread has Python's lock, and sees for itself what came.
+  void look() const {
+    looked_at = Clock::now().time_since_epoch().count();
+    unseen = 0;
+  }
+
+  void kill_by_the_next() const { is_last_next = true; }
+
+ private:
+  bool is_installed_ = false;  // not where Ctrl-C kills or is ignored anyway, and once
+};
 
 bool is_main_thread() {
   return PyThread_get_thread_ident() == py::module_::import("threading").attr("main_thread")().attr("ident").cast<unsigned long>();
@@ -30,6 +100,12 @@ bool is_importing(py::object frame) {
 }
 
 }  // namespace
+
+void drop_interrupt() {
+  if (PyErr_CheckSignals() != 0) {
+    PyErr_Clear();
+  }
+}
 
 void Interrupts::run(const std::function<void()>& job) {
   // A rank cannot start ranks: the job says so, where it finds the caller's context.
@@ -52,9 +128,16 @@ void Interrupts::run_beside(const std::function<void()>& job) {
     const py::gil_scoped_release unlocked;
     return done.wait_for(kLook) == std::future_status::ready;
   };
+  const LastInterrupt last;
   while (!wait()) {
+    last.look();
     if (PyErr_CheckSignals() != 0) {
+      const bool is_second = raised_.has_value();
       stop_ranks();
+      if (is_second) {
+        PySys_FormatStderr("tessera: Ctrl-C has not ended %s; one more kills the process\n", where().c_str());
+        last.kill_by_the_next();
+      }
     }
     interrupt_bodies();
   }
@@ -68,7 +151,22 @@ void Interrupts::run_beside(const std::function<void()>& job) {
 void Interrupts::stop_ranks() {
   raised_.emplace();
   comm::request_stop();
-  owed_ = bodies_;
+  for (const auto& [thread, rank] : bodies_) {
+    owed_.insert(thread);
+  }
+}
+
+std::string Interrupts::where() const {
+  const py::dict frames = py::module_::import("sys").attr("_current_frames")();
+  const auto write = [&](std::ostream& out, const auto& body) {
+    const py::object frame = frames.attr("get")(body.first);
+    out << "rank " << body.second;
+    if (!frame.is_none()) {
+      const py::object code = frame.attr("f_code");
+      out << " (" << std::string(py::str("{}:{}, in {}").format(code.attr("co_filename"), frame.attr("f_lineno"), code.attr("co_name"))) << ")";
+    }
+  };
+  return bodies_.empty() ? "the job" : base::join(bodies_, ", ", write);
 }
 
 void Interrupts::interrupt_bodies() {
@@ -88,7 +186,7 @@ py::object Interrupts::run_body(const py::function& body) {
     throw py::error_already_set();
   }
   const auto thread = PyThread_get_thread_ident();
-  bodies_.insert(thread);
+  bodies_.emplace(thread, comm::RankContext::require().rank);
   const auto ended = c10::make_scope_exit([&] {
     bodies_.erase(thread);
     owed_.erase(thread);

@@ -1,4 +1,6 @@
 // Ranks as threads of this process, and this process as a rank.
+#include <exception>
+
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include "tessera/base/error.h"
@@ -16,8 +18,12 @@ namespace {
 void* unlock() { return PyGILState_Check() ? PyEval_SaveThread() : nullptr; }
 
 void lock_again(void* state) {
-  if (state) {
-    PyEval_RestoreThread(static_cast<PyThreadState*>(state));
+  if (!state) {
+    return;
+  }
+  PyEval_RestoreThread(static_cast<PyThreadState*>(state));
+  if (std::uncaught_exceptions() > 0) {
+    drop_interrupt();
   }
 }
 

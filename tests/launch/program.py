@@ -33,6 +33,18 @@ def environment(**more):
     return {**own, "OMP_NUM_THREADS": "1", **more}
 
 
+def processes_with(text):
+    """Ids of the processes whose command line has `text`, without those that have ended."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*"):
+        try:
+            if text.encode() in (path / "cmdline").read_bytes():
+                found.append(int(path.name))
+        except OSError:
+            pass
+    return found
+
+
 class ProgramTest(unittest.TestCase):
     train = ""  # further fields of [train]
 

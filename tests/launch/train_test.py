@@ -16,21 +16,9 @@ import time
 import unittest
 from pathlib import Path
 
-from program import PROGRAM, ProgramTest, environment
+from program import PROGRAM, ProgramTest, environment, processes_with
 
 TORCHRUN = Path(sys.executable).parent / "torchrun"
-
-
-def processes_with(text):
-    """Ids of the processes whose command line has `text`, without those that have ended."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*"):
-        try:
-            if text.encode() in (path / "cmdline").read_bytes():
-                found.append(int(path.name))
-        except OSError:
-            pass
-    return found
 
 
 class Train(ProgramTest):

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Ctrl-C ends ranks that are threads: in Python, in operators, in a collective; and a process can run ranks again afterwards.
+"""Ctrl-C ends ranks that are threads: in Python, in operators, in a collective; and a process can run ranks again afterwards. Where a
+foreign call does not return, the third one ends the process.
 
 Usage: interrupt_test.py [unittest's arguments]
 """
@@ -22,7 +23,7 @@ SOON = 20.0
 STARTED = 120.0
 
 PROGRAM = """
-import time, signal, sys
+import ctypes, time, signal, sys
 import tessera, torch
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs begin with it ignored
@@ -64,6 +65,16 @@ def goes_on_once():
         loop()
     except KeyboardInterrupt:
         sleeps()
+
+def is_deaf():
+    begun()
+    if tessera.rank() == 1:
+        time.sleep(1e6)
+    loop()
+
+def keeps_the_lock():
+    begun()
+    loop() if tessera.rank() == 0 else ctypes.PyDLL(None).sleep(1000000)
 
 """
 
@@ -122,6 +133,40 @@ class InterruptTest(unittest.TestCase):
         time.sleep(0.3)
         self.assertIsNone(child.poll())
         self.assertEqual(self.interrupt(child)[2], -signal.SIGINT)
+
+    def test_the_third_one_kills_where_a_call_does_not_return(self):
+        for body, line in (("is_deaf", r"tessera: Ctrl-C has not ended rank 1 \(<string>:\d+, in is_deaf\); one more kills the process\n"),
+                           ("keeps_the_lock", r"tessera: Ctrl-C has ended no rank: a call of one holds Python's lock; one more kills the process\n")):
+            with self.subTest(body=body):
+                child = start(f"tessera.run_ranks({body}, 2)")
+                time.sleep(1.5)  # until the lock must be kept
+                child.send_signal(signal.SIGINT)
+                time.sleep(0.5)
+                self.assertIsNone(child.poll())
+                child.send_signal(signal.SIGINT)
+                self.assertRegex(child.stderr.readline(), line)
+                time.sleep(0.3)
+                self.assertIsNone(child.poll())
+                self.assertEqual(self.interrupt(child), ("", "", -signal.SIGINT))
+
+    def test_a_third_one_after_the_ranks_have_ended_kills_nothing(self):
+        child = start("""
+            try:
+                tessera.run_ranks(goes_on_once, 2)
+            except KeyboardInterrupt:
+                pass
+            try:
+                print("begun", flush=True)
+                loop()
+            except KeyboardInterrupt:
+                print(tessera.run_ranks(lambda: x().sum().item(), 2))
+        """)
+        for _ in range(2):
+            child.send_signal(signal.SIGINT)
+            self.assertEqual(child.stdout.readline(), "begun\n")
+            time.sleep(0.3)
+        output, error, status = self.interrupt(child)
+        self.assertEqual((output, status), ("4096.0\n", 0), error)
 
     def test_what_another_handler_raises_is_raised(self):
         child = start("""
