@@ -46,15 +46,16 @@ def parallelize(model: Model, plan: _C.Plan | _C.Mesh | str, optimizer: torch.op
     A mesh, or text such as "dp=2,tp=2", stands for generate_plan(model, mesh=mesh).
     Tied parameters and an optimizer built before or after stay valid; give one that has taken steps, so that its state is
     placed too. From now on the model's forward cuts the tensors it is given over the plan's batch axes; every rank passes the
-    whole batch. A step is `accumulate` forward passes with gradients. Collective over the plan's mesh.
+    whole batch, which calls 1, 2, 4, 8, ... of the model compare over the ranks. A step is `accumulate` forward passes with
+    gradients. Collective over the plan's mesh.
     """
     ensure_rank()
-    passes = _C.place(model, plan if isinstance(plan, _C.Plan) else generate_plan(model, mesh=plan))
+    passes = _C.place(model, plan if isinstance(plan, _C.Plan) else generate_plan(model, mesh=plan), accumulate)
     for parameter, state in (optimizer.state.items() if optimizer else ()):
         for value in state.values():
             if isinstance(value, torch.Tensor):
                 _C.place_state(value, parameter)
-    _Forward(passes, accumulate).watch(model)
+    _Forward(passes).watch(model)
     return model
 
 
@@ -79,31 +80,29 @@ def load(path: str | os.PathLike[str], model: torch.nn.Module) -> None:
 class _Forward:
     """Stands around the root module's forward."""
 
-    def __init__(self, passes, accumulate):
-        self.passes, self.accumulate, self.count = passes, accumulate, 0
+    def __init__(self, passes):
+        self.passes = passes
 
     def watch(self, model):
         model.register_forward_pre_hook(self.begin, with_kwargs=True)
         model.register_forward_hook(self.end, always_call=True)
 
     def begin(self, module, args, kwargs):
-        tensors = list(_tensors_in((args, kwargs)))
-        step, index = divmod(self.count, self.accumulate)
-        self.count += torch.is_grad_enabled()
-        placed = iter(self.passes.begin(tensors, step, index, self.accumulate))
-        return _with_tensors((args, kwargs), placed)
+        given = {**{f"argument {i}": value for i, value in enumerate(args)}, **kwargs}
+        tensors = [found for name, value in given.items() for found in _tensors_in(value, name)]
+        return _with_tensors((args, kwargs), iter(self.passes.begin(tensors)))
 
     def end(self, module, args, output):
         self.passes.end()
 
 
-def _tensors_in(value):
-    """The tensors in tuples, lists and dicts, in order. Other objects (a key/value cache) are left alone."""
+def _tensors_in(value, name):
+    """The tensors in tuples, lists and dicts, in order, with their names. Other objects (a key/value cache) are left alone."""
     if isinstance(value, torch.Tensor):
-        yield value
+        yield name, value
     elif type(value) in (tuple, list, dict):
-        for item in value.values() if type(value) is dict else value:
-            yield from _tensors_in(item)
+        for key, item in value.items() if type(value) is dict else enumerate(value):
+            yield from _tensors_in(item, f"{name}[{key!r}]")
 
 
 def _with_tensors(value, placed):

@@ -18,7 +18,7 @@ def run_ranks(body: Callable[[], T], ranks: int, *, deadline: float = 60.0) -> T
 
     A rank that waits `deadline` seconds for the others throws. When one raises, the others are woken, and its exception is
     raised here, with its traceback and a note that says which rank it was. Ctrl-C raises KeyboardInterrupt on every rank, and
-    here once all have ended: a rank that sleeps wakes up first.
+    here once all have ended: a rank that sleeps wakes up first. The second Ctrl-C says where they are, the third kills the process.
     """
 
     def of_rank() -> T:

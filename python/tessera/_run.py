@@ -15,6 +15,16 @@ def manual_seed(seed: int) -> None:
     _C.manual_seed(seed)
 
 
+def set_generator(kind: str) -> None:
+    """Chooses where this rank's random numbers come from; every rank must choose the same.
+
+    "counter", the default: a value depends on its place in the program, whatever the layout. "stock": the numbers of plain libtorch,
+    after the same torch.manual_seed and the same draws, at the price of walking the whole stream on every rank.
+    """
+    ensure_rank()
+    _C.set_generator(kind)
+
+
 @contextlib.contextmanager
 def _mode(name: str) -> Iterator[None]:
     ensure_rank()

@@ -247,6 +247,8 @@ at::Tensor call_to_plain(const at::Tensor& tensor, bool whole) {
   return op.call(tensor, whole);
 }
 
+at::Tensor call_from_plain(const at::Tensor& part, const Spec& layout) { return call_from_plain(part, c10::make_intrusive<Layout>(layout)); }
+
 TORCH_LIBRARY_FRAGMENT(tessera, m) {
   m.class_<Layout>("Layout");
   m.def("redistribute(Tensor tensor, __torch__.torch.classes.tessera.Layout to) -> Tensor");

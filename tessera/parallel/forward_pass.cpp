@@ -1,7 +1,12 @@
 #include "tessera/parallel/forward_pass.h"
 
+#include <algorithm>
+#include <utility>
+
 #include "tessera/base/error.h"
+#include "tessera/base/hints.h"
 #include "tessera/dtensor/dtensor.h"
+#include "tessera/dtensor/layout_ops.h"
 #include "tessera/parallel/rows.h"
 
 namespace tessera::parallel {
@@ -13,19 +18,51 @@ using layout::Placements;
 
 }  // namespace
 
-std::vector<at::Tensor> ForwardPasses::begin(const std::vector<at::Tensor>& batch, const PassPlace& place) {
+ForwardPasses::ForwardPasses(Plan plan, int64_t micro_batches) : plan_(std::move(plan)), micro_batches_(micro_batches) {
+  TESSERA_CHECK(micro_batches >= 1, "[forward] a step of ", micro_batches, " micro-batches; accepted: at least 1");
+}
+
+ForwardPasses ForwardPasses::of_copy() const {
+  ForwardPasses copy = *this;
+  copy.is_open_ = copy.checks_operands_ = false;
+  return copy;
+}
+
+void ForwardPasses::check(const std::vector<dtensor::NamedValue>& batch) {
   RankState& state = RankState::require();
-  TESSERA_CHECK(place.index >= 0 && place.index < place.micro_batches, "[forward] micro-batch ", place.index, " of ", place.micro_batches);
+  if (std::exchange(checks_operands_, false)) state.check_plain = false;
+  if (!calls_.next()) return;
+  Placements rows(static_cast<size_t>(plan_.mesh.ndim()));
+  for (const auto& axis : plan_.batch_axes) rows[static_cast<size_t>(plan_.mesh.axis_index(axis))] = layout::Shard(0);
+  const auto mesh = c10::str(base::in_language("layout::Mesh::parse(\"", "tessera.Mesh('"), plan_.mesh.str(), base::in_language("\")", "')"));
+  verify_same_batch(batch, plan_, "forward", base::in_library(c10::str("from_local(part, ", mesh, ", \"", layout::str(plan_.mesh, rows), "\")")));
+  checks_operands_ = !std::exchange(state.check_plain, true);
+}
+
+ForwardPasses::Samples ForwardPasses::next_pass(int64_t samples) {
+  dtensor::Sites& sites = RankState::require().sites;
+  sites.step = static_cast<uint64_t>(passes_ / micro_batches_);
+  if (!at::GradMode::is_enabled()) {
+    sites.evaluation = static_cast<uint64_t>(++evaluations_);
+    return {samples, samples, 0};
+  }
+  sites.evaluation = static_cast<uint64_t>(evaluations_ = 0);
+  const int64_t index = passes_++ % micro_batches_;
+  return {samples, samples * micro_batches_, samples * index};
+}
+
+std::vector<at::Tensor> ForwardPasses::begin(const std::vector<dtensor::NamedValue>& batch) {
+  RankState& state = RankState::require();
   end();
+  check(batch);
   state.gathered.clear();
   state.gathered.budget = plan_.keep_gathered_bytes;
-  const auto first = std::find_if(batch.begin(), batch.end(), [](const at::Tensor& tensor) { return tensor.dim() > 0; });
-  const int64_t samples = first == batch.end() ? 0 : first->size(0);
+  const auto first = std::find_if(batch.begin(), batch.end(), [](const auto& value) { return value.tensor.dim() > 0; });
+  const Samples samples = next_pass(first == batch.end() ? 0 : first->tensor.size(0));
   std::vector<at::Tensor> result;
-  for (const at::Tensor& tensor : batch) {
-    result.push_back(distribute(tensor, samples, place));
+  for (const auto& value : batch) {
+    result.push_back(distribute(value.tensor, samples));
   }
-  state.sites.step = static_cast<uint64_t>(place.step);
   state.sites.begin_pass();
   state.backward_region = plan_.mesh;
   region_before_ = std::exchange(state.region, plan_.mesh);
@@ -40,22 +77,28 @@ void ForwardPasses::end() {
   }
 }
 
-at::Tensor ForwardPasses::distribute(const at::Tensor& tensor, int64_t samples, const PassPlace& place) const {
-  if (!tensor.defined() || dtensor::is_dtensor(tensor)) {
+at::Tensor ForwardPasses::distribute(const at::Tensor& tensor, const Samples& samples) const {
+  if (!tensor.defined() || dtensor::is_dtensor(dtensor::unwrapped(tensor))) {
     return tensor;
   }
   Placements placements(static_cast<size_t>(plan_.mesh.ndim()));
-  if (tensor.dim() == 0 || tensor.size(0) != samples) {
-    return dtensor::distribute(tensor, plan_.mesh, placements);
+  if (tensor.dim() == 0 || tensor.size(0) != samples.count) {
+    return placed(tensor, placements, {});
   }
-  const int64_t total = samples * place.micro_batches;
-  const int64_t unit = sample_unit(total);
+  const int64_t unit = sample_unit(samples.total);
   for (const auto& axis : plan_.batch_axes) {
     placements[static_cast<size_t>(plan_.mesh.axis_index(axis))] = layout::Shard(0, {.unit = unit});
   }
-  at::Tensor result = dtensor::distribute(tensor, plan_.mesh, placements, batch_labels(tensor, samples, total, tensor.dim() == 2));
-  dtensor::meta_of(result)->origin = Origin::make({{0, place.index * samples}});
+  at::Tensor result = placed(tensor, placements, batch_labels(tensor, samples.count, samples.total, tensor.dim() == 2));
+  dtensor::meta_of(dtensor::unwrapped(result))->origin = Origin::make({{0, samples.first}});
   return result;
+}
+
+at::Tensor ForwardPasses::placed(const at::Tensor& tensor, const Placements& placements, const layout::Labels& labels) const {
+  const bool has_gradient = at::GradMode::is_enabled() && tensor.requires_grad();
+  if (!has_gradient && dtensor::unwrapped(tensor).is_same(tensor)) return dtensor::distribute(tensor, plan_.mesh, placements, labels);
+  const auto whole = layout::Spec::contiguous(plan_.mesh, Placements(placements.size()), tensor.sizes(), tensor.scalar_type(), labels);
+  return dtensor::call_redistribute(dtensor::call_from_plain(tensor, whole), whole.with(placements));
 }
 
 }  // namespace tessera::parallel

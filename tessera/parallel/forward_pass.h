@@ -5,40 +5,58 @@
 #include <optional>
 #include <vector>
 
-#include <ATen/core/Tensor.h>
-
 #include "tessera/parallel/plan.h"
+#include "tessera/parallel/same_batch.h"
 
 namespace tessera::parallel {
-
-// Which pass of a training step is run: the step that random numbers belong to, and which of its equal micro-batches.
-struct PassPlace {
-  int64_t step = 0;
-  int64_t index = 0;
-  int64_t micro_batches = 1;
-};
 
 // The forward passes of a placed model that the program runs itself (`loss = model(batch); loss.backward()`), one after the
 // other on one rank. `begin` and `end` stand around each: between them factories give DTensors on the plan's mesh, and what is
 // gathered until the next `begin` is shared within the plan's budget.
+//
+// Random numbers belong to a pass: those with gradients are the equal micro-batches of one training step after the other, those
+// without (an evaluation, a token of generated text) are counted since the last one with, and draw numbers of their own.
 class ForwardPasses {
  public:
-  explicit ForwardPasses(Plan plan) : plan_(std::move(plan)) {}
+  // A step has `micro_batches` passes with gradients.
+  explicit ForwardPasses(Plan plan, int64_t micro_batches = 1);
 
   // Starts a pass: its batch is cut over the plan's batch axes. `batch` are plain tensors, the same on every rank, and DTensors,
   // which stay as they are. Those whose dim 0 is as long as the first one's are samples (dim 0 is labelled batch and, of two
-  // dims, the second sequence); the others are replicated.
-  std::vector<at::Tensor> begin(const std::vector<at::Tensor>& batch, const PassPlace& place);
+  // dims, the second sequence); the others are replicated. In passes 1, 2, 4, 8, ... ranks compare what they were given and, until
+  // the next begins, the plain operands of every operator (a loss's targets): throws if they differ.
+  std::vector<at::Tensor> begin(const std::vector<dtensor::NamedValue>& batch);
 
   // Ends it; called too when the forward threw.
   void end();
 
+  // Those of a copy of the model: they are counted on from here, and none is open.
+  ForwardPasses of_copy() const;
+
   const Plan& plan() const { return plan_; }
 
  private:
-  at::Tensor distribute(const at::Tensor& tensor, int64_t samples, const PassPlace& place) const;
+  // The samples that a pass has, of how many in its step, and which is the first.
+  struct Samples {
+    int64_t count = 0, total = 0, first = 0;
+  };
+
+  // Counts the pass, for the rank's random numbers.
+  Samples next_pass(int64_t samples);
+
+  at::Tensor distribute(const at::Tensor& tensor, const Samples& samples) const;
+
+  // The plain tensor on the plan's mesh, in one step of the graph where it has a gradient.
+  at::Tensor placed(const at::Tensor& tensor, const layout::Placements& placements, const layout::Labels& labels) const;
+
+  void check(const std::vector<dtensor::NamedValue>& batch);
 
   Plan plan_;
+  int64_t micro_batches_;
+  int64_t passes_ = 0;       // with gradients, so far
+  int64_t evaluations_ = 0;  // without, since the last one with
+  CheckedCalls calls_;
+  bool checks_operands_ = false;
   bool is_open_ = false;
   std::optional<layout::Mesh> region_before_;
 };

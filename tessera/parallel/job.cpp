@@ -11,6 +11,7 @@
 #include "tessera/dtensor/node.h"
 #include "tessera/dtensor/pending.h"
 #include "tessera/parallel/rows.h"
+#include "tessera/parallel/same_batch.h"
 
 namespace tessera::parallel {
 
@@ -89,6 +90,7 @@ struct Job::State {
   Loss loss;
   JobOptions options;
   int64_t step = 0;
+  CheckedCalls calls;
   std::map<std::pair<int64_t, int64_t>, Rows> rows;  // by the number of samples and their unit
 
   std::vector<at::Tensor> parameters() const {
@@ -199,6 +201,11 @@ at::Tensor Job::run(const std::vector<at::Tensor>& batch) {
   for (const at::Tensor& tensor : batch) {
     TESSERA_CHECK(tensor.dim() >= 1 && tensor.size(0) == samples, "[job] the batch's tensors disagree on the number of samples: ", samples, " and ",
                   tensor.sizes());
+  }
+  if (state_->calls.next()) {
+    std::vector<dtensor::NamedValue> values;
+    for (const at::Tensor& tensor : batch) values.push_back({c10::str("tensor ", values.size()), tensor});
+    verify_same_batch(values, state_->plan, "job", "job.run_rows(samples, read)");
   }
   return run_rows(samples, [&](int64_t begin, int64_t end) {
     std::vector<at::Tensor> rows;

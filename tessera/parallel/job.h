@@ -27,7 +27,8 @@ struct JobOptions {
 // of every micro-batch and returns the mean loss over the step's samples: a replicated DTensor scalar whose `backward()`
 // scales the gradients and deposits them into the parameters' `.grad`, reduced once; hooks of parameters run then, once.
 // Under NoGradGuard it only computes the loss.
-// The model's loss must be a mean over its samples. Collective over the mesh.
+// The model's loss must be a mean over its samples. In calls 1, 2, 4, 8, ... ranks compare their batches: throws if they differ.
+// Collective over the mesh.
 class Job {
  public:
   // The loss of one micro-batch, from its tensors (DTensors).

@@ -13,6 +13,7 @@ namespace {
 
 using parallel::ForwardPasses;
 using parallel::Plan;
+using Named = std::vector<std::pair<std::string, at::Tensor>>;
 
 Plan generate_plan(const py::object& model, std::optional<int64_t> devices, const std::optional<layout::Mesh>& mesh, bool sequence_parallel, int64_t heads,
                    int64_t kv_heads, const std::string& lattice) {
@@ -29,16 +30,24 @@ Plan generate_plan(const py::object& model, std::optional<int64_t> devices, cons
   return parallel::generate_plan(describe(model), options);
 }
 
-ForwardPasses place(const py::object& model, const Plan& plan) {
+ForwardPasses place(const py::object& model, const Plan& plan, int64_t micro_batches) {
+  ForwardPasses passes(plan, micro_batches);
   auto tensors = parallel::tensors_of(describe(model));
   const py::gil_scoped_release unlocked;
   parallel::place_tensors(tensors, plan);
   tensors.clear();
-  return ForwardPasses(plan);
+  return passes;
 }
 
-// A copied model's own: passes of the two may be nested.
-ForwardPasses copy(const ForwardPasses& passes, const py::args&) { return ForwardPasses(passes.plan()); }
+ForwardPasses copy(const ForwardPasses& passes, const py::args&) { return passes.of_copy(); }
+
+std::vector<at::Tensor> begin(ForwardPasses& passes, const Named& batch) {
+  std::vector<dtensor::NamedValue> values;
+  for (const auto& [name, tensor] : batch) {
+    values.push_back({name, tensor});
+  }
+  return passes.begin(values);
+}
 
 // Recorded between `__enter__` and `__exit__`.
 class Deferred {
@@ -49,8 +58,6 @@ class Deferred {
  private:
   std::optional<parallel::DeferredScope> scope_;
 };
-
-using Named = std::vector<std::pair<std::string, at::Tensor>>;
 
 void save(const std::string& path, const Named& tensors) {
   std::vector<checkpoint::NamedTensor> all;
@@ -85,9 +92,7 @@ void bind_models(py::module_& module) {
   module.def("is_deferred", &parallel::is_deferred, "Whether the tensor, made by `deferred`, has no values yet.");
 
   py::class_<ForwardPasses>(module, "ForwardPasses")
-      .def("begin", [](ForwardPasses& passes, const std::vector<at::Tensor>& batch, int64_t step, int64_t index, int64_t micro_batches) {
-             return passes.begin(batch, {step, index, micro_batches});
-           }, Unlocked())
+      .def("begin", &begin, Unlocked())
       .def("end", &ForwardPasses::end)
       .def("__copy__", &copy)
       .def("__deepcopy__", &copy)

@@ -1,4 +1,6 @@
 // DTensors: made, moved, read and shown.
+#include <ATen/functorch/BatchedTensorImpl.h>
+#include <ATen/functorch/TensorWrapper.h>
 #include <torch/csrc/autograd/python_variable.h>
 
 #include "tessera/base/error.h"
@@ -34,10 +36,31 @@ at::Tensor redistribute(const at::Tensor& tensor, const py::object& mesh, const 
   return dtensor::redistribute(tensor, to, where);
 }
 
-// A tensor that is no DTensor lacks these attributes, as hasattr says.
-const layout::Spec& spec_for(const at::Tensor& tensor, const char* attribute) {
+void set_generator(const std::string& kind) {
+  TESSERA_CHECK(kind == "counter" || kind == "stock", "[set_generator] \"", kind, "\"; accepted: \"counter\" and \"stock\"");
+  dtensor::set_generator(kind == "stock" ? dtensor::GeneratorKind::kStock : dtensor::GeneratorKind::kCounter);
+}
+
+// A tensor that is no DTensor lacks these attributes, as hasattr says. Inside the derivatives of torch.func a tensor stands for one of
+// the same dims, which answers; inside vmap for one that has a dim more.
+layout::Spec spec_for(at::Tensor tensor, const char* attribute) {
+  bool is_mapped = false;
+  while (true) {
+    if (const auto* wrapper = at::functorch::maybeGetTensorWrapper(tensor)) {
+      tensor = at::Tensor(wrapper->value());
+    } else if (const auto* samples = at::functorch::maybeGetBatchedImpl(tensor)) {
+      tensor = at::Tensor(samples->value());
+      is_mapped = true;
+    } else {
+      break;
+    }
+  }
   if (!is_dtensor(tensor)) {
     throw py::attribute_error(std::string("a plain tensor has no `") + attribute + "`: it is no tessera.DTensor");
+  }
+  if (is_mapped) {
+    throw py::attribute_error(std::string("inside torch.func.vmap a tensor has no `") + attribute + "`: it is one sample of a DTensor (" +
+                              dtensor::spec_of(tensor).str() + ") whose dims count the mapped one too; ask outside of vmap");
   }
   return dtensor::spec_of(tensor);
 }
@@ -77,6 +100,7 @@ void bind_tensors(py::module_& module) {
   module.def("device_mesh", [](const at::Tensor& tensor) { return spec_for(tensor, "device_mesh")->mesh; });
   module.def("layout", [](const at::Tensor& tensor) { return spec_for(tensor, "layout").str(); });
   module.def("manual_seed", [](uint64_t seed) { dtensor::manual_seed(seed); });
+  module.def("set_generator", &set_generator);
   module.def("initial_seed", [] { return dtensor::RankState::require().sites.seed; });
   module.def("set_numerics", &set_numerics);
   module.def("set_mode", &set_mode);
