@@ -23,7 +23,10 @@ class Programs(ProgramTest):
         return self.run_command(PROGRAM, "launch", "-n", ranks, *options, "--", *words, code=code, **more)
 
     def python(self, *words, **more):
-        return self.launch(sys.executable, SCRIPT, *words, **more)
+        return self.launch(sys.executable, SCRIPT, *words, self.folder, **more)
+
+    def check_none_is_left(self):
+        self.assertEqual(processes_with(str(self.folder)), [])
 
     def script(self, text, mode=0o755):
         path = self.folder / "script"
@@ -52,12 +55,12 @@ class Programs(ProgramTest):
     def test_the_code_is_that_of_the_first(self):
         done = self.python("exit", ranks=3, code=7)
         self.assertRegex(done.stderr, r"\[0\] .*when rank 1 failed: its process \(pid \d+ ")
-        self.assertEqual(processes_with(str(SCRIPT)), [])
+        self.check_none_is_left()
 
     def test_control_c_ends_python(self):
         for number, code in ((signal.SIGINT, 130), (signal.SIGTERM, 143)):
             with self.subTest(signal=number):
-                words = [PROGRAM, "launch", "-n", "3", "--", sys.executable, SCRIPT, "wait"]
+                words = [PROGRAM, "launch", "-n", "3", "--", sys.executable, SCRIPT, "wait", self.folder]
                 running = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment(LOG_RANK="1"))
                 self.addCleanup(running.kill)
                 self.assertEqual(running.stdout.readline(), "[1] rank 1 of 3 of process 1\n")  # as soon as it is written
@@ -70,7 +73,7 @@ class Programs(ProgramTest):
                     self.assertIn("[1] KeyboardInterrupt\n", errors)
                     for other in (0, 2):  # on a busy machine it may not wait for rank 1 yet
                         self.assertRegex(errors, rf"(?m)^\[{other}\] (.*rank {other} was in .* when rank [012] failed: )?KeyboardInterrupt")
-                self.assertEqual(processes_with(str(SCRIPT)), [])
+                self.check_none_is_left()
 
     def test_log_rank_and_log_dir(self):
         done = self.python(options=("--log-dir", "logs"), LOG_RANK="1")

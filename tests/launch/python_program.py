@@ -1,6 +1,6 @@
 """What programs_test.py runs on every rank: trains a small model, and rank 0 prints every bit of its losses and weights.
 
-Usage: python_program.py [with-group] [raise | exit | wait]     (what rank 1 does then)
+Usage: python_program.py [with-group] [raise | exit | wait] MARK     (what rank 1 does then; MARK is there to be found by)
 """
 
 import os
