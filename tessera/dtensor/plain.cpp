@@ -110,19 +110,15 @@ bool takes_dtensor(const Stack& stack, size_t arguments) {
 }
 
 // Whether the program says which generator to draw from. It is obeyed: each rank has its own, and the same values.
-bool names_generator(const c10::OperatorHandle& op, const Stack& stack) {
-  const auto& arguments = op.schema().arguments();
-  for (size_t i = 0; i < arguments.size(); ++i) {
-    if (arguments[i].name() == "generator") return !stack[stack.size() - arguments.size() + i].isNone();
-  }
-  return false;
+bool names_generator(const Stack& stack, size_t arguments) {
+  return named_generator(c10::ArrayRef<IValue>(stack.data() + (stack.size() - arguments), arguments)).defined();
 }
 
 // uniform_ and its kin on a plain tensor of a rank.
 void random_plain(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* stack) {
   RankState* state = RankState::current();
   const size_t n = op.schema().arguments().size();
-  if (!state || takes_dtensor(*stack, n) || (!state->sites.stock && names_generator(op, *stack))) {
+  if (!state || takes_dtensor(*stack, n) || (!state->sites.stock && names_generator(*stack, n))) {
     // Below this key a DTensor finds its own kernel; a plain tensor outside of a rank, libtorch's.
     return call_plain(op, stack);
   }
@@ -141,7 +137,7 @@ void random_plain(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* sta
 void bernoulli_plain(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* stack) {
   RankState* state = RankState::current();
   const size_t n = op.schema().arguments().size();
-  if (!state || takes_dtensor(*stack, n) || (!state->sites.stock && names_generator(op, *stack))) return call_plain(op, stack);
+  if (!state || takes_dtensor(*stack, n) || (!state->sites.stock && names_generator(*stack, n))) return call_plain(op, stack);
   if (state->sites.stock) return call_with_stock(*state, op, *stack);
   const c10::ArrayRef<IValue> args(stack->data() + (stack->size() - n), n);
   at::Tensor self = args[0].toTensor();
@@ -174,7 +170,7 @@ void random_factory(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* s
     call_with_stock(*state, op, *stack);
     return place_made(*state, op, stack);
   }
-  if (names_generator(op, *stack)) {
+  if (names_generator(*stack, op.schema().arguments().size())) {
     call_plain(op, stack);
     return place_made(*state, op, stack);
   }
@@ -218,7 +214,7 @@ void random_by_values(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack*
   RankState* state = RankState::current();
   const auto& arguments = op.schema().arguments();
   const size_t n = arguments.size();
-  if (!state || takes_dtensor(*stack, n) || (!state->sites.stock && names_generator(op, *stack))) return call_plain(op, stack);
+  if (!state || takes_dtensor(*stack, n) || (!state->sites.stock && names_generator(*stack, n))) return call_plain(op, stack);
   if (state->sites.stock) return call_with_stock(*state, op, *stack);
   const size_t begin = stack->size() - n;
   if (const CounterDraw draw = find_counter_draw(schema_name(op))) {

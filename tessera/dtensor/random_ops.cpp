@@ -80,7 +80,7 @@ void fill_by_counter(RankState& state, at::Tensor& local, const Spec& spec, cons
     TESSERA_CHECK(runs[*dim].size() == 1, "[random] a tensor of ", spec.str(), " whose samples are interleaved; accepted: plain cuts of them");
     fill_rows(dense, *spec, runs, *dim, origin, stream, distribution);
   } else {
-    TESSERA_CHECK(!origin || (origin->pieces.size() == 1 && origin->pieces.front().sample == 0), "[random] a tensor of ", spec.str(),
+    TESSERA_CHECK(starts_at_first_sample(origin), "[random] a tensor of ", spec.str(),
                   " has lost its batch label, so its random numbers would depend on the micro-batches. Draw them for a tensor whose "
                   "samples are one dim.");
     fill_piece(dense, *spec, runs, -1, 1, 0, stream, distribution);
@@ -89,6 +89,8 @@ void fill_by_counter(RankState& state, at::Tensor& local, const Spec& spec, cons
 }
 
 }  // namespace
+
+bool starts_at_first_sample(const Origin* origin) { return !origin || (origin->pieces.size() == 1 && origin->pieces.front().sample == 0); }
 
 void fill_local(RankState& state, at::Tensor& local, const Spec& spec, const Origin* origin, Draw draw) {
   LocalScope scope;

@@ -22,6 +22,9 @@ struct Draw {
 // Nothing for operators that are not plain fills, or that the rank's generator does not draw.
 std::optional<Draw> draw_of(RankState& state, const std::string& op, c10::ArrayRef<c10::IValue> args, c10::ScalarType dtype);
 
+// Whether the samples that these rows are of are numbered as the rows.
+bool starts_at_first_sample(const Origin* origin);
+
 // Fills this rank's part of a tensor. `counter`: rows that carry a batch label draw by sample of the step (`origin`).
 // `stock`: the part of what one device draws for the whole tensor.
 void fill_local(RankState& state, at::Tensor& local, const Spec& spec, const Origin* origin, Draw draw);

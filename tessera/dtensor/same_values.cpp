@@ -1,14 +1,13 @@
 #include "tessera/dtensor/same_values.h"
 
 #include <algorithm>
-#include <cstring>
 #include <string_view>
 
 #include <ATen/core/LegacyTypeDispatch.h>
-#include <ATen/ops/empty.h>
 
 #include "tessera/base/hash.h"
 #include "tessera/base/text.h"
+#include "tessera/comm/gather_texts.h"
 #include "tessera/comm/packing.h"
 #include "tessera/dtensor/dispatch.h"
 #include "tessera/dtensor/meta.h"
@@ -71,22 +70,6 @@ AllSaid unpack(std::string_view message) {
   return all;
 }
 
-// What every rank sends, by position; rank i sends sizes[i] bytes.
-std::vector<std::string> gather(comm::Communicator& ranks, const std::string& mine, const std::vector<int64_t>& sizes) {
-  const auto bytes = at::TensorOptions(at::kByte);
-  at::Tensor input = at::empty({static_cast<int64_t>(mine.size())}, bytes);
-  std::memcpy(input.mutable_data_ptr(), mine.data(), mine.size());
-  std::vector<at::Tensor> outputs;
-  for (const int64_t size : sizes) {
-    // In an imagined job, where nothing comes, the others say what this rank does.
-    outputs.push_back(size == input.numel() ? input.clone() : at::empty({size}, bytes));
-  }
-  ranks.all_gather(outputs, input)->wait();
-  std::vector<std::string> all;
-  for (const at::Tensor& output : outputs) all.emplace_back(static_cast<const char*>(output.const_data_ptr()), output.nbytes());
-  return all;
-}
-
 // Of one value, by position: `labels is Long[4, 12] on rank 0, other values on ranks 1, 3`; empty if all ranks have the same.
 std::string described(const std::vector<const Said*>& said, const std::vector<int64_t>& ranks) {
   std::vector<std::pair<std::string, std::vector<int64_t>>> groups;
@@ -128,13 +111,13 @@ std::string difference_between_ranks(RankState& state, const layout::Mesh& mesh,
   AllSaid own;
   for (const NamedValue& value : values) own.push_back(said_of(value));
   const std::string message = pack(own), summary = comm::Packer().number(hash_of(own)).number(message.size()).take();
-  const auto summaries = gather(ranks, summary, std::vector<int64_t>(ranks.ranks().size(), static_cast<int64_t>(summary.size())));
+  const auto summaries = comm::gather_texts(ranks, summary, std::vector<int64_t>(ranks.ranks().size(), static_cast<int64_t>(summary.size())));
   if (std::all_of(summaries.begin(), summaries.end(), [&](const auto& each) { return each == summary; })) return {};
 
   std::vector<int64_t> sizes;
   for (const auto& each : summaries) sizes.push_back(static_cast<int64_t>(comm::Unpacker(std::string_view(each).substr(sizeof(uint64_t))).number()));
   std::vector<AllSaid> all;
-  for (const auto& each : gather(ranks, message, sizes)) all.push_back(unpack(each));
+  for (const auto& each : comm::gather_texts(ranks, message, sizes)) all.push_back(unpack(each));
   return described(all, ranks.ranks());
 }
 

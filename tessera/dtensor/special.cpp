@@ -14,10 +14,10 @@
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/dtensor/inplace_views.h"
 #include "tessera/dtensor/lists.h"
-#include "tessera/dtensor/whole_ops.h"
-#include "tessera/rules/exact.h"
 #include "tessera/dtensor/random_ops.h"
 #include "tessera/dtensor/views.h"
+#include "tessera/dtensor/whole_ops.h"
+#include "tessera/rules/exact.h"
 
 namespace tessera::dtensor {
 
@@ -90,7 +90,7 @@ void whole_function(RankState& state, const OpInfo& info, Stack& stack) {
 
 // `counter`: values that belong to the samples of a micro-batch must be drawn by sample.
 void check_is_step(const OpInfo& info, const Meta& meta) {
-  TESSERA_CHECK(!meta.origin || (meta.origin->pieces.size() == 1 && meta.origin->pieces.front().sample == 0), "[", info.name, "] of ", meta.spec.str(),
+  TESSERA_CHECK(starts_at_first_sample(meta.origin), "[", info.name, "] of ", meta.spec.str(),
                 ", a micro-batch: the `counter` generator draws it for a whole batch only, so its random numbers would depend on the micro-batches. "
                 "Compute it from uniform, normal or exponential numbers, or take the step in one micro-batch.");
 }

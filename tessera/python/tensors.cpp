@@ -1,10 +1,9 @@
 // DTensors: made, moved, read and shown.
-#include <ATen/functorch/BatchedTensorImpl.h>
-#include <ATen/functorch/TensorWrapper.h>
 #include <torch/csrc/autograd/python_variable.h>
 
 #include "tessera/base/error.h"
 #include "tessera/dtensor/dtensor.h"
+#include "tessera/dtensor/layout_ops.h"
 #include "tessera/dtensor/plain.h"
 #include "tessera/dtensor/rng_state.h"
 #include "tessera/python/bind.h"
@@ -43,22 +42,12 @@ void set_generator(const std::string& kind) {
 
 // A tensor that is no DTensor lacks these attributes, as hasattr says. Inside the derivatives of torch.func a tensor stands for one of
 // the same dims, which answers; inside vmap for one that has a dim more.
-layout::Spec spec_for(at::Tensor tensor, const char* attribute) {
-  bool is_mapped = false;
-  while (true) {
-    if (const auto* wrapper = at::functorch::maybeGetTensorWrapper(tensor)) {
-      tensor = at::Tensor(wrapper->value());
-    } else if (const auto* samples = at::functorch::maybeGetBatchedImpl(tensor)) {
-      tensor = at::Tensor(samples->value());
-      is_mapped = true;
-    } else {
-      break;
-    }
-  }
+const layout::Spec& spec_for(const at::Tensor& asked, const char* attribute) {
+  const at::Tensor& tensor = dtensor::unwrapped(asked);
   if (!is_dtensor(tensor)) {
     throw py::attribute_error(std::string("a plain tensor has no `") + attribute + "`: it is no tessera.DTensor");
   }
-  if (is_mapped) {
+  if (tensor.dim() != asked.dim()) {
     throw py::attribute_error(std::string("inside torch.func.vmap a tensor has no `") + attribute + "`: it is one sample of a DTensor (" +
                               dtensor::spec_of(tensor).str() + ") whose dims count the mapped one too; ask outside of vmap");
   }

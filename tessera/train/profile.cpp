@@ -10,9 +10,9 @@
 #include "tessera/base/error.h"
 #include "tessera/base/text.h"
 #include "tessera/comm/context.h"
+#include "tessera/comm/gather_texts.h"
 #include "tessera/dtensor/state.h"
 #include "tessera/trace/spans.h"
-#include "tessera/train/gather_texts.h"
 
 namespace tessera::train {
 namespace {
@@ -170,7 +170,7 @@ void Profiler::write() const {
   auto& context = comm::RankContext::require();
   const auto zero = at::full({1}, recording_->spans().first_ns(), at::TensorOptions().dtype(at::kLong));
   context.world->all_reduce(zero, comm::ReduceOp::kMin)->wait();
-  const auto lanes = gather_texts(recording_->spans().json(context.rank, *zero.const_data_ptr<int64_t>()));
+  const auto lanes = comm::gather_texts(*context.world, recording_->spans().json(context.rank, *zero.const_data_ptr<int64_t>()));
   if (context.rank == 0) {
     std::error_code ignored;  // what is wrong shows when the file is written
     std::filesystem::create_directories(std::filesystem::path(path_).parent_path(), ignored);

@@ -10,11 +10,11 @@
 #include "tessera/base/text.h"
 #include "tessera/data/utf8.h"
 #include "tessera/comm/flight.h"
+#include "tessera/comm/gather_texts.h"
 #include "tessera/comm/run_ranks.h"
 #include "tessera/launch/environment.h"
 #include "tessera/launch/run.h"
 #include "tessera/trace/event_file.h"
-#include "tessera/train/gather_texts.h"
 #include "tessera/train/loop.h"
 #include "tessera/train/profile.h"
 #include "tessera/train/run_folder.h"
@@ -253,7 +253,7 @@ TrainResult train(const Config& given, const TrainOptions& options) {
     }
     run_loop(config, sampler, {.gather_parameters = keeps_model}, profiler ? *profiler : observer);
     if (!options.ledger.empty()) {
-      auto texts = gather_texts(comm::RankContext::require().ledger.json());
+      auto texts = comm::gather_texts(*comm::RankContext::require().world, comm::RankContext::require().ledger.json());
       if (is_heard) {
         ledgers = std::move(texts);
       }
