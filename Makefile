@@ -5,13 +5,14 @@ RUN    ?= runs/$(basename $(notdir $(CONFIG)))
 JOBS   ?= $(shell nproc)
 export TESSERA_PYTHON ?=
 
-.PHONY: help deps configure build train test test-full bench instructions oldest cuda wheel install clean
+.PHONY: help deps configure build train test test-full test-busy bench instructions oldest cuda wheel install clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make train    install what is missing, build, and train CONFIG=$(CONFIG) into RUN=$(RUN)"
 	@echo "make test     the same, then build and run every test"
 	@echo "make test-full  the whole matrices of which test runs a sample"
+	@echo "make test-busy  every test beside two processes that never rest; how long each took: $(BUILD)/test_times.md"
 	@echo "make bench    the same, then build and run the benchmarks"
 	@echo "make instructions  what a cached operator costs in instructions (callgrind)"
 	@echo "make oldest   compile everything against the oldest torch that is supported, tools/oldest.txt"
@@ -40,13 +41,17 @@ train: build
 
 test: configure
 	@cmake --build $(BUILD) -j $(JOBS)
-	@ctest --test-dir $(BUILD) -j $(JOBS) --output-on-failure --timeout 300
+	@ctest --test-dir $(BUILD) -j $(JOBS) --output-on-failure
 
 # The whole matrices of which `test` runs a sample.
 test-full: configure
 	@cmake --build $(BUILD) -j $(JOBS)
 	@TESSERA_FULL=1 $(BUILD)/bin/test_ranks_autograd
 	@$(BUILD)/bin/test_audit --full
+
+test-busy: configure
+	@cmake --build $(BUILD) -j $(JOBS)
+	@tools/test_times.py $(BUILD) --jobs $(JOBS) --table $(BUILD)/test_times.md
 
 bench: configure
 	@tools/deps bench

@@ -1,15 +1,20 @@
 # tessera_floor(NAME <floor> SOURCES ... DEPENDS <lower floors>)   one floor, as an object library tessera_<floor>
-# tessera_test(NAME <test> SOURCES ... FLOORS <floors> [LIBRARIES ...])   one GoogleTest program over some floors
+# tessera_test(NAME <test> SOURCES ... FLOORS <floors> [LIBRARIES ...] [PARTS n])   one GoogleTest program over some floors; a long one
+#   runs as n tests, <test>_1 to <test>_n, side by side
 # tessera_extension(NAME <floor> SOURCES ... DEPENDS <floors>)   the Python extension module over libtessera, and its package, in <build>/python
 # tessera_benchmark(NAME <bench> SOURCES ... [LIBRARIES ...])   one program over libtessera that prints a table
 #
 # A floor (or a test) sees only the floors it names and what those depend on.
 
-# One precompiled header for every target.
-add_library(tessera_pch OBJECT ${CMAKE_CURRENT_SOURCE_DIR}/cmake/pch.cpp)
-target_link_libraries(tessera_pch PUBLIC tessera_torch)
-target_include_directories(tessera_pch PUBLIC ${CMAKE_CURRENT_SOURCE_DIR})
-target_precompile_headers(tessera_pch PRIVATE ${CMAKE_CURRENT_SOURCE_DIR}/cmake/pch.h)
+# The precompiled header of every target but of tests that need all of libtorch: these have another, which a folder of tests chooses by
+# TESSERA_TEST_PCH. (torch/torch.h costs such a test 60 s of processor time without it, 23 with; a test that does not need it loses 8.)
+set(TESSERA_TEST_PCH tessera_pch)
+foreach(pch pch pch_torch)
+  add_library(tessera_${pch} OBJECT EXCLUDE_FROM_ALL ${CMAKE_CURRENT_SOURCE_DIR}/cmake/pch.cpp)
+  target_link_libraries(tessera_${pch} PUBLIC tessera_torch)
+  target_include_directories(tessera_${pch} PUBLIC ${CMAKE_CURRENT_SOURCE_DIR})
+  target_precompile_headers(tessera_${pch} PRIVATE ${CMAKE_CURRENT_SOURCE_DIR}/cmake/${pch}.h)
+endforeach()
 
 function(tessera_closure out)
   set(all ${ARGN})
@@ -33,7 +38,7 @@ function(tessera_floor)
 endfunction()
 
 function(tessera_test)
-  cmake_parse_arguments(T "" "NAME" "SOURCES;FLOORS;LIBRARIES" ${ARGN})
+  cmake_parse_arguments(T "" "NAME;PARTS" "SOURCES;FLOORS;LIBRARIES" ${ARGN})
   find_package(GTest REQUIRED)
   tessera_closure(closure ${T_FLOORS})
   set(objects)
@@ -45,9 +50,18 @@ function(tessera_test)
   add_executable(test_${T_NAME} ${T_SOURCES} ${objects})
   target_include_directories(test_${T_NAME} PRIVATE ${PROJECT_SOURCE_DIR})
   target_link_libraries(test_${T_NAME} PRIVATE tessera_torch GTest::gtest GTest::gtest_main ${T_LIBRARIES})
-  target_precompile_headers(test_${T_NAME} REUSE_FROM tessera_pch)
-  add_test(NAME ${T_NAME} COMMAND test_${T_NAME})
-  set_tests_properties(${T_NAME} PROPERTIES TIMEOUT 300)
+  target_precompile_headers(test_${T_NAME} REUSE_FROM ${TESSERA_TEST_PCH})
+  if(NOT T_PARTS)
+    add_test(NAME ${T_NAME} COMMAND test_${T_NAME})
+    set_tests_properties(${T_NAME} PROPERTIES TIMEOUT ${TESSERA_TEST_LIMIT})
+    return()
+  endif()
+  foreach(part RANGE 1 ${T_PARTS})
+    math(EXPR index "${part} - 1")
+    add_test(NAME ${T_NAME}_${part} COMMAND test_${T_NAME})
+    set_tests_properties(${T_NAME}_${part} PROPERTIES TIMEOUT ${TESSERA_TEST_LIMIT}
+      ENVIRONMENT "GTEST_TOTAL_SHARDS=${T_PARTS};GTEST_SHARD_INDEX=${index}")
+  endforeach()
 endfunction()
 
 function(tessera_benchmark)

@@ -1,6 +1,7 @@
 # Options of the build, all prefixed TESSERA_, and the flags every target shares.
 option(TESSERA_TESTS "Build the tests" ON)
 option(TESSERA_BENCHMARKS "Build the benchmarks" OFF)
+set(TESSERA_TEST_LIMIT 1200 CACHE STRING "Seconds after which a test is taken to hang: far above what a slow, busy machine needs")
 set(TESSERA_SANITIZE "" CACHE STRING "Sanitizers, as -fsanitize= takes them")
 if(SKBUILD)  # the Python that builds the wheel
   set(TESSERA_PYTHON ${Python_EXECUTABLE} CACHE FILEPATH "" FORCE)
