@@ -15,6 +15,7 @@ foreach(pch pch pch_torch)
   target_include_directories(tessera_${pch} PUBLIC ${CMAKE_CURRENT_SOURCE_DIR})
   target_precompile_headers(tessera_${pch} PRIVATE ${CMAKE_CURRENT_SOURCE_DIR}/cmake/${pch}.h)
 endforeach()
+target_compile_definitions(tessera_pch_torch PRIVATE GTEST_HAS_PTHREAD=1)  # as GTest's package has its users compile; else it is not used
 
 function(tessera_closure out)
   set(all ${ARGN})
