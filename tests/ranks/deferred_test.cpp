@@ -420,6 +420,35 @@ TEST(Refused, ReadingAValueInAConstructor) {
   EXPECT_NE(message.find("[deferred] the value of a tensor is read"), std::string::npos) << message;
 }
 
+// Writes to what it sees of a row, or of rows, in another form.
+struct WriterImpl : torch::nn::Module {
+  explicit WriterImpl(bool to_row) {
+    weight = register_parameter("weight", torch::ones({6, 4}));
+    torch::NoGradGuard no_grad;
+    to_row ? weight[2].view({2, 2}).zero_() : weight.narrow(0, 1, 3).t().select(0, 1).zero_();
+  }
+  at::Tensor weight;
+};
+
+TEST(Refused, WritingToAViewOfAViewAlongACutDim) {
+  for (const bool to_row : {true, false}) {
+    const auto run = [&](const std::string& text) {
+      const Mesh mesh = Mesh::parse(text);
+      return run_ranks(mesh.size(), [&] {
+        auto model = deferred([&] { return std::make_shared<WriterImpl>(to_row); });
+        Plan plan;
+        plan.mesh = mesh;
+        plan.parameters = {{"weight", cut(mesh, 0), {}, {}}};
+        place(*model, plan);
+        return values_of(*model).at("weight");
+      });
+    };
+    EXPECT_TRUE(at::equal(run("tp=1"), values_of(WriterImpl(to_row)).at("weight")));
+    const auto message = error_of([&] { run("tp=2"); });
+    EXPECT_NE(message.find("the constructor writes (aten::zero_) to a view of a view along a dim that ranks cut"), std::string::npos) << message;
+  }
+}
+
 TEST(Refused, UsingAModelBeforeItIsPlaced) {
   const auto message = error_of([] {
     run_ranks(2, [] {

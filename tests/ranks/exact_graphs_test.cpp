@@ -301,5 +301,17 @@ TEST(ExactGraphs, LookupsByIndex) {
   });
 }
 
+// A row that pads gets no gradient, whichever rank holds it.
+TEST(ExactGraphs, LookupsWithARowForPadding) {
+  check("padding", [](World& world) {
+    const at::Tensor w = world.parameter("w", {kClasses, kWidth}, layout::Shard(0, {.unit = 2}));
+    Net net(world);
+    world.each_batch([&](const Batch& batch) { net.loss_of(at::linear(at::embedding(w, batch.y, /*padding_idx=*/3), w.detach()), batch.y).backward(); });
+    world.keep("w", w.grad());
+    EXPECT_TRUE(full_tensor(w.grad())[3].eq(0).all().item<bool>());
+    EXPECT_FALSE(full_tensor(w.grad())[4].eq(0).any().item<bool>());
+  });
+}
+
 }  // namespace
 }  // namespace tessera::ranks

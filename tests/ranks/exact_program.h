@@ -3,6 +3,7 @@
 #pragma once
 
 #include <mutex>
+#include <numeric>
 
 #include <torch/torch.h>
 
@@ -61,7 +62,11 @@ class World {
   }
 
   at::Tensor parameter(const std::string& name, c10::IntArrayRef sizes, Placement on_tp = layout::Replicate()) {
-    at::Tensor result = distribute(values(sizes, static_cast<int64_t>(name.back())).to(dtype) / 3, mesh, on("tp", on_tp)).set_requires_grad(true);
+    return parameter(name, sizes, on("tp", on_tp));
+  }
+
+  at::Tensor parameter(const std::string& name, c10::IntArrayRef sizes, const Placements& placements) {
+    at::Tensor result = distribute(values(sizes, static_cast<int64_t>(name.back())).to(dtype) / 3, mesh, placements).set_requires_grad(true);
     auto& known = RankState::require().parameters;
     known.push_back({name, base::hash_string(name), {}, {}});
     dtensor::meta_of(result)->parameter = &known.back();
@@ -69,11 +74,15 @@ class World {
   }
 
   void each_batch(const std::function<void(const Batch&)>& body) {
-    int64_t begin = 0;
-    for (size_t i = 0; i < cell_.cuts.size(); begin += cell_.cuts[i++]) {
-      if (numerics_ == Numerics::kExact && begins_passes) RankState::require().sites.begin_pass();
-      body(batch(static_cast<int64_t>(i), begin, cell_.cuts[i]));
-    }
+    for (size_t i = 0; i < cell_.cuts.size(); ++i) run_batch(i, body);
+  }
+
+  // The same in another order: that in which `permuted` puts the numbers of the micro-batches.
+  void each_batch(const std::function<void(std::vector<size_t>&)>& permuted, const std::function<void(const Batch&)>& body) {
+    std::vector<size_t> order(cell_.cuts.size());
+    std::iota(order.begin(), order.end(), 0);
+    permuted(order);
+    for (size_t i : order) run_batch(i, body);
   }
 
   bool is_cut() const { return cell_.cuts.size() > 1; }
@@ -81,6 +90,12 @@ class World {
   void keep(const std::string& name, const at::Tensor& tensor) { results[name] = full_tensor(tensor.detach()).clone(); }
 
  private:
+  void run_batch(size_t index, const std::function<void(const Batch&)>& body) const {
+    if (numerics_ == Numerics::kExact && begins_passes) RankState::require().sites.begin_pass();
+    const int64_t begin = std::accumulate(cell_.cuts.begin(), cell_.cuts.begin() + static_cast<int64_t>(index), int64_t{0});
+    body(batch(static_cast<int64_t>(index), begin, cell_.cuts[index]));
+  }
+
   // Rows [begin, begin + size) of every rank's block of samples.
   Batch batch(int64_t index, int64_t begin, int64_t size) const {
     const auto axis = mesh.find_axis("dp");

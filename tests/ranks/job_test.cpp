@@ -19,8 +19,8 @@ const std::vector<int64_t> kAccumulations = {1, 2, 3, 16};
 struct NetImpl : torch::nn::Module {
   NetImpl() {
     first = register_module("first", torch::nn::Linear(6, 8));
+    unused = register_module("unused", torch::nn::Linear(2, 2));  // before parameters that are used
     second = register_module("second", torch::nn::Linear(8, 3));
-    unused = register_module("unused", torch::nn::Linear(2, 2));
     to(torch::kDouble);
   }
   at::Tensor forward(const at::Tensor& x, const at::Tensor& y) { return at::mse_loss(second(torch::gelu(first(x))), y); }
@@ -43,11 +43,12 @@ struct Placed {
     return Job(net.ptr(), plan, [net = net](const Tensors& batch) mutable { return net(batch[0], batch[1]); }, options);
   }
 
-  // Whole gradients; of a parameter without one, nothing.
+  // Whole gradients, each of which must lie as its parameter does; of a parameter without one, nothing.
   std::map<std::string, at::Tensor> gradients() const {
     std::map<std::string, at::Tensor> all;
     for (const auto& item : net->named_parameters()) {
       const at::Tensor gradient = item.value().grad();
+      EXPECT_TRUE(!gradient.defined() || spec_of(gradient)->placements == spec_of(item.value())->placements) << item.key();
       all[item.key()] = gradient.defined() ? full_tensor(gradient).clone() : gradient;
     }
     return all;

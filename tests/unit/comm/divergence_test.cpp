@@ -1,6 +1,10 @@
 #include "support.h"
 
+#include <functional>
 #include <random>
+#include <thread>
+
+#include <ATen/ops/zeros_like.h>
 
 namespace tessera::comm {
 namespace {
@@ -148,6 +152,48 @@ TEST(Divergence, AMessageOfAnotherShapeIsToldToTheReceiver) {
     }, within(5000));
   });
   EXPECT_TRUE(contains(message, "rank 1 calls receive(from rank 0, tag 4) of Float[4] over world, but rank 0 sent Float[3]")) << message;
+}
+
+// As many elements, in another shape: of every call whose sizes must agree.
+TEST(Divergence, SizesCountNotElements) {
+  const auto expected = [](const at::Tensor& own) {  // from the other rank what that one would give in step
+    std::vector<at::Tensor> outputs = {at::zeros({2, 3}), at::zeros({2, 3})};
+    outputs[static_cast<size_t>(world().rank())] = at::zeros_like(own);
+    return outputs;
+  };
+  const std::vector<std::pair<const char*, std::function<void(const at::Tensor&)>>> calls = {
+      {"all_reduce(sum)", [](const at::Tensor& x) { world().all_reduce(x, ReduceOp::kSum)->wait(); }},
+      {"broadcast(root 0)", [](const at::Tensor& x) { world().broadcast(x, 0)->wait(); }},
+      {"reduce_scatter(sum)", [](const at::Tensor& x) { world().reduce_scatter(at::zeros_like(x), {x, x}, ReduceOp::kSum)->wait(); }},
+      {"all_gather", [&](const at::Tensor& x) { world().all_gather(expected(x), x)->wait(); }},
+      {"all_to_all", [&](const at::Tensor& x) { world().all_to_all(expected(x), {x, x})->wait(); }},
+  };
+  for (const auto& [name, call] : calls) {
+    const auto message = message_from<DivergenceError>([&, make = call] {
+      run_ranks(2, [&](int64_t rank) { make(rank == 0 ? at::zeros({2, 3}) : at::zeros({3, 2})); }, within(5000));
+    });
+    EXPECT_TRUE(contains(message, std::string("rank 0 calls ") + name + " of ")) << message;
+    EXPECT_TRUE(contains(message, std::string("rank 1 calls ") + name + " of ")) << message;
+  }
+  const auto message = message_from<DivergenceError>([] {
+    run_ranks(2, [](int64_t rank) {
+      rank == 0 ? world().send(at::zeros({2, 3}), 1, 4)->wait() : world().receive(at::zeros({3, 2}), 0, 4)->wait();
+    }, within(5000));
+  });
+  EXPECT_TRUE(contains(message, "of Float[3, 2] over world, but rank 0 sent Float[2, 3]")) << message;
+}
+
+TEST(Divergence, AMessageToARankThatHasFinished) {
+  const auto message = message_from<DivergenceError>([] {
+    run_ranks(2, [](int64_t rank) {
+      const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(5);
+      while (rank == 0 && std::chrono::steady_clock::now() < end) {  // the first may find it running still
+        world().send(at::zeros({4}), 1, 4)->wait();
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      }
+    }, within(5000));
+  });
+  EXPECT_TRUE(contains(message, "rank 1 has finished; rank 0 waits in send(to rank 1, tag 4) of Float[4] over world")) << message;
 }
 
 TEST(Divergence, WaitingForAMessageOfARankThatHasFinished) {

@@ -122,6 +122,12 @@ TEST(Sampler, HeldOutIsSequential) {
   EXPECT_TRUE(at::equal(sampler.held_out(4, 3).tokens, all.tokens.slice(0, 4, 7)));
   EXPECT_THROW(sampler.held_out(4, 8), DataError);
   EXPECT_EQ(Sampler(Corpus(file.path(), {}, {.held_out = 0}), {.length = 9}).held_out_count(), 0);
+  // The last token of a multiple of the length is predicted, and predicts nothing.
+  const Sampler multiple(Corpus(file.path(), {}, {.held_out = 0.5}), {.length = 10});
+  EXPECT_EQ(multiple.held_out_count(), 9);
+  EXPECT_EQ(multiple.held_out(8, 1).targets[0][9].item<int64_t>(), 190);
+  EXPECT_THROW(multiple.held_out(9, 1), DataError);
+  EXPECT_EQ(Sampler(Corpus(file.path(), {}, {.held_out = 0.25}), {.length = 50}).held_out_count(), 0);
 }
 
 TEST(Corpus, UnigramEntropy) {
@@ -170,6 +176,7 @@ TEST(Corpus, TokensOfEitherWidthWithAndWithoutAHeader) {
     const File headed(little_endian(header, 4) + little_endian(tokens, width), ".bin");
     EXPECT_EQ(all_of(Corpus(headed.path(), {}, {.held_out = 0, .bin_width = other}).train()), tokens);
   }
+  for (const int32_t last : {65535, 65536}) EXPECT_EQ(all_of(Tokens::of({0, last}, last + 1)), (std::vector<int64_t>{0, last}));
 }
 
 TEST(Corpus, TornFilesAreNamed) {

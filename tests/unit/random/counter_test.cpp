@@ -100,6 +100,33 @@ TEST(Counter, Packing) {
   }
 }
 
+// The counter is of 64 bits: runs across block 2^32, in groups of blocks and one by one.
+TEST(Counter, GoesOnBeyondBlockTwoToThe32) {
+  const uint64_t hash = tessera::base::hash_combine(tessera::base::hash_mix(kStream.seed), kStream.site);
+  const PhiloxKey key = {static_cast<uint32_t>(hash), static_cast<uint32_t>(hash >> 32)};
+  const auto block_of = [&](int64_t number) {
+    return philox({static_cast<uint32_t>(number), static_cast<uint32_t>(number >> 32), 0, 3}, key);
+  };
+  Region region = whole_region({int64_t{1} << 36});
+  for (const int64_t length : {8, 800}) {
+    const int64_t begin = (int64_t{1} << 34) - length / 2 - 1;  // 4 values a block
+    region.held[0] = {{begin, begin + length}};
+    const at::Tensor single = filled(region, kStream, Uniform{});
+    const int64_t begin_wide = (int64_t{1} << 33) - length / 2 - 1;  // 2 values a block
+    region.held[0] = {{begin_wide, begin_wide + length}};
+    const at::Tensor wide = filled(region, kStream, Uniform{}, at::kDouble);
+    for (int64_t i = 0; i < length; ++i) {
+      const int64_t element = begin + i;
+      ASSERT_EQ(single[i].item<float>(), static_cast<float>(block_of(element / 4)[element % 4] >> 8) * 0x1p-24f) << element;
+      const int64_t other = begin_wide + i;
+      const PhiloxWords words = block_of(other / 2);
+      const uint64_t bits = words[other % 2 * 2] | uint64_t{words[other % 2 * 2 + 1]} << 32;
+      ASSERT_EQ(wide[i].item<double>(), static_cast<double>(bits >> 11) * 0x1p-53) << other;
+    }
+  }
+  EXPECT_NE(draw_integer(kStream, 0, int64_t{1} << 33, int64_t{1} << 60), draw_integer(kStream, 0, 0, int64_t{1} << 60));
+}
+
 TEST(Counter, MicroBatchIsASlice) {
   Region step = whole_region({7, 3, 6});
   step.batch_dim = 0;
