@@ -5,7 +5,7 @@ RUN    ?= runs/$(basename $(notdir $(CONFIG)))
 JOBS   ?= $(shell nproc)
 export TESSERA_PYTHON ?=
 
-.PHONY: help deps configure build train test test-full test-busy bench instructions oldest cuda wheel install clean
+.PHONY: help deps configure build train test test-full test-busy mutants bench instructions oldest cuda wheel install clean
 .DEFAULT_GOAL := help
 
 help:
@@ -13,6 +13,7 @@ help:
 	@echo "make test     the same, then build and run every test"
 	@echo "make test-full  the whole matrices of which test runs a sample"
 	@echo "make test-busy  every test beside two processes that never rest; how long each took: $(BUILD)/test_times.md"
+	@echo "make mutants  plant the faults of tools/mutants one by one in $(BUILD)/mutants: each must be found by its tests; FAULTS=\"--only job.cpp\""
 	@echo "make bench    the same, then build and run the benchmarks"
 	@echo "make instructions  what a cached operator costs in instructions (callgrind)"
 	@echo "make oldest   compile everything against the oldest torch that is supported, tools/oldest.txt"
@@ -22,7 +23,7 @@ help:
 	@echo "make deps     only the Debian packages and the Python environment"
 	@echo "make install  into PREFIX, for find_package(tessera)"
 	@echo "make clean    remove $(BUILD)/, $(BUILD)-oldest/, $(BUILD)-cuda/ and $(BUILD)-wheel/; the environment .venv/ stays"
-	@echo "variables: CONFIG, RUN, JOBS=$(JOBS), PREFIX, TESSERA_PYTHON (a python that has torch, instead of .venv)"
+	@echo "variables: CONFIG, RUN, JOBS=$(JOBS), FAULTS, PREFIX, TESSERA_PYTHON (a python that has torch, instead of .venv)"
 
 deps:
 	@tools/deps
@@ -52,6 +53,10 @@ test-full: configure
 test-busy: configure
 	@cmake --build $(BUILD) -j $(JOBS)
 	@tools/test_times.py $(BUILD) --jobs $(JOBS) --table $(BUILD)/test_times.md
+
+# May be ended and started again: what was found stays found. FAULTS are options of the tool, such as --only or --shard.
+mutants: deps
+	@$$(cat $(BUILD)/.python) tools/run_mutants.py --folder $(BUILD)/mutants --jobs $(JOBS) $(FAULTS)
 
 bench: configure
 	@tools/deps bench

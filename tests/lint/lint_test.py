@@ -9,6 +9,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tools"))
 
 import check_floors  # noqa: E402
+import check_mutants  # noqa: E402
 import check_paths  # noqa: E402
 import check_sizes  # noqa: E402
 import check_text  # noqa: E402
@@ -103,6 +104,44 @@ class Paths(Tree):
     def test_a_home_is_found(self):
         self.write("docs/a.md", "see https://example.com/home/x and build/work/a\nread " + "/home" + "/someone/a.txt\n")
         self.assertEqual([line.split(": ")[0] for line in check_paths.check(self.root)], ["docs/a.md:2"])
+
+
+class Mutants(Tree):
+    ROW = "tessera/{0}/a.cpp: the end is lost\n- return end{0};\n+ return begin;\nfound by: {0} Suite.{1}\n"
+
+    def setUp(self):
+        super().setUp()
+        self.write("tests/unit/a_test.cpp", "TEST(Suite, Name) {\n}\n")
+        self.floors = ["base", "layout", "comm", "models", "cli"]
+        for floor in self.floors:
+            self.write(f"tessera/{floor}/a.cpp", f"int f() {{\n  return end{floor};\n}}\n")
+            self.write(f"tools/mutants/{floor}.txt", self.ROW.format(floor, "Name"))
+
+    def test_a_list_that_fits(self):
+        self.assertEqual(check_mutants.check(self.root), [])
+        faults = check_mutants.read_all(self.root)
+        self.assertEqual([fault.floor for fault in faults], self.floors)
+        self.assertEqual(faults[0].planted("  return endbase;\n"), "  return begin;\n")
+        self.assertEqual(faults[0].found_by, [("base", "Suite.Name")])
+
+    def test_a_line_that_is_gone_or_there_twice(self):
+        self.write("tessera/base/a.cpp", "")
+        self.write("tessera/comm/a.cpp", "return endcomm;\n  return endcomm;\n")
+        wrong = check_mutants.check(self.root)
+        self.assertEqual([line.split(": ")[0] for line in wrong], ["tessera/base/a.cpp", "tessera/comm/a.cpp"])
+
+    def test_a_test_that_is_gone(self):
+        self.write("tools/mutants/base.txt", self.ROW.format("base", "Other"))
+        self.assertIn("there is no test Suite.Other", check_mutants.check(self.root)[0])
+        self.write("tools/mutants/base.txt", self.ROW.format("base", "N*"))
+        self.assertEqual(check_mutants.check(self.root), [])
+
+    def test_a_floor_without_faults_and_a_fault_without_tests(self):
+        self.write("tools/mutants/base.txt", "# nothing\n")
+        self.write("tools/mutants/cli.txt", self.ROW.format("cli", "Name").rsplit("found by", 1)[0])
+        wrong = check_mutants.check(self.root)
+        self.assertIn("give it `found by` or `equivalent`", wrong[0])
+        self.assertIn("no fault of the floor base", wrong[1])
 
 
 class Text(unittest.TestCase):

@@ -335,6 +335,17 @@ class TensorTest(unittest.TestCase):
             self.assertRegex(str(error), r"inside torch.func.vmap a tensor has no `placements`: .*\{tp: S\(1\)\}.*; ask outside of vmap")
         self.assertRegex(str(plain), "a plain tensor has no `placements`")
 
+    def test_placements_as_python_writes_them(self):
+        """Each prints as in the notation; a dim may count from the end, which is known where the tensor is."""
+        for placement, text in ((tessera.Shard(1, unit=2), "S(1;2)"), (tessera.InterleavedShard(0, 3), "S(0/3)"), (tessera.Partial("max"), "P(max)")):
+            self.assertEqual(repr(placement), text)
+
+        def on_ranks():
+            x = tessera.distribute_tensor(VALUE, tessera.Mesh("tp=2"), [tessera.Shard(-1)])
+            return x.placements, tuple(tessera.to_local(x).shape)
+
+        self.assertEqual(tessera.run_ranks(on_ranks, 2), ((tessera.Shard(1),), (4, 3)))
+
     def test_outside_of_a_rank(self):
         x = tessera.run_ranks(lambda: tessera.distribute_tensor(VALUE, tessera.Mesh("tp=2"), tessera.Shard(0)), 2)
         self.assertIsInstance(x, tessera.DTensor)

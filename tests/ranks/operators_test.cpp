@@ -1,4 +1,6 @@
 // Operators of many kinds by rules of their own, gradients included; and operands that are one tensor.
+#include <limits>
+
 #include "tests/ranks/functions.h"
 
 namespace tessera::ranks {
@@ -54,12 +56,32 @@ const Functions& functions() {
        }},
       {"affine_grid", [](const at::Tensor& x) { return at::affine_grid_generator(x.view({4, 2, 3}), {4, 2, 3, 5}, /*align_corners=*/false); }},
       {"affine_grid of volumes", [](const at::Tensor& x) { return at::affine_grid_generator(x.view({2, 3, 4}), {2, 1, 3, 2, 4}, /*align_corners=*/true); }},
+      {"embedding with a row for padding", [](const at::Tensor& x) {
+         return at::embedding(x, at::tensor({2, 0, 2, 3, 1, 2}, at::kLong), /*padding_idx=*/2);
+       }},
       {"tensor_split", [](const at::Tensor& x) { return at::tensor_split(x, x.detach().mul(0).sum().to(at::kLong) + 3, 1).at(1); }},
   };
   return all;
 }
 
 TEST(Operators, AreThoseOfOneDevice) { expect_those_of_one_device(functions(), waves({4, 6})); }
+
+// A rank without elements adds nothing to a maximum, whatever the others have.
+TEST(Operators, ExtremesOfWhatSomeRanksHoldNothingOf) {
+  constexpr double kInfinity = std::numeric_limits<double>::infinity();
+  const Mesh mesh = Mesh::parse("a=4");
+  run_on(mesh, [&](int64_t) {
+    const auto expect_all = [&](const at::Tensor& value, at::Tensor (*over_dim)(const at::Tensor&, c10::IntArrayRef, bool)) {
+      const at::Tensor rows = distribute(value, mesh, {layout::Shard(0)});
+      EXPECT_TRUE(at::equal(full_tensor(over_dim(rows, {0}, false)), value[0])) << value.scalar_type();
+      EXPECT_EQ(full_tensor(over_dim(rows, {}, false)).item().toDouble(), value[0][0].item().toDouble()) << value.scalar_type();
+    };
+    expect_all(at::full({2, 40}, -kInfinity, at::kDouble), at::amax);
+    expect_all(at::full({2, 40}, kInfinity, at::kFloat), at::amin);
+    expect_all(at::full({2, 40}, std::numeric_limits<int64_t>::lowest(), at::kLong), at::amax);
+    expect_all(at::full({2, 40}, 127, at::kChar), at::amin);
+  });
+}
 
 // libtorch resizes the tensor, which would then lie otherwise than it says.
 TEST(Operators, ThatWouldResizeWhatTheyWriteAreRefused) {

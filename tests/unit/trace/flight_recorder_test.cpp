@@ -68,6 +68,10 @@ TEST(FlightRecorder, KeepsTheLastThousandAndCountsByGroup) {
   EXPECT_EQ(flights.records[1].number, 1200);
   EXPECT_EQ(flights.records.back().op, "op2499");
   for (const auto& record : flights.records) EXPECT_EQ(record.state, "done");
+  const auto oldest = recorder.begin({.kind = "barrier", .group = kTp, .ranks = kPair});
+  for (size_t i = 1; i < FlightRecorder::kKept; ++i) recorder.end(recorder.begin({.kind = "barrier", .group = kTp, .ranks = kPair}), false);
+  recorder.end(oldest, true);  // just there
+  EXPECT_EQ(left(recorder).records[0].state, "failed");
 }
 
 TEST(FlightRecorder, MessagesCountByEndAndTag) {

@@ -83,6 +83,7 @@ TEST(Config, ErrorsNameTheLineAndWhatIsAccepted) {
       {"# a comment", "steps = 3", {"line 1", "\"steps\" is no section"}},
       {"lr = 3e-3", "lr = \"fast\"", {"line 13: train.lr = 'fast'; accepted: a number above 0"}},
       {"lr = 3e-3", "lr = -1", {"train.lr = -1; accepted: a number above 0"}},
+      {"lr = 3e-3", "lr = 0", {"train.lr = 0; accepted: a number above 0"}},
       {"lr = 3e-3", "lr = nan", {"train.lr = nan; accepted: a number above 0"}},
       {"dim = 64", "dim = 6.5", {"line 4: model.dim = 6.5; accepted: a whole number of at least 1"}},
       {"dim = 64", "dim = 0", {"model.dim = 0; accepted: a whole number of at least 1"}},
