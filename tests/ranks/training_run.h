@@ -30,6 +30,8 @@ struct Case {
 struct Setting {
   int64_t steps = 20, batch = 16, length = 16, vocabulary = 64;
   double learning_rate = 1e-3, eps = 1e-8;
+  int64_t seed = 7;
+  std::map<std::string, at::Tensor> initial = {};  // what parameters begin with; the others with what they draw
   std::optional<layout::Lattice> lattice = std::nullopt;  // of exact numerics; none: fast
   // Clips gradients to a norm of 1 and returns the norm.
   double (*clip)(const std::vector<at::Tensor>&) = [](const std::vector<at::Tensor>& parameters) { return torch::nn::utils::clip_grad_norm_(parameters, 1.0); };
@@ -40,6 +42,44 @@ struct Curve {
   std::vector<double> losses, norms;
   std::map<std::string, at::Tensor> parameters;
 };
+
+// Root mean squares of relative distances: of the losses, of the gradients' norms, and of the parameters (of each by its euclidean
+// norm). Unlike the largest, they are alike for every way of rounding the same values.
+struct Distance {
+  double losses = 0, norms = 0, parameters = 0;
+};
+
+// How much further from training in float64 one way of rounding to float32 may lie than another. Both round the same values (a
+// weight, an activation and a gradient each) and differ in the order of their sums alone (docs/measured/rounding.md).
+constexpr double kRounding = 4;
+
+inline double root_mean_square(const std::vector<double>& values) {
+  double sum = 0;
+  for (double value : values) sum += value * value;
+  return std::sqrt(sum / static_cast<double>(values.size()));
+}
+
+inline Distance distance(const Curve& curve, const Curve& from) {
+  std::vector<double> losses, norms, parameters;
+  for (size_t i = 0; i < from.losses.size(); ++i) {
+    losses.push_back(curve.losses[i] / from.losses[i] - 1);
+    norms.push_back(curve.norms[i] / from.norms[i] - 1);
+  }
+  for (const auto& [name, value] : from.parameters) {
+    if (name.find("c_attn.bias") != std::string::npos) continue;  // holds the bias of K, whose gradient is rounding alone
+    parameters.push_back(((curve.parameters.at(name).to(at::kDouble) - value).norm() / value.norm()).item().toDouble());
+  }
+  return {root_mean_square(losses), root_mean_square(norms), root_mean_square(parameters)};
+}
+
+inline std::string str(const Distance& distance) {
+  return c10::str("losses ", distance.losses, ", norms ", distance.norms, ", parameters ", distance.parameters);
+}
+
+// The largest of the three quotients.
+inline double times_as_far(const Distance& far, const Distance& near) {
+  return std::max({far.losses / near.losses, far.norms / near.norms, far.parameters / near.parameters});
+}
 
 inline at::Tensor tokens_of(const Setting& setting, int64_t step) {
   auto generator = at::make_generator<at::CPUGeneratorImpl>(100 + step);
@@ -56,13 +96,17 @@ Curve train(const Setting& setting, const Config& config, const Case& c) {
   for (int64_t i = 0; i < setting.steps; ++i) data.push_back(tokens_of(setting, i));
   const auto mesh = layout::Mesh::parse(c.mesh);
   comm::run_ranks(mesh.size(), [&](int64_t rank) {
-    dtensor::manual_seed(7);
+    dtensor::manual_seed(setting.seed);
     if (setting.lattice) dtensor::set_numerics(dtensor::Numerics::kExact, *setting.lattice);
     auto model = parallel::deferred([&] { return Model(config); });
     torch::optim::AdamW optimizer(model->parameters(), torch::optim::AdamWOptions(setting.learning_rate).eps(setting.eps));
     const auto plan = parallel::generate_plan(*model, {.mesh = mesh, .sequence_parallel = c.sequence_parallel, .heads = config.heads,
                                                        .kv_heads = kv_heads_of(config), .lattice = setting.lattice});
     parallel::place(*model, plan, &optimizer);
+    for (const auto& item : model->named_parameters()) {
+      const torch::NoGradGuard no_grad;
+      if (const auto found = setting.initial.find(item.key()); found != setting.initial.end()) item.value().copy_(found->second);
+    }
     parallel::Job job(model.ptr(), plan, [model](const std::vector<at::Tensor>& batch) mutable { return model->loss(batch[0], batch[1]); },
                       {.accumulate = c.accumulate});
     for (int64_t i = 0; i < setting.steps; ++i) {
@@ -81,6 +125,18 @@ Curve train(const Setting& setting, const Config& config, const Case& c) {
     }
   });
   return curve;
+}
+
+// Training in float64 on one rank, in `fast`, from the values that the same model has in float32.
+template <typename Model, typename Config>
+Curve train_in_doubles(Setting setting, Config config) {
+  Setting start = setting;
+  start.steps = 0;
+  config.dtype = at::kFloat;
+  setting.initial = train<Model>(start, config, {}).parameters;
+  setting.lattice.reset();
+  config.dtype = at::kDouble;
+  return train<Model>(setting, config, {});
 }
 
 }  // namespace tessera::ranks
