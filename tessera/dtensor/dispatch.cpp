@@ -296,6 +296,13 @@ void run_gradient_sum(RankState& state, const OpInfo& info, const CallPlan& plan
   if (at::GradMode::is_enabled()) settle_for_good(state, *meta_of(stack.back().toTensor()), info.name.c_str());
 }
 
+// A derivative whose forward call is not known would name its sums otherwise, and lay them elsewhere.
+void check_known(const RankState& state, const OpInfo& info, uint64_t node) {
+  TESSERA_CHECK(!state.forward_plans.is_lost(node), "[", info.name, "] numerics exact: the gradient of a graph whose record is gone: ",
+                ForwardPlans::kMost, " operators ran since, or it was left over from a pass before the last backward (rank ", state.ctx.rank,
+                "). Take the gradients of a graph before those of newer ones, in passes of at most ", ForwardPlans::kMost, " operators.");
+}
+
 void tell_observer(RankState& state, const OpInfo& info, const Stack& stack) {
   if (C10_LIKELY(state.observer == nullptr)) return;
   OpObserver& observer = *state.observer;
@@ -350,6 +357,7 @@ void dispatch(const OpInfo& info, Stack& stack) {
   state.ctx.current_op = info.name.c_str();
   if (C10_UNLIKELY(state.check_plain && scan.has_plain)) check_plain_operands(state, info, args);
   if (C10_UNLIKELY(state.lattice.has_value())) {
+    if (node && !forward && !state.recomputing) check_known(state, info, node->sequence_nr());
     check_samples_apart(state, info, args);
     scan.key.push_back(state.lattice->hash());
   }

@@ -193,6 +193,11 @@ void set_numerics(Numerics numerics, const layout::Lattice& lattice) {
   if (numerics == Numerics::kExact) state.lattice = lattice;
 }
 
+void set_step_tokens(int64_t tokens) {
+  TESSERA_CHECK(tokens >= 0, "[set_step_tokens] a step of ", tokens, " tokens; accepted: a number of tokens, or 0 for as many as there are");
+  RankState::require().step_tokens = tokens;
+}
+
 void set_check_plain(bool on) { RankState::require().check_plain = on; }
 
 }  // namespace tessera::dtensor

@@ -85,6 +85,10 @@ class ModeScope {
 enum class Numerics : uint8_t { kFast, kExact };
 void set_numerics(Numerics numerics, const layout::Lattice& lattice = {});
 
+// How many targets count in the mean loss of the following steps, on this rank, in `exact` numerics: where some are ignored and a
+// step has several micro-batches, their number must be known before the first. 0: as many as there are. Throws if negative.
+void set_step_tokens(int64_t tokens);
+
 // Compares plain tensors that meet DTensors across ranks (slow; for finding programs that are not one program).
 void set_check_plain(bool on);
 

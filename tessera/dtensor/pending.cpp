@@ -22,9 +22,9 @@ at::Tensor not_a_number(at::TensorOptions options, c10::IntArrayRef sizes) {
 }
 
 // Whether the operator is part of a derivative, not a look at a gradient from a hook.
-bool computes_gradient(const char* op) {
+bool computes_gradient(const RankState& state, const char* op) {
   const auto node = torch::autograd::get_current_node();
-  if (!node || node->name().find("Recompute") != std::string::npos) return false;
+  if (!node || state.recomputing) return false;
   const std::string_view name = op;
   return !is_accumulating(node.get()) || name == "aten::add_.Tensor" || name == "aten::copy_";
 }
@@ -121,7 +121,7 @@ at::Tensor make_handle(Spec spec, at::TensorOptions options, const layout::Coord
 void settle(RankState& state, Meta& meta, const char* op) {
   if (!meta.rare || !meta.rare->pending || meta.rare->pending->is_settled) return;
   const std::shared_ptr<Pending> pending = meta.rare->pending;
-  if (computes_gradient(op)) check_complete(state, *pending, op);
+  if (computes_gradient(state, op)) check_complete(state, *pending, op);
   check_one_function(state, *pending, op);
   at::NoGradGuard no_grad;
   at::AutoDispatchBelowADInplaceOrView below;
@@ -156,7 +156,7 @@ bool is_unfinished(const Meta& meta) {
 }
 
 void check_unfinished(const RankState& state, const char* op) {
-  TESSERA_CHECK(!computes_gradient(op), "[", op, "] numerics exact: a value that was computed from the gradient of some of the step's samples is to become "
+  TESSERA_CHECK(!computes_gradient(state, op), "[", op, "] numerics exact: a value that was computed from the gradient of some of the step's samples is to become "
                 "(part of) a gradient, so its bits would depend on the micro-batches (rank ", state.ctx.rank, "): a hook that is not linear, such as a clamp. "
                 "Do it once for a step, in or before optimizer.step(), or use one micro-batch (accumulate = 1).");
 }

@@ -48,7 +48,7 @@ const layout::Mesh* region_of(const RankState& state) {
   if (state.region) return &*state.region;
   if (!state.backward_region) return nullptr;
   const auto node = torch::autograd::get_current_node();  // of an operator on DTensors: the program may differentiate plain tensors too
-  return node && state.forward_plans.find(node->sequence_nr()) ? &*state.backward_region : nullptr;
+  return node && state.forward_plans.holds(node->sequence_nr()) ? &*state.backward_region : nullptr;
 }
 
 at::Tensor in_region(const RankState& state, at::Tensor plain) {

@@ -12,6 +12,7 @@
 #include "tessera/dtensor/dispatch.h"
 #include "tessera/dtensor/host_values.h"
 #include "tessera/dtensor/inplace_views.h"
+#include "tessera/dtensor/part_means.h"
 #include "tessera/dtensor/plain.h"
 
 namespace tessera::dtensor {
@@ -78,6 +79,7 @@ void register_all() {
   register_host_values(all.registry);
   register_views_in_place(all.registry);
   register_plain_kernels(all.registry);
+  register_part_means(all.registry);
 }
 
 // Every rank thread is under interception from its first line on.

@@ -4,6 +4,7 @@
 #include <ATen/ops/zeros.h>
 
 #include "tessera/base/error.h"
+#include "tessera/base/hints.h"
 #include "tessera/comm/flight.h"
 #include "tessera/dtensor/dispatch.h"
 #include "tessera/dtensor/state.h"
@@ -17,7 +18,12 @@ using comm::NodeSum;
 using layout::Node;
 using layout::Range;
 
-constexpr const char* kOnce = "Take the gradients of each micro-batch once and set them to zero before the next step.";
+// What a program that adds a sample twice may have meant.
+std::string advice() {
+  return c10::str("Where a step has several micro-batches, say how many: ",
+                  base::in_language("tessera::parallelize(model, plan, optimizer, {.accumulate = k})", "tessera.parallelize(model, plan, accumulate=k)"),
+                  ". Otherwise take the gradients once and set them to zero before the next step.");
+}
 
 // The sample that stands in row `row` of a micro-batch.
 int64_t sample_of_row(const Origin* origin, int64_t row) {
@@ -84,7 +90,7 @@ void SampleSum::add(const ExactSum& sum, uint64_t call, const Origin* origin, c1
 void SampleSum::add_sample(int64_t leaf, int64_t sample, const at::Tensor& term, const char* op) {
   Open& open = open_[leaf];
   const bool is_twice = (open.sum.defined() && sample < open.next) || open.loose.count(sample) > 0;
-  TESSERA_CHECK(!is_twice, "[", op, "] numerics exact: sample ", sample, " of the step was added twice to one gradient. ", kOnce);
+  TESSERA_CHECK(!is_twice, "[", op, "] numerics exact: sample ", sample, " of the step was added twice to one gradient. ", advice());
   open.loose.emplace(sample, term);
   take_turn(leaf, open);
 }
@@ -113,7 +119,7 @@ void SampleSum::join(const SampleSum& other, const char* op) {
   for (const NodeSum& node : other.closed_) {
     for (const NodeSum& own : closed_) {
       TESSERA_CHECK(node.node.end <= own.node.begin || own.node.end <= node.node.begin, "[", op, "] numerics exact: the samples of leaves ",
-                    node.node.str(), " were added twice to one gradient. ", kOnce);
+                    node.node.str(), " were added twice to one gradient. ", advice());
     }
     closed_.push_back(node);
   }
@@ -122,7 +128,7 @@ void SampleSum::join(const SampleSum& other, const char* op) {
     if (open.sum.defined()) {
       Open& own = open_[leaf];
       TESSERA_CHECK(!own.sum.defined(), "[", op, "] numerics exact: sample ", leaves_.samples_of(batch_leaf(leaf)).begin,
-                    " of the step was added twice to one gradient. ", kOnce);
+                    " of the step was added twice to one gradient. ", advice());
       own.sum = open.sum;
       own.next = open.next;
       take_turn(leaf, own);

@@ -34,6 +34,23 @@ CallPlan* PlanCache::insert(const Key& key, uint64_t hash, std::unique_ptr<CallP
   return slots_[i]->plan.get();
 }
 
+bool ForwardPlans::is_lost(uint64_t node) const {
+  const auto sequence = static_cast<int64_t>(node);
+  const Slot& slot = slots_[node & mask_];
+  return sequence >= 0 && slot.sequence > sequence;
+}
+
+ForwardPlans::Slot& ForwardPlans::grow(int64_t sequence) {
+  while (slots_.size() < kMost && slot_of(sequence).sequence > differentiated_) {
+    std::vector<Slot> old = std::exchange(slots_, std::vector<Slot>(2 * slots_.size()));
+    mask_ = slots_.size() - 1;
+    for (const Slot& slot : old) {
+      if (slot.sequence != kNone) slot_of(slot.sequence) = slot;
+    }
+  }
+  return slot_of(sequence);
+}
+
 void GatherCache::add(const MetaPtr& meta, int64_t bytes) {
   std::erase_if(entries_, [&](const Entry& entry) {  // its earlier copy is gone already
     if (entry.tensor != meta.get()) return false;

@@ -1,9 +1,11 @@
 // What the dtensor floor keeps for each rank.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <deque>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <string>
@@ -42,29 +44,57 @@ class PlanCache {
   size_t count_ = 0;
 };
 
-// Which plan built which autograd node: a gradient takes the layout of its forward value (mechanisms: C2). First write wins;
-// the newest kSize nodes are kept.
+// Which plan built which autograd node, by the node's sequence number: a gradient takes the layout of its forward value (mechanisms: C2).
+// First write wins.
+//
+// The newest nodes are kept: kFewest of them, and as many as are newer than any whose gradient was taken. So a forward pass of any
+// length, up to kMost nodes, is known to its backward, and what its records need is used again by the next pass. What older graphs
+// lost is told apart from what was never recorded: see `is_lost`.
 class ForwardPlans {
  public:
+  static constexpr size_t kFewest = size_t{1} << 14, kMost = size_t{1} << 20;
+
   struct Slot {
-    uint64_t sequence = ~uint64_t{0};
+    int64_t sequence = kNone;
     const CallPlan* plan = nullptr;
     uint64_t use = 0;  // Sites::use of the call
   };
 
-  void record(uint64_t sequence, const CallPlan* plan, uint64_t use) {
-    Slot& slot = slots_[sequence % kSize];
-    if (slot.sequence != sequence) slot = {sequence, plan, use};
-  }
-  // Null if the node is not known.
-  const Slot* find(uint64_t sequence) const {
-    const Slot& slot = slots_[sequence % kSize];
-    return slot.sequence == sequence ? &slot : nullptr;
+  void record(uint64_t node, const CallPlan* plan, uint64_t use) {
+    const auto sequence = static_cast<int64_t>(node);
+    Slot* slot = &slot_of(sequence);
+    if (slot->sequence == sequence) return;
+    if (C10_UNLIKELY(slot->sequence > differentiated_)) slot = &grow(sequence);
+    *slot = {sequence, plan, use};
   }
 
+  // Null if the node is not known.
+  const Slot* find(uint64_t node) {
+    const auto sequence = static_cast<int64_t>(node);
+    const Slot& slot = slot_of(sequence);
+    if (slot.sequence != sequence) return nullptr;
+    differentiated_ = std::max(differentiated_, sequence);
+    return &slot;
+  }
+
+  bool holds(uint64_t node) const { return slots_[node & mask_].sequence == static_cast<int64_t>(node); }
+
+  // Whether the node, which `find` does not know, may have been recorded and given its place to newer ones.
+  bool is_lost(uint64_t node) const;
+
+  // How many nodes there is room for.
+  size_t size() const { return slots_.size(); }
+
  private:
-  static constexpr size_t kSize = 1 << 14;
-  std::vector<Slot> slots_ = std::vector<Slot>(kSize);
+  static constexpr int64_t kNone = std::numeric_limits<int64_t>::min();
+
+  Slot& slot_of(int64_t sequence) { return slots_[static_cast<size_t>(sequence) & mask_]; }
+  // The node's slot when there is room for twice as many, or, beyond kMost, that of an older one.
+  Slot& grow(int64_t sequence);
+
+  std::vector<Slot> slots_ = std::vector<Slot>(kFewest);
+  size_t mask_ = kFewest - 1;
+  int64_t differentiated_ = kNone;  // the newest node whose gradient was taken
 };
 
 // Gathered copies kept beside the tensors they were gathered from, oldest dropped first when they exceed the budget.
@@ -84,6 +114,14 @@ class GatherCache {
   void drop_oldest();
   std::deque<Entry> entries_;
   int64_t bytes_ = 0;
+};
+
+// What means over some of the step's samples are; see part_means.h.
+struct StepMeans {
+  int64_t parts = 1, samples = 0;  // of a step that the program takes in a loop of its own: its passes, and their samples together; 0: none yet
+  bool in_job = false;             // the micro-batches are a job's, of any sizes
+  bool as_shares = false;          // such a mean is its share of the step's, not that of its own samples
+  bool told_undivided = false;     // the program knows that its losses are not divided
 };
 
 class OpObserver;
@@ -112,6 +150,7 @@ struct RankState {
   std::optional<layout::Mesh> backward_region;  // and inside backward passes on this one
   std::deque<ParameterInfo> parameters;
   OpObserver* observer = nullptr;         // not owned; see observer.h
+  StepMeans means;
 };
 
 }  // namespace tessera::dtensor

@@ -48,6 +48,8 @@ ForwardPasses::Samples ForwardPasses::next_pass(int64_t samples) {
   }
   sites.evaluation = static_cast<uint64_t>(evaluations_ = 0);
   const int64_t index = passes_++ % micro_batches_;
+  dtensor::StepMeans& means = RankState::require().means;
+  if (micro_batches_ > 1 || means.parts == 1) means.parts = micro_batches_, means.samples = samples * micro_batches_;
   return {samples, samples * micro_batches_, samples * index};
 }
 

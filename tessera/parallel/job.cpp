@@ -63,15 +63,18 @@ class WithoutHooks {
   std::vector<std::vector<std::unique_ptr<torch::autograd::FunctionPreHook>>> kept_;
 };
 
-// Factories inside the job's forward give DTensors, and gathered activations are shared within the plan's budget.
+// Factories inside the job's forward give DTensors, gathered activations are shared within the plan's budget, and in `exact` means over
+// the micro-batch are shares of the step's.
 class Region {
  public:
-  Region(RankState& state, const Plan& plan) : state_(state), previous_(state.region) {
+  Region(RankState& state, const Plan& plan) : state_(state), previous_(state.region), means_(state.means) {
+    state_.means.in_job = state_.means.as_shares = true;
     state_.region = plan.mesh;
     state_.gathered.budget = plan.keep_gathered_bytes;
   }
   ~Region() {
     state_.region = previous_;
+    state_.means = means_;
     state_.gathered.clear();
   }
   Region(const Region&) = delete;
@@ -80,6 +83,7 @@ class Region {
  private:
   RankState& state_;
   std::optional<layout::Mesh> previous_;
+  dtensor::StepMeans means_;
 };
 
 }  // namespace
@@ -246,10 +250,7 @@ Range Job::rows_of(int64_t samples, int64_t index) const {
   return state_->rows_of(samples).samples_of(RankState::require().ctx.coord(state_->plan.mesh), index);
 }
 
-void Job::set_step_tokens(int64_t tokens) {
-  TESSERA_CHECK(tokens >= 0, "[job] a step of ", tokens, " tokens; accepted: a number of tokens, or 0 for as many as there are");
-  RankState::require().step_tokens = tokens;
-}
+void Job::set_step_tokens(int64_t tokens) { dtensor::set_step_tokens(tokens); }
 
 int64_t Job::step() const { return state_->step; }
 void Job::set_step(int64_t step) { state_->step = step; }

@@ -93,7 +93,7 @@ void bind_tensors(py::module_& module) {
   module.def("initial_seed", [] { return dtensor::RankState::require().sites.seed; });
   module.def("set_numerics", &set_numerics);
   module.def("set_mode", &set_mode);
-  module.def("set_step_tokens", [](int64_t tokens) { dtensor::RankState::require().step_tokens = tokens; });
+  module.def("set_step_tokens", &dtensor::set_step_tokens);
   module.def("ledger", [] { return dtensor::RankState::require().ctx.ledger.json(); });
   module.def("set_check_plain", &dtensor::set_check_plain);
 }

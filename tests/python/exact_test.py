@@ -59,7 +59,7 @@ def train(name, model, batch, mesh, accumulate, change=lambda plan: plan):
         optimizer.zero_grad()
         for part in zip(*(value.chunk(accumulate) for value in batch.values()), strict=True):
             loss = model(**dict(zip(batch, part, strict=True))).loss
-            loss.backward()
+            (loss / accumulate).backward()
         if accumulate == 1:
             seen.append(bits({"loss": tessera.full_tensor(loss.detach())}))
         gradients = {key: tessera.full_tensor(p.grad) for key, p in model.named_parameters() if p.grad is not None}
