@@ -1,7 +1,10 @@
 #include "tessera/dtensor/exact_plan.h"
 
+#include <torch/csrc/autograd/function.h>
+
 #include "tessera/base/error.h"
 #include "tessera/dtensor/exact_loss.h"
+#include "tessera/dtensor/pending.h"
 #include "tessera/dtensor/wishes.h"
 
 namespace tessera::dtensor {
@@ -75,6 +78,25 @@ void plan_exact(RankState& state, const OpInfo& info, const rules::Call& call, c
   output.move = nullptr;
 }
 
+namespace {
+
+// A sum of a gradient that was made from samples of a micro-batch, of which nobody knows any more which.
+bool lost_samples(const Meta& meta) {
+  return !meta.is_pending() && meta.origin && c10::isFloatingType(meta.spec->dtype) && !rules::holds_samples(meta.spec->labels);
+}
+
+// Such sums of several micro-batches would be added one micro-batch after the other.
+void check_samples_known(const RankState& state, const OpInfo& info, const Meta& left, const Meta& right) {
+  const bool of_gradients = torch::autograd::get_current_node() || state.means.in_job;
+  const bool is_cut = lost_samples(left) ? lost_samples(right) ? left.origin != right.origin : right.is_pending() && is_unfinished(right)
+                                         : lost_samples(right) && left.is_pending() && is_unfinished(left);
+  TESSERA_CHECK(!of_gradients || !is_cut, "[", info.name, " ", left.spec.str(), " + ", right.spec.str(), "] numerics exact: a gradient lost its samples, so what the step's "
+                "micro-batches give would be added in an order that depends on them (rank ", state.ctx.rank, "): rows were taken from several samples at once, as by "
+                "x[ids] of a batch. Take them inside each sample (x.gather(1, ids)), or use one micro-batch (accumulate = 1).");
+}
+
+}  // namespace
+
 void check_samples_apart(const RankState& state, const OpInfo& info, c10::ArrayRef<c10::IValue> args) {
   if (info.name != "aten::add.Tensor" && info.name != "aten::add_.Tensor") return;
   const at::Tensor &a = args[0].toTensor(), &b = args[1].toTensor();
@@ -85,6 +107,7 @@ void check_samples_apart(const RankState& state, const OpInfo& info, c10::ArrayR
   TESSERA_CHECK(!is_mixed, "[", info.name, " ", left.spec.str(), " + ", right.spec.str(), "] numerics exact: values of single samples of two micro-batches would be "
                 "added, not in the order of the samples (rank ", state.ctx.rank, "). If this is a gradient, its parameter has a dim of one element where a "
                 "micro-batch of one sample has its samples: leave that dim out of the parameter, or use micro-batches of two samples or more.");
+  check_samples_known(state, info, left, right);
 }
 
 }  // namespace tessera::dtensor

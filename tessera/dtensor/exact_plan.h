@@ -22,7 +22,8 @@ void plan_exact(RankState& state, const OpInfo& info, const rules::Call& call, c
                 const rules::Propagation& decided, const CallPlan* forward, CallPlan& plan);
 
 // Throws if `a + b`, of equal sizes, would add samples of one micro-batch to those of another, or to a gradient that waits for them: the
-// gradient of what libtorch did not spread over samples, as there was one only.
+// gradient of what libtorch did not spread over samples, as there was one only. And if it would add gradients of two micro-batches whose
+// samples nobody knows.
 void check_samples_apart(const RankState& state, const OpInfo& info, c10::ArrayRef<c10::IValue> args);
 
 }  // namespace tessera::dtensor

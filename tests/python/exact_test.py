@@ -143,6 +143,36 @@ class ExactTest(unittest.TestCase):
         batch = dict(x=torch.randn(SAMPLES, 3, 32), labels=torch.randint(0, 5, (SAMPLES,)))
         self.compare_model("encoder", Encoder(), batch, LAYOUTS)
 
+    def test_rows_that_lost_their_samples(self):
+        """x[ids] of a batch says of no row which sample it is: one micro-batch has one order of sums, several have none."""
+        class Lookup(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.weight = nn.Parameter(torch.linspace(-1, 1, 40).reshape(8, 5).double())
+
+            def forward(self, x, y):
+                ids = torch.tensor([i % (len(x) - 1) for i in reversed(range(len(x)))])
+                return nn.functional.cross_entropy(x[ids] @ self.weight, y[ids], reduction="sum")
+
+        x, y = torch.arange(96.0).sin().reshape(SAMPLES, 8).double(), torch.arange(SAMPLES) % 5
+
+        def gradient(mesh, accumulate):
+            def body():
+                tessera.numerics("exact", LATTICE)
+                model = Lookup()
+                tessera.parallelize(model, tessera.generate_plan(model, mesh=mesh, lattice=LATTICE), accumulate=accumulate)
+                for part in zip(x.chunk(accumulate), y.chunk(accumulate), strict=True):
+                    model(*part).backward()
+                return tessera.full_tensor(model.weight.grad)
+
+            return tessera.run_ranks(body, tessera.Mesh(mesh).size())
+
+        for mesh in ("dp=2", "tp=2"):
+            self.assertTrue(torch.equal(gradient(mesh, 1), gradient("1", 1)), mesh)
+        for mesh in ("1", "dp=2"):
+            with self.subTest(mesh=mesh), self.assertRaisesRegex(RuntimeError, "a gradient lost its samples"):
+                gradient(mesh, 2)
+
     def test_two_programs_differ(self):
         model, batch = ZOO["llama"].make().eval(), ZOO["llama"].batch(SAMPLES)
         first = tessera.run_ranks(lambda: train("llama", copy.deepcopy(model), batch, "tp=2", 1), 2)
