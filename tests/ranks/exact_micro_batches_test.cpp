@@ -79,12 +79,11 @@ TEST(ExactMicroBatches, IntoAWeightThatTwoAxesCutAlongOneDim) {
     check(tp_order == 0 ? "tp outside" : "dp outside", [=](World& world) {
       Placements placements(world.mesh.ndim(), layout::Shard(0));
       if (placements.size() == 2) placements = {layout::Shard(0, {.order = 1 - tp_order}), layout::Shard(0, {.order = tp_order})};
-      const at::Tensor w = world.parameter("w", {kWidth, kWidth}, placements);
+      const at::Tensor w = world.parameter("w", {kHidden, kWidth}, placements);
       Net net(world);
-      world.each_batch([&](const Batch& batch) { net.loss_of(at::linear(net.hidden(at::linear(batch.x, w)), net.w2), batch.y).backward(); });
+      world.each_batch([&](const Batch& batch) { net.loss_of(at::linear(at::linear(batch.x, w).tanh(), net.w2), batch.y).backward(); });
       EXPECT_EQ(spec_of(w.grad())->placements, spec_of(w)->placements);
-      world.keep("w", w.grad());
-      net.keep_gradients();
+      world.keep("w", w.grad()), world.keep("w2", net.w2.grad());
     });
   }
 }

@@ -1,6 +1,8 @@
 // Operators of many kinds by rules of their own, gradients included; and operands that are one tensor.
 #include <limits>
 
+#include "tessera/base/hash.h"
+#include "tessera/dtensor/state.h"
 #include "tests/ranks/functions.h"
 
 namespace tessera::ranks {
@@ -80,6 +82,27 @@ TEST(Operators, ExtremesOfWhatSomeRanksHoldNothingOf) {
     expect_all(at::full({2, 40}, kInfinity, at::kFloat), at::amin);
     expect_all(at::full({2, 40}, std::numeric_limits<int64_t>::lowest(), at::kLong), at::amax);
     expect_all(at::full({2, 40}, 127, at::kChar), at::amin);
+  });
+}
+
+// The gradient of a parameter is cut as the parameter is: each rank adds to the rows that it holds, but never to the one that pads.
+TEST(Operators, LookupsOfACutParameterWithARowForPadding) {
+  const at::Tensor value = waves({7, 3}), ids = at::tensor({2, 0, 2, 5, 1, 2, 6}, at::kLong);
+  const auto gradient_at = [&](const at::Tensor& weight) {
+    (at::embedding(weight, ids, /*padding_idx=*/2) * waves({7, 3}, 0.9)).sum().backward();
+    return weight.grad();
+  };
+  const at::Tensor expected = gradient_at(value.clone().requires_grad_());
+  const Mesh mesh = Mesh::parse("a=3");
+  run_on(mesh, [&](int64_t) {
+    const at::Tensor weight = distribute(value, mesh, {layout::Shard(0)}).set_requires_grad(true);
+    auto& known = dtensor::RankState::require().parameters;
+    known.push_back({"weight", base::hash_string("weight"), {}, {}});
+    dtensor::meta_of(weight)->parameter = &known.back();
+    const at::Tensor gradient = gradient_at(weight);
+    EXPECT_TRUE(spec_of(gradient)->placements[0].is_shard(0)) << spec_of(gradient).str();
+    EXPECT_LE(error_of(full_tensor(gradient), expected), 1e-15);
+    EXPECT_TRUE(full_tensor(gradient)[2].eq(0).all().item<bool>());
   });
 }
 
