@@ -17,6 +17,7 @@
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/dtensor/explain.h"
 #include "tessera/dtensor/find_nan.h"
+#include "tessera/dtensor/gather_to.h"
 #include "tessera/layout/mesh.h"
 #include "tessera/layout/placement.h"
 #include "tessera/layout/spec.h"
@@ -50,6 +51,7 @@ using dtensor::distribute;
 using dtensor::Explain;
 using dtensor::from_local;
 using dtensor::full_tensor;
+using dtensor::gather_to;
 using dtensor::GeneratorKind;
 using dtensor::is_dtensor;
 using dtensor::manual_seed;

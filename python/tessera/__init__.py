@@ -14,7 +14,7 @@ from tessera import _torch_version as _torch_version  # first: refuses a torch t
 from tessera import _loading as _loading
 from tessera import _on_torch as _on_torch
 from tessera import _threads as _threads
-from tessera._C import CommError, Mesh, Placement, Plan, in_rank
+from tessera._C import CommError, CommTimeout, DivergenceError, Mesh, Placement, Plan, RankFailed, Stopped, in_rank
 from tessera._explain import explain, find_nan
 from tessera._layout import DeviceMesh, InterleavedShard, Partial, Replicate, Shard, init_device_mesh
 from tessera._parallel import deferred, full_state_dict, generate_plan, is_deferred, load, parallelize, save
@@ -23,7 +23,8 @@ from tessera._run import explicit, implicit, ledger, manual_seed, numerics, set_
 from tessera._tensor import DTensor, distribute_tensor, from_local, full_tensor, redistribute, to_local
 
 __all__ = [
-    "CommError", "DTensor", "DeviceMesh", "InterleavedShard", "Mesh", "Partial", "Placement", "Plan", "Replicate", "Shard",
+    "CommError", "CommTimeout", "DTensor", "DeviceMesh", "DivergenceError", "InterleavedShard", "Mesh", "Partial", "Placement", "Plan", "RankFailed",
+    "Replicate", "Shard", "Stopped",
     "deferred", "distribute_tensor", "explain", "explicit", "find_nan", "from_local", "full_state_dict", "full_tensor", "generate_plan", "implicit", "in_rank",
     "init_device_mesh", "is_deferred", "join", "ledger", "load", "manual_seed", "numerics", "parallelize", "rank", "redistribute", "run_fake", "run_ranks", "save",
     "set_generator", "set_step_tokens", "to_local", "world_size",

@@ -1,8 +1,11 @@
-"""Models of transformers are loaded by one rank thread at a time. Importing this module is enough.
+"""What libraries keep for the whole process, where several of its threads are ranks. Importing this module is enough.
 
-While `from_pretrained` builds a model it replaces functions and settings of torch for the whole process (initialisers, how
-parameters are registered, the default dtype), and puts back what it found. So rank threads load together: each in its turn, while
+While `from_pretrained` of transformers builds a model it replaces functions and settings of torch for the whole process (initialisers,
+how parameters are registered, the default dtype), and puts back what it found. So rank threads load together: each in its turn, while
 the others do nothing else.
+
+What accelerate knows of a program (whether this micro-batch ends a step, devices, precision), and the Trainer of transformers by it, is
+one dict for the process. A rank that sets it would change it for another that is a line behind; so each rank thread has its own.
 """
 
 import functools
@@ -11,8 +14,6 @@ import threading
 from importlib.machinery import PathFinder
 
 from tessera import _C
-
-MODULE = "transformers.modeling_utils"
 
 _turn = threading.Lock()
 _changed = threading.Condition()
@@ -56,26 +57,47 @@ def _replace(cls, name):
     setattr(cls, name, classmethod(method))
 
 
-def _install(module):
+def _load_in_turns(module):
     for name in ("from_pretrained", "_from_config"):
         _replace(module.PreTrainedModel, name)
 
 
+class _OfRank:
+    """Stands for a dict in a class: one for each rank thread, and one for all other threads."""
+
+    def __init__(self, of_others):
+        self._of_others = of_others
+        self._own = threading.local()
+
+    def __get__(self, instance, owner=None):
+        if not _C.in_rank_thread():
+            return self._of_others
+        if not hasattr(self._own, "state"):
+            self._own.state = {}
+        return self._own.state
+
+
+def _keep_apart(module):
+    for cls in (module.PartialState, module.AcceleratorState, module.GradientState):
+        cls._shared_state = _OfRank(cls._shared_state)
+
+
+# Modules, and what is done to each once it was imported.
+_MODULES = {"accelerate.state": _keep_apart, "transformers.modeling_utils": _load_in_turns}
+
+
 class _Finder:
-    """Finds the module as Python does, and has its loading replaced once it was imported."""
+    """Finds these modules as Python does, and has their loading followed by that."""
 
     def find_spec(self, name, path, target=None):
-        if name != MODULE:
-            return None
-        sys.meta_path.remove(self)
-        spec = PathFinder.find_spec(name, path, target)
+        spec = PathFinder.find_spec(name, path, target) if name in _MODULES else None
         if spec:
             run = spec.loader.exec_module
-            spec.loader.exec_module = lambda module: (run(module), _install(module))
+            spec.loader.exec_module = lambda module: (run(module), _MODULES[name](module))
         return spec
 
 
-if MODULE in sys.modules:
-    _install(sys.modules[MODULE])
-else:
-    sys.meta_path.insert(0, _Finder())
+for _name, _install in _MODULES.items():
+    if _name in sys.modules:
+        _install(sys.modules[_name])
+sys.meta_path.insert(0, _Finder())

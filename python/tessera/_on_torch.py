@@ -103,6 +103,20 @@ def _in_rank_threads(module, name, refuse):
     setattr(module, name, function)
 
 
+def _place_loaded():
+    """Has optimizers place what they load for parameters on a mesh as these lie: a rank keeps its part alone."""
+    plain = torch.optim.Optimizer.load_state_dict
+
+    @functools.wraps(plain)
+    def load_state_dict(self, state_dict):
+        plain(self, state_dict)
+        for parameter, state in self.state.items():
+            if _C.is_dtensor(parameter):
+                state.update({key: _C.placed_state(value, parameter) for key, value in state.items() if isinstance(value, torch.Tensor)})
+
+    torch.optim.Optimizer.load_state_dict = load_state_dict
+
+
 def _install():
     _replace("__repr__", _repr)
     _replace("__deepcopy__", _deepcopy)
@@ -122,6 +136,7 @@ def _install():
         _in_region(name)
     _in_rank_threads(torch.jit, "trace", _refuse_tracing)
     _in_rank_threads(torch.autograd.forward_ad, "enter_dual_level", _refuse_levels)
+    _place_loaded()
     plain = torch.nn.Parameter.__deepcopy__
     torch.nn.Parameter.__deepcopy__ = lambda self, memo: _deepcopy(self, memo) if _C.is_dtensor(self) else plain(self, memo)
 

@@ -7,7 +7,7 @@ from typing import TypeVar
 import torch
 
 from tessera import _C
-from tessera._ranks import ensure_rank, rank
+from tessera._ranks import ensure_rank
 from tessera._tensor import full_tensor
 
 __all__ = ["deferred", "full_state_dict", "generate_plan", "is_deferred", "load", "parallelize", "save"]
@@ -59,17 +59,25 @@ def parallelize(model: Model, plan: _C.Plan | _C.Mesh | str, optimizer: torch.op
     return model
 
 
-def full_state_dict(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """The model's state with whole, plain tensors, the same on every rank. Collective over the model's mesh."""
-    return {name: full_tensor(value.detach()) for name, value in model.state_dict().items()}
+def full_state_dict(model: torch.nn.Module, *, rank: int | None = None) -> dict[str, torch.Tensor]:
+    """The model's state with whole, plain tensors, the same on every rank. Collective over the model's mesh.
+
+    With `rank`, on that rank alone: the others get an empty dict, and never hold a whole tensor.
+    """
+    state = {name: value.detach() for name, value in model.state_dict().items()}
+    if rank is None:
+        return {name: full_tensor(value) for name, value in state.items()}
+    gathered = {name: _C.gather_to(rank, value) for name, value in state.items()}
+    return {name: whole for name, whole in gathered.items() if whole is not None}
 
 
 def save(path: str | os.PathLike[str], model: torch.nn.Module) -> None:
-    """Writes the model's state to a safetensors file, under its names, by rank 0. Collective."""
-    state = full_state_dict(model)
-    if rank() == 0:
-        _C.save_safetensors(str(path), list(state.items()))
-    _C.barrier()
+    """Writes the model's state to a safetensors file, under its names, by rank 0. Collective.
+
+    Rank 0 holds one whole tensor at a time, the others none.
+    """
+    ensure_rank()
+    _C.save_gathered(str(path), [(name, value.detach()) for name, value in model.state_dict().items()])
 
 
 def load(path: str | os.PathLike[str], model: torch.nn.Module) -> None:

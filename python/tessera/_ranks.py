@@ -13,23 +13,35 @@ from tessera._C import in_rank
 T = TypeVar("T")
 
 
-def run_ranks(body: Callable[[], T], ranks: int, *, deadline: float = 60.0) -> T:
+def run_ranks(body: Callable[[], T], ranks: int, *, deadline: float = 60.0, grace: float = 60.0) -> T:
     """Runs `body()` on `ranks` threads, each a rank, and returns what rank 0 returned.
 
     A rank that waits `deadline` seconds for the others throws. When one raises, the others are woken, and its exception is
     raised here, with its traceback and a note that says which rank it was. Ctrl-C raises KeyboardInterrupt on every rank, and
     here once all have ended: a rank that sleeps wakes up first. The second Ctrl-C says where they are, the third kills the process.
+
+    A rank in one call that does not return hears of none of this: `grace` seconds after the failure, or the first Ctrl-C, the process
+    ends, and says on stderr what failed and where the ranks are. 0: it waits for them.
     """
+
+    raised = []
 
     def of_rank() -> T:
         try:
             return body()
         except BaseException as error:
-            if sys.version_info >= (3, 11):
-                error.add_note(f"(raised by rank {rank()} of {world_size()})")
+            raised.append((error, rank()))
             raise
 
-    return _C.run_ranks(of_rank, ranks, deadline)
+    try:
+        return _C.run_ranks(of_rank, ranks, deadline, grace)
+    except BaseException as error:  # the note is not for the other ranks, whose errors quote this one
+        for of_one, number in raised if sys.version_info >= (3, 11) else ():
+            if of_one is error:
+                error.add_note(f"(raised by rank {number} of {ranks})")
+        raise
+    finally:
+        raised.clear()
 
 
 def run_fake(body: Callable[[], T], ranks: int, *, rank: int = 0) -> T:

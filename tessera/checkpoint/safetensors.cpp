@@ -47,8 +47,6 @@ Header lay_out(const std::vector<NamedTensor>& tensors, const Metadata& metadata
   for (const auto& [name, tensor] : tensors) {
     TESSERA_CHECK(names.insert(name).second && name != "__metadata__", "[checkpoint] two tensors named \"", name,
                   "\" in one file; accepted: a name for each, not __metadata__");
-    TESSERA_CHECK(tensor.device().is_cpu() && tensor.layout() == at::kStrided && tensor.has_storage(), "[checkpoint] ", name,
-                  " is no plain tensor on the CPU; accepted: one that is whole, as full_tensor(x).cpu() gives it");
     header.entries.push_back({name, tensor.scalar_type(), tensor.sizes().vec(), 0, static_cast<int64_t>(tensor.nbytes())});
   }
   int64_t at = 0;
@@ -59,13 +57,9 @@ Header lay_out(const std::vector<NamedTensor>& tensors, const Metadata& metadata
   return header;
 }
 
-// Wide elements first, so that each tensor is aligned to its own.
-std::vector<NamedTensor> in_file_order(std::vector<NamedTensor> tensors) {
-  std::sort(tensors.begin(), tensors.end(), [](const NamedTensor& a, const NamedTensor& b) {
-    const auto a_size = a.tensor.element_size(), b_size = b.tensor.element_size();
-    return a_size != b_size ? a_size > b_size : a.name < b.name;
-  });
-  return tensors;
+void verify_plain(const std::string& name, const at::Tensor& tensor) {
+  TESSERA_CHECK(tensor.device().is_cpu() && tensor.layout() == at::kStrided && tensor.has_storage(), "[checkpoint] ", name,
+                " is no plain tensor on the CPU; accepted: one that is whole, as full_tensor(x).cpu() gives it");
 }
 
 void verify_target(const Entry& entry, const at::Tensor& target, const std::string& path) {
@@ -77,19 +71,69 @@ void verify_target(const Entry& entry, const at::Tensor& target, const std::stri
 
 }  // namespace
 
-void save_safetensors(const std::string& path, const std::vector<NamedTensor>& tensors, const Metadata& metadata) {
-  const auto ordered = in_file_order(tensors);
-  const auto header = write_header(lay_out(ordered, metadata));
-  const uint64_t length = header.size();
-  TESSERA_CHECK(length <= kLargestHeader, "[checkpoint] a header of ", length, " bytes; accepted: at most ", kLargestHeader);
-  base::AtomicFile file(path);
-  file.write(&length, sizeof(length));
-  file.write(header);
-  for (const auto& [name, tensor] : ordered) {
-    const auto contiguous = tensor.contiguous();
-    file.write(contiguous.data_ptr(), contiguous.nbytes());
+class SafetensorsWriter::File {
+ public:
+  File(const std::string& path, Header header) : header_(std::move(header)), text_(text_of(header_)), file_(path) {
+    const uint64_t length = text_.size();
+    file_.write(&length, sizeof(length));
+    file_.write(text_);
   }
-  file.commit();
+
+  void write(const at::Tensor& tensor) {
+    TESSERA_CHECK(next_ < header_.entries.size(), "[checkpoint] a tensor more than the ", next_, " of the file");
+    const auto& entry = header_.entries[next_++];
+    verify_plain(entry.name, tensor);
+    TESSERA_CHECK(tensor.scalar_type() == entry.dtype && tensor.sizes() == at::IntArrayRef(entry.sizes), "[checkpoint] ", entry.name, " of ",
+                  tensor.scalar_type(), tensor.sizes(), " where the file has ", entry.dtype, at::IntArrayRef(entry.sizes));
+    const auto contiguous = tensor.contiguous();
+    file_.write(contiguous.data_ptr(), contiguous.nbytes());
+  }
+
+  void commit() {
+    TESSERA_CHECK(next_ == header_.entries.size(), "[checkpoint] ", next_, " of the ", header_.entries.size(), " tensors of a file were written");
+    file_.commit();
+  }
+
+ private:
+  static std::string text_of(const Header& header) {
+    auto text = write_header(header);
+    TESSERA_CHECK(static_cast<int64_t>(text.size()) <= kLargestHeader, "[checkpoint] a header of ", text.size(), " bytes; accepted: at most ", kLargestHeader);
+    return text;
+  }
+
+  const Header header_;
+  const std::string text_;  // before the file, which is not touched if it cannot be written
+  base::AtomicFile file_;
+  size_t next_ = 0;
+};
+
+SafetensorsWriter::SafetensorsWriter(const std::string& path, const std::vector<NamedTensor>& tensors, const Metadata& metadata)
+    : file_(std::make_unique<File>(path, lay_out(tensors, metadata))) {}
+
+SafetensorsWriter::~SafetensorsWriter() = default;
+
+void SafetensorsWriter::write(const at::Tensor& tensor) { file_->write(tensor); }
+
+void SafetensorsWriter::commit() { file_->commit(); }
+
+std::vector<NamedTensor> in_file_order(std::vector<NamedTensor> tensors) {
+  std::sort(tensors.begin(), tensors.end(), [](const NamedTensor& a, const NamedTensor& b) {
+    const auto a_size = a.tensor.element_size(), b_size = b.tensor.element_size();
+    return a_size != b_size ? a_size > b_size : a.name < b.name;
+  });
+  return tensors;
+}
+
+void save_safetensors(const std::string& path, const std::vector<NamedTensor>& tensors, const Metadata& metadata) {
+  for (const auto& [name, tensor] : tensors) {
+    verify_plain(name, tensor);
+  }
+  const auto ordered = in_file_order(tensors);
+  SafetensorsWriter writer(path, ordered, metadata);
+  for (const auto& [name, tensor] : ordered) {
+    writer.write(tensor);
+  }
+  writer.commit();
 }
 
 Tensors load_safetensors(const std::string& path) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <map>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -21,6 +22,32 @@ struct Tensors {
   std::vector<NamedTensor> tensors;
   Metadata metadata;
 };
+
+// Writes a file tensor by tensor: only the one that is written needs to be in memory. By way of a temporary file and a rename: an
+// earlier file stays until commit(). Throws DataError on a disk that fails.
+class SafetensorsWriter {
+ public:
+  // `tensors` give names, dtypes and sizes; their values, which may lie anywhere, are not looked at. In the order of write(); wide
+  // elements come first where each is to be aligned (in_file_order). Throws c10::Error for a dtype that is not among those of
+  // save_safetensors or a name given twice.
+  SafetensorsWriter(const std::string& path, const std::vector<NamedTensor>& tensors, const Metadata& metadata = {});
+  ~SafetensorsWriter();
+  SafetensorsWriter(const SafetensorsWriter&) = delete;
+  SafetensorsWriter& operator=(const SafetensorsWriter&) = delete;
+
+  // The values of the next tensor: whole, plain, on the CPU.
+  void write(const at::Tensor& tensor);
+
+  // After the last.
+  void commit();
+
+ private:
+  class File;
+  std::unique_ptr<File> file_;
+};
+
+// The order of a file: wide elements first, so that each tensor is aligned to its own; then by name.
+std::vector<NamedTensor> in_file_order(std::vector<NamedTensor> tensors);
 
 // Writes whole, plain tensors on the CPU of float64, float32, bfloat16, float16, int64, int32, uint8 or bool, by way of a
 // temporary file and a rename: an earlier file stays until the new one is complete. Tensors that share memory are written

@@ -3,6 +3,7 @@
 #include "tessera/base/text.h"
 #include "tessera/comm/context.h"
 #include "tessera/comm/exact_merge.h"
+#include "tessera/trace/flight_recorder.h"
 
 namespace tessera::comm {
 namespace {
@@ -71,9 +72,9 @@ std::string parting(const Call& a, const Call& b) {
   return out.str();
 }
 
-std::string report(const Call& a, const Call& b) {
+std::string report(const Call& a, const Call& b, const char* what = "run different programs") {
   std::ostringstream out;
-  out << "[comm] ranks " << global_rank(a) << " and " << global_rank(b) << " run different programs: rank " << global_rank(a)
+  out << "[comm] ranks " << global_rank(a) << " and " << global_rank(b) << " " << what << ": rank " << global_rank(a)
       << " calls " << a.str() << ", rank " << global_rank(b) << " calls " << b.str() << parting(a, b)
       << ". Every rank must run the same operators with the same global shapes, layouts and numbers: look for what depends on the rank.";
   return out.str();
@@ -96,8 +97,7 @@ std::string divergence_of(const std::vector<const Call*>& calls) {
   if (first.kind == Kind::kBarrier) {
     return "";
   }
-  const bool is_uniform = first.kind == Kind::kAllReduce || first.kind == Kind::kBroadcast || first.kind == Kind::kMerge;
-  for (size_t i = 0; i < (is_uniform ? 1 : calls.size()); ++i) {
+  for (size_t i = 0; i < (trace::is_uniform(name_of(first.kind)) ? 1 : calls.size()); ++i) {
     for (size_t j = 0; j < calls.size(); ++j) {
       if (!fits(*calls[i], *calls[j], i, j)) {
         return report(*calls[std::min(i, j)], *calls[std::max(i, j)]);
@@ -106,6 +106,8 @@ std::string divergence_of(const std::vector<const Call*>& calls) {
   }
   return "";
 }
+
+std::string divergence_by_deadlock(const Call& a, const Call& b) { return report(a, b, "wait for each other"); }
 
 std::string divergence_of(const Call& receive, const at::Tensor& sent) {
   if (same(receive.outputs[0], sent)) {

@@ -15,6 +15,9 @@ std::string divergence_of(const std::vector<const Call*>& calls);
 // That a member has finished for which another waits in `call`. Both by their global ranks.
 std::string divergence_by_end(int64_t finished, int64_t waiting, const Call& call);
 
+// That two ranks wait for each other in calls that never meet, as those of different groups.
+std::string divergence_by_deadlock(const Call& a, const Call& b);
+
 // What a receive expects and what was sent; empty if they agree.
 std::string divergence_of(const Call& receive, const at::Tensor& sent);
 

@@ -3,13 +3,13 @@
 #include <atomic>
 #include <cstdlib>
 #include <filesystem>
-#include <future>
 #include <iostream>
 #include <mutex>
 #include <set>
-#include <thread>
 
+#include "tessera/base/aside.h"
 #include "tessera/base/atomic_file.h"
+#include "tessera/comm/exact_merge.h"
 #include "tessera/trace/flight_recorder.h"
 
 namespace tessera::comm {
@@ -56,7 +56,10 @@ class Flights : public Watcher {
     flight.detail = reduces ? layout::name_of(call.reduce) : "";
     flight.tensors = static_cast<int64_t>(tensors.size());
     flight.bytes = call.bytes();
-    if (!tensors.empty()) {
+    if (call.merge) {
+      flight.dtype = c10::typeMetaToScalarType(call.merge->options.dtype());
+      flight.sizes = call.merge->sizes;
+    } else if (!tensors.empty()) {
       flight.dtype = tensors.front().scalar_type();
       flight.sizes = tensors.front().sizes();
     }
@@ -159,16 +162,12 @@ void leave_flights(RankContext& context, const std::string& reason) noexcept {
 
 void leave_all_flights(const std::string& reason) noexcept {
   try {
-    auto done = std::make_shared<std::promise<void>>();
-    auto is_done = done->get_future();
-    std::thread([done, reason] {
+    base::run_aside([reason] {
       std::lock_guard lock(shared().mutex);
       for (const auto* flights : shared().running) {
         leave(*flights, reason);
       }
-      done->set_value();
-    }).detach();
-    is_done.wait_for(std::chrono::seconds(1));
+    }, std::chrono::seconds(1));
   } catch (...) {
   }
 }

@@ -13,6 +13,7 @@
 #include "tessera/comm/fake.h"
 #include "tessera/comm/flight.h"
 #include "tessera/comm/rank_scope.h"
+#include "tessera/comm/rank_threads.h"
 #include "tessera/comm/threads.h"
 
 namespace tessera::comm {
@@ -88,6 +89,7 @@ void run_ranks(int64_t ranks, const std::function<void(int64_t rank)>& body, Run
   const auto threads = options.intra_op_threads > 0 ? options.intra_op_threads : threads_per_rank(ranks);
   const auto threads_before = at::get_num_threads();
   const at::ThreadLocalState caller;
+  RankThreads running(job, options.grace, options.where);
   Errors errors;
 
   const auto start = [&](int64_t rank) {
@@ -99,7 +101,9 @@ void run_ranks(int64_t ranks, const std::function<void(int64_t rank)>& body, Run
     context.deadline = options.deadline;
     context.compare_programs = options.compare_programs;
     context.stops_before = stops_before;
+    running.begin(context);
     run_rank(job, context, body, errors);
+    running.end(rank);
   };
   std::vector<std::thread> pool;
   try {
@@ -111,6 +115,7 @@ void run_ranks(int64_t ranks, const std::function<void(int64_t rank)>& body, Run
     job->fail(rank, c10::str("[run_ranks] no thread could be started for rank ", rank, " of ", ranks));
     errors.add(rank, std::current_exception());
   }
+  running.wait(static_cast<int64_t>(pool.size()));
   for (auto& thread : pool) {
     thread.join();
   }

@@ -2,6 +2,8 @@
 
 #include <thread>
 
+#include <c10/util/ScopeExit.h>
+
 #include "tessera/base/hints.h"
 #include "tessera/base/text.h"
 #include "tessera/comm/divergence.h"
@@ -16,6 +18,8 @@ using Clock = std::chrono::steady_clock;
 
 // A sleeper looks around at least this often: a signal handler cannot wake it.
 constexpr std::chrono::milliseconds kGlance{50};
+// How long all ranks wait for each other before one says so.
+constexpr std::chrono::milliseconds kDeadlock{200};
 // How often a waiter lets other threads run before it sleeps.
 constexpr int kYields = 64;
 // Up to this many bytes in all, the last to arrive does the work of all: waking the others first would cost more.
@@ -30,7 +34,7 @@ void yield_until(Done done) {
 
 }  // namespace
 
-ThreadJob::ThreadJob(int64_t ranks) : finished_(static_cast<size_t>(ranks)), stops_before_(stop_requests()) {}
+ThreadJob::ThreadJob(int64_t ranks) : finished_(static_cast<size_t>(ranks)), waiting_(static_cast<size_t>(ranks)), stops_before_(stop_requests()) {}
 
 void ThreadJob::fail(int64_t rank, std::string message) {
   std::lock_guard lock(mutex_);
@@ -40,6 +44,7 @@ void ThreadJob::fail(int64_t rank, std::string message) {
 void ThreadJob::finish(int64_t rank) {
   std::lock_guard lock(mutex_);
   finished_[static_cast<size_t>(rank)] = true;
+  ++idle_;
   for (auto* group : groups_) {
     group->changed_.notify_all();
   }
@@ -48,6 +53,11 @@ void ThreadJob::finish(int64_t rank) {
 std::optional<Failure> ThreadJob::failure() {
   std::lock_guard lock(mutex_);
   return failure_;
+}
+
+std::string ThreadJob::where(int64_t rank) {
+  std::lock_guard lock(mutex_);
+  return where_is(rank);
 }
 
 std::shared_ptr<ThreadGroup> ThreadJob::open(const std::string& name, const std::vector<int64_t>& ranks, int64_t rank) {
@@ -91,6 +101,12 @@ std::string ThreadJob::where_is(int64_t rank) const {
     }
   }
   return "in no collective";
+}
+
+bool ThreadJob::is_deadlocked() const {
+  return idle_ == size() && std::all_of(waiting_.begin(), waiting_.end(), [](const Waiter* waiter) {
+    return !waiter || (waiter->may_leave() && !waiter->is_ready());
+  });
 }
 
 ThreadGroup::ThreadGroup(ThreadJob& job, std::vector<int64_t> ranks)
@@ -241,6 +257,14 @@ at::Tensor ThreadGroup::take(const Call& call, size_t to, int64_t number, std::c
 
 void ThreadGroup::wait(Lock& lock, const Waiter& waiter) {
   const auto end = Clock::now() + waiter.deadline;
+  auto& here = job_.waiting_[static_cast<size_t>(ranks_[waiter.member])];
+  here = &waiter;
+  ++job_.idle_;
+  const auto leave = c10::make_scope_exit([&] {
+    here = nullptr;
+    --job_.idle_;
+  });
+  std::optional<Clock::time_point> stuck_since;
   for (; !waiter.is_ready(); changed_.wait_until(lock, std::min(end, Clock::now() + kGlance))) {
     if (!waiter.may_leave()) {
       changed_.wait(lock, [&] { return waiter.is_ready() || waiter.may_leave(); });
@@ -258,6 +282,13 @@ void ThreadGroup::wait(Lock& lock, const Waiter& waiter) {
         throw_finished(waiter, member);
       }
     }
+    if (!job_.is_deadlocked()) {
+      stuck_since.reset();
+    } else if (!stuck_since) {
+      stuck_since = Clock::now();
+    } else if (Clock::now() - *stuck_since >= kDeadlock) {
+      throw_deadlock(waiter);
+    }
     if (Clock::now() >= end) {
       throw_timeout(waiter);
     }
@@ -272,7 +303,7 @@ void ThreadGroup::throw_if_failed(const Call& call, size_t member) {
 
 void ThreadGroup::throw_failure(const Call& call, size_t member) {
   const auto& failure = *job_.failure_;
-  if (failure.diverged == this) {
+  if (failure.diverged == this || failure.is_deadlock) {
     TESSERA_THROW(DivergenceError, failure.message);
   }
   throw base::RankFailed({__func__, __FILE__, static_cast<uint32_t>(__LINE__)}, failure.rank,
@@ -283,6 +314,14 @@ void ThreadGroup::throw_failure(const Call& call, size_t member) {
 void ThreadGroup::throw_finished(const Waiter& waiter, size_t missing) {
   const auto message = divergence_by_end(ranks_[missing], ranks_[waiter.member], waiter.call);
   job_.set_failure({ranks_[waiter.member], message, this});
+  TESSERA_THROW(DivergenceError, message);
+}
+
+void ThreadGroup::throw_deadlock(const Waiter& waiter) {
+  size_t missing = 0;
+  while (!waiter.is_missing(missing)) ++missing;
+  const auto message = divergence_by_deadlock(waiter.call, job_.waiting_[static_cast<size_t>(ranks_[missing])]->call);
+  job_.set_failure({.rank = ranks_[waiter.member], .message = message, .is_deadlock = true});
   TESSERA_THROW(DivergenceError, message);
 }
 

@@ -28,6 +28,18 @@ struct Failure {
   std::string message;
   // The group whose members ran different programs, if that was it. Only compared, never followed.
   const ThreadGroup* diverged = nullptr;
+  // All ranks waited for each other, each in another group.
+  bool is_deadlock = false;
+};
+
+// One wait: who waits in which call, for whom (positions), until when.
+struct Waiter {
+  const Call& call;
+  size_t member;
+  std::chrono::milliseconds deadline;
+  std::function<bool()> is_ready;
+  std::function<bool()> may_leave;
+  std::function<bool(size_t member)> is_missing;
 };
 
 // One job of rank threads. Thread-safe. One mutex guards the job and all its groups; each group has its own condition variable.
@@ -52,6 +64,9 @@ class ThreadJob {
   // What went wrong first, if anything did.
   std::optional<Failure> failure();
 
+  // `in barrier over tp`, `in no collective`, `finished`.
+  std::string where(int64_t rank);
+
   // The group over global `ranks` that `rank`, one of them, joins: its k-th with that name and these ranks is the k-th of the
   // others. Waits for nobody.
   std::shared_ptr<ThreadGroup> open(const std::string& name, const std::vector<int64_t>& ranks, int64_t rank);
@@ -72,11 +87,15 @@ class ThreadJob {
   // The following want the mutex held.
   void set_failure(Failure failure);
   std::string where_is(int64_t rank) const;
+  // Whether every rank waits, or has finished, and nothing is there that one of them waits for.
+  bool is_deadlocked() const;
 
   std::mutex mutex_;
   std::atomic<bool> failed_{false};
   std::optional<Failure> failure_;
   std::vector<bool> finished_;
+  std::vector<const Waiter*> waiting_;  // by rank; null: it does not
+  int64_t idle_ = 0;                    // ranks that wait or have finished
   std::set<ThreadGroup*> groups_;
   std::map<std::pair<std::string, std::vector<int64_t>>, Family> families_;
   const uint64_t stops_before_;
@@ -106,21 +125,12 @@ class ThreadGroup {
   using Lock = std::unique_lock<std::mutex>;
   using MessageKey = std::tuple<size_t, size_t, int64_t, int64_t>;  // from, to, tag, number
 
-  // One wait: who waits in which call, for whom (positions), until when.
-  struct Waiter {
-    const Call& call;
-    size_t member;
-    std::chrono::milliseconds deadline;
-    std::function<bool()> is_ready;
-    std::function<bool()> may_leave;
-    std::function<bool(size_t member)> is_missing;
-  };
-
   void wait(Lock& lock, const Waiter& waiter);
   void throw_if_failed(const Call& call, size_t member);
   [[noreturn]] void throw_failure(const Call& call, size_t member);
   [[noreturn]] void throw_finished(const Waiter& waiter, size_t missing);
   [[noreturn]] void throw_timeout(const Waiter& waiter);
+  [[noreturn]] void throw_deadlock(const Waiter& waiter);
 
   void lead(size_t member, uint64_t round);
   void follow(Lock& lock, size_t member, uint64_t round, const Call& call, std::chrono::milliseconds deadline);

@@ -4,6 +4,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/comm/flight.h"
+#include "tessera/comm/merge_bytes.h"
 #include "tessera/dtensor/dispatch.h"
 #include "tessera/dtensor/wishes.h"
 
@@ -233,9 +234,7 @@ std::unique_ptr<ExactSum> plan_exact_sum(comm::RankContext& ctx, const Lattice& 
 
 std::vector<comm::NodeSum> run_merge(comm::RankContext& ctx, const layout::Mesh& mesh, int64_t axis, const char* op, const comm::Merge& merge) {
   comm::Communicator& group = ctx.axis(mesh, axis);
-  const int64_t bytes = c10::multiply_integers(merge.sizes) * static_cast<int64_t>(merge.options.dtype().itemsize());
-  const int64_t passes = merge.scatter ? 1 : 2;
-  ctx.ledger.record("exact_merge", mesh.axis(axis).name, op, bytes * passes * (group.size() - 1) / group.size());
+  ctx.ledger.record("exact_merge", mesh.axis(axis).name, op, comm::bytes_sent(merge, group.rank()));
   return group.merge(merge);
 }
 

@@ -13,6 +13,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/hash.h"
+#include "tessera/comm/error_hook.h"
 #include "tessera/dtensor/dispatch.h"
 #include "tessera/dtensor/node.h"
 #include "tessera/dtensor/observer.h"
@@ -79,7 +80,7 @@ at::Tensor shared_part(const Meta& meta) {
   return at::Tensor(part->shallow_copy_and_detach(owner->version_counter(), /*allow_tensor_metadata_change=*/true));
 }
 
-at::Tensor redistribute_kernel(const at::Tensor& tensor, const LayoutPtr& layout) {
+at::Tensor run_redistribute(const at::Tensor& tensor, const LayoutPtr& layout) {
   RankState& state = RankState::require();
   Meta& meta = readable(state, tensor, "redistribute");
   const Origin* origin = meta.origin;
@@ -90,13 +91,21 @@ at::Tensor redistribute_kernel(const at::Tensor& tensor, const LayoutPtr& layout
   return wrap(unshared(meta, std::move(local)), to, origin);
 }
 
-at::Tensor to_plain_kernel(const at::Tensor& tensor, bool whole) {
+at::Tensor run_to_plain(const at::Tensor& tensor, bool whole) {
   RankState& state = RankState::require();
   const char* op = whole ? "full_tensor" : "to_local";
   Meta& meta = readable(state, tensor, op);
   state.ctx.program.note(op, meta.spec->hash);
   if (!whole) return shared_part(meta);
   return unshared(meta, moved_to(state, meta, meta.spec.with(Placements(meta.spec->mesh.ndim())), op));
+}
+
+at::Tensor redistribute_kernel(const at::Tensor& tensor, const LayoutPtr& layout) {
+  return comm::leave_to_front([&] { return run_redistribute(tensor, layout); });
+}
+
+at::Tensor to_plain_kernel(const at::Tensor& tensor, bool whole) {
+  return comm::leave_to_front([&] { return run_to_plain(tensor, whole); });
 }
 
 at::Tensor from_plain_kernel(const at::Tensor& part, const LayoutPtr& layout) {

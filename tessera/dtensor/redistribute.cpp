@@ -9,8 +9,8 @@
 
 #include "tessera/base/error.h"
 #include "tessera/comm/flight.h"
+#include "tessera/dtensor/boxes.h"
 #include "tessera/dtensor/dispatch.h"
-#include "tessera/reshard/holdings.h"
 
 namespace tessera::dtensor {
 
@@ -47,25 +47,6 @@ struct StepRun {
     return spec.local_ranges(coord);
   }
 };
-
-// The part of `tensor`, which holds `outer`, that holds `inner`.
-at::Tensor narrow_to(const at::Tensor& tensor, const Box& outer, const Box& inner) {
-  at::Tensor part = tensor;
-  for (size_t d = 0; d < outer.size(); ++d) {
-    if (outer[d] == inner[d]) continue;
-    const int64_t begin = inner[d].size() == 0 ? 0 : inner[d].begin - outer[d].begin;  // an empty part may stand anywhere
-    part = part.narrow(static_cast<int64_t>(d), begin, inner[d].size());
-  }
-  return part;
-}
-
-std::vector<int64_t> sizes_of(const Box& box) {
-  std::vector<int64_t> sizes;
-  for (const Range& range : box) sizes.push_back(range.size());
-  return sizes;
-}
-
-at::Tensor empty_box(const at::Tensor& like, const Box& box) { return at::empty(sizes_of(box), like.options()); }
 
 struct Limits {
   at::Scalar lowest, highest;
@@ -158,31 +139,9 @@ at::Tensor pad(const StepRun& run) {
   return result;
 }
 
-size_t position_of(const std::vector<int64_t>& ranks, int64_t rank) {
-  const auto found = std::find(ranks.begin(), ranks.end(), rank);
-  TESSERA_CHECK(found != ranks.end(), "[redistribute] rank ", rank, " is not a member of the mesh that holds the tensor; both meshes must view the same ranks");
-  return static_cast<size_t>(found - ranks.begin());
-}
-
 at::Tensor exchange(const StepRun& run) {
-  Communicator& group = run.ctx.whole(run.step.before->mesh);
-  const reshard::RankTransfers transfers =
-      reshard::Exchange(reshard::Holdings(run.step.before), reshard::Holdings(run.step.after)).transfers_of(run.ctx.rank);
-  const at::Tensor nothing = at::empty({0}, run.local.options());
-  std::vector<at::Tensor> inputs(group.size(), nothing), outputs(group.size(), nothing);
-  const Box before = run.my_box_before(), after = run.my_box_after();
-  for (const reshard::Transfer& send : transfers.sends) {
-    inputs[position_of(group.ranks(), send.to)] = narrow_to(run.local, before, send.box).contiguous();
-  }
-  for (const reshard::Transfer& receive : transfers.receives) {
-    outputs[position_of(group.ranks(), receive.from)] = empty_box(run.local, receive.box);
-  }
-  group.all_to_all(outputs, inputs)->wait();
-  at::Tensor result = empty_box(run.local, after);
-  for (const reshard::Transfer& receive : transfers.receives) {
-    narrow_to(result, after, receive.box).copy_(outputs[position_of(group.ranks(), receive.from)]);
-  }
-  return result;
+  const reshard::Exchange exchange(reshard::Holdings(run.step.before), reshard::Holdings(run.step.after));
+  return run_transfers(run.ctx.whole(run.step.before->mesh), exchange.transfers_of(run.ctx.rank), run.local, run.my_box_before(), run.my_box_after());
 }
 
 at::Tensor run_step(const StepRun& run) {
@@ -198,16 +157,6 @@ at::Tensor run_step(const StepRun& run) {
     case StepKind::kRelabel: break;
   }
   return run.local;
-}
-
-at::Tensor folded(const at::Tensor& tensor, c10::IntArrayRef blocks) {
-  std::vector<int64_t> sizes;
-  int64_t at = 0;
-  for (int64_t count : blocks) {
-    at += count > 1 ? 1 : 0;
-    sizes.push_back(count * tensor.size(at++));
-  }
-  return tensor.reshape(sizes);
 }
 
 at::Tensor run_step_of(comm::RankContext& ctx, const Step& step, const at::Tensor& local) {

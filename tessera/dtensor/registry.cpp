@@ -6,6 +6,7 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 
 #include "tessera/base/error.h"
+#include "tessera/comm/error_hook.h"
 #include "tessera/comm/run_ranks.h"
 #include "tessera/dtensor/attention.h"
 #include "tessera/dtensor/contract.h"
@@ -23,7 +24,9 @@ namespace {
 class Kernel final : public c10::OperatorKernel {
  public:
   explicit Kernel(const OpInfo* info) : info_(info) {}
-  void operator()(const c10::OperatorHandle&, c10::DispatchKeySet, torch::jit::Stack* stack) { dispatch(*info_, *stack); }
+  void operator()(const c10::OperatorHandle&, c10::DispatchKeySet, torch::jit::Stack* stack) {
+    comm::leave_to_front([&] { dispatch(*info_, *stack); });
+  }
 
  private:
   const OpInfo* info_;

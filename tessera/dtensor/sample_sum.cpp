@@ -6,6 +6,7 @@
 #include "tessera/base/error.h"
 #include "tessera/base/hints.h"
 #include "tessera/comm/flight.h"
+#include "tessera/comm/merge_bytes.h"
 #include "tessera/dtensor/dispatch.h"
 #include "tessera/dtensor/state.h"
 
@@ -167,6 +168,7 @@ at::Tensor SampleSum::merged(RankState& state, const layout::Spec& to, const cha
     comm::Communicator& group = state.ctx.axis(terms_->mesh, axis);
     std::vector<Node> held;
     for (const NodeSum& node : mine) held.push_back(node.node);
+    state.ctx.ledger.record("all_gather", terms_->mesh.axis(axis).name, op, comm::bytes_of_nodes(leaves_.root) * (group.size() - 1));
     const comm::MergePlan plan(comm::exchange_nodes(group, held, leaves_.root, like_.device()), leaves_.root);
     const Merging merging = way.next(axis);
     comm::Merge merge{.plan = plan, .sizes = sizes, .options = like_.options(), .scatter = merging.scatter, .memory = memory};

@@ -71,6 +71,14 @@ void convert(const at::Tensor& tensor, const layout::Mesh& mesh, const Placement
   dtensor::become(tensor, part);
 }
 
+// Where what an optimizer keeps for a parameter lies: as the parameter in the dims that it shares with it.
+Placements placements_of_state(const at::Tensor& state, const layout::Spec& parameter) {
+  Placements placements = parameter->placements;
+  const auto has_dim = [&](int64_t dim) { return state.dim() == parameter->ndim() && state.size(dim) == parameter->sizes[dim]; };
+  std::replace_if(placements.begin(), placements.end(), [&](const layout::Placement& p) { return p.is_shard() && !has_dim(p.dim); }, layout::Replicate());
+  return placements;
+}
+
 using Visit = std::function<void(at::Tensor)>;
 
 // Calls `visit` with every tensor that the optimizer keeps for a parameter.
@@ -149,12 +157,18 @@ void place_tensors(const std::vector<NamedTensor>& tensors, const Plan& plan) {
 
 void place_state(const at::Tensor& state, const at::Tensor& parameter) {
   const layout::Spec& spec = dtensor::spec_of(parameter);
-  const Placements placements = state.sizes() == parameter.sizes() ? spec->placements : Placements(spec->mesh.ndim());
+  const Placements placements = placements_of_state(state, spec);
   if (is_deferred(state)) {
     materialize(spec->mesh, {{state, placements}});
   } else {
     convert(state, spec->mesh, placements);
   }
+}
+
+at::Tensor placed_state(const at::Tensor& state, const at::Tensor& parameter) {
+  if (dtensor::is_dtensor(state)) return state;
+  const layout::Spec& spec = dtensor::spec_of(parameter);
+  return dtensor::distribute(state, spec->mesh, placements_of_state(state, spec));
 }
 
 void place(torch::nn::Module& model, const Plan& plan, torch::optim::Optimizer* optimizer) {

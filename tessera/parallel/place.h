@@ -21,8 +21,12 @@ void place(torch::nn::Module& model, const Plan& plan, torch::optim::Optimizer* 
 // The same for the tensors of a model that is no C++ module (tensors_of), without its optimizer.
 void place_tensors(const std::vector<NamedTensor>& tensors, const Plan& plan);
 
-// Gives what an optimizer keeps for a placed parameter (a moment, a step count) the parameter's layout if it has its sizes, and
-// replicates it if not. Deferred or plain; a DTensor stays.
+// Gives what an optimizer keeps for a placed parameter (a moment, a step count) the parameter's layout in the dims that it shares with it:
+// of other sizes, as Adafactor's sums over rows are, it is cut where the parameter is cut in dims of equal size; of another number of
+// dims, replicated. Deferred or plain; a DTensor stays.
 void place_state(const at::Tensor& state, const at::Tensor& parameter);
+
+// The same as a tensor of its own: plain `state`, at which others may look, stays as it is.
+at::Tensor placed_state(const at::Tensor& state, const at::Tensor& parameter);
 
 }  // namespace tessera::parallel

@@ -169,6 +169,18 @@ std::string Interrupts::where() const {
   return bodies_.empty() ? "the job" : base::join(bodies_, ", ", write);
 }
 
+std::string Interrupts::last_look() const {
+  const py::gil_scoped_acquire locked;
+  for (const char* name : {"stdout", "stderr"}) {
+    try {
+      py::module_::import("sys").attr(name).attr("flush")();
+    } catch (py::error_already_set& error) {
+      error.discard_as_unraisable("tessera.run_ranks");
+    }
+  }
+  return bodies_.empty() ? "" : where();
+}
+
 void Interrupts::interrupt_bodies() {
   if (owed_.empty()) {
     return;

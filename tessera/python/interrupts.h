@@ -27,6 +27,10 @@ class Interrupts {
   // Runs the body of one of the job's ranks, on its thread.
   py::object run_body(const py::function& body);
 
+  // Before the process ends without Python: writes out what the program has printed, and says where its ranks are. On any thread; waits
+  // for Python's lock.
+  std::string last_look() const;
+
  private:
   void run_beside(const std::function<void()>& job);
   void stop_ranks();

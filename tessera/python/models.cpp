@@ -1,5 +1,6 @@
 // Plans, and models on a mesh.
-#include "tessera/checkpoint/safetensors.h"
+#include "tessera/base/error.h"
+#include "tessera/checkpoint/save_gathered.h"
 #include "tessera/comm/context.h"
 #include "tessera/parallel/deferred.h"
 #include "tessera/parallel/forward_pass.h"
@@ -39,6 +40,13 @@ ForwardPasses place(const py::object& model, const Plan& plan, int64_t micro_bat
   return passes;
 }
 
+// A model refers to its passes, so that whoever pickles one comes here.
+py::object refuse_pickle(const ForwardPasses&) {
+  TORCH_CHECK_TYPE(false, "a model that was parallelized cannot be pickled: each rank has its part of it. Write torch.save(tessera.full_state_dict(model), path), "
+                   "or tessera.save(path, model); copy.deepcopy(model) is a copy on the same ranks");
+  return py::none();
+}
+
 ForwardPasses copy(const ForwardPasses& passes, const py::args&) { return passes.of_copy(); }
 
 std::vector<at::Tensor> begin(ForwardPasses& passes, const Named& batch) {
@@ -64,7 +72,7 @@ void save(const std::string& path, const Named& tensors) {
   for (const auto& [name, tensor] : tensors) {
     all.push_back({name, tensor});
   }
-  checkpoint::save_safetensors(path, all);
+  checkpoint::save_gathered(path, std::move(all));
 }
 
 Named load(const std::string& path) {
@@ -96,11 +104,13 @@ void bind_models(py::module_& module) {
       .def("end", &ForwardPasses::end)
       .def("__copy__", &copy)
       .def("__deepcopy__", &copy)
+      .def("__reduce__", &refuse_pickle)
       .def_property_readonly("plan", &ForwardPasses::plan);
   module.def("place", &place);
-  module.def("save_safetensors", &save, Unlocked());
+  module.def("save_gathered", &save, Unlocked());
   module.def("load_safetensors", &load, Unlocked());
   module.def("place_state", &parallel::place_state, Unlocked());
+  module.def("placed_state", &parallel::placed_state, Unlocked());
 }
 
 }  // namespace tessera::python

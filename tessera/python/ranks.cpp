@@ -27,11 +27,12 @@ void lock_again(void* state) {
   }
 }
 
-py::object run_ranks(const py::function& body, int64_t ranks, double deadline) {
-  comm::RunOptions options;
-  options.deadline = std::chrono::milliseconds(static_cast<int64_t>(deadline * 1000));
+std::chrono::milliseconds milliseconds_of(double seconds) { return std::chrono::milliseconds(static_cast<int64_t>(seconds * 1000)); }
+
+py::object run_ranks(const py::function& body, int64_t ranks, double deadline, double grace) {
   py::object result = py::none();
   Interrupts interrupts;
+  const comm::RunOptions options{.deadline = milliseconds_of(deadline), .grace = milliseconds_of(grace), .where = [&] { return interrupts.last_look(); }};
   interrupts.run([&] {
     comm::run_ranks(ranks, [&](int64_t rank) {
       const py::gil_scoped_acquire locked;
@@ -59,7 +60,7 @@ std::optional<comm::JoinedProcess> the_process;
 
 comm::ProcessOptions options_of(double deadline) {
   comm::ProcessOptions options;
-  options.deadline = std::chrono::milliseconds(static_cast<int64_t>(deadline * 1000));
+  options.deadline = milliseconds_of(deadline);
   return options;
 }
 

@@ -3,6 +3,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/dtensor/dtensor.h"
+#include "tessera/dtensor/gather_to.h"
 #include "tessera/dtensor/layout_ops.h"
 #include "tessera/dtensor/plain.h"
 #include "tessera/dtensor/rng_state.h"
@@ -80,6 +81,7 @@ void bind_tensors(py::module_& module) {
   module.def("redistribute", &redistribute);
   module.def("to_local", &dtensor::to_local, Unlocked());
   module.def("full_tensor", &dtensor::full_tensor, Unlocked());
+  module.def("gather_to", &dtensor::gather_to, Unlocked());
   module.def("to_string", &dtensor::to_string, Unlocked());
   module.def("deep_copy", &dtensor::deep_copy, Unlocked());
   module.def("to_region", &dtensor::to_region, Unlocked());

@@ -10,6 +10,8 @@ namespace tessera::trace {
 
 std::string flight_file(int64_t rank) { return "flight_rank_" + std::to_string(rank) + ".json"; }
 
+bool is_uniform(std::string_view kind) { return kind == "all_reduce" || kind == "broadcast" || kind == "merge"; }
+
 uint64_t FlightRecorder::begin(const Flight& flight) {
   std::lock_guard lock(mutex_);
   Record record{};

@@ -8,6 +8,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/text.h"
+#include "tessera/trace/flight_recorder.h"
 
 namespace tessera::trace {
 namespace {
@@ -28,8 +29,8 @@ std::string call_text(const LeftRecord& record) {
   } else if (!record.detail.empty()) {
     text += "(" + record.detail + ")";
   }
-  if (record.tensors > 0) {
-    text += c10::str(" of ", record.tensors > 1 ? std::to_string(record.tensors) + " " : "", record.dtype, "[", base::join(record.sizes, ", "), "]");
+  if (record.tensors > 0 || !record.sizes.empty()) {
+    text += c10::str(" of ", record.tensors != 1 ? std::to_string(record.tensors) + " " : "", record.dtype, "[", base::join(record.sizes, ", "), "]");
   }
   if (!record.from.empty() || !record.to.empty()) {
     text += " " + record.from + " -> " + record.to;
@@ -39,9 +40,8 @@ std::string call_text(const LeftRecord& record) {
 
 // What must be equal on all members.
 auto agreed(const LeftRecord& record) {
-  const bool is_uniform = record.kind == "all_reduce" || record.kind == "broadcast";
   return std::tuple(record.kind, record.detail, record.op, record.dtype, record.peer, record.from, record.to,
-                    is_uniform ? record.sizes : std::vector<int64_t>{}, is_uniform ? record.tensors : 0);
+                    is_uniform(record.kind) ? record.sizes : std::vector<int64_t>{});
 }
 
 // The collectives of one group on all its members that left something.

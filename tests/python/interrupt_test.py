@@ -149,6 +149,31 @@ class InterruptTest(unittest.TestCase):
                 self.assertIsNone(child.poll())
                 self.assertEqual(self.interrupt(child), ("", "", -signal.SIGINT))
 
+    def test_a_rank_that_does_not_come_back_ends_the_process(self):
+        """After the grace, once another has failed or a signal came."""
+        for lines, status, reason in (("""
+            def body():
+                if tessera.rank() == 0:
+                    time.sleep(1e6)
+                begun()
+                print("buffered")
+                raise ValueError("the disk is full")
+            tessera.run_ranks(body, 2, grace=1.0)
+        """, 1, r"rank 1 failed: ValueError: the disk is full.*"), ("""
+            def handler(number, frame):
+                raise SystemExit(3)
+            signal.signal(signal.SIGTERM, handler)
+            tessera.run_ranks(is_deaf, 2, grace=1.0)
+        """, 130, "stopped by a signal")):
+            with self.subTest(status=status):
+                child = start(lines)
+                child.send_signal(signal.SIGTERM if status == 130 else 0)
+                output, error = child.communicate(timeout=SOON)
+                self.assertEqual(child.returncode, status, error)
+                self.assertRegex(error, rf"tessera: {reason}\ntessera: 1 s later rank [01] \(<string>:\d+, in (body|is_deaf)\) has not come back; a thread cannot be "
+                                        r"ended alone: this ends the process\n$")
+                self.assertEqual(output, "buffered\n" if status == 1 else "")
+
     def test_a_third_one_after_the_ranks_have_ended_kills_nothing(self):
         child = start("""
             try:

@@ -299,31 +299,37 @@ TEST(Cost, OneOperandInTwoRolesOfACall) {
 
 // A gathered copy serves later readers until anything writes to the tensor, by whatever way.
 TEST(Cost, AGatheredCopyIsShared) {
+  struct Write {
+    const char* line;
+    std::function<void()> run;
+  };
   const auto gathers = [] { return context().ledger.calls_of("all_gather", "a"); };
-  run_on(pair(), [&](int64_t) {
+  run_on(pair(), [&](int64_t rank) {
     const at::Tensor w = distribute(integers({8}), pair(), "{a: S(0)}").requires_grad_();
-    const std::vector<std::function<void()>> writes = {
-        [&] { w.add_(1); },
-        [&] { w.data().add_(1); },
-        [&] { w.detach().mul_(2); },
-        [&] { w.view({2, 4}).add_(1); },
-        [&] { w.data().view({2, 4}).t().add_(1); },
-        [&] { w.data().slice(0, 1, 3).add_(1); },
-        [&] { w.narrow(0, 2, 1).fill_(3); },
-        [&] { to_local(w).add_(1); },
-        [&] { dtensor::meta_of(w)->local.detach().add_(1); },
-        [&] { w.set_data(distribute(integers({8}).mul(3), pair(), "{a: S(0)}")); },
+    const std::vector<Write> writes = {
+        {"w.add_(1)", [&] { w.add_(1); }},
+        {"w.data().add_(1)", [&] { w.data().add_(1); }},
+        {"w.detach().mul_(2)", [&] { w.detach().mul_(2); }},
+        {"w.view({2, 4}).add_(1)", [&] { w.view({2, 4}).add_(1); }},
+        {"w.data().view({2, 4}).t().add_(1)", [&] { w.data().view({2, 4}).t().add_(1); }},
+        {"w.data().slice(0, 1, 3).add_(1)", [&] { w.data().slice(0, 1, 3).add_(1); }},
+        {"w.narrow(0, 2, 1).fill_(3)", [&] { w.narrow(0, 2, 1).fill_(3); }},
+        {"to_local(w).add_(1)", [&] { to_local(w).add_(1); }},
+        {"the part of w, detached, .add_(1)", [&] { dtensor::meta_of(w)->local.detach().add_(1); }},
+        {"w.set_data(another)", [&] { w.set_data(distribute(integers({8}).mul(3), pair(), "{a: S(0)}")); }},
     };
-    for (size_t i = 0; i < writes.size(); ++i) {
+    for (const Write& write : writes) {
+      SCOPED_TRACE(c10::str("rank ", rank, ", ", write.line));
       at::NoGradGuard no_grad;
       const int64_t before = gathers();
       at::cumsum(w, 0);
       const int64_t after = gathers();
       at::logcumsumexp(w, 0);
-      EXPECT_EQ(gathers(), after) << "the second reader shares the copy, before write " << i;
-      EXPECT_LE(after - before, 1);
-      writes[i]();
-      EXPECT_TRUE(at::equal(full_tensor(at::cumsum(w, 0)), at::cumsum(full_tensor(w), 0))) << "after write " << i;
+      EXPECT_EQ(gathers(), after) << "before it, the second reader of w gathered again instead of sharing the first one's copy";
+      EXPECT_LE(after - before, 1) << "before it, one reader of w gathered more than once";
+      write.run();
+      const at::Tensor found = full_tensor(at::cumsum(w, 0)), wanted = at::cumsum(full_tensor(w), 0);
+      EXPECT_TRUE(at::equal(found, wanted)) << "after it, cumsum(w) read a copy gathered before:\n" << found << "\ninstead of\n" << wanted;
     }
   });
 }

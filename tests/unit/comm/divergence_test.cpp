@@ -1,10 +1,13 @@
 #include "support.h"
 
+#include <atomic>
 #include <functional>
 #include <random>
 #include <thread>
 
 #include <ATen/ops/zeros_like.h>
+
+#include "tessera/layout/mesh.h"
 
 namespace tessera::comm {
 namespace {
@@ -130,6 +133,40 @@ TEST(Divergence, OneOpMoreThatTheOthersNeverReach) {
     }, within(5000));
   });
   EXPECT_TRUE(contains(message, "they parted at op 1: rank 1 ran aten::relu, rank 0 did not")) << message;
+}
+
+// Nobody has to wait for the deadline to know that nobody will come.
+TEST(Divergence, RanksThatWaitForEachOtherInDifferentGroups) {
+  const auto mesh = layout::Mesh::parse("dp=2");
+  std::atomic<int> told{0};
+  const auto begin = std::chrono::steady_clock::now();
+  const auto message = message_from<DivergenceError>([&] {
+    run_ranks(2, [&](int64_t rank) {
+      auto& context = RankContext::require();
+      auto& axis = context.axis(mesh, 0);
+      context.program.note(rank ? "aten::exp" : "aten::log", 7 + static_cast<uint64_t>(rank));
+      try {
+        (rank ? axis : world()).barrier();
+      } catch (const DivergenceError&) {
+        ++told;
+        throw;
+      }
+    }, within(30000));
+  });
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(10));
+  EXPECT_EQ(told, 2);
+  EXPECT_TRUE(contains(message, " wait for each other: rank ")) << message;
+  EXPECT_TRUE(contains(message, "rank 0 calls barrier over world") && contains(message, "rank 1 calls barrier over dp")) << message;
+  EXPECT_TRUE(contains(message, "they parted at op 0: ")) << message;
+}
+
+TEST(Divergence, RanksThatReceiveFromEachOther) {
+  const auto message = message_from<DivergenceError>([&] {
+    run_ranks(3, [&](int64_t rank) {
+      if (rank < 2) world().receive(at::zeros({2}), 1 - rank, 0)->wait();
+    }, within(30000));
+  });
+  EXPECT_TRUE(contains(message, " wait for each other: rank ")) << message;
 }
 
 TEST(Divergence, ComparisonCanBeSwitchedOff) {

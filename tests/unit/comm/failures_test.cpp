@@ -215,5 +215,58 @@ TEST(Stop, ComesBeforeTheNextCollectiveOfABusyRank) {
   }, within(500)), Stopped);
 }
 
+// Ranks that are in one long call, of which nothing can wake them.
+class Grace : public testing::Test {
+ protected:
+  void SetUp() override { GTEST_FLAG_SET(death_test_style, "threadsafe"); }
+
+  static RunOptions after(int64_t milliseconds) { return {.intra_op_threads = 1, .grace = std::chrono::milliseconds(milliseconds)}; }
+
+  static void sleep_in(const char* op) {
+    const Caller caller(RankContext::require(), op);
+    std::this_thread::sleep_for(std::chrono::hours(1));
+  }
+};
+
+TEST_F(Grace, AFailureEndsTheProcessOfARankThatDoesNotComeBack) {
+  EXPECT_EXIT(run_ranks(3, [](int64_t rank) {
+    if (rank == 1) throw std::runtime_error("the disk is full");
+    rank == 2 ? sleep_in("aten::mm") : world().barrier();
+  }, after(200)), testing::ExitedWithCode(1),
+              "tessera: rank 1 failed: the disk is full\ntessera: 200 ms later rank 2 \\(in no collective, the last operator is aten::mm\\) has not come back; a "
+              "thread cannot be ended alone: this ends the process\n");
+}
+
+TEST_F(Grace, SoDoesASignal) {
+  EXPECT_EXIT(run_ranks(2, [](int64_t rank) {
+    if (rank == 0) request_stop();
+    sleep_in("aten::mm");
+  }, after(200)), testing::ExitedWithCode(130), "tessera: stopped by a signal\ntessera: 200 ms later rank 0 \\(.*\\), rank 1 \\(.*\\) has not come back");
+}
+
+TEST_F(Grace, ALanguageSaysWhereItsRanksAre) {
+  auto options = after(100);
+  options.where = [] { return std::string("rank 1 (train.py:12, in load)"); };
+  const auto run = [&] {
+    run_ranks(2, [](int64_t rank) {
+      if (rank == 0) throw std::runtime_error("boom");
+      sleep_in("aten::mm");
+    }, options);
+  };
+  EXPECT_EXIT(run(), testing::ExitedWithCode(1), "100 ms later rank 1 \\(train.py:12, in load\\) has not come back");
+  options.where = []() -> std::string { std::this_thread::sleep_for(std::chrono::hours(1)); return "never"; };
+  EXPECT_EXIT(run(), testing::ExitedWithCode(1), "100 ms later rank 1 \\(in no collective, the last operator is aten::mm\\) has not come back");
+}
+
+TEST_F(Grace, ARankThatComesBackInTimeEndsTheJobAsEver) {
+  const auto message = message_from<std::runtime_error>([] {
+    run_ranks(2, [](int64_t rank) {
+      if (rank == 0) throw std::runtime_error("boom");
+      std::this_thread::sleep_for(std::chrono::milliseconds(300));
+    }, after(60000));
+  });
+  EXPECT_EQ(message, "rank 0: boom");
+}
+
 }  // namespace
 }  // namespace tessera::comm

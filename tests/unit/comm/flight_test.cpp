@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include "tessera/comm/exact_merge.h"
 #include "tessera/comm/run_ranks.h"
 #include "tessera/trace/parting.h"
 #include "tests/unit/comm/support.h"
@@ -66,6 +67,20 @@ TEST_F(Flights, AnotherProgramIsFoundInItsAxis) {
   }));
   EXPECT_TRUE(has(text, "4 of 4 ranks left their collectives\nparted in tp {2, 3} at collective 600:\n  rank 2: all_reduce(sum) of Float[4] for aten::add\n  rank 3: barrier\n")) << text;
   EXPECT_FALSE(has(text, "parted in tp {0, 1}")) << text;
+}
+
+// Of three members' leaves; the last has none.
+TEST_F(Flights, AMergeOfOtherSizesIsFound) {
+  const MergePlan plan({{{0, 1}}, {{1, 2}}, {}}, {0, 2});
+  const auto text = trace::parting_text(left_by(3, [&](int64_t rank) {
+    const Caller caller(RankContext::require(), "aten::mm");
+    for (const std::vector<int64_t>& sizes : {std::vector<int64_t>{6}, rank == 1 ? std::vector<int64_t>{2, 2} : std::vector<int64_t>{4}}) {
+      Merge merge{.plan = plan, .sizes = sizes, .options = at::TensorOptions().dtype(at::kFloat)};
+      if (rank < 2) merge.sums = {at::ones(sizes)};
+      world().merge(merge);
+    }
+  }));
+  EXPECT_TRUE(has(text, "parted in world {0, 1, 2} at collective 1:\n  ranks 0, 2: merge of Float[4] for aten::mm\n  rank 1: merge of Float[2, 2] for aten::mm\n")) << text;
 }
 
 TEST_F(Flights, ADeadlineAndMessages) {

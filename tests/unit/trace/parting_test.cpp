@@ -60,6 +60,18 @@ TEST(Parting, AnotherCallIsFoundWhereItFirstDiffers) {
   }
 }
 
+// Members hold different numbers of nodes, all of the same sizes.
+TEST(Parting, AMergeOfOtherSizesIsFound) {
+  const auto merge = [](int64_t nodes, std::vector<int64_t> sizes) {
+    return LeftRecord{.kind = "merge", .op = "aten::mm", .dtype = "Float", .sizes = std::move(sizes), .tensors = nodes};
+  };
+  const auto two = rank_of(2, {reduce("a"), merge(0, {4})});
+  const auto zero = rank_of(0, {reduce("a"), merge(2, {4})});
+  EXPECT_TRUE(has(parting_text({zero, rank_of(1, {reduce("a"), merge(1, {4})}), two}), "no group in which these ranks differ"));
+  const auto text = parting_text({zero, rank_of(1, {reduce("a"), merge(1, {2, 2})}), two});
+  EXPECT_TRUE(has(text, "parted in world {0, 1, 2} at collective 1:\n  ranks 0, 2: merge of 2 Float[4] for aten::mm\n  rank 1: merge of Float[2, 2] for aten::mm\n")) << text;
+}
+
 TEST(Parting, WhoIsBehindIsNamedWithWhatItDid) {
   auto idle = rank_of(2, {reduce("a")});
   idle.records[0].state = "done";
