@@ -1,6 +1,7 @@
 #include "tessera/dtensor/dispatch.h"
 
 #include <ATen/SequenceNumber.h>
+#include <ATen/TensorIterator.h>
 #include <ATen/ops/reshape.h>
 #include <ATen/ops/view.h>
 #include <ATen/ops/zeros.h>
@@ -16,6 +17,7 @@
 #include "tessera/dtensor/plain.h"
 #include "tessera/dtensor/scan.h"
 #include "tessera/dtensor/views.h"
+#include "tessera/kernels/threads.h"
 
 namespace tessera::dtensor {
 
@@ -267,6 +269,12 @@ uint64_t use_of(RankState& state, const torch::autograd::Node* node, const Forwa
   return state.sites.use_in_backward(forward->use, torch::autograd::get_current_graph_task_id(), node->sequence_nr());
 }
 
+// Whether libtorch would give a loop over these operands to several threads. In `exact` the call has a rule, and so the same bits on
+// any number of them (Note [Threads]).
+bool is_long(const CallPlan& plan) {
+  return std::any_of(plan.operands.begin(), plan.operands.end(), [](const Spec& spec) { return c10::multiply_integers(spec->sizes) > at::internal::GRAIN_SIZE; });
+}
+
 // A sum over samples: the result is a handle.
 void run_sample_sum(RankState& state, const OpInfo& info, const CallPlan& plan, const Scan& scan, uint64_t use, Stack& stack) {
   Running run{state, info, plan, scan.origin};
@@ -376,6 +384,8 @@ void dispatch(const OpInfo& info, Stack& stack) {
   }
   if (C10_UNLIKELY(plan->decompose != nullptr)) return plan->decompose(info.op, stack);
 
+  std::optional<kernels::AllThreads> threads;
+  if (C10_UNLIKELY(state.lattice.has_value()) && is_long(*plan)) threads.emplace();
   if (C10_UNLIKELY(state.mode != Mode::kImplicit)) check_explicit(state, info, args, *plan);
   state.ctx.program.note(info.name.c_str(), plan->program_key);
   if (C10_UNLIKELY(scan.has_pending) && run_carried(state, info, *plan, args, stack)) return;

@@ -12,6 +12,7 @@
 #include "tessera/dtensor/registry.h"
 #include "tessera/dtensor/views.h"
 #include "tessera/dtensor/wishes.h"
+#include "tessera/kernels/threads.h"
 
 namespace tessera::dtensor {
 
@@ -187,10 +188,26 @@ ModeScope::~ModeScope() {
   if (RankState* state = RankState::current()) state->mode = previous_;
 }
 
+namespace {
+
+// While the rank computes in `exact`, libtorch does on one thread (Note [Threads]).
+std::optional<kernels::OneThread>& one_thread_of(comm::RankContext& ctx) {
+  using Slot = std::optional<kernels::OneThread>;
+  static const char kSlot = 0;
+  std::shared_ptr<void>& slot = ctx.slot(&kSlot);
+  if (!slot) slot = std::make_shared<Slot>();
+  return *static_cast<Slot*>(slot.get());
+}
+
+}  // namespace
+
 void set_numerics(Numerics numerics, const layout::Lattice& lattice) {
   RankState& state = RankState::require();
   state.lattice.reset();
-  if (numerics == Numerics::kExact) state.lattice = lattice;
+  one_thread_of(state.ctx).reset();
+  if (numerics == Numerics::kFast) return;
+  state.lattice = lattice;
+  one_thread_of(state.ctx).emplace();
 }
 
 void set_step_tokens(int64_t tokens) {

@@ -10,6 +10,7 @@
 #include "tessera/base/error.h"
 #include "tessera/dtensor/views.h"
 #include "tessera/dtensor/wishes.h"
+#include "tessera/kernels/threads.h"
 
 namespace tessera::dtensor {
 
@@ -197,6 +198,7 @@ class FusedUpdate {
     }
     {
       LocalScope scope;
+      const kernels::AllThreads threads;  // elements are apart
       info_.op.callBoxed(stack_);
     }
     for (auto& [part, copy] : copied_) part.copy_(copy);

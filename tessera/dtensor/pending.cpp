@@ -10,6 +10,7 @@
 #include "tessera/base/error.h"
 #include "tessera/dtensor/dispatch.h"
 #include "tessera/dtensor/state.h"
+#include "tessera/kernels/threads.h"
 
 namespace tessera::dtensor {
 
@@ -125,6 +126,7 @@ void settle(RankState& state, Meta& meta, const char* op) {
   check_one_function(state, *pending, op);
   at::NoGradGuard no_grad;
   at::AutoDispatchBelowADInplaceOrView below;
+  const kernels::AllThreads threads;  // sums of two tensors, and copies
   at::Tensor value;
   for (const Pending::Group& group : pending->groups) {
     const at::Tensor part = value_of(state, group, op);

@@ -1,9 +1,9 @@
 #include "tessera/dtensor/per_sample.h"
 
-#include <ATen/Parallel.h>
 #include <ATen/ops/cat.h>
 
 #include "tessera/base/error.h"
+#include "tessera/kernels/threads.h"
 #include "tessera/rules/exact.h"
 #include "tessera/rules/propagate.h"
 
@@ -13,22 +13,6 @@ namespace {
 
 using c10::IValue;
 using torch::jit::Stack;
-
-// Libtorch's loops of this thread on one thread.
-class OneThread {
- public:
-  OneThread() : before_(at::get_num_threads()) {
-    if (before_ != 1) at::set_num_threads(1);
-  }
-  ~OneThread() {
-    if (before_ != 1) at::set_num_threads(before_);
-  }
-  OneThread(const OneThread&) = delete;
-  OneThread& operator=(const OneThread&) = delete;
-
- private:
-  int before_;
-};
 
 // The one factor that holds samples, or -1.
 int sample_factor(const rules::Call& call, const rules::FactorMap& map) {
@@ -87,7 +71,7 @@ void run_per_sample(const PerSample& plan, const OpInfo& info, Stack& stack) {
   const std::vector<IValue> args(stack.begin() + static_cast<int64_t>(begin), stack.end());
   stack.resize(begin);
   const int64_t held = plan.operands.empty() ? plan.rows : args[plan.operands[0].arg].toTensor().size(plan.operands[0].dim);
-  const OneThread one_thread;
+  const kernels::OneThread one_thread;
   std::vector<std::vector<at::Tensor>> parts(info.num_returns());
   for (int64_t row = 0; row < std::max<int64_t>(held, 1); row += plan.rows) {
     const Stack results = run_on(plan, info, args, row, std::min(plan.rows, held));

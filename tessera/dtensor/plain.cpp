@@ -17,13 +17,15 @@
 #include "tessera/dtensor/registry.h"
 #include "tessera/dtensor/same_values.h"
 #include "tessera/dtensor/stock.h"
+#include "tessera/kernels/threads.h"
 
 namespace tessera::dtensor {
 
 // Note [Interception]. A rank thread (and a thread inside `deferred`) includes the out-of-core key DeferredInit in its
 // dispatch state. The key falls through for every operator but the few below, so that other operators pay nothing:
-// factories, which give DTensors inside a job and recordings inside `deferred`, and random draws on plain tensors, which
-// come from the rank's generator instead of libtorch's one generator per process, for which rank threads would race.
+// factories, which give DTensors inside a job and recordings inside `deferred`, random draws on plain tensors, which
+// come from the rank's generator instead of libtorch's one generator per process, for which rank threads would race, and
+// linear algebra, whose bits depend on the number of threads (Note [Threads]).
 
 namespace {
 
@@ -209,6 +211,13 @@ void composite(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* s
   op.redispatchBoxed(below, stack);
 }
 
+// Linear algebra, of plain tensors and of DTensors.
+void on_one_thread(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
+  std::optional<kernels::OneThread> one;
+  if (RankState::current()) one.emplace();
+  op.redispatchBoxed(keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kIntercept), stack);
+}
+
 // Draws according to values on a plain tensor of a rank.
 void random_by_values(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* stack) {
   RankState* state = RankState::current();
@@ -251,6 +260,14 @@ const std::vector<const char*> kComposites = {
     "aten::cov", "aten::ctc_loss.IntList", "aten::ctc_loss.Tensor", "aten::linalg_matrix_rank", "aten::linalg_matrix_rank.atol_rtol_float",
     "aten::linalg_matrix_rank.atol_rtol_tensor", "aten::linalg_matrix_rank.tol_tensor", "aten::linalg_vander", "aten::nanquantile",
     "aten::nanquantile.scalar", "aten::one_hot", "aten::quantile", "aten::quantile.scalar", "aten::vander",
+};
+// What LAPACK computes, below autograd.
+const std::vector<const char*> kLinearAlgebra = {
+    "aten::_linalg_det", "aten::_linalg_eigh", "aten::_linalg_eigvals", "aten::_linalg_slogdet", "aten::_linalg_solve_ex", "aten::_linalg_svd",
+    "aten::cholesky", "aten::cholesky_inverse", "aten::cholesky_solve", "aten::geqrf", "aten::linalg_cholesky_ex", "aten::linalg_eig",
+    "aten::linalg_householder_product", "aten::linalg_inv_ex", "aten::linalg_ldl_factor_ex", "aten::linalg_ldl_solve", "aten::linalg_lstsq",
+    "aten::linalg_lu", "aten::linalg_lu_factor_ex", "aten::linalg_lu_solve", "aten::linalg_matrix_exp", "aten::linalg_pinv.atol_rtol_tensor",
+    "aten::linalg_qr", "aten::linalg_solve_triangular", "aten::ormqr", "aten::triangular_solve",
 };
 const std::vector<const char*> kBernoullis = {"aten::bernoulli", "aten::bernoulli_.Tensor"};
 
@@ -322,6 +339,7 @@ void register_plain_kernels(KernelRegistry& registry) {
   for (const char* op : kFactories) library.impl(op, torch::CppFunction::makeFromBoxedFunction<&factory>());
   for (const char* op : kRandomFactories) library.impl(op, torch::CppFunction::makeFromBoxedFunction<&random_factory>());
   for (const char* op : kComposites) library.impl(op, torch::CppFunction::makeFromBoxedFunction<&composite>());
+  for (const char* op : kLinearAlgebra) library.impl(op, torch::CppFunction::makeFromBoxedFunction<&on_one_thread>());
   for (const char* op : kRandomFills) library.impl(op, torch::CppFunction::makeFromBoxedFunction<&random_plain>());
   for (const char* op : kRandomByValues) library.impl(op, torch::CppFunction::makeFromBoxedFunction<&random_by_values>());
   for (const char* op : kBernoullis) library.impl(op, torch::CppFunction::makeFromBoxedFunction<&bernoulli_plain>());

@@ -11,6 +11,7 @@
 #include "tessera/dtensor/attention.h"
 #include "tessera/dtensor/contract.h"
 #include "tessera/dtensor/dispatch.h"
+#include "tessera/dtensor/dtensor.h"
 #include "tessera/dtensor/host_values.h"
 #include "tessera/dtensor/inplace_views.h"
 #include "tessera/dtensor/part_means.h"
@@ -85,11 +86,22 @@ void register_all() {
   register_part_means(all.registry);
 }
 
-// Every rank thread is under interception from its first line on.
+// Every rank thread is under interception from its first line on, and has libtorch's threads again after its last.
+struct RankThread {
+  RankThread() = default;
+  ~RankThread() {
+    if (RankState::current()) set_numerics(Numerics::kFast);
+  }
+  RankThread(const RankThread&) = delete;
+  RankThread& operator=(const RankThread&) = delete;
+
+  std::shared_ptr<void> interception = intercept_this_thread();
+};
+
 [[maybe_unused]] const bool hook_added = [] {
   comm::add_rank_hook([] {
     ensure_registered();
-    return intercept_this_thread();
+    return std::make_shared<RankThread>();
   });
   return true;
 }();

@@ -6,10 +6,6 @@
 
 namespace tessera::kernels {
 
-int64_t thread_count() {
-  return at::in_parallel_region() ? 1 : at::get_num_threads();
-}
-
 void detail::run_parallel(int64_t count, int64_t grain, RangeBody body, const void* context) {
   if (count <= 0) {
     return;
@@ -19,6 +15,7 @@ void detail::run_parallel(int64_t count, int64_t grain, RangeBody body, const vo
     body(context, 0, count);
     return;
   }
+  const AllThreads threads;
   at::parallel_for(0, count, grain, [&](int64_t begin, int64_t end) {
     const FloatEnvironment environment;
     body(context, begin, end);

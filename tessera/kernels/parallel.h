@@ -3,15 +3,14 @@
 
 #include <cstdint>
 
+#include "tessera/kernels/threads.h"
+
 namespace tessera::kernels {
 
 namespace detail {
 using RangeBody = void (*)(const void* context, int64_t begin, int64_t end);
 void run_parallel(int64_t count, int64_t grain, RangeBody body, const void* context);
 }  // namespace detail
-
-// Threads that a loop of this thread may use now: at::get_num_threads(), or 1 inside another parallel loop.
-int64_t thread_count();
 
 // Calls body(begin, end) for disjoint ranges that together are [0, count), on up to thread_count() threads, each range (but
 // the last) of at least `grain` items. Every call runs in the FloatEnvironment. Returns when all have; the first exception

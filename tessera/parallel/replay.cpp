@@ -9,6 +9,7 @@
 #include "tessera/dtensor/dispatch.h"
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/dtensor/random_ops.h"
+#include "tessera/kernels/threads.h"
 #include "tessera/parallel/cut_view.h"
 #include "tessera/parallel/deferred.h"
 #include "tessera/parallel/tape.h"
@@ -224,6 +225,7 @@ at::Tensor Replay::uniform_factory(const Spec& spec, std::optional<dtensor::Draw
 }  // namespace
 
 void materialize(const layout::Mesh& mesh, const std::vector<Materialization>& tensors) {
+  const kernels::OneThread one_thread;  // the values must not depend on who shares the cores (Note [Threads])
   std::vector<std::shared_ptr<dtensor::Recorder>> tapes;
   for (const Materialization& each : tensors) {
     if (!is_deferred(each.tensor)) continue;
