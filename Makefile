@@ -49,6 +49,8 @@ test-full: configure
 	@cmake --build $(BUILD) -j $(JOBS)
 	@TESSERA_FULL=1 $(BUILD)/bin/test_ranks_autograd
 	@$(BUILD)/bin/test_audit --full
+	@TESSERA_FULL=1 $(BUILD)/bin/test_ranks_exact_training --gtest_filter=*TrainsAsFast*
+	@TESSERA_FULL=1 PYTHONPATH=$(BUILD)/python $$(cat $(BUILD)/.python) tests/python/families_test.py
 
 test-busy: configure
 	@cmake --build $(BUILD) -j $(JOBS)
