@@ -1,22 +1,27 @@
+#include <unordered_set>
+
+#include <ATen/SequenceNumber.h>
 #include <ATen/core/grad_mode.h>
 #include <torch/csrc/autograd/autograd.h>
-#include <torch/csrc/autograd/custom_function.h>
+#include <torch/csrc/autograd/function_hook.h>
+#include <torch/csrc/autograd/functions/accumulate_grad.h>
+#include <torch/csrc/autograd/functions/utils.h>
+#include <torch/csrc/autograd/saved_variable.h>
+#include <torch/csrc/autograd/variable.h>
 
 #include "tessera/base/error.h"
 #include "tessera/dtensor/dispatch.h"
 #include "tessera/dtensor/dtensor.h"
+#include "tessera/dtensor/node.h"
+#include "tessera/dtensor/pending.h"
 
 namespace tessera::dtensor {
 
 namespace {
 
+using torch::autograd::Node;
+using torch::autograd::variable_list;
 using Body = std::function<at::Tensor(const std::vector<at::Tensor>&)>;
-
-// What the second run needs: the body, and where in the program the first one began.
-struct Recording : torch::CustomClassHolder {
-  Body body;
-  Sites::Position position;
-};
 
 // The rank stands where it stood before the first run.
 class Again {
@@ -38,49 +43,121 @@ class Again {
   bool recomputing_;
 };
 
-class Recompute : public torch::autograd::Function<Recompute> {
+// Takes away the hooks of leaves: they run once, when the gradient that the node gives arrives there.
+class WithoutHooks {
  public:
-  // `asks` requires a gradient, so that parameters get theirs where no input does.
-  static at::Tensor forward(torch::autograd::AutogradContext* ctx, at::TensorList inputs, c10::intrusive_ptr<Recording> recording,
-                            const at::Tensor& asks) {
-    ctx->save_for_backward(inputs.vec());
-    ctx->saved_data["recording"] = c10::IValue::make_capsule(recording);
-    return recording->body(inputs.vec());
+  explicit WithoutHooks(const std::vector<at::Tensor>& leaves) : leaves_(leaves) {
+    for (const at::Tensor& leaf : leaves) kept_.push_back(std::exchange(torch::autograd::impl::hooks(leaf), {}));
   }
+  ~WithoutHooks() {
+    for (size_t i = 0; i < leaves_.size(); ++i) torch::autograd::impl::hooks(leaves_[i]) = std::move(kept_[i]);
+  }
+  WithoutHooks(const WithoutHooks&) = delete;
+  WithoutHooks& operator=(const WithoutHooks&) = delete;
+
+ private:
+  const std::vector<at::Tensor>& leaves_;
+  std::vector<std::vector<std::unique_ptr<torch::autograd::FunctionPreHook>>> kept_;
+};
+
+// The body's inputs, at the beginning of a graph of its own.
+std::vector<at::Tensor> cut_off(const std::vector<at::Tensor>& inputs) {
+  std::vector<at::Tensor> all;
+  for (const at::Tensor& input : inputs) all.push_back(input.defined() ? input.detach().set_requires_grad(input.requires_grad()) : input);
+  return all;
+}
+
+bool is_one_of(const at::Tensor& tensor, const std::vector<at::Tensor>& all) {
+  return std::any_of(all.begin(), all.end(), [&](const at::Tensor& each) { return each.is_same(tensor); });
+}
+
+// The leaves that the body read besides its inputs: parameters. `first` is the sequence number of the body's first node.
+std::vector<at::Tensor> leaves_of(const at::Tensor& output, const std::vector<at::Tensor>& inputs, uint64_t first) {
+  std::vector<at::Tensor> leaves;
+  std::unordered_set<const Node*> seen;
+  std::vector<Node*> open = {torch::autograd::impl::gradient_edge(output).function.get()};
+  while (!open.empty()) {
+    Node* node = open.back();
+    open.pop_back();
+    if (!node || !seen.insert(node).second) continue;
+    if (is_accumulating(node)) {
+      const at::Tensor& leaf = static_cast<torch::autograd::AccumulateGrad*>(node)->variable;
+      if (!is_one_of(leaf, inputs)) leaves.push_back(leaf);
+      continue;
+    }
+    TESSERA_CHECK(node->sequence_nr() >= first, "[recompute] the body reads a tensor that was computed before it and wants a gradient (of ", node->name(),
+                  ") without being told: give it to the body as an input (rank ", RankState::require().ctx.rank, ").");
+    for (const auto& edge : node->next_edges()) open.push_back(edge.function.get());
+  }
+  return leaves;
+}
+
+// Runs the body again and differentiates it: for its inputs, and for the leaves that it read.
+struct Recompute final : Node {
+  Body body;
+  Sites::Position position;
+  std::vector<torch::autograd::SavedVariable> inputs;
+  std::vector<at::Tensor> leaves;
 
   // Once only: what the second run builds is gone when it returns.
-  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* ctx, torch::autograd::variable_list grads) {
+  variable_list apply(variable_list&& grads) override {
     TESSERA_CHECK(!at::GradMode::is_enabled(), "[recompute] its gradient cannot be differentiated again (create_graph): call the body directly");
     RankState& state = RankState::require();
-    const auto recording = c10::static_intrusive_pointer_cast<Recording>(ctx->saved_data["recording"].toCapsule());
-    std::vector<at::Tensor> inputs;
-    for (const at::Tensor& saved : ctx->get_saved_variables()) inputs.push_back(saved.detach().set_requires_grad(saved.requires_grad()));
+    std::vector<at::Tensor> saved;
+    for (const auto& input : inputs) saved.push_back(input.unpack());
+    const std::vector<at::Tensor> fresh = cut_off(saved);
+    variable_list result(fresh.size() + leaves.size());
+    if (!grads.at(0).defined()) return result;
     at::Tensor output;
     {
-      const Again again(state, recording->position);
+      const Again again(state, position);
       at::AutoGradMode with_grad(true);
-      output = recording->body(inputs);
+      output = body(fresh);
     }
-    if (grads[0].defined() && output.requires_grad()) torch::autograd::backward({output}, {grads[0]});
-    torch::autograd::variable_list result;
-    for (const at::Tensor& input : inputs) result.push_back(input.grad());
-    result.resize(inputs.size() + 2);
+    if (!output.requires_grad()) return result;
+    std::vector<size_t> wanted;
+    variable_list sources;
+    for (size_t i = 0; i < result.size(); ++i) {
+      const at::Tensor& source = i < fresh.size() ? fresh[i] : leaves[i - fresh.size()];
+      if (!source.defined() || !source.requires_grad()) continue;
+      wanted.push_back(i);
+      sources.push_back(source);
+    }
+    const WithoutHooks without_hooks(leaves);
+    variable_list found = torch::autograd::grad({output}, sources, {grads[0]}, std::nullopt, /*create_graph=*/false, /*allow_unused=*/true);
+    for (size_t i = 0; i < wanted.size(); ++i) result[wanted[i]] = std::move(found[i]);
     return result;
   }
+
+  void release_variables() override {
+    for (auto& input : inputs) input.reset_data();
+  }
+  std::string name() const override { return "RecomputeBackward"; }
 };
 
 }  // namespace
 
 at::Tensor recompute(const Body& body, const std::vector<at::Tensor>& inputs) {
-  auto recording = c10::make_intrusive<Recording>();
-  recording->body = body;
-  recording->position = RankState::require().sites.position();
-  at::Tensor asks;
-  {
-    LocalScope scope;
-    asks = at::empty({0}).requires_grad_();
+  if (!at::GradMode::is_enabled()) return body(inputs);
+  const Sites::Position position = RankState::require().sites.position();
+  const std::vector<at::Tensor> fresh = cut_off(inputs);
+  const uint64_t first = at::sequence_number::peek();
+  const at::Tensor output = body(fresh);
+  at::Tensor result = output.detach();
+  if (!output.requires_grad()) return result;
+  auto node = make_node<Recompute>();
+  node->leaves = leaves_of(output, fresh, first);
+  node->body = body;
+  node->position = position;
+  torch::autograd::edge_list edges;
+  for (const at::Tensor& input : inputs) {
+    node->inputs.emplace_back(input, /*is_output=*/false);
+    edges.push_back(input.requires_grad() ? torch::autograd::impl::gradient_edge(input) : torch::autograd::Edge());
   }
-  return Recompute::apply(at::TensorList(inputs), recording, asks);
+  for (const at::Tensor& leaf : node->leaves) edges.push_back(torch::autograd::impl::gradient_edge(leaf));
+  node->set_next_edges(std::move(edges));
+  torch::autograd::create_gradient_edge(result, node);
+  return result;
 }
 
 }  // namespace tessera::dtensor

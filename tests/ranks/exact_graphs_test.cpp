@@ -160,6 +160,19 @@ TEST(ExactGraphs, Recomputed) {
   });
 }
 
+// What the tokens at `ids` say of all samples together: nobody knows which sample a row is of.
+TEST(ExactGraphs, RowsThatLostTheirSamples) {
+  check("rows", [](World& world) {
+    Net net(world);
+    world.each_batch([&](const Batch& batch) {
+      const at::Tensor ids = at::arange(batch.x.size(0) * kLength).flip(0).remainder(batch.x.size(0) * kLength - 1);
+      const at::Tensor rows = at::index(batch.x.flatten(0, 1), {ids}), targets = at::index(batch.y.flatten(), {ids});
+      at::cross_entropy_loss(at::linear(at::linear(rows, net.w1, net.b1).tanh(), net.w2), targets, {}, at::Reduction::Sum).backward();
+    });
+    net.keep_gradients();
+  }, Refuses::kCuts, "lost its samples");
+}
+
 TEST(ExactGraphs, TwoLossesOverOneTrunk) {
   check("two backwards", [](World& world) {
     Net net(world);
