@@ -5,7 +5,7 @@ RUN    ?= runs/$(basename $(notdir $(CONFIG)))
 JOBS   ?= $(shell nproc)
 export TESSERA_PYTHON ?=
 
-.PHONY: help deps configure build train test test-full test-busy mutants bench instructions oldest cuda wheel install clean
+.PHONY: help deps configure build train test test-full test-busy mutants sweep bench instructions oldest cuda wheel install clean
 .DEFAULT_GOAL := help
 
 help:
@@ -14,6 +14,7 @@ help:
 	@echo "make test-full  the whole matrices of which test runs a sample"
 	@echo "make test-busy  every test beside two processes that never rest; how long each took: $(BUILD)/test_times.md"
 	@echo "make mutants  plant the faults of tools/mutants one by one in $(BUILD)/mutants: each must be found by its tests; FAULTS=\"--only job.cpp\""
+	@echo "make sweep    PyTorch's own samples of every operator on DTensors, about an hour; goes on where it was stopped"
 	@echo "make bench    the same, then build and run the benchmarks"
 	@echo "make instructions  what a cached operator costs in instructions (callgrind)"
 	@echo "make oldest   compile everything against the oldest torch that is supported, tools/oldest.txt"
@@ -23,7 +24,7 @@ help:
 	@echo "make deps     only the Debian packages and the Python environment"
 	@echo "make install  into PREFIX, for find_package(tessera)"
 	@echo "make clean    remove $(BUILD)/, $(BUILD)-oldest/, $(BUILD)-cuda/ and $(BUILD)-wheel/; the environment .venv/ stays"
-	@echo "variables: CONFIG, RUN, JOBS=$(JOBS), FAULTS, PREFIX, TESSERA_PYTHON (a python that has torch, instead of .venv)"
+	@echo "variables: CONFIG, RUN, JOBS=$(JOBS), FAULTS, SWEEP (options of tests/python/operator_sweep.py), PREFIX, TESSERA_PYTHON (a python that has torch, instead of .venv)"
 
 deps:
 	@tools/deps
@@ -59,6 +60,10 @@ test-busy: configure
 # May be ended and started again: what was found stays found. FAULTS are options of the tool, such as --only or --shard.
 mutants: deps
 	@$$(cat $(BUILD)/.python) tools/run_mutants.py --folder $(BUILD)/mutants --jobs $(JOBS) $(FAULTS)
+
+sweep: configure
+	@cmake --build $(BUILD) -j $(JOBS) --target tessera_python
+	@PYTHONPATH=$(BUILD)/python OMP_NUM_THREADS=1 $$(cat $(BUILD)/.python) tests/python/operator_sweep.py $(BUILD)/operators.jsonl $(SWEEP)
 
 bench: configure
 	@tools/deps bench
