@@ -1,6 +1,7 @@
 #include "tessera/dtensor/attention.h"
 
 #include <cmath>
+#include <iterator>
 #include <limits>
 #include <numeric>
 
@@ -10,10 +11,13 @@
 #include <ATen/ops/matmul.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/softmax.h>
+#include <torch/csrc/autograd/autograd.h>
 
 #include "tessera/base/error.h"
 #include "tessera/dtensor/attention_op.h"
+#include "tessera/dtensor/fused_attention.h"
 #include "tessera/dtensor/meta.h"
+#include "tessera/dtensor/node.h"
 #include "tessera/dtensor/registry.h"
 #include "tessera/dtensor/state.h"
 #include "tessera/rules/exact.h"
@@ -38,15 +42,17 @@ at::Tensor later_keys(const at::Tensor& scores) {
   return at::ones({scores.size(-2), scores.size(-1)}, scores.options().dtype(at::kBool)).triu(1);
 }
 
-// Samples, heads and positions that fit each other as the operator takes them.
-bool fits_operator(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value, bool with_groups) {
+bool is_wide(c10::ScalarType type) { return type == at::kFloat || type == at::kDouble; }
+bool is_narrow(c10::ScalarType type) { return type == at::kHalf || type == at::kBFloat16; }
+
+// Samples, heads and positions that fit each other as the kernels without matrices take them.
+bool fits_kernels(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value, bool with_groups) {
   for (const at::Tensor* x : {&query, &key, &value}) {
     if (!is_dtensor(*x) || !meta_of(*x)->spec || meta_of(*x)->parameter || x->dim() != 4 || x->numel() == 0 || !x->is_cpu()) return false;
     if (x->scalar_type() != query.scalar_type() || meta_of(*x)->spec->mesh != meta_of(query)->spec->mesh) return false;
   }
   const bool are_heads = with_groups ? query.size(1) % key.size(1) == 0 : query.size(1) == key.size(1);
-  const bool is_real = query.scalar_type() == at::kFloat || query.scalar_type() == at::kDouble;
-  return are_heads && is_real && query.size(0) == key.size(0) && query.size(0) == value.size(0) && key.size(1) == value.size(1) &&
+  return are_heads && query.size(0) == key.size(0) && query.size(0) == value.size(0) && key.size(1) == value.size(1) &&
          key.size(2) == value.size(2) && query.size(3) == key.size(3);
 }
 
@@ -74,7 +80,7 @@ bool are_labels_in_place(const at::Tensor& x) {
   return true;
 }
 
-// Whether the operator can run where the tensor is: cut between samples and groups of heads alone.
+// Whether those kernels can run where the tensor is: cut between samples and groups of heads alone.
 bool is_cut_in_place(const at::Tensor& x, int64_t key_heads) {
   const layout::SpecData& spec = *meta_of(x)->spec;
   int64_t parts = 1, unit = 1;
@@ -88,19 +94,27 @@ bool is_cut_in_place(const at::Tensor& x, int64_t key_heads) {
   return parts == 1 || x.size(1) == key_heads || (key_heads % parts == 0 && x.size(1) % (parts * unit) == 0);
 }
 
-// The bits are those of the parts (their leaves follow from labels and sizes), so this may look at layouts.
-bool runs_by_blocks(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value, const std::optional<at::Tensor>& mask, double dropout,
-                    bool with_groups) {
-  const RankState* state = RankState::current();
-  if (!state || !state->lattice || dropout > 0 || !fits_operator(query, key, value, with_groups)) return false;
-  if (mask && !is_mask_of_operator(*mask, query, key)) return false;
-  for (const at::Tensor* x : {&query, &key, &value}) {
-    if (!are_labels_in_place(*x) || !is_cut_in_place(*x, key.size(1))) return false;
-  }
-  return true;
+// In `exact` numerics the bits are those of the parts (their leaves follow from labels and sizes), so this may look at layouts.
+bool runs_by_blocks(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value, const std::optional<at::Tensor>& mask) {
+  if (!is_wide(query.scalar_type()) || (mask && !is_mask_of_operator(*mask, query, key))) return false;
+  return !RankState::require().lattice || (are_labels_in_place(query) && are_labels_in_place(key) && are_labels_in_place(value));
 }
 
-std::array<int64_t, 3> leaves_of(const layout::Lattice& lattice, const at::Tensor& query, const at::Tensor& key, const at::Tensor& value) {
+bool runs_fused(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value, const std::optional<at::Tensor>& mask) {
+  const bool is_plain = !has_tangent(query) && !has_tangent(key) && !has_tangent(value);
+  return !RankState::require().lattice && !mask && is_plain && (is_wide(query.scalar_type()) || is_narrow(query.scalar_type())) &&
+         query.size(3) == value.size(3);
+}
+
+// Whether a kernel without matrices may take the call where its tensors are.
+bool is_in_place(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value, const AttentionParts& options) {
+  return RankState::current() && options.dropout == 0 && fits_kernels(query, key, value, options.with_groups) &&
+         is_cut_in_place(query, key.size(1)) && is_cut_in_place(key, key.size(1)) && is_cut_in_place(value, key.size(1));
+}
+
+std::array<int64_t, 3> leaves_of(const std::optional<layout::Lattice>& of_exact, const at::Tensor& query, const at::Tensor& key, const at::Tensor& value) {
+  if (!of_exact) return {};
+  const layout::Lattice& lattice = *of_exact;
   const bool of_keys = rules::counts_positions(labels_of(key, 2)) || rules::counts_positions(labels_of(value, 2));
   const bool of_queries = rules::counts_positions(labels_of(query, 2));
   const int64_t times = query.size(1) / key.size(1);
@@ -123,10 +137,15 @@ double scale_of(const at::Tensor& query, std::optional<double> scale) {
 at::Tensor attention_kernel(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value, const std::optional<at::Tensor>& mask,
                             double dropout, bool is_causal, std::optional<double> scale, bool with_groups) {
   const AttentionParts parts{.dropout = dropout, .is_causal = is_causal, .scale = scale, .with_groups = with_groups};
-  if (!runs_by_blocks(query, key, value, mask, dropout, with_groups)) return attention_by_parts(query, key, value, mask, parts);
+  if (!is_in_place(query, key, value, parts)) return attention_by_parts(query, key, value, mask, parts);
   verify(query, key, value, mask, parts);
+  if (runs_fused(query, key, value, mask)) {
+    const int64_t heads = query.size(1);
+    return fused_attention(query, repeat_heads(key, heads), repeat_heads(value, heads), is_causal, scale_of(query, scale));
+  }
+  if (!runs_by_blocks(query, key, value, mask)) return attention_by_parts(query, key, value, mask, parts);
   return attention(query, key, value, {.mask = mask, .is_causal = is_causal, .scale = scale_of(query, scale),
-                                       .leaves = leaves_of(*RankState::require().lattice, query, key, value)});
+                                       .leaves = leaves_of(RankState::require().lattice, query, key, value)});
 }
 
 }  // namespace
@@ -141,6 +160,22 @@ at::Tensor attention_by_parts(const at::Tensor& query, const at::Tensor& key, co
   if (mask) scores = mask->scalar_type() == at::kBool ? scores.masked_fill(mask->logical_not(), kNothing) : scores + *mask;
   const at::Tensor weights = mask ? at::_safe_softmax(scores, -1) : at::softmax(scores, -1);
   return at::matmul(options.dropout > 0 ? at::dropout(weights, options.dropout, /*train=*/true) : weights, values);
+}
+
+std::array<at::Tensor, 3> gradients_by_parts(const at::Tensor& grad, const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
+                                             const std::optional<at::Tensor>& mask, const AttentionParts& options) {
+  // Names of their own: one of the operands may have been computed from another.
+  const std::array<at::Tensor, 3> operands = {query.alias(), key.alias(), value.alias()};
+  const at::Tensor out = attention_by_parts(operands[0], operands[1], operands[2], mask, options);
+  torch::autograd::variable_list wanted;
+  std::copy_if(operands.begin(), operands.end(), std::back_inserter(wanted), [](const at::Tensor& x) { return x.requires_grad(); });
+  const auto found = torch::autograd::grad({out}, wanted, {grad}, /*retain_graph=*/true, /*create_graph=*/true);
+  std::array<at::Tensor, 3> gradients;
+  size_t next = 0;
+  for (size_t i = 0; i < 3; ++i) {
+    if (operands[i].requires_grad()) gradients[i] = found[next++];
+  }
+  return gradients;
 }
 
 void register_attention_kernel(KernelRegistry& registry) {

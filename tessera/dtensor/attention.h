@@ -1,6 +1,7 @@
-// Attention of DTensors: in its parts, whose layouts have rules, or in `exact` numerics by blocks.
+// Attention of DTensors: in its parts, whose layouts have rules, or by kernels that make no [queries, keys] matrix.
 #pragma once
 
+#include <array>
 #include <optional>
 
 #include <ATen/core/Tensor.h>
@@ -21,9 +22,16 @@ struct AttentionParts {
 at::Tensor attention_by_parts(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value, const std::optional<at::Tensor>& mask,
                               const AttentionParts& options);
 
-// Makes `scaled_dot_product_attention` of DTensors that, above autograd: libtorch's fused kernels know one device. In `exact`
-// numerics calls without dropout, of [samples, heads, positions, width] whose positions and widths are whole and whose heads
-// are cut between groups, run as tessera::attention instead (attention_op.h), which has the same bits.
+// The gradients of its query, key and value at `grad`, to be differentiated again; undefined for those that require none.
+std::array<at::Tensor, 3> gradients_by_parts(const at::Tensor& grad, const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
+                                             const std::optional<at::Tensor>& mask, const AttentionParts& options);
+
+// Makes `scaled_dot_product_attention` of DTensors that, above autograd: libtorch's fused kernels know one device.
+//
+// Calls without dropout, of [samples, heads, positions, width] whose positions and widths are whole and whose heads are cut between
+// groups, hold no [queries, keys] matrix. In `fast` numerics those without a mask and of one width run as libtorch's fused kernel on the
+// parts (fused_attention.h); others, and all in `exact`, as tessera::attention (attention_op.h) in float32 and float64, which has the
+// bits of the parts.
 void register_attention_kernel(KernelRegistry& registry);
 
 }  // namespace tessera::dtensor

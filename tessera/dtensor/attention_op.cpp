@@ -1,7 +1,6 @@
 #include "tessera/dtensor/attention_op.h"
 
 #include <ATen/ops/empty.h>
-#include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/functions/utils.h>
 #include <torch/csrc/autograd/saved_variable.h>
 #include <torch/library.h>
@@ -103,7 +102,10 @@ struct AttentionBackward final : torch::autograd::Node {
     const Tensor q = query.unpack(), k = key.unpack(), v = value.unpack();
     AttentionOptions all = options;
     if (const Tensor saved = mask.unpack(); saved.defined()) all.mask = saved;
-    if (at::GradMode::is_enabled()) return differentiable(grad, q, k, v, all);
+    if (at::GradMode::is_enabled()) {
+      const auto [dq, dk, dv] = gradients_by_parts(grad, q, k, v, all.mask, {.is_causal = all.is_causal, .scale = all.scale, .with_groups = true});
+      return {dq, dk, dv};
+    }
     at::AutoDispatchBelowADInplaceOrView below;
     auto [dq, dk, dv] = call_backward(grad, q, k, v, all);
     return {dq, dk, dv};
@@ -114,21 +116,6 @@ struct AttentionBackward final : torch::autograd::Node {
   }
 
   std::string name() const override { return "AttentionBackward"; }
-
- private:
-  variable_list differentiable(const Tensor& grad, const Tensor& q, const Tensor& k, const Tensor& v, const AttentionOptions& all) const {
-    const Tensor out = attention_by_parts(q, k, v, all.mask, {.is_causal = all.is_causal, .scale = all.scale, .with_groups = true});
-    variable_list wanted, result(3);
-    std::vector<size_t> places;
-    for (const auto& [place, tensor] : {std::pair(0, &q), std::pair(1, &k), std::pair(2, &v)}) {
-      if (!tensor->requires_grad()) continue;
-      wanted.push_back(*tensor);
-      places.push_back(static_cast<size_t>(place));
-    }
-    const variable_list found = torch::autograd::grad({out}, wanted, {grad}, /*retain_graph=*/true, /*create_graph=*/true);
-    for (size_t i = 0; i < found.size(); ++i) result[places[i]] = found[i];
-    return result;
-  }
 };
 
 Tensor attention_autograd(const Tensor& query, const Tensor& key, const Tensor& value, const Mask& mask, bool is_causal, double scale,

@@ -16,6 +16,7 @@
 #include "tessera/dtensor/inplace_views.h"
 #include "tessera/dtensor/part_means.h"
 #include "tessera/dtensor/plain.h"
+#include "tessera/dtensor/program_call.h"
 
 namespace tessera::dtensor {
 
@@ -26,7 +27,13 @@ class Kernel final : public c10::OperatorKernel {
  public:
   explicit Kernel(const OpInfo* info) : info_(info) {}
   void operator()(const c10::OperatorHandle&, c10::DispatchKeySet, torch::jit::Stack* stack) {
-    comm::leave_to_front([&] { dispatch(*info_, *stack); });
+    comm::leave_to_front([&] {
+      try {
+        dispatch(*info_, *stack);
+      } catch (const c10::Error& error) {
+        rethrow_with_call(error, *info_);
+      }
+    });
   }
 
  private:

@@ -12,7 +12,23 @@ namespace tessera::audit {
 
 using Ints = std::vector<int64_t>;
 
+namespace {
+
+void add_attention_samples(Samples& samples) {
+  const at::Tensor query = reals({2, 3, 5, 4}), key = reals({2, 3, 6, 4}), value = reals({2, 3, 6, 4});
+  for (const bool is_causal : {false, true}) {
+    const rules::testing::Named rest = {{"is_causal", is_causal}};
+    samples.push_back(sample("aten::_scaled_dot_product_flash_attention_for_cpu", {query, key, value}, rest));
+    const std::vector<at::Tensor> results = run_whole("aten::_scaled_dot_product_flash_attention_for_cpu", samples.back().args);
+    samples.push_back(sample("aten::_scaled_dot_product_flash_attention_for_cpu_backward",
+                             {reals({2, 3, 5, 4}), query, key, value, results[0], results[1]}, {{"dropout_p", 0.0}, {"is_causal", is_causal}}));
+  }
+}
+
+}  // namespace
+
 void add_contraction_samples(Samples& samples) {
+  add_attention_samples(samples);
   for (const int64_t k : {6, 5}) {
     const at::Tensor x = reals({5, k});
     const at::Tensor w = reals({k, 4});
@@ -33,6 +49,8 @@ void add_contraction_samples(Samples& samples) {
     samples.push_back(sample("aten::_cdist_forward", {reals({2, 5, k}), reals({2, 4, k})}, {{"p", 2.0}}));
     samples.push_back(sample("aten::_cdist_backward", {reals({2, 5, 4}), reals({2, 5, k}), reals({2, 4, k}), reals({2, 5, 4})}, {{"p", 2.0}}));
     samples.push_back(sample("aten::_cdist_forward", {reals({5, k}), reals({3, 1, 4, k})}, {{"p", 2.0}}));
+    samples.push_back(sample("aten::_euclidean_dist", {reals({2, 5, k}), reals({2, 4, k})}));
+    samples.push_back(sample("aten::_euclidean_dist", {reals({5, k}), reals({3, 1, 4, k})}));
     samples.push_back(sample("aten::_cdist_backward", {reals({3, 1, 5, 4}), reals({5, k}), reals({3, 1, 4, k}), reals({3, 1, 5, 4})}, {{"p", 2.0}}));
     samples.push_back(sample("aten::addr", {reals({5, 4}), reals({5}), reals({4})}));
   }

@@ -97,7 +97,26 @@ REFUSED = {
 }
 
 
+# What an operator inside of the call would have to move in explicit mode, of x cut in columns.
+INSIDE = {
+    "torch.cdist(x, x)": "[cdist -> _cdist_forward ",
+    "torch.nn.functional.layer_norm(x, (8,))": "[layer_norm -> native_layer_norm ",
+    "torch.nn.functional.log_softmax(x, 1)": "[log_softmax -> ",
+    "x.cumsum(1)": "[cumsum {",
+}
+
+
 class HintsTest(unittest.TestCase):
+    def test_refusals_name_the_call(self):
+        for program, begin in INSIDE.items():
+            def body():
+                with tessera.explicit():
+                    eval(program, {"torch": torch, "x": placed(values(1)[0], "{tp: S(1)}")})
+
+            with self.subTest(program=program), self.assertRaises(RuntimeError) as caught:
+                tessera.run_ranks(body, RANKS)
+            self.assertIn(begin, str(caught.exception))
+
     def test_lines_of_explicit_mode(self):
         def on_ranks():
             answers = {}

@@ -335,10 +335,35 @@ TEST(Cost, AGatheredCopyIsShared) {
 }
 
 TEST(Errors, OfOperatorsWithoutARule) {
-  const std::string error = failure_on(2, [](int64_t) { at::_chunk_cat({distribute(integers({4, 4}), pair(), "{a: S(0)}")}, 0, 2); });
-  EXPECT_SAYS(error, "[_chunk_cat");
+  const std::string error = failure_on(2, [](int64_t) { at::_masked_softmax(distribute(waves({4, 4}), pair(), "{a: S(0)}"), at::ones({4, 4}, at::kBool)); });
+  EXPECT_SAYS(error, "[_masked_softmax");
   EXPECT_SAYS(error, "{a: S(0)}");
   EXPECT_SAYS(error, "full_tensor(x)");
+}
+
+// `call` of a tensor whose rows are cut, where nothing may be moved.
+std::string refusal_of(const std::function<void(const at::Tensor& x)>& call) {
+  return failure_on(2, [&](int64_t) {
+    const at::Tensor x = distribute(waves({4, 4}), pair(), "{a: S(1)}").requires_grad_();
+    const dtensor::ModeScope scope(dtensor::Mode::kExplicit);
+    call(x);
+  });
+}
+
+TEST(Errors, NameTheCallThatTheProgramWrote) {
+  EXPECT_SAYS(refusal_of([](const at::Tensor& x) { at::cdist(x, x); }), "[cdist -> _cdist_forward {a: S(1)} x {a: S(1)}] needs a redistribution");
+  EXPECT_SAYS(refusal_of([](const at::Tensor& x) { at::layer_norm(x, {4}); }), "[layer_norm -> native_layer_norm {a: S(1)}]");
+  EXPECT_SAYS(refusal_of([](const at::Tensor& x) { at::log_softmax(x, 1); }), "[log_softmax -> ");
+  EXPECT_SAYS(refusal_of([](const at::Tensor& x) { at::cumsum(x, 1); }), "[cumsum {a: S(1)}]");
+  EXPECT_SAYS(refusal_of([](const at::Tensor& x) {
+                at::Tensor y;
+                {
+                  const dtensor::ModeScope scope(dtensor::Mode::kImplicit);
+                  y = at::layer_norm(x, {4});
+                }
+                y.sum().backward();
+              }),
+              "[NativeLayerNormBackward0 -> native_layer_norm_backward {a: ");
 }
 
 TEST(Errors, OfDifferentMeshes) {

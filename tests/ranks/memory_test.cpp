@@ -166,6 +166,34 @@ TEST_F(Memory, SumsThatWaitTakeABufferForEachDoublingOfLeaves) {
   }
 }
 
+// Of heads on two ranks: what forward and backward hold at most beside their operands, in units of the [samples, heads, queries, keys]
+// matrix of the rank's heads.
+double attention_peak(bool is_causal, const std::optional<at::Tensor>& mask, double dropout = 0) {
+  constexpr int64_t kLength = 256;
+  const Mesh mesh = Mesh::parse("tp=2");
+  std::vector<double> peaks(2);
+  run_ranks(2, [&](int64_t rank) {
+    std::vector<at::Tensor> operands;
+    for (int i = 0; i < 3; ++i) operands.push_back(distribute(at::randn({2, 4, kLength, 8}), mesh, "{tp: S(1)}").requires_grad_());
+    const int64_t before = bytes_of(rank).live;
+    support::reset_peak(rank);
+    at::scaled_dot_product_attention(operands[0], operands[1], operands[2], mask, dropout, is_causal).sum().backward();
+    peaks[rank] = static_cast<double>(bytes_of(rank).peak - before) / static_cast<double>(2 * 2 * kLength * kLength * 4);
+  });
+  return *std::max_element(peaks.begin(), peaks.end());
+}
+
+TEST_F(Memory, AttentionHoldsNoMatrixOfQueriesAndKeys) {
+  const double whole = attention_peak(false, {}), causal = attention_peak(true, {});
+  const double masked = attention_peak(false, at::ones({256, 256}, at::kBool).tril());
+  const double dropping = attention_peak(false, {}, /*dropout=*/0.5);
+  std::cout << "peak of attention: " << whole << " matrices, causal " << causal << ", with a mask " << masked << ", with dropout " << dropping << "\n";
+  EXPECT_LT(whole, 0.5);
+  EXPECT_LT(causal, 0.5);
+  EXPECT_LT(masked, 0.5);
+  EXPECT_GT(dropping, 1);  // by parts: the measure sees matrices
+}
+
 TEST_F(Memory, AWholeModelFailsTheCheck) {
   std::vector<std::string> warnings;
   struct Handler : c10::WarningHandler {
