@@ -59,6 +59,11 @@ bool writes_plain(const rules::Call& call) {
   return std::any_of(call.operands.begin(), call.operands.end(), [](const rules::Operand& operand) { return operand.is_written && operand.is_plain; });
 }
 
+// Whether no result is something that the call writes.
+bool returns_new(const OpInfo& info) {
+  return std::all_of(info.written_return.begin(), info.written_return.end(), [](int arg) { return arg < 0; });
+}
+
 // Rewrites the arguments that carry sizes of the result to this rank's sizes.
 void rewrite_sizes(const rules::FactorMap& map, const layout::Coord& coord, CallPlan& plan) {
   for (const rules::SizeArg& size : map.sizes) {
@@ -108,8 +113,9 @@ class Planner {
   std::unique_ptr<CallPlan> run() {
     read_call();
     const rules::ExactRule* exact = state_.lattice ? exact_rule_of(state_, info_, call_) : nullptr;
-    if (writes_plain(call_)) return run_whole(exact);
-    plan_->decompose = exact ? decomposition_of(*exact, call_) : decomposition_of(*info_.rule, call_);
+    const rules::Decomposition decomposition = exact ? decomposition_of(*exact, call_) : decomposition_of(*info_.rule, call_);
+    if (writes_plain(call_) && !(decomposition && returns_new(info_))) return run_whole(exact);
+    plan_->decompose = decomposition;
     if (plan_->decompose) {
       check_decomposed();
       return std::move(plan_);
@@ -166,9 +172,9 @@ class Planner {
                   "] numerics exact: this operator cannot write into a plain tensor (rank ", state_.ctx.rank, "). Compute the value first, and copy_ it.");
   }
 
-  // A decomposition writes the one result that it has.
+  // A decomposition writes the one result that it has; what it writes beside results, it writes itself.
   void check_decomposed() const {
-    const auto written = std::count_if(call_.operands.begin(), call_.operands.end(), [](const rules::Operand& operand) { return operand.is_written; });
+    const auto written = std::count_if(info_.written_return.begin(), info_.written_return.end(), [](int arg) { return arg >= 0; });
     TESSERA_CHECK(written <= 1, "[", rules::describe(call_), "] is computed by other operators here, which would leave its ", written,
                   " out= arguments as they are (rank ", state_.ctx.rank, "). Call it without out=, and copy_ the results.");
   }

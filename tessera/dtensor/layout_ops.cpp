@@ -5,7 +5,6 @@
 #include <ATen/functorch/DynamicLayer.h>
 #include <ATen/functorch/PlumbingHelper.h>
 #include <ATen/functorch/TensorWrapper.h>
-#include <ATen/ops/_lazy_clone.h>
 #include <ATen/ops/add.h>
 #include <ATen/ops/zeros_like.h>
 #include <torch/csrc/autograd/functions/utils.h>
@@ -64,11 +63,11 @@ at::Tensor moved_to(RankState& state, Meta& meta, const Spec& to, const char* op
   return local;
 }
 
-// A part of its own, if `local` is still that of `meta`.
+// A part of its own, if `local` is still that of `meta`. Copied at once: memory that copies itself when it is written first
+// (_lazy_clone) may not be handed to a kernel that asks for its memory from several threads, which is an assertion of libtorch's.
 at::Tensor unshared(const Meta& meta, at::Tensor local) {
   LocalScope scope;
-  if (!local.is_alias_of(meta.local)) return local;
-  return local.sizes() == meta.local.sizes() ? at::_lazy_clone(local) : local.clone();
+  return local.is_alias_of(meta.local) ? local.clone() : local;
 }
 
 // The part under another name; writes to it count as writes to the tensor's memory.

@@ -70,9 +70,11 @@ void whole_call(RankState& state, const OpInfo& info, Stack& stack) {
     info.op.callBoxed(stack);
   }
   for (size_t i = stack.size() - info.num_returns(); i < stack.size(); ++i) {
-    if (!stack[i].isTensor() || !stack[i].toTensor().defined() || is_plain_result(info.name, i + info.num_returns() - stack.size())) continue;
-    const at::Tensor local = stack[i].toTensor();
-    stack[i] = wrap(local, Spec::make(*mesh, layout::Placements(mesh->ndim()), local.sizes(), local.strides(), local.scalar_type()));
+    if (is_plain_result(info.name, i + info.num_returns() - stack.size())) continue;
+    const IValue results = stack[i];
+    for_each_tensor({results}, [&](const at::Tensor& local, int, int item) {
+      replace_tensor(stack[i], item, wrap(local, Spec::make(*mesh, layout::Placements(mesh->ndim()), local.sizes(), local.strides(), local.scalar_type())));
+    });
   }
 }
 
@@ -96,8 +98,9 @@ void check_is_step(const OpInfo& info, const Meta& meta) {
 }
 
 // Draws according to values of which one needs as many random numbers as it happens to need (poisson, gamma): as one device does, on
-// every rank.
+// every rank. What the operator writes is copied back.
 void draw_whole(RankState& state, const OpInfo& info, Stack& stack) {
+  std::vector<std::pair<at::Tensor, at::Tensor>> written;  // what the program gave, and the whole of it
   for (size_t i = 0; i < info.num_args(); ++i) {
     IValue& value = argument(info, stack, i);
     if (value.isNone() && info.op.schema().arguments()[i].name() == "generator") value = state.sites.stock ? state.sites.stock.handle() : generator_for_draw(state);
@@ -108,8 +111,13 @@ void draw_whole(RankState& state, const OpInfo& info, Stack& stack) {
     LocalScope scope;  // laid out as on one device: the stream runs along memory
     const at::Tensor like = at::empty_strided(local.sizes(), tensor.strides(), local.options());
     value = wrap(like.copy_(local), meta_of(tensor)->spec.with(layout::Placements(meta_of(tensor)->spec->mesh.ndim())));
+    if (info.args[i].written) written.emplace_back(tensor, value.toTensor());
   }
   whole_call(state, info, stack);
+  for (const auto& [own, whole] : written) own.copy_(whole);
+  for (size_t i = 0; i < info.num_returns(); ++i) {
+    if (info.written_return[i] >= 0) stack[stack.size() - info.num_returns() + i] = written.at(0).first;
+  }
 }
 
 // Draws according to values: multinomial, normal of tensors, poisson.
@@ -117,7 +125,6 @@ void draw_by_values(RankState& state, const OpInfo& info, Stack& stack) {
   const c10::ArrayRef<IValue> args(&argument(info, stack, 0), info.num_args());
   const CounterDraw draw = stock_generator_of(state, args).defined() ? nullptr : find_counter_draw(info.name);
   if (draw) return leave(info, stack, draw(args));
-  TESSERA_CHECK(!info.writes, "[", info.name, "] of a DTensor is drawn by the `counter` generator alone, without generator=");
   state.ctx.program.note(info.name.c_str(), state.sites.stock ? state.sites.stock.mark() : 0);
   draw_whole(state, info, stack);
 }

@@ -6,12 +6,14 @@ namespace tessera::dtensor {
 
 bool is_whole_op(const std::string& op) {
   static const std::unordered_set<std::string> ops = {
-      "aten::_ctc_loss", "aten::_ctc_loss.Tensor", "aten::_ctc_loss_backward", "aten::_ctc_loss_backward.Tensor", "aten::_embedding_bag",
-      "aten::_embedding_bag_backward", "aten::_embedding_bag_dense_backward", "aten::_embedding_bag_per_sample_weights_backward",
-      "aten::_linalg_check_errors", "aten::_linalg_det", "aten::_linalg_eigh", "aten::_linalg_eigvals", "aten::_linalg_slogdet",
-      "aten::_linalg_solve_ex", "aten::_linalg_svd", "aten::_pack_padded_sequence", "aten::_pdist_backward", "aten::_pdist_forward",
-      "aten::_segment_reduce_backward", "aten::_trilinear", "aten::block_diag", "aten::channel_shuffle", "aten::cholesky", "aten::cholesky_inverse",
-      "aten::cholesky_solve", "aten::diag_embed", "aten::fractional_max_pool2d", "aten::fractional_max_pool2d_backward",
+      "aten::_chunk_cat", "aten::_ctc_loss", "aten::_ctc_loss.Tensor", "aten::_ctc_loss_backward", "aten::_ctc_loss_backward.Tensor",
+      "aten::_dirichlet_grad", "aten::_embedding_bag", "aten::_embedding_bag_backward", "aten::_embedding_bag_dense_backward",
+      "aten::_embedding_bag_forward_only", "aten::_embedding_bag_per_sample_weights_backward", "aten::_histogramdd_bin_edges",
+      "aten::_histogramdd_from_bin_cts", "aten::_histogramdd_from_bin_tensors", "aten::_linalg_check_errors", "aten::_linalg_det",
+      "aten::_linalg_eigh", "aten::_linalg_eigvals", "aten::_linalg_slogdet", "aten::_linalg_solve_ex", "aten::_linalg_svd",
+      "aten::_pack_padded_sequence", "aten::_pdist_backward", "aten::_pdist_forward", "aten::_segment_reduce_backward", "aten::_trilinear",
+      "aten::_unsafe_masked_index", "aten::_unsafe_masked_index_put_accumulate", "aten::block_diag", "aten::channel_shuffle", "aten::cholesky",
+      "aten::cholesky_inverse", "aten::cholesky_solve", "aten::diag_embed", "aten::fractional_max_pool2d", "aten::fractional_max_pool2d_backward",
       "aten::fractional_max_pool3d", "aten::fractional_max_pool3d_backward", "aten::geqrf", "aten::hash_tensor", "aten::histc",
       "aten::histogram.bin_ct", "aten::histogram.bins_tensor", "aten::linalg_cholesky_ex", "aten::linalg_cross", "aten::linalg_eig",
       "aten::linalg_householder_product", "aten::linalg_inv_ex", "aten::linalg_ldl_factor_ex", "aten::linalg_ldl_solve", "aten::linalg_lstsq",
@@ -20,7 +22,7 @@ bool is_whole_op(const std::string& op) {
       "aten::logspace.Scalar_Tensor", "aten::logspace.Tensor_Scalar", "aten::logspace.Tensor_Tensor", "aten::lu_unpack",
       "aten::masked_scatter_backward", "aten::multi_margin_loss", "aten::multi_margin_loss_backward", "aten::multilabel_margin_loss_backward",
       "aten::multilabel_margin_loss_forward", "aten::narrow_copy", "aten::nonzero_static", "aten::ormqr", "aten::renorm", "aten::rot90",
-      "aten::segment_reduce", "aten::triangular_solve", "aten::unfold_copy", "aten::vdot",
+      "aten::segment_reduce", "aten::triangular_solve", "aten::vdot",
   };
   return ops.contains(op);
 }

@@ -1,8 +1,10 @@
 #include "tessera/random/counter.h"
 
 #include <algorithm>
+#include <numbers>
 #include <type_traits>
 
+#include <ATen/ops/view_as_real.h>
 #include <c10/util/BFloat16.h>
 #include <c10/util/Half.h>
 
@@ -153,6 +155,21 @@ bool is_discrete(const Distribution& distribution) {
          std::holds_alternative<Geometric>(distribution);
 }
 
+// What each of the two parts of a complex number is drawn from: parts of a Normal have half of its variance, as in libtorch.
+Distribution distribution_of_parts(const Distribution& distribution) {
+  const auto* normal = std::get_if<Normal>(&distribution);
+  TESSERA_CHECK(normal || std::holds_alternative<Uniform>(distribution), "[random fill] complex numbers of this distribution; accepted: uniform and normal");
+  return normal ? Normal{normal->mean, normal->std / std::numbers::sqrt2} : distribution;
+}
+
+// Real and imaginary parts lie along one more dim.
+void fill_complex(const at::Tensor& local, Region region, const Stream& stream, const Distribution& distribution) {
+  at::Tensor parts = at::view_as_real(local);
+  region.sizes.push_back(2);
+  region.held.push_back({{0, 2}});
+  fill(parts, region, stream, distribution_of_parts(distribution));
+}
+
 }  // namespace
 
 Site make_site(std::string_view name) { return {base::hash_string(name), std::string(name)}; }
@@ -163,6 +180,7 @@ void fill(at::Tensor& local, const Region& region, const Stream& stream, const D
                 local.strides());
   TESSERA_CHECK(local.sizes() == at::IntArrayRef(local_sizes(region)), "[random fill] local tensor of sizes ",
                 local.sizes(), " for a region of ", at::IntArrayRef(local_sizes(region)));
+  if (local.is_complex()) return fill_complex(local, region, stream, distribution);
   const BlockSource source(stream);
   const auto fill_either = [&]<typename T>(T) {
     is_discrete(distribution) ? fill_discrete<T>(local, region, source, distribution)
@@ -176,7 +194,7 @@ void fill(at::Tensor& local, const Region& region, const Stream& stream, const D
     default: break;
   }
   TESSERA_CHECK(is_discrete(distribution), "[random fill] no ", local.scalar_type(),
-                " values of a continuous distribution; accepted: float64, float32, float16, bfloat16");
+                " values of a continuous distribution; accepted: float64, float32, float16, bfloat16, complex (uniform and normal)");
   switch (local.scalar_type()) {
     case at::kLong: return fill_discrete<int64_t>(local, region, source, distribution);
     case at::kInt: return fill_discrete<int32_t>(local, region, source, distribution);

@@ -85,6 +85,7 @@ using Distribution = std::variant<Uniform, Normal, Bernoulli, Integers, Exponent
 // Fills a shard's local tensor: plain, contiguous, on the CPU, of sizes local_sizes(region).
 //
 // Uniform, Normal, Exponential, LogNormal and Cauchy take float64, float32, float16 and bfloat16 (16-bit: the float32 value rounded);
+// Uniform and Normal also complex dtypes, whose parts are drawn one after the other, each of a Normal's with half of its variance;
 // Bernoulli, Integers and Geometric also take int64, int32, int16, int8, uint8 and bool. A Bernoulli with a probability for each
 // element is a float32 Uniform compared with `<`. Work is O(local). Throws c10::Error on anything else. Thread-safe.
 void fill(at::Tensor& local, const Region& region, const Stream& stream, const Distribution& distribution);

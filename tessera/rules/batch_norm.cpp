@@ -2,10 +2,11 @@
 #include "tessera/rules/families.h"
 
 #include <ATen/TensorOperators.h>
+#include <ATen/ops/native_batch_norm.h>
+#include <ATen/ops/native_batch_norm_backward.h>
 #include <ATen/ops/rsqrt.h>
 #include <ATen/ops/sum.h>
 
-#include "tessera/base/error.h"
 #include "tessera/rules/dtypes.h"
 #include "tessera/rules/local_args.h"
 
@@ -16,7 +17,8 @@ namespace {
 bool trains(const Call& call) { return call.flag(call.has_arg("train") ? "train" : "training"); }
 
 // Training takes statistics of the whole batch and writes the running ones, though the schema does not say so: a batch that is
-// cut decomposes, another is whole. Evaluation only reads them: samples, channels and places may be cut.
+// cut, and running ones that are not replicated, decompose, others are whole. Evaluation only reads them: samples, channels and
+// places may be cut.
 FactorMap batch_norm_map(const Call& call) {
   FactorMap map;
   const TensorFactors input = map.add_all(call.spec(call.operand_of("input"))->sizes);
@@ -40,14 +42,6 @@ FactorMap batch_norm_map(const Call& call) {
   const TensorFactors& others = call.has_arg("output_mask") ? channel : saved;
   map.outputs = {input, others, others};
   map.dtypes = {own, other, other};
-  if (call.has_arg("output_mask")) {
-    return map;
-  }
-  for (const char* arg : {"running_mean", "running_var"}) {
-    const int operand = call.operand_of(arg);
-    TESSERA_CHECK(!trains(call) || operand < 0 || call.spec(operand)->is_replicated, "[batch_norm] ", arg, " is ",
-                  call.spec(operand).layout_str(), "; training writes it on every rank: leave it replicated");
-  }
   return map;
 }
 
@@ -87,8 +81,19 @@ bool keeps_plain_statistics(const Call& call) {
   return operand >= 0 && call.operands.at(static_cast<size_t>(operand)).is_plain;
 }
 
+bool is_spread(const Call& call, const char* arg) {
+  const int operand = call.operand_of(arg);
+  return operand >= 0 && !call.spec(operand)->is_replicated;
+}
+
 bool trains_on_cut_batch(const Call& call) {
-  return trains(call) && !(keeps_plain_statistics(call) && !call.has_arg("output_mask")) && (is_cut(call, "input") || is_cut(call, "grad_out"));
+  if (!trains(call)) {
+    return false;
+  }
+  if (call.has_arg("output_mask")) {
+    return is_cut(call, "input") || is_cut(call, "grad_out");
+  }
+  return is_spread(call, "running_mean") || is_spread(call, "running_var") || (is_cut(call, "input") && !keeps_plain_statistics(call));
 }
 
 // Sums over all but the channels, which each rank has a part of: what is added up is as small as a channel vector.
@@ -184,9 +189,44 @@ void decompose_batch_norm_backward(const c10::OperatorHandle& op, torch::jit::St
   args.give(of_input, asked.at(1) ? channels.flat(of_weight, kept) : at::Tensor(), asked.at(2) ? channels.flat(of_bias, kept) : at::Tensor());
 }
 
+// The forms that PyTorch's exporters write: native_batch_norm under other names.
+std::tuple<at::Tensor, at::Tensor, at::Tensor> as_native(StackArgs& args, bool trains) {
+  const bool has_running = args.has("running_mean");
+  return at::native_batch_norm(args.tensor("input"), args.tensor("weight"), args.tensor("bias"), has_running ? args.tensor("running_mean") : at::Tensor(),
+                               has_running ? args.tensor("running_var") : at::Tensor(), trains, args["momentum"].toDouble(), args["eps"].toDouble());
+}
+
+void decompose_legit(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
+  StackArgs args(op, stack);
+  const auto [y, mean, inverse] = as_native(args, args.has("training") && args["training"].toBool());
+  args.give(y, mean, inverse);
+}
+
+// With the buffer that some devices' kernels keep for the gradient.
+template <bool trains>
+void decompose_with_reserve(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
+  StackArgs args(op, stack);
+  const auto [y, mean, inverse] = as_native(args, trains);
+  args.give(y, mean, inverse, args.tensor("input").new_empty({0}, at::kByte));
+}
+
+void decompose_backward_with_reserve(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
+  StackArgs args(op, stack);
+  const auto asked = args["output_mask"].toBoolList().vec();
+  const auto [of_input, of_weight, of_bias] = at::native_batch_norm_backward(
+      args.tensor("grad_out"), args.tensor("input"), args.tensor("weight"), args.tensor("running_mean"), args.tensor("running_var"), args.tensor("save_mean"),
+      args.tensor("save_var"), args["update"].toBool(), args["eps"].toDouble(), {asked.at(0), asked.at(1), asked.at(2)});
+  args.give(of_input, of_weight, of_bias);
+}
+
 }  // namespace
 
 void add_batch_norm_rules(RuleTable& table) {
+  table.add_all({"aten::_native_batch_norm_legit", "aten::_native_batch_norm_legit.no_stats", "aten::_native_batch_norm_legit_no_training"},
+                {.map = nullptr, .decompose = decompose_legit});
+  table.add("aten::_batch_norm_with_update", {.map = nullptr, .decompose = decompose_with_reserve<true>});
+  table.add("aten::_batch_norm_no_update", {.map = nullptr, .decompose = decompose_with_reserve<false>});
+  table.add("aten::batch_norm_backward", {.map = nullptr, .decompose = decompose_backward_with_reserve});
   table.add("aten::native_batch_norm", {.map = batch_norm_map,
                                         .local = run_batch_norm,
                                         .decompose = decompose_batch_norm,

@@ -172,6 +172,7 @@ void add_contraction_rules(RuleTable& table) {
   table.add("aten::addr", {.map = [](const Call& call) { return with_addend("(i),(j)->(i,j)", call); }});
   table.add("aten::_cdist_forward", {.map = distances_map, .local = run_distances, .decompose = expand_batches, .decompose_when = broadcasts_batch,
                                      .shape = ShapeSource::kFactors});
+  table.add("aten::_euclidean_dist", {.map = distances_map, .decompose = expand_batches, .decompose_when = broadcasts_batch, .shape = ShapeSource::kFactors});
   table.add("aten::_cdist_backward", {.map = distances_backward_map, .local = run_distances, .decompose = expand_batches,
                                       .decompose_when = broadcasts_batch, .shape = ShapeSource::kFactors});
   table.add_optional("tessera::contract", {.map = contract_map, .shape = ShapeSource::kFactors});

@@ -112,6 +112,12 @@ FactorMap glu_map(const Call& call) {
   return map;
 }
 
+// Copied at once: what copies itself later may not be handed to every kernel.
+void run_clone(const LocalCall& call, torch::jit::Stack& stack) {
+  StackArgs args(*call.op, stack);
+  args.give(args.tensor("self").clone());
+}
+
 // x = m * 2^e
 FactorMap frexp_map(const Call& call) {
   FactorMap map = broadcast_factors(call);
@@ -172,10 +178,10 @@ const Names& with_scalar() {
       "aten::bitwise_left_shift.Scalar_Tensor", "aten::bitwise_left_shift.Tensor_Scalar", "aten::bitwise_or.Scalar",
       "aten::bitwise_or.Scalar_Tensor", "aten::bitwise_right_shift.Scalar_Tensor",
       "aten::bitwise_right_shift.Tensor_Scalar", "aten::bitwise_xor.Scalar", "aten::bitwise_xor.Scalar_Tensor",
-      "aten::clamp", "aten::clamp_max", "aten::clamp_min", "aten::div.Scalar_mode", "aten::eq.Scalar",
+      "aten::clamp", "aten::clamp_max", "aten::clamp_min", "aten::copysign.Scalar", "aten::div.Scalar_mode", "aten::eq.Scalar",
       "aten::fmod.Scalar", "aten::ge.Scalar", "aten::gt.Scalar", "aten::le.Scalar", "aten::lt.Scalar",
       "aten::ne.Scalar", "aten::pow.Scalar", "aten::remainder.Scalar", "aten::rsub.Scalar",
-      "aten::sub.Scalar"};
+      "aten::sub.Scalar", "aten::xlogy.Scalar_Other", "aten::xlogy.Scalar_Self"};
   return names;
 }
 
@@ -223,6 +229,10 @@ const Names& special_pairs() {
 void add_elementwise_rules(RuleTable& table) {
   table.add_all(moving(), elementwise(PartialFlow::kAny));
   table.add_all(linear(), elementwise(PartialFlow::kLinear));
+  Rule copy = elementwise(PartialFlow::kAny);
+  copy.local = run_clone;
+  copy.takes_interleaved = true;
+  table.add("aten::_lazy_clone", copy);
   table.add_all(unary(), elementwise());
   table.add_all(with_scalar(), elementwise());
   Rule power = elementwise();
@@ -232,7 +242,7 @@ void add_elementwise_rules(RuleTable& table) {
   table.add_all(special_pairs(), elementwise());
   table.add_all({"aten::add.Tensor", "aten::sub.Tensor", "aten::lerp.Scalar"}, elementwise(PartialFlow::kJoint));
   table.add_all({"aten::mul.Tensor", "aten::div.Tensor"}, {.map = scaling_map});
-  table.add_all({"aten::_prelu_kernel", "aten::_prelu_kernel_backward", "aten::hardswish", "aten::hardswish_backward",
+  table.add_all({"aten::_standard_gamma_grad", "aten::_prelu_kernel", "aten::_prelu_kernel_backward", "aten::hardswish", "aten::hardswish_backward",
                  "aten::hardtanh", "aten::hardtanh_backward", "aten::log_sigmoid_forward",
                  "aten::nan_to_num", "aten::relu", "aten::rrelu_with_noise_backward"},
                 without_meta(first_dtype));
@@ -253,7 +263,7 @@ void add_elementwise_rules(RuleTable& table) {
   table.add("aten::_to_copy", {.map = cast_map});
   table.add_all({"aten::copy", "aten::copy_"}, {.map = copy_map});
   table.add_all({"aten::fill.Scalar", "aten::masked_fill.Scalar"}, {.map = fill_map, .reads_numbers = true});
-  table.add("aten::view.dtype", {.map = view_dtype_map});
+  table.add_all({"aten::view.dtype", "aten::view_copy.dtype"}, {.map = view_dtype_map});
   table.add("aten::glu", {.map = glu_map});
   table.add("aten::glu_backward", {.map = glu_map, .shape = ShapeSource::kFactors});
 }

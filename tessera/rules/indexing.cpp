@@ -251,6 +251,20 @@ FactorMap searchsorted_map(const Call& call) {
   return map;
 }
 
+// The place of one number among the whole of the operands, or whether it is there.
+FactorMap place_of_number_map(const Call& call) {
+  FactorMap map;
+  map.dtypes = {!call.has_arg("out_int32") ? c10::kBool : call.flag("out_int32") ? c10::kInt : c10::kLong};
+  for (const Operand& operand : call.operands) {
+    map.operands.push_back(map.add_all(operand.spec->sizes));
+  }
+  for (Factor& factor : map.factors) {
+    factor.can_shard = false;
+  }
+  map.outputs = {{}};
+  return map;
+}
+
 // The elements of a flat view, which stays whole.
 FactorMap take_map(const Call& call) {
   FactorMap map;
@@ -303,9 +317,11 @@ void add_indexing_rules(RuleTable& table) {
   table.add("aten::cat", {.map = cat_map});
   table.add("aten::stack", {.map = stack_map});
   table.add("aten::topk", {.map = topk_map});
-  table.add("aten::isin.Tensor_Tensor", {.map = against_whole_map});
+  table.add_all({"aten::isin.Tensor_Tensor", "aten::isin.Tensor_Scalar"}, {.map = against_whole_map});
   table.add("aten::bucketize.Tensor", {.map = bucketize_map, .shape = ShapeSource::kFactors});
   table.add("aten::searchsorted.Tensor", {.map = searchsorted_map, .shape = ShapeSource::kFactors});
+  table.add_all({"aten::bucketize.Scalar", "aten::isin.Scalar_Tensor", "aten::searchsorted.Scalar"},
+                {.map = place_of_number_map, .shape = ShapeSource::kFactors});
   table.add("aten::masked_scatter", {.map = replicated_map});
   table.add("aten::put", {.map = nullptr, .decompose = decompose_put});
   table.add_all({"aten::masked_scatter_", "aten::put_", "aten::renorm_"}, {.map = nullptr, .decompose = decompose_in_place});

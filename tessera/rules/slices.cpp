@@ -141,18 +141,35 @@ FactorMap parts_map(const Call& call) {
   return map;
 }
 
-// The parts of an interleaved dim are as long as there is of each block here.
+// The parts of an interleaved dim, as long as there is of each block here; nothing where the dim is cut otherwise.
+std::optional<std::vector<at::Tensor>> interleaved_parts(const LocalCall& call, StackArgs& args) {
+  const layout::SpecData& whole = *call.operands[0];
+  const int64_t dim = wrap_dim(args["dim"].toInt(), whole.ndim());
+  if (!is_interleaved(whole) || !is_interleaved(whole, dim)) {
+    return std::nullopt;
+  }
+  const at::Tensor self = args.tensor("self");
+  const auto count = static_cast<int64_t>(call.outputs.size());
+  return self.split_with_sizes(std::vector<int64_t>(count, self.size(dim) / count), dim);
+}
+
 void run_parts(const LocalCall& call, torch::jit::Stack& stack) {
   StackArgs args(*call.op, stack);
-  const layout::SpecData& whole = *call.operands[0];
-  if (!is_interleaved(whole) || !is_interleaved(whole, wrap_dim(args["dim"].toInt(), whole.ndim()))) {
+  auto parts = interleaved_parts(call, args);
+  parts ? args.give(std::move(*parts)) : args.run();
+}
+
+void run_copied_parts(const LocalCall& call, torch::jit::Stack& stack) {
+  StackArgs args(*call.op, stack);
+  auto parts = interleaved_parts(call, args);
+  if (!parts) {
     args.run();
     return;
   }
-  const at::Tensor self = args.tensor("self");
-  const int64_t dim = wrap_dim(args["dim"].toInt(), self.dim());
-  const auto count = static_cast<int64_t>(call.outputs.size());
-  args.give(self.split_with_sizes(std::vector<int64_t>(count, self.size(dim) / count), dim));
+  for (at::Tensor& part : *parts) {
+    part = part.clone();
+  }
+  args.give(std::move(*parts));
 }
 
 FactorMap diagonal_map(const Call& call) {
@@ -310,8 +327,10 @@ void add_slice_rules(RuleTable& table) {
   table.add_all({"aten::split.Tensor", "aten::split_with_sizes", "aten::unbind.int", "aten::unsafe_split.Tensor",
                  "aten::unsafe_split_with_sizes"},
                 {.map = parts_map, .local = run_parts, .takes_interleaved = true});
+  table.add_all({"aten::split_copy.Tensor", "aten::split_with_sizes_copy", "aten::unbind_copy.int"},
+                {.map = parts_map, .local = run_copied_parts, .takes_interleaved = true});
   table.add_all({"aten::diagonal", "aten::diagonal_copy"}, {.map = diagonal_map});
-  table.add("aten::unfold", {.map = unfold_map});
+  table.add_all({"aten::unfold", "aten::unfold_copy"}, {.map = unfold_map});
   table.add("aten::slice_backward", {.map = slice_backward_map, .local = run_slice_backward, .takes_interleaved = true});
   table.add("aten::select_backward", {.map = select_backward_map});
   table.add("aten::diagonal_backward", {.map = diagonal_backward_map});

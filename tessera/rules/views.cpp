@@ -294,6 +294,12 @@ FactorMap as_strided_map(const Call& call) {
 }
 
 // Strides speak of the one-device program's storage: the whole tensor with its strides.
+at::Tensor as_on_one_device(const layout::SpecData& whole, const at::Tensor& self) {
+  return self.strides() == c10::IntArrayRef(whole.strides) && self.storage_offset() == 0
+             ? self
+             : at::empty_strided(whole.sizes, whole.strides, self.options()).copy_(self);
+}
+
 void run_as_strided(const LocalCall& call, torch::jit::Stack& stack) {
   StackArgs args(*call.op, stack);
   const auto& whole = *call.operands[0];
@@ -304,10 +310,29 @@ void run_as_strided(const LocalCall& call, torch::jit::Stack& stack) {
     args.give(self.alias());
     return;
   }
-  const at::Tensor laid_out = self.strides() == c10::IntArrayRef(whole.strides) && self.storage_offset() == 0
-                                  ? self
-                                  : at::empty_strided(whole.sizes, whole.strides, self.options()).copy_(self);
-  args.give(laid_out.as_strided(sizes, strides, offset));
+  args.give(as_on_one_device(whole, self).as_strided(sizes, strides, offset));
+}
+
+void run_as_strided_copy(const LocalCall& call, torch::jit::Stack& stack) {
+  run_as_strided(call, stack);
+  stack.back() = stack.back().toTensor().clone();
+}
+
+// A tensor with others at some places of its memory.
+FactorMap as_strided_scatter_map(const Call& call) {
+  FactorMap map;
+  map.operands = {map.add_all(call.spec(0)->sizes), map.add_all(call.spec(1)->sizes)};
+  map.outputs = {map.operands[0]};
+  for (Factor& factor : map.factors) {
+    factor.can_shard = false;
+  }
+  return map;
+}
+
+void run_as_strided_scatter(const LocalCall& call, torch::jit::Stack& stack) {
+  StackArgs args(*call.op, stack);
+  args["self"] = as_on_one_device(*call.operands[0], args.tensor("self"));
+  args.run();
 }
 
 }  // namespace
@@ -324,6 +349,8 @@ void add_view_rules(RuleTable& table) {
   table.add_all({"aten::expand", "aten::expand_copy"}, {.map = expand_map});
   table.add("aten::repeat", {.map = repeat_map});
   table.add("aten::as_strided", {.map = as_strided_map, .local = run_as_strided});
+  table.add("aten::as_strided_scatter", {.map = as_strided_scatter_map, .local = run_as_strided_scatter});
+  table.add("aten::as_strided_copy", {.map = as_strided_map, .local = run_as_strided_copy});
 }
 
 }  // namespace tessera::rules

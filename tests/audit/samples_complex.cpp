@@ -37,6 +37,8 @@ void add_complex_samples(Samples& samples) {
   samples.push_back(sample("aten::logsumexp", {z}, {{"dim", Ints{0}}}));
   samples.push_back(sample("aten::var.correction", {z}, {{"dim", Ints{0}}}));
   samples.push_back(sample("aten::std_mean.correction", {z}));
+  samples.push_back(sample("aten::view_as_real_copy", {z}));
+  samples.push_back(sample("aten::view_as_complex_copy", {reals({5, 4, 2})}));
   samples.push_back(sample("aten::view_as_complex", {reals({5, 4, 2})}));
   samples.push_back(sample("aten::view_as_complex", {reals({2})}));
   samples.push_back(sample("aten::add.Tensor", {z, reals({4})}));

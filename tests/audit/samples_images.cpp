@@ -150,10 +150,18 @@ void add_batch_norms(Samples& samples) {
   const Named training = {{"training", true}, {"momentum", 0.1}, {"eps", 1e-5}};
   samples.push_back(sample("aten::native_batch_norm", {x, weight, bias}, training));
   samples.push_back(sample("aten::native_batch_norm", {reals({5, 4})}, training));
+  const Named statistics = {{"momentum", 0.1}, {"eps", 1e-5}};
+  samples.push_back(sample("aten::_native_batch_norm_legit.no_stats", {x, weight, bias}, training));
+  samples.push_back(sample("aten::_native_batch_norm_legit", {x, weight, bias, reals({4}), reals({4})}, training));
+  for (const char* op : {"aten::_native_batch_norm_legit_no_training", "aten::_batch_norm_with_update", "aten::_batch_norm_no_update"}) {
+    samples.push_back(sample(op, {x, weight, bias, reals({4}), reals({4})}, statistics));
+  }
   const auto [y, mean, inverse] = at::native_batch_norm(x, weight, bias, {}, {}, true, 0.1, 1e-5);
   for (const auto& asked : {mask(true, true, true), mask(false, true, true), mask(true, false, true)}) {
     samples.push_back(sample("aten::native_batch_norm_backward", {reals({5, 4, 3}), x, weight, mean, inverse},
                              {{"running_mean", c10::IValue()}, {"running_var", c10::IValue()}, {"train", true}, {"eps", 1e-5}, {"output_mask", asked}}));
+    samples.push_back(sample("aten::batch_norm_backward", {reals({5, 4, 3}), x, weight, reals({4}), reals({4}), mean, inverse, at::empty({0}, at::kByte)},
+                             {{"update", true}, {"eps", 1e-5}, {"output_mask", asked}}));
   }
 }
 

@@ -34,6 +34,10 @@ void add_reads(Samples& samples) {
   samples.push_back(sample("aten::stack", {}, {{"tensors", Tensors{reals({5, 4}), reals({5, 4})}}, {"dim", 1}}));
   samples.push_back(sample("aten::stack", {}, {{"tensors", Tensors{reals({5, 4}), reals({5, 4})}}, {"dim", -1}}));
   samples.push_back(sample("aten::isin.Tensor_Tensor", {integers(9, {5, 4}), integers(9, {3})}));
+  samples.push_back(sample("aten::isin.Tensor_Scalar", {integers(9, {5, 4})}, {{"test_element", 3}}));
+  samples.push_back(sample("aten::isin.Scalar_Tensor", {integers(9, {5, 4})}, {{"element", 3}}));
+  samples.push_back(sample("aten::bucketize.Scalar", {std::get<0>(reals({6}).sort())}, {{"self", 0.4}}));
+  samples.push_back(sample("aten::searchsorted.Scalar", {std::get<0>(reals({6}).sort())}, {{"self", 0.4}, {"out_int32", true}}));
   samples.push_back(sample("aten::bucketize.Tensor", {reals({5, 4}), std::get<0>(reals({6}).sort())}));
   samples.push_back(sample("aten::searchsorted.Tensor", {std::get<0>(reals({6}).sort()), reals({5, 4})}));
   samples.push_back(sample("aten::searchsorted.Tensor", {std::get<0>(reals({5, 6}).sort()), reals({5, 4})}, {{"right", true}}));

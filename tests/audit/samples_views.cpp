@@ -53,11 +53,15 @@ void add_regroupings(Samples& samples) {
     samples.push_back(sample(op, {reals({5, 1})}, {{"size", Ints{-1, 3}}}));
   }
   samples.push_back(sample("aten::repeat", {reals({5, 4})}, {{"repeats", Ints{2, 1, 3}}}));
-  samples.push_back(sample("aten::as_strided", {reals({5, 4})}, {{"size", Ints{5, 4}}, {"stride", Ints{4, 1}}}));
-  samples.push_back(sample("aten::as_strided", {reals({5, 4})},
-                           {{"size", Ints{3, 2}}, {"stride", Ints{1, 4}}, {"storage_offset", 2}}));
-  samples.push_back(sample("aten::view.dtype", {reals({5, 4})}, {{"dtype", at::kLong}}));
-  samples.push_back(sample("aten::view.dtype", {integers(9, {5, 4})}, {{"dtype", at::kInt}}));
+  for (const char* op : {"aten::as_strided", "aten::as_strided_copy"}) {
+    samples.push_back(sample(op, {reals({5, 4})}, {{"size", Ints{5, 4}}, {"stride", Ints{4, 1}}}));
+    samples.push_back(sample(op, {reals({5, 4})}, {{"size", Ints{3, 2}}, {"stride", Ints{1, 4}}, {"storage_offset", 2}}));
+  }
+  samples.push_back(sample("aten::as_strided_scatter", {reals({5, 4}), reals({3, 2})}, {{"size", Ints{3, 2}}, {"stride", Ints{1, 4}}, {"storage_offset", 2}}));
+  for (const char* op : {"aten::view.dtype", "aten::view_copy.dtype"}) {
+    samples.push_back(sample(op, {reals({5, 4})}, {{"dtype", at::kLong}}));
+    samples.push_back(sample(op, {integers(9, {5, 4})}, {{"dtype", at::kInt}}));
+  }
 }
 
 void add_slices(Samples& samples) {
@@ -86,6 +90,9 @@ void add_slices(Samples& samples) {
   for (const char* op : {"aten::split_with_sizes", "aten::unsafe_split_with_sizes"}) {
     samples.push_back(sample(op, {reals({5, 6})}, {{"split_sizes", Ints{3, 1, 2}}, {"dim", -1}}));
   }
+  samples.push_back(sample("aten::split_copy.Tensor", {reals({5, 4})}, {{"split_size", 2}, {"dim", 0}}));
+  samples.push_back(sample("aten::split_with_sizes_copy", {reals({5, 6})}, {{"split_sizes", Ints{3, 1, 2}}, {"dim", -1}}));
+  samples.push_back(sample("aten::unbind_copy.int", {reals({5, 3, 4})}, {{"dim", 1}}));
   samples.push_back(sample("aten::unbind.int", {reals({3, 5})}, {{"dim", 0}}));
   samples.push_back(sample("aten::unbind.int", {reals({5, 3, 4})}, {{"dim", 1}}));
   const Named diagonal = {{"offset", 1}, {"dim1", 0}, {"dim2", 2}};
@@ -95,7 +102,9 @@ void add_slices(Samples& samples) {
   Named diagonal_backward = diagonal;
   diagonal_backward.emplace_back("input_sizes", Ints{4, 5, 3});
   samples.push_back(sample("aten::diagonal_backward", {reals({5, 2})}, diagonal_backward));
-  samples.push_back(sample("aten::unfold", {reals({5, 6})}, {{"dimension", 1}, {"size", 3}, {"step", 2}}));
+  for (const char* op : {"aten::unfold", "aten::unfold_copy"}) {
+    samples.push_back(sample(op, {reals({5, 6})}, {{"dimension", 1}, {"size", 3}, {"step", 2}}));
+  }
   samples.push_back(sample("aten::unfold_backward", {reals({5, 2, 3})},
                            {{"input_sizes", Ints{5, 6}}, {"dim", 1}, {"size", 3}, {"step", 2}}));
   samples.push_back(sample("aten::constant_pad_nd", {reals({5, 4})}, {{"pad", Ints{1, 2}}, {"value", 0.5}}));

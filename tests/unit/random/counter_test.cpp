@@ -5,6 +5,7 @@
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/equal.h>
+#include <ATen/ops/view_as_real.h>
 
 #include "regions.h"
 #include "tessera/base/hash.h"
@@ -208,7 +209,15 @@ TEST(Counter, Refusals) {
   EXPECT_THROW(fill(transposed, whole_region({2, 3}), kStream, Uniform{}), c10::Error);
   at::Tensor wrong = at::empty({5});
   EXPECT_THROW(fill(wrong, region, kStream, Uniform{}), c10::Error);
-  EXPECT_THROW(filled(region, kStream, Uniform{}, at::kComplexFloat), c10::Error);
+  EXPECT_THROW(filled(region, kStream, Exponential{}, at::kComplexFloat), c10::Error);
+}
+
+// Its parts are drawn one after the other, those of normal numbers with half of the variance.
+TEST(Counter, ComplexNumbersArePairs) {
+  const Region region = whole_region({3, 5}), of_parts = whole_region({3, 5, 2});
+  const auto parts = [&](const Distribution& distribution) { return at::view_as_real(filled(region, kStream, distribution, at::kComplexDouble)); };
+  EXPECT_TRUE(at::equal(parts(Uniform{1, 3}), filled(of_parts, kStream, Uniform{1, 3}, at::kDouble)));
+  EXPECT_TRUE(at::equal(parts(Normal{1, 3}), filled(of_parts, kStream, Normal{1, 3 / std::sqrt(2.0)}, at::kDouble)));
 }
 
 }  // namespace
