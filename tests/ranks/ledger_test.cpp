@@ -101,8 +101,8 @@ TEST(Ledger, ExactMergesCountTheNodesThatARankSends) {
   const auto mesh = layout::Mesh::parse("tp=3");
   comm::run_ranks(3, [&](int64_t rank) {
     dtensor::set_numerics(dtensor::Numerics::kExact, {.batch = 1, .sequence = 1, .feature = 8});
-    const auto a = dtensor::distribute(at::ones({kRows, 16}, at::kDouble), mesh, {layout::Shard(1)});
-    const auto b = dtensor::distribute(at::ones({16, kColumns}, at::kDouble), mesh, {layout::Shard(0)});
+    const auto a = dtensor::distribute(at::ones({kRows, 64}, at::kDouble), mesh, {layout::Shard(1, {.unit = 8})});
+    const auto b = dtensor::distribute(at::ones({64, kColumns}, at::kDouble), mesh, {layout::Shard(0, {.unit = 8})});
     trace::Ledger& ledger = comm::RankContext::require().ledger;
     ledger.clear();
     const auto product = at::matmul(a, b);
