@@ -7,7 +7,7 @@
 # A floor (or a test) sees only the floors it names and what those depend on.
 
 # The precompiled header of every target but of tests that need all of libtorch: these have another, which a folder of tests chooses by
-# TESSERA_TEST_PCH. (torch/torch.h costs such a test 60 s of processor time without it, 23 with; a test that does not need it loses 8.)
+# TESSERA_TEST_PCH. (A test of torch/torch.h costs 60 s of processor time without it and 23 with it; one that does not need it loses 8.)
 set(TESSERA_TEST_PCH tessera_pch)
 foreach(pch pch pch_torch)
   add_library(tessera_${pch} OBJECT EXCLUDE_FROM_ALL ${CMAKE_CURRENT_SOURCE_DIR}/cmake/pch.cpp)

@@ -1,4 +1,5 @@
-// What nearly every file includes, compiled once.
+// What many files include and is dear to read, compiled once. (An empty file that has it costs 2.9 s of processor time; what it holds
+// costs the files that include it up to 8.)
 #pragma once
 
 #include <algorithm>
@@ -13,7 +14,7 @@
 #include <utility>
 #include <vector>
 
-#include <ATen/core/Tensor.h>
+#include <ATen/ATen.h>
 #include <ATen/core/dispatch/Dispatcher.h>
-#include <ATen/core/ivalue.h>
-#include <c10/util/Exception.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/library.h>

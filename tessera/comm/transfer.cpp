@@ -14,7 +14,7 @@ namespace {
 
 constexpr int64_t kBlock = 512;
 
-void copy(const at::Tensor& to, const at::Tensor& from) {
+void copy_into(const at::Tensor& to, const at::Tensor& from) {
   const auto bytes = from.nbytes();
   if (bytes > 0 && to.const_data_ptr() != from.const_data_ptr()) {
     std::memmove(to.mutable_data_ptr(), from.const_data_ptr(), bytes);
@@ -136,16 +136,16 @@ void transfer(const std::vector<const Call*>& calls, size_t part) {
     }
     case Kind::kAllGather:
       for (size_t i = 0; i < calls.size(); ++i) {
-        copy(own.outputs[i], calls[i]->inputs[0]);
+        copy_into(own.outputs[i], calls[i]->inputs[0]);
       }
       return;
     case Kind::kAllToAll:
       for (size_t i = 0; i < calls.size(); ++i) {
-        copy(own.outputs[i], calls[i]->inputs[part]);
+        copy_into(own.outputs[i], calls[i]->inputs[part]);
       }
       return;
     case Kind::kBroadcast:
-      return copy(own.outputs[0], calls[static_cast<size_t>(own.peer)]->inputs[0]);
+      return copy_into(own.outputs[0], calls[static_cast<size_t>(own.peer)]->inputs[0]);
     case Kind::kMerge:
       return merge_sums(calls, part);
     default:
