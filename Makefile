@@ -39,7 +39,7 @@ build: configure
 	@cmake --build $(BUILD) -j $(JOBS) --target tessera_program
 
 train: build
-	@$(BUILD)/bin/tessera train $(CONFIG) --out $(RUN)
+	@$(BUILD)/bin/tessera train $(CONFIG) --out $(RUN) --replace
 
 test: configure
 	@cmake --build $(BUILD) -j $(JOBS)

@@ -53,8 +53,11 @@ DeviceMesh = _C.Mesh
 def init_device_mesh(device_type, mesh_shape, *, mesh_dim_names=None):
     """The mesh of ranks 0, 1, ... in the given shape, the last axis varying fastest. Axes without names are dim_0, dim_1, ...
 
-    `device_type` is taken from the tensors; it stands here for programs that say it.
+    Names are free for tensors that a program places itself. A mesh that is given to `generate_plan` or `parallelize` has axes of the names
+    that plans know ("dp", "tp"), and others are refused there. `device_type` is "cpu", the only kind of ranks so far.
     """
+    if device_type != "cpu":
+        raise ValueError(f"[init_device_mesh] device_type {device_type!r}: ranks compute on CPUs so far; accepted: 'cpu'")
     ensure_rank()
     names = mesh_dim_names or [f"dim_{i}" for i in range(len(mesh_shape))]
     return _C.Mesh(list(zip(names, mesh_shape, strict=True)))

@@ -1,13 +1,14 @@
 """Models on a mesh."""
 
 import os
+import sys
 from collections.abc import Callable
 from typing import TypeVar
 
 import torch
 
 from tessera import _C
-from tessera._ranks import ensure_rank
+from tessera._ranks import ensure_rank, in_rank, rank
 from tessera._tensor import full_tensor
 
 __all__ = ["deferred", "full_state_dict", "generate_plan", "is_deferred", "load", "parallelize", "save"]
@@ -33,11 +34,17 @@ def generate_plan(model: torch.nn.Module, devices: int | None = None, *, mesh: _
                   heads: int = 0, kv_heads: int = 0, lattice: str = "") -> _C.Plan:
     """A plan from rules for `devices` ranks (all of the job, unless said otherwise), or for a mesh such as "dp=2,tp=2".
 
-    Heads are read from the model where it says them. Print the plan to see what is cut, and why not.
+    Each axis of a mesh has a role by its name: dp (or dp_replicate) cuts the batch, tp cuts the model; others are refused. Without a mesh all ranks
+    are dp, as far as exact numerics can cut a batch, and rank 0 says on stderr which mesh that is. Heads are read from the model where
+    it says them. The lattice is that of `numerics("exact", ...)`; only a plan that is made before or elsewhere is told it. Print the plan
+    to see what is cut, and why not.
     """
     ensure_rank()
-    mesh = _C.Mesh(mesh) if isinstance(mesh, str) else mesh
-    return _C.generate_plan(model, devices, mesh, sequence_parallel, heads, kv_heads, lattice)
+    parsed = _C.Mesh(mesh) if isinstance(mesh, str) else mesh
+    plan = _C.generate_plan(model, devices, parsed, sequence_parallel, heads, kv_heads, lattice)
+    if mesh is None and plan.mesh.ndim > 0 and (not in_rank() or rank() == 0):
+        print(f"tessera: {plan.notes[0]}", file=sys.stderr)
+    return plan
 
 
 def parallelize(model: Model, plan: _C.Plan | _C.Mesh | str, optimizer: torch.optim.Optimizer | None = None, *, accumulate: int = 1) -> Model:

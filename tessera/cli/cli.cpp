@@ -38,6 +38,7 @@ struct Arguments {
   std::string metrics, ledger, folder, profile;
   double tolerance = 0;
   bool is_quiet = false;
+  bool replaces = false;
   bool is_json = false;
   std::string run, prompt;
   train::GenerateOptions generate;
@@ -96,6 +97,7 @@ std::unique_ptr<CLI::App> make_app(Arguments& arguments) {
   train->add_option("--metrics", arguments.metrics, "JSONL file, one object a step");
   train->add_option("--ledger", arguments.ledger, "JSON file: bytes and calls by axis, collective and op, of every rank");
   train->add_option("--out", arguments.folder, "run folder: the model, metrics.jsonl, tb/ for TensorBoard, trace/");
+  train->add_flag("--replace", arguments.replaces, "write over the run that the folder of --out holds, which is refused otherwise");
   train->add_option("--profile", arguments.profile, "steps such as 3-5: their trace goes to trace/steps_3-5.json of --out");
   train->add_flag("--quiet", arguments.is_quiet, "no progress lines");
 
@@ -190,6 +192,7 @@ int run_train(const Arguments& arguments, std::ostream& out) {
       .metrics = arguments.metrics,
       .ledger = arguments.ledger,
       .folder = arguments.folder,
+      .replace = arguments.replaces,
       .profile = arguments.profile,
       .out = arguments.is_quiet ? nullptr : &out,
   });

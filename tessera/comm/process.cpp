@@ -14,6 +14,7 @@
 #include "tessera/comm/c10d_device.h"
 #include "tessera/comm/errors.h"
 #include "tessera/comm/flight.h"
+#include "tessera/comm/machine.h"
 #include "tessera/comm/rank_scope.h"
 #include "tessera/comm/run_ranks.h"
 
@@ -110,6 +111,7 @@ class JoinedProcess::Rank {
       context.deadline = options.deadline;
       context.compare_programs = options.compare_programs;
       context.stops_before = stops_before;
+      set_ranks_on_machine(context, std::max<int64_t>(group.local_size, 1));
       context.world = join_world(group, job, options);
       guard_.emplace(&context);
       scope_.emplace();

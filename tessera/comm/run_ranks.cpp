@@ -12,6 +12,7 @@
 #include "tessera/comm/errors.h"
 #include "tessera/comm/fake.h"
 #include "tessera/comm/flight.h"
+#include "tessera/comm/machine.h"
 #include "tessera/comm/rank_scope.h"
 #include "tessera/comm/rank_threads.h"
 #include "tessera/comm/threads.h"
@@ -101,6 +102,7 @@ void run_ranks(int64_t ranks, const std::function<void(int64_t rank)>& body, Run
     context.deadline = options.deadline;
     context.compare_programs = options.compare_programs;
     context.stops_before = stops_before;
+    set_ranks_on_machine(context, ranks);
     running.begin(context);
     run_rank(job, context, body, errors);
     running.end(rank);

@@ -1,10 +1,9 @@
 #include <algorithm>
-#include <fstream>
-#include <sstream>
 
 #include <nlohmann/json.hpp>
 
 #include "tessera/base/error.h"
+#include "tessera/base/read_file.h"
 #include "tessera/base/text.h"
 #include "tessera/data/tokenizer_parts.h"
 
@@ -306,11 +305,9 @@ class TokenizerReader {
 Tokenizer Tokenizer::parse(std::string_view text, const std::string& source) { return TokenizerReader(text, source).run(); }
 
 Tokenizer Tokenizer::read(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  std::ostringstream text;
-  TESSERA_CHECK_AS(DataError, file && text << file.rdbuf(), "[tokenizer] cannot read \"", path,
-                   "\"; accepted: the path of a tokenizer.json");
-  return parse(text.view(), path);
+  const auto text = base::try_read_file(path);
+  TESSERA_CHECK_AS(DataError, text, "[tokenizer] cannot read \"", path, "\"; accepted: the path of a tokenizer.json");
+  return parse(*text, path);
 }
 
 }  // namespace tessera::data

@@ -14,6 +14,7 @@
 #include "tessera/dtensor/exact_plan.h"
 #include "tessera/dtensor/observer.h"
 #include "tessera/dtensor/pending.h"
+#include "tessera/dtensor/outside_job.h"
 #include "tessera/dtensor/plain.h"
 #include "tessera/dtensor/scan.h"
 #include "tessera/dtensor/views.h"
@@ -360,6 +361,7 @@ void dispatch(const OpInfo& info, Stack& stack) {
     forward = state.forward_plans.find(node->sequence_nr());
     scan.key.push_back(reinterpret_cast<uint64_t>(forward ? forward->plan : nullptr));
   } else if (scan.parameter && !info.is_view) {
+    if (C10_UNLIKELY(scan.has_plain)) verify_in_job(state, info, args, *scan.parameter);
     state.sites.note_read(scan.parameter);
   }
   state.ctx.current_op = info.name.c_str();

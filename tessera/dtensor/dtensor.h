@@ -81,7 +81,8 @@ class ModeScope {
 };
 
 // How sums are made (`exact` gives every layout the same bits; see docs/guide/same-bits.md) from now on, on this rank. Every
-// rank of a job must say the same; a job's steps must not mix both.
+// rank of a job must say the same; a job's steps must not mix both. In `exact`, libtorch computes with plain tensors on one thread
+// (Note [Threads]). On the rank's thread.
 enum class Numerics : uint8_t { kFast, kExact };
 void set_numerics(Numerics numerics, const layout::Lattice& lattice = {});
 

@@ -22,6 +22,8 @@ struct Mesh::Data {
 
 namespace {
 
+constexpr int64_t kMostRanks = int64_t{1} << 24;
+
 bool is_name(const std::string& name) {
   const auto is_letter = [](char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '_'; };
   return !name.empty() && is_letter(name[0]) &&
@@ -31,7 +33,9 @@ bool is_name(const std::string& name) {
 int64_t product(const std::vector<Axis>& axes) {
   int64_t result = 1;
   for (const Axis& axis : axes) {
-    TESSERA_CHECK(axis.size >= 1, "[mesh] axis ", axis.name, "=", axis.size, ": a size must be at least 1");
+    TESSERA_CHECK_AS(ConfigError, axis.size >= 1, "[mesh] axis ", axis.name, "=", axis.size, "; accepted: sizes of at least 1");
+    TESSERA_CHECK_AS(ConfigError, axis.size <= kMostRanks / result, "[mesh] more than ", kMostRanks, " ranks, with axis ", axis.name, "=", axis.size,
+                     "; accepted: sizes whose product is smaller");
     result *= axis.size;
   }
   return result;
@@ -54,9 +58,9 @@ std::vector<std::string> names_of(const std::vector<Axis>& axes) {
 void verify_axes(const std::vector<Axis>& axes, const std::vector<int64_t>& ranks) {
   std::unordered_set<std::string> names;
   for (const Axis& axis : axes) {
-    TESSERA_CHECK(is_name(axis.name), "[mesh] \"", axis.name,
-                  "\" cannot name an axis; accepted: letters, digits and _, not beginning with a digit");
-    TESSERA_CHECK(names.insert(axis.name).second, "[mesh] the axis ", axis.name, " is named twice");
+    TESSERA_CHECK_AS(ConfigError, is_name(axis.name), "[mesh] \"", axis.name,
+                     "\" cannot name an axis; accepted: letters, digits and _, not beginning with a digit");
+    TESSERA_CHECK_AS(ConfigError, names.insert(axis.name).second, "[mesh] the axis ", axis.name, " is named twice; accepted: distinct names, as in dp=2,tp=4");
   }
   const int64_t size = product(axes);
   TESSERA_CHECK(size == static_cast<int64_t>(ranks.size()), "[mesh] the axes hold ", size, " ranks, but ", ranks.size(),

@@ -157,14 +157,10 @@ Mesh Mesh::parse(std::string_view text) {
     const size_t equals = item.find('=');
     const auto size = equals == std::string::npos ? std::nullopt
                                                   : base::try_parse_int(base::trim(std::string_view(item).substr(equals + 1)));
-    TESSERA_CHECK_AS(ConfigError, size && *size >= 1, "[mesh] \"", text, "\" is no mesh: \"", item, "\"", kForm);
+    TESSERA_CHECK_AS(ConfigError, size && *size >= 1, "[mesh] \"", text, "\" is no mesh", item == text ? "" : ": \"" + item + "\"", kForm);
     axes.push_back({std::string(base::trim(std::string_view(item).substr(0, equals))), *size});
   }
-  try {
-    return Mesh(std::move(axes));
-  } catch (const c10::Error& error) {
-    TESSERA_THROW(ConfigError, "[mesh] \"", text, "\" is no mesh: ", error.what_without_backtrace(), kForm);
-  }
+  return Mesh(std::move(axes));
 }
 
 std::string Spec::layout_str() const {

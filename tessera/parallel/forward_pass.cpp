@@ -19,6 +19,7 @@ using layout::Placements;
 }  // namespace
 
 ForwardPasses::ForwardPasses(Plan plan, int64_t micro_batches) : plan_(std::move(plan)), micro_batches_(micro_batches) {
+  plan_.verify_axes();
   TESSERA_CHECK(micro_batches >= 1, "[forward] a step of ", micro_batches, " micro-batches; accepted: at least 1");
 }
 

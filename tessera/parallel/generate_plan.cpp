@@ -5,13 +5,12 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/text.h"
+#include "tessera/dtensor/state.h"
+#include "tessera/layout/axis_role.h"
 #include "tessera/parallel/roles.h"
 
 namespace tessera::parallel {
 namespace {
-
-constexpr int64_t kMostTensorRanks = 8;
-constexpr const char* kTensorAxis = "tp";
 
 // Of the attention that a group of Linears belongs to; none: unknown.
 struct Heads {
@@ -26,6 +25,7 @@ struct AttentionCut {
   int64_t query_unit = 1;
   int64_t key_unit = 1;
   bool keeps_keys_whole = false;
+  bool keeps_all_whole = false;
   bool is_fused = false;
 };
 
@@ -85,13 +85,11 @@ class Generator {
     if (!options_.keep_gathered) {
       plan_.keep_gathered_bytes = 1;  // the largest activation is unknown here: only the newest gathered tensor stays
     }
-    for (const auto& axis : plan_.mesh.axes()) {
-      if (axis.name != kTensorAxis) {
-        plan_.batch_axes.push_back(axis.name);
-      }
+    plan_.batch_axes = layout::axes_of(plan_.mesh, layout::AxisRole::kData);
+    for (const auto& axis : layout::axes_of(plan_.mesh, layout::AxisRole::kTensor)) {
+      tensor_axis_ = plan_.mesh.axis_index(axis);
+      ranks_ = plan_.mesh.axis(*tensor_axis_).size;
     }
-    tensor_axis_ = plan_.mesh.find_axis(kTensorAxis);
-    ranks_ = tensor_axis_ ? plan_.mesh.axis(*tensor_axis_).size : 1;
     if (ranks_ > 1) {
       plan_embeddings();
       std::for_each(roles_.groups.begin(), roles_.groups.end(), [this](const LinearGroup& group) { plan_group(group); });
@@ -104,30 +102,29 @@ class Generator {
   }
 
  private:
-  // The most ranks up to 8 that divide the devices, the heads and every width that would be cut.
-  layout::Mesh choose_mesh() const {
-    int64_t divisible = 0;
-    for (const auto& group : roles_.groups) {
-      if (const auto heads = heads_of(group); is_attention(group, heads)) {
-        divisible = std::gcd(divisible, std::gcd(heads.queries, heads.keys));
-      }
-      const int64_t blocks = std::max<int64_t>(blocks_of(group, heads_of(group)), 1);
-      for (const auto& linear : group.columns) {
-        divisible = std::gcd(divisible, linear.out / blocks);
-      }
+  // Data parallelism first: no more of it than the lattice has leaves of a batch, and tensor parallelism for the rest.
+  layout::Mesh choose_mesh() {
+    const int64_t devices = options_.devices;
+    if (devices == 1) {
+      return {};
     }
     int64_t ranks = 1;
-    for (int64_t n = 2; n <= std::min(kMostTensorRanks, options_.devices) && divisible > 0; ++n) {
-      ranks = options_.devices % n == 0 && divisible % n == 0 ? n : ranks;
+    while (options_.lattice && (devices % ranks != 0 || devices / ranks > options_.lattice->batch)) {
+      ++ranks;
     }
+    TESSERA_CHECK_AS(PlanError, ranks == 1 || ranks <= options_.lattice->feature, "[generate_plan] no mesh of ", devices,
+                     " ranks fits the lattice ", options_.lattice->str(), "; accepted: a lattice with batch=", devices,
+                     ", or fewer ranks: dp of at most ", options_.lattice->batch, " times tp of at most ", options_.lattice->feature);
     std::vector<layout::Axis> axes;
-    if (options_.devices / ranks > 1) {
-      axes.push_back({"dp", options_.devices / ranks});
+    if (devices > ranks) {
+      axes.push_back({layout::name_of(layout::AxisRole::kData), devices / ranks});
     }
     if (ranks > 1) {
-      axes.push_back({kTensorAxis, ranks});
+      axes.push_back({layout::name_of(layout::AxisRole::kTensor), ranks});
     }
-    return axes.empty() ? layout::Mesh() : layout::Mesh(axes);
+    layout::Mesh mesh(axes);
+    add_note(plan_, "mesh {" + mesh.str() + "} chosen for " + std::to_string(devices) + " ranks, data parallelism first; another is given as the mesh");
+    return mesh;
   }
 
   layout::Placements on_tensor_axis(layout::Placement placement) const {
@@ -194,13 +191,23 @@ class Generator {
     } else if (heads.keys < ranks_) {
       cut.keeps_keys_whole = heads.queries > heads.keys;
       cut.query_unit = head_dim;
-      if (cut.keeps_keys_whole) {
-        add_note(plan_, general(group.row->name) + ": " + std::to_string(heads.keys) + " key/value heads for " +
-                            std::to_string(ranks_) + " ranks: K and V stay whole, queries are cut by single heads");
-      }
     }
     widen_to_leaves(cut, group);
+    // The gradients of keys and values that are whole are cut between their heads all the same.
+    const bool cuts_leaves = cut.keeps_keys_whole && heads.keys > 1 && whole_leaves(head_dim, heads.keys * head_dim) != head_dim;
+    cut.keeps_all_whole = options_.lattice && (cuts_leaves || cut.query_unit >= group.row->in);
+    note_whole(cut, group, heads);
     return cut;
+  }
+
+  void note_whole(const AttentionCut& cut, const LinearGroup& group, const Heads& heads) {
+    const auto of_heads = std::to_string(heads.queries) + " query and " + std::to_string(heads.keys) + " key/value heads for " + std::to_string(ranks_) + " ranks: ";
+    if (cut.keeps_all_whole) {
+      add_note(plan_, general(group.row->name) + ": " + of_heads + "this attention stays whole, as no cut between its heads falls between leaves of the lattice " +
+                          options_.lattice->str());
+    } else if (cut.keeps_keys_whole) {
+      add_note(plan_, general(group.row->name) + ": " + of_heads + "K and V stay whole, queries are cut by single heads");
+    }
   }
 
   // The smallest multiple of `unit` at which cuts of `width` fall between the lattice's leaves.
@@ -269,6 +276,12 @@ class Generator {
     }
     const bool has_heads = is_attention(group, heads);
     const auto cut = has_heads ? attention_cut(group, heads) : AttentionCut();
+    if (cut.keeps_all_whole) {
+      if (const auto output = sequence_shards()) {
+        add(weight_of(group.row->name), layout::Replicate(), output);
+      }
+      return;
+    }
     for (const auto& linear : group.columns) {
       plan_column(group, linear, cut, has_heads);
     }
@@ -337,9 +350,20 @@ class Generator {
   int64_t ranks_ = 1;
 };
 
+// A rank that sums exactly has said its lattice already.
+PlanOptions with_lattice_of_rank(PlanOptions options) {
+  const auto* rank = dtensor::RankState::current();
+  if (rank && rank->lattice) {
+    TESSERA_CHECK_AS(PlanError, !options.lattice || options.lattice == rank->lattice, "[generate_plan] lattice ", options.lattice->str(),
+                     ", but this rank's numerics are exact on ", rank->lattice->str(), "; accepted: that one, or none: it is taken from the numerics");
+    options.lattice = rank->lattice;
+  }
+  return options;
+}
+
 }  // namespace
 
-Plan generate_plan(const ModuleTree& model, const PlanOptions& options) { return Generator(model, options).run(); }
+Plan generate_plan(const ModuleTree& model, const PlanOptions& options) { return Generator(model, with_lattice_of_rank(options)).run(); }
 
 Plan generate_plan(const torch::nn::Module& model, const PlanOptions& options) { return generate_plan(describe(model), options); }
 

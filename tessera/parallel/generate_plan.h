@@ -15,9 +15,10 @@
 namespace tessera::parallel {
 
 struct PlanOptions {
-  // Number of ranks; used when `mesh` is not given (then tp = as many as heads and widths allow up to 8, dp = the rest).
+  // Number of ranks; used when `mesh` is not given. Then all are dp; with a lattice as many as it has leaves of a batch, and tp the
+  // rest. The first of the plan's notes says the mesh.
   int64_t devices = 1;
-  // `dp=2,tp=2`: axis names say what they are for: dp (and anything else) cuts the batch, tp cuts the model.
+  // `dp=2,tp=2`: each axis has a role by its name (layout/axis_role.h): dp cuts the batch, tp cuts the model.
   std::optional<layout::Mesh> mesh = std::nullopt;
   // Norms, dropouts and residuals work on sequence shards on the tp axis.
   bool sequence_parallel = false;
@@ -28,7 +29,7 @@ struct PlanOptions {
   int64_t kv_heads = 0;
   // Keep gathered activations for backward, or gather them again (only the newest is kept).
   bool keep_gathered = true;
-  // For `exact` numerics: cuts fall between the leaves of this lattice.
+  // For `exact` numerics: cuts fall between the leaves of this lattice. Inside a rank it is that of `set_numerics`, if those are exact.
   std::optional<layout::Lattice> lattice = std::nullopt;
 };
 
@@ -39,7 +40,7 @@ struct PlanOptions {
 // everything else is replicated. What does not divide evenly is cut unevenly or kept whole, and said in `notes`. Entries
 // that differ in the number of a layer only are one, with `*` for the number.
 //
-// Throws PlanError if the heads contradict each other.
+// Throws PlanError if the heads contradict each other, an axis of the mesh has no role, or the lattice is not that of the rank.
 Plan generate_plan(const ModuleTree& model, const PlanOptions& options);
 Plan generate_plan(const torch::nn::Module& model, const PlanOptions& options);
 

@@ -9,6 +9,7 @@
 #include "tessera/base/error.h"
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/dtensor/node.h"
+#include "tessera/dtensor/outside_job.h"
 #include "tessera/dtensor/pending.h"
 #include "tessera/parallel/rows.h"
 #include "tessera/parallel/same_batch.h"
@@ -194,9 +195,13 @@ at::Tensor Job::State::forward(const std::vector<at::Tensor>& batch) const {
 Job::Job(std::shared_ptr<torch::nn::Module> model, Plan plan, Loss loss, JobOptions options) : state_(std::make_shared<State>()) {
   TESSERA_CHECK(options.accumulate >= 1, "[job] accumulate must be at least 1, got ", options.accumulate);
   state_->model = std::move(model);
+  plan.verify_axes();
   state_->plan = std::move(plan);
   state_->loss = std::move(loss);
   state_->options = options;
+  for (const at::Tensor& parameter : state_->parameters()) {
+    if (dtensor::is_dtensor(parameter) && dtensor::meta_of(parameter)->parameter) dtensor::read_by_job(*dtensor::meta_of(parameter)->parameter);
+  }
 }
 
 at::Tensor Job::run(const std::vector<at::Tensor>& batch) {

@@ -28,6 +28,7 @@ struct JobOptions {
 // scales the gradients and deposits them into the parameters' `.grad`, reduced once; hooks of parameters run then, once.
 // Under NoGradGuard it only computes the loss.
 // The model's loss must be a mean over its samples. In calls 1, 2, 4, 8, ... ranks compare their batches: throws if they differ.
+// The model itself, called with plain tensors and gradients where the job was meant, throws.
 // Collective over the mesh.
 class Job {
  public:
@@ -81,16 +82,29 @@ at::Tensor call_forward(Holder& model, const std::vector<at::Tensor>& batch, std
   TORCH_CHECK(false, "[job] the model's forward does not take ", batch.size(), " tensors and return a loss");
 }
 
+// A Job whose loss is the placed model's `forward(batch...)`.
+template <typename Holder>
+Job job_of(Holder model, const Plan& plan, JobOptions options) {
+  auto module = model.ptr();
+  return Job(std::move(module), plan, [model = std::move(model)](const std::vector<at::Tensor>& batch) mutable {
+    return call_forward(model, batch, std::make_index_sequence<1>());
+  }, options);
+}
+
 }  // namespace detail
 
 // `place`, then a Job whose loss is the model's `forward(batch...)`. `model` is a module holder (TORCH_MODULE).
 template <typename Holder>
 Job parallelize(Holder& model, const Plan& plan, torch::optim::Optimizer& optimizer, JobOptions options = {}) {
   place(*model, plan, &optimizer);
-  Holder kept = model;
-  return Job(model.ptr(), plan, [kept](const std::vector<at::Tensor>& batch) mutable {
-    return detail::call_forward(kept, batch, std::make_index_sequence<1>());
-  }, options);
+  return detail::job_of(model, plan, options);
+}
+
+// The same without an optimizer, or with one that is built later.
+template <typename Holder>
+Job parallelize(Holder& model, const Plan& plan, JobOptions options = {}) {
+  place(*model, plan);
+  return detail::job_of(model, plan, options);
 }
 
 }  // namespace tessera::parallel

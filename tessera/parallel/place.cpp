@@ -11,6 +11,7 @@
 #include "tessera/base/hash.h"
 #include "tessera/base/hints.h"
 #include "tessera/base/text.h"
+#include "tessera/comm/machine.h"
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/parallel/deferred.h"
 
@@ -20,6 +21,9 @@ namespace {
 
 using dtensor::RankState;
 using layout::Placements;
+
+// A model of so many bytes is better not whole on every rank, even for a moment.
+constexpr int64_t kWorthDeferring = int64_t{64} << 20;
 
 Placements storage_of(const Plan& plan, const NamedTensor& named) {
   const ParameterPlan* entry = named.is_parameter ? plan.find(named.name) : nullptr;
@@ -110,6 +114,37 @@ void convert_optimizer(torch::optim::Optimizer& optimizer, const std::vector<Nam
   }
 }
 
+// What training keeps beside each parameter, in its size: its gradient, and what the optimizer is known to keep from its first step on.
+int64_t kept_beside(const torch::optim::Optimizer& optimizer) {
+  const bool has_moments = dynamic_cast<const torch::optim::AdamW*>(&optimizer) || dynamic_cast<const torch::optim::Adam*>(&optimizer);
+  return has_moments ? 3 : 1;
+}
+
+// Bytes that a rank will hold of these tensors, with `kept` more tensors for each that is trained: of the rank with the largest parts.
+double bytes_of_rank(const std::vector<NamedTensor>& tensors, const Plan& plan, int64_t kept) {
+  const layout::Coord first(static_cast<size_t>(plan.mesh.ndim()));
+  double bytes = 0;
+  for (const NamedTensor& named : tensors) {
+    const at::Tensor& tensor = named.tensor;
+    const auto spec = layout::Spec::contiguous(plan.mesh, storage_of(plan, named), tensor.sizes(), tensor.scalar_type());
+    double part = static_cast<double>(tensor.element_size());
+    for (const int64_t size : spec.local_sizes(first)) part *= static_cast<double>(size);
+    bytes += part * static_cast<double>(1 + (tensor.requires_grad() ? kept : 0));
+  }
+  return bytes;
+}
+
+// Before anything is allocated.
+void verify_memory(const std::vector<NamedTensor>& tensors, const Plan& plan, const torch::optim::Optimizer* optimizer) {
+  const int64_t ranks = comm::ranks_on_machine(), machine = comm::machine_bytes();
+  const double bytes = bytes_of_rank(tensors, plan, optimizer ? kept_beside(*optimizer) : 0), all = bytes * static_cast<double>(ranks);
+  const auto text = [](double number) { return base::human_bytes(static_cast<int64_t>(std::min(number, 9e18))); };
+  TESSERA_CHECK_AS(PlanError, all <= static_cast<double>(machine), "[parallelize] the model on mesh {", plan.mesh.str(), "} takes ", text(bytes), " a rank",
+                   optimizer ? " with its gradients and the optimizer's state" : "", ", ", text(all), " for the ", ranks,
+                   ranks == 1 ? " rank" : " ranks", " on this machine, which has ", base::human_bytes(machine),
+                   "; accepted: a smaller model, a mesh that cuts it into smaller parts (a larger tp), or more machines");
+}
+
 // The plan fits, and nothing is placed yet.
 void verify(const std::vector<NamedTensor>& tensors, const Plan& plan) {
   std::map<std::string, std::vector<int64_t>> sizes;
@@ -130,13 +165,12 @@ void attach(RankState& state, const NamedTensor& named, const Plan& plan) {
   dtensor::meta_of(named.tensor)->parameter = &state.parameters.back();
 }
 
-}  // namespace
-
-void place_tensors(const std::vector<NamedTensor>& tensors, const Plan& plan) {
+void place_verified(const std::vector<NamedTensor>& tensors, const Plan& plan, const torch::optim::Optimizer* optimizer) {
   RankState& state = RankState::require();
   verify(tensors, plan);
+  verify_memory(tensors, plan, optimizer);
   const int64_t bytes = plain_bytes(tensors);
-  if (bytes > 0 && state.ctx.rank == 0) {
+  if (bytes >= kWorthDeferring && state.ctx.rank == 0) {
     TORCH_WARN("[parallelize] the model was built without ", base::in_library("deferred"), ": every rank held all of it (", base::human_bytes(bytes),
                ") before keeping its part.");
   }
@@ -154,6 +188,10 @@ void place_tensors(const std::vector<NamedTensor>& tensors, const Plan& plan) {
     if (named.is_parameter) attach(state, named, plan);
   }
 }
+
+}  // namespace
+
+void place_tensors(const std::vector<NamedTensor>& tensors, const Plan& plan) { place_verified(tensors, plan, nullptr); }
 
 void place_state(const at::Tensor& state, const at::Tensor& parameter) {
   const layout::Spec& spec = dtensor::spec_of(parameter);
@@ -173,7 +211,7 @@ at::Tensor placed_state(const at::Tensor& state, const at::Tensor& parameter) {
 
 void place(torch::nn::Module& model, const Plan& plan, torch::optim::Optimizer* optimizer) {
   const auto tensors = tensors_of(describe(model));
-  place_tensors(tensors, plan);
+  place_verified(tensors, plan, optimizer);
   if (optimizer) convert_optimizer(*optimizer, tensors);
 }
 

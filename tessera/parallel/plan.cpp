@@ -5,6 +5,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/text.h"
+#include "tessera/layout/axis_role.h"
 
 namespace tessera::parallel {
 namespace {
@@ -59,19 +60,23 @@ const ParameterPlan* Plan::find(std::string_view name) const {
   return found == parameters.end() ? nullptr : &*found;
 }
 
-void Plan::verify(const std::map<std::string, std::vector<int64_t>>& sizes) const {
-  std::vector<std::string> axis_names, names;
-  for (const auto& axis : mesh.axes()) {
-    axis_names.push_back(axis.name);
-  }
-  for (const auto& [name, unused] : sizes) {
-    names.push_back(name);
-  }
+void Plan::verify_axes() const {
+  const auto data_axes = layout::axes_of(mesh, layout::AxisRole::kData);
+  const auto cuts_batch = [&](const std::string& axis) { return std::find(data_axes.begin(), data_axes.end(), axis) != data_axes.end(); };
   std::set<std::string> seen;
   for (const auto& axis : batch_axes) {
-    TESSERA_CHECK_AS(PlanError, mesh.find_axis(axis), "[plan] batch axis \"", axis, "\" is not in mesh {", mesh.str(), "}",
-                     base::did_you_mean(axis, axis_names), "; accepted: axes of the mesh");
+    TESSERA_CHECK_AS(PlanError, cuts_batch(axis), "[plan] batch axis \"", axis, "\" ", mesh.find_axis(axis) ? "has another role" : "is not", " in mesh {",
+                     mesh.str(), "}", base::did_you_mean(axis, data_axes), "; accepted: axes of the mesh that cut the batch",
+                     data_axes.empty() ? ", of which it has none" : ": " + base::join(data_axes, ", "));
     TESSERA_CHECK_AS(PlanError, seen.insert(axis).second, "[plan] batch axis \"", axis, "\" is named twice; accepted: once");
+  }
+}
+
+void Plan::verify(const std::map<std::string, std::vector<int64_t>>& sizes) const {
+  verify_axes();
+  std::vector<std::string> names;
+  for (const auto& [name, unused] : sizes) {
+    names.push_back(name);
   }
   for (const auto& entry : parameters) {
     verify_placements(*this, entry, "storage", entry.storage);

@@ -30,7 +30,7 @@ struct Plan {
   static constexpr int kVersion = 1;
 
   layout::Mesh mesh;
-  // Axes that cut the batch, slowest first (each must be in the mesh).
+  // Axes that cut the batch, slowest first: of the mesh, and of that role (layout/axis_role.h).
   std::vector<std::string> batch_axes;
   // First match wins; a parameter that matches nothing is replicated.
   std::vector<ParameterPlan> parameters;
@@ -44,12 +44,15 @@ struct Plan {
   // The entry for a parameter, or null.
   const ParameterPlan* find(std::string_view name) const;
 
-  // Throws PlanError if an entry matches nothing (or nothing that earlier entries leave), a dim does not exist, a placement is
-  // Partial or a batch axis is not in the mesh; `sizes` are the model's parameters with their global shapes.
+  // Throws PlanError if an axis of the mesh has no role, or a batch axis is not one of its axes that cut the batch.
+  void verify_axes() const;
+
+  // ... and if an entry matches nothing (or nothing that earlier entries leave), a dim does not exist or a placement is Partial;
+  // `sizes` are the model's parameters with their global shapes.
   void verify(const std::map<std::string, std::vector<int64_t>>& sizes) const;
 
   std::string json() const;
-  // Throws PlanError that names the line and what is accepted; a newer version is refused.
+  // Throws PlanError that names the line and what is accepted; a newer version is refused, and an axis without a role.
   static Plan from_json(std::string_view text);
 };
 

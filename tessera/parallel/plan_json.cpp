@@ -5,6 +5,7 @@
 #include "tessera/base/error.h"
 #include "tessera/base/hints.h"
 #include "tessera/base/text.h"
+#include "tessera/layout/axis_role.h"
 #include "tessera/parallel/plan.h"
 
 namespace tessera::parallel {
@@ -146,13 +147,14 @@ class Reader {
 
   layout::Mesh read_mesh() {
     const auto text = get<std::string>(root_, "mesh", line_of("mesh"));
+    std::optional<std::vector<int64_t>> ranks;
+    if (root_.contains("ranks")) {
+      ranks = get<std::vector<int64_t>>(root_, "ranks", line_of("ranks"));
+    }
     try {
       const auto mesh = layout::Mesh::parse(text);
-      return root_.contains("ranks")
-                 ? layout::Mesh(mesh.axes(), get<std::vector<int64_t>>(root_, "ranks", line_of("ranks")))
-                 : mesh;
-    } catch (const PlanError&) {
-      throw;
+      layout::verify_roles(mesh);
+      return ranks ? layout::Mesh(mesh.axes(), std::move(*ranks)) : mesh;
     } catch (const c10::Error& error) {
       check(false, line_of("mesh"), error.what_without_backtrace());
       throw;

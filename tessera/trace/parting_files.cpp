@@ -1,11 +1,10 @@
 #include <algorithm>
 #include <filesystem>
-#include <fstream>
-#include <sstream>
 
 #include <nlohmann/json.hpp>
 
 #include "tessera/base/error.h"
+#include "tessera/base/read_file.h"
 #include "tessera/trace/parting.h"
 
 namespace tessera::trace {
@@ -60,10 +59,9 @@ std::vector<fs::path> files_of(const std::vector<std::string>& files_and_folders
 }
 
 std::string content_of(const fs::path& path) {
-  std::ifstream file(path, std::ios::binary);
-  std::ostringstream text;
-  TESSERA_CHECK_AS(DataError, file && text << file.rdbuf(), "[trace] cannot read ", path, "; accepted: a readable file");
-  return text.str();
+  auto text = base::try_read_file(path);
+  TESSERA_CHECK_AS(DataError, text, "[trace] cannot read ", path, "; accepted: a readable file");
+  return *std::move(text);
 }
 
 }  // namespace

@@ -1,14 +1,15 @@
 #include "tessera/train/config.h"
 
 #include <filesystem>
-#include <fstream>
 #include <limits>
 #include <variant>
 
 #include <toml++/toml.h>
 
 #include "tessera/base/error.h"
+#include "tessera/base/read_file.h"
 #include "tessera/base/text.h"
+#include "tessera/layout/axis_role.h"
 
 namespace tessera::train {
 namespace {
@@ -200,11 +201,9 @@ Config parse_config(std::string_view text, const std::string& source) {
 }
 
 Config read_config(const std::string& path) {
-  std::ifstream file(path);
-  std::ostringstream text;
-  TESSERA_CHECK_AS(ConfigError, file && text << file.rdbuf(), "[config] cannot read \"", path,
-                   "\"; accepted: a TOML file such as examples/llama.toml");
-  auto config = parse_config(text.str(), path);
+  const auto text = base::try_read_file(path);
+  TESSERA_CHECK_AS(ConfigError, text, "[config] cannot read \"", path, "\"; accepted: a TOML file such as examples/llama.toml");
+  auto config = parse_config(*text, path);
   const auto folder = std::filesystem::path(path).parent_path();
   for (auto* file_name : {&config.data.file, &config.data.tokenizer, &config.parallel.plan}) {
     *file_name = file_name->empty() ? "" : (folder / *file_name).lexically_normal().string();
@@ -268,7 +267,11 @@ std::vector<std::string> field_names() {
 
 at::ScalarType Config::dtype() const { return train.dtype == "float64" ? at::kDouble : at::kFloat; }
 
-layout::Mesh Config::mesh() const { return parallel.mesh.empty() ? layout::Mesh() : layout::Mesh::parse(parallel.mesh); }
+layout::Mesh Config::mesh() const {
+  const auto mesh = parallel.mesh.empty() ? layout::Mesh() : layout::Mesh::parse(parallel.mesh);
+  layout::verify_roles(mesh);
+  return mesh;
+}
 
 int64_t Config::ranks() const {
   if (parallel.mesh.empty()) {
@@ -283,8 +286,10 @@ int64_t Config::ranks() const {
 
 void Config::verify_lattice() const {
   const layout::Mesh own = mesh();
-  const auto tensor_axis = own.find_axis("tp");
-  const int64_t tp = tensor_axis ? own.axis(*tensor_axis).size : 1;
+  int64_t tp = 1;
+  for (const auto& axis : layout::axes_of(own, layout::AxisRole::kTensor)) {
+    tp *= own.axis(own.axis_index(axis)).size;
+  }
   const auto verify_ranks = [](int64_t ranks, const char* kind, const char* what, int64_t leaves) {
     TESSERA_CHECK_AS(ConfigError, ranks <= leaves, "[config] numerics exact: ", ranks, " ranks cut ", what, ", of which the lattice has ", leaves,
                      leaves == 1 ? " leaf" : " leaves", "; accepted: a lattice with at least ", ranks, ", as in --lattice ", kind, "=", ranks,

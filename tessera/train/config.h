@@ -84,7 +84,7 @@ struct Config {
 
   // Number of ranks, and their mesh if it is given. Throws ConfigError if they contradict.
   int64_t ranks() const;
-  layout::Mesh mesh() const;    // of `parallel.mesh`; the mesh of one if that is empty
+  layout::Mesh mesh() const;    // of `parallel.mesh`, each axis with its role (PlanError); the mesh of one if that is empty
 
   // Throws ConfigError if two fields contradict.
   void verify() const;

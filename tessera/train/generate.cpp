@@ -65,6 +65,7 @@ void GenerateOptions::verify() const {
   TESSERA_CHECK_AS(ConfigError, temperature >= 0 && std::isfinite(temperature), "[generate] temperature ", temperature,
                    "; accepted: at least 0, which always takes the likeliest token");
   TESSERA_CHECK_AS(ConfigError, top_k >= 0, "[generate] top_k ", top_k, "; accepted: at least 0, which means all tokens");
+  TESSERA_CHECK_AS(ConfigError, seed >= 0, "[generate] seed ", seed, "; accepted: at least 0");
   TESSERA_CHECK_AS(ConfigError, top_p > 0 && top_p <= 1, "[generate] top_p ", top_p, "; accepted: above 0 and at most 1");
 }
 
@@ -110,7 +111,7 @@ std::vector<int32_t> generate(models::LanguageModel& model, const Continuation& 
     }
     const auto logits = logits_after(model, std::span(tokens).subspan(seen), continuation.vocabulary, cache);
     seen = tokens.size();
-    const auto next = choose_token(logits, options, uniform_of(options.seed, static_cast<uint64_t>(step)));
+    const auto next = choose_token(logits, options, uniform_of(static_cast<uint64_t>(options.seed), static_cast<uint64_t>(step)));
     if (next == continuation.end) {
       break;
     }

@@ -20,7 +20,7 @@ struct GenerateOptions {
   double temperature = 0.8;  // logits are divided by it; 0: always the likeliest token
   int64_t top_k = 0;         // only among the k likeliest tokens; 0: all
   double top_p = 1;          // only among the likeliest tokens that together have this probability, after top_k
-  uint64_t seed = 0;
+  int64_t seed = 0;
 
   // Throws ConfigError for a value out of range.
   void verify() const;

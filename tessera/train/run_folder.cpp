@@ -1,13 +1,17 @@
 #include "tessera/train/run_folder.h"
 
+#include <algorithm>
+#include <cerrno>
 #include <filesystem>
-#include <fstream>
-#include <sstream>
 
 #include <ATen/core/grad_mode.h>
+#include <fcntl.h>
+#include <sys/file.h>
+#include <unistd.h>
 
 #include "tessera/base/atomic_file.h"
 #include "tessera/base/error.h"
+#include "tessera/base/read_file.h"
 #include "tessera/train/setup.h"
 
 namespace tessera::train {
@@ -29,10 +33,9 @@ void write_file(const fs::path& path, const std::string& content) {
 }
 
 std::string content_of(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  std::ostringstream text;
-  TESSERA_CHECK_AS(DataError, file && text << file.rdbuf(), "[train] cannot read \"", path, "\"; accepted: a readable file");
-  return text.str();
+  auto text = base::try_read_file(path);
+  TESSERA_CHECK_AS(DataError, text, "[train] cannot read \"", path, "\"; accepted: a readable file");
+  return *std::move(text);
 }
 
 // Paths as the folder's reader finds them.
@@ -55,6 +58,39 @@ void remove_files(const fs::path& folder, const std::vector<std::string>& starts
   }
 }
 
+// Makes the folder, and keeps other runs out of it while the result lives. Where there are no locks (some network file systems) it
+// keeps out nobody.
+std::shared_ptr<void> lock(const std::string& folder) {
+  std::error_code ignored;
+  fs::create_directories(folder, ignored);
+  const int descriptor = ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  const std::shared_ptr<void> opened(nullptr, [=](void*) { ::close(descriptor); });
+  const bool is_taken = ::flock(descriptor, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK;
+  TESSERA_CHECK_AS(ConfigError, !is_taken, "[train] another run is writing into --out \"", folder,
+                   "\"; accepted: another folder, or this one when that run has ended");
+  return opened;
+}
+
+void verify_writable(const std::string& folder) {
+  bool is_writable = fs::is_directory(folder);
+  try {
+    if (is_writable) {
+      base::AtomicFile(fs::path(folder) / kModel).write("");
+    }
+  } catch (const DataError&) {
+    is_writable = false;
+  }
+  TESSERA_CHECK_AS(ConfigError, is_writable, "[train] cannot write --out \"", folder,
+                   "\"; accepted: a folder that may be written to, or made");
+}
+
+// A finished one, or the first steps of one.
+bool holds_run(const fs::path& folder) {
+  std::error_code is_not_there;
+  const auto steps = fs::file_size(folder / kMetrics, is_not_there);
+  return fs::exists(folder / kConfig) || fs::exists(folder / kModel) || (!is_not_there && steps > 0);
+}
+
 std::vector<checkpoint::NamedTensor> parameters_of(const torch::nn::Module& model) {
   std::vector<checkpoint::NamedTensor> all;
   for (const auto& parameter : model.named_parameters()) {
@@ -65,21 +101,12 @@ std::vector<checkpoint::NamedTensor> parameters_of(const torch::nn::Module& mode
 
 }  // namespace
 
-void make_run_folder(const std::string& folder) {
-  std::error_code failed;
-  fs::create_directories(folder, failed);
+RunFolder::RunFolder(const std::string& folder, EarlierRun earlier) : lock_(lock(folder)) {
+  verify_writable(folder);
+  TESSERA_CHECK_AS(ConfigError, earlier == EarlierRun::kReplace || !holds_run(folder), "[train] --out \"", folder,
+                   "\" holds a run already; accepted: another folder, or --replace");
   remove_files(fs::path(folder) / kTrace, {"flight_rank_", "steps_"});
   remove_files(fs::path(folder) / kCurves, {"events.out.tfevents."});
-  bool is_writable = !failed;
-  try {
-    if (is_writable) {
-      base::AtomicFile(fs::path(folder) / kModel).write("");
-    }
-  } catch (const DataError&) {
-    is_writable = false;
-  }
-  TESSERA_CHECK_AS(ConfigError, is_writable, "[train] cannot write --out \"", folder,
-                   "\"; accepted: a folder that may be written to, or made");
 }
 
 std::string trace_folder(const std::string& folder) { return fs::path(folder) / kTrace; }

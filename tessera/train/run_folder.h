@@ -2,6 +2,8 @@
 // `metrics.jsonl`, `tb/` for TensorBoard, `trace/` for profiles and for what ranks leave when they fail.
 #pragma once
 
+#include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -11,8 +13,20 @@
 
 namespace tessera::train {
 
-// Makes the folder, and removes what an earlier run left in it to watch: event files and files of trace/. Throws ConfigError if that cannot be done or nothing can be written there: before a run, not after it.
-void make_run_folder(const std::string& folder);
+// What a run does about one that its folder holds already.
+enum class EarlierRun : uint8_t { kRefuse, kReplace };
+
+// A run's folder while the run writes into it: until the object's end no other run may, of this process or another on this machine.
+class RunFolder {
+ public:
+  // Makes the folder. Of an earlier run it removes what is there to watch (event files, files of trace/); the rest is written over.
+  // Throws ConfigError, before anything is changed, if the folder holds a run that is not to be replaced, if another run writes into
+  // it, or if nothing can be written there: before a run, not after it.
+  RunFolder(const std::string& folder, EarlierRun earlier);
+
+ private:
+  std::shared_ptr<void> lock_;
+};
 
 // What is in it: trace/, which is there once something is, trace/steps_3-5.json, tb/, metrics.jsonl.
 std::string trace_folder(const std::string& folder);

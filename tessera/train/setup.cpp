@@ -1,8 +1,7 @@
 #include "tessera/train/setup.h"
 
-#include <fstream>
-
 #include "tessera/base/error.h"
+#include "tessera/base/read_file.h"
 #include "tessera/models/gpt.h"
 #include "tessera/models/llama.h"
 #include "tessera/parallel/generate_plan.h"
@@ -53,11 +52,9 @@ models::GptConfig gpt_config(const Config& config) {
 }
 
 parallel::Plan read_plan(const Config& config) {
-  std::ifstream file(config.parallel.plan);
-  std::ostringstream text;
-  TESSERA_CHECK_AS(ConfigError, file && text << file.rdbuf(), "[config] cannot read parallel.plan \"", config.parallel.plan,
-                   "\"; accepted: a plan file, as `tessera plan` prints it");
-  auto plan = parallel::Plan::from_json(text.str());
+  const auto text = base::try_read_file(config.parallel.plan);
+  TESSERA_CHECK_AS(ConfigError, text, "[config] cannot read parallel.plan \"", config.parallel.plan, "\"; accepted: a plan file, as `tessera plan` prints it");
+  auto plan = parallel::Plan::from_json(*text);
   TESSERA_CHECK_AS(ConfigError, plan.mesh == config.mesh(), "[config] the plan \"", config.parallel.plan, "\" is for mesh {",
                    plan.mesh.str(), "}, but parallel.mesh is {", config.mesh().str(), "}; accepted: the same mesh in both");
   return plan;

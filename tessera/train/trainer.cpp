@@ -204,7 +204,7 @@ void finish(const Config& config, const data::Corpus& corpus, const TrainOptions
     return;
   }
   constexpr int64_t kCharacters = 200;
-  const GenerateOptions sampling{.max_tokens = kCharacters, .seed = static_cast<uint64_t>(config.train.seed)};
+  const GenerateOptions sampling{.max_tokens = kCharacters, .seed = config.train.seed};
   const bool starts_document = !corpus.is_bytes() && corpus.vocabulary().end();
   const auto text = generate_text(make_text_model(config, corpus.vocabulary(), parameters), starts_document ? "" : "\n", sampling);
   *options.out << fmt::format("sample (temperature {}):\n{}", sampling.temperature, data::first_characters(text, kCharacters)) << std::endl;
@@ -233,8 +233,9 @@ TrainResult train(const Config& given, const TrainOptions& options) {
   const auto sampler = make_sampler(config);
   const auto place = launch::find_place();
   const auto own = own_options(options, place);
+  std::optional<RunFolder> folder;
   if (!own.folder.empty()) {
-    make_run_folder(own.folder);
+    folder.emplace(own.folder, own.replace ? EarlierRun::kReplace : EarlierRun::kRefuse);
   }
   const bool keeps_model = !options.folder.empty() || options.out != nullptr;  // the same on every rank
   auto ledger_file = open_for_writing(own.ledger, "--ledger");

@@ -15,6 +15,7 @@ struct TrainOptions {
   std::string metrics;           // JSONL file, one object a step; empty: metrics.jsonl in the folder, if there is one
   std::string ledger;            // JSON file of what every rank sent, by axis, collective and op; empty: none
   std::string folder;            // run folder (run_folder.h); empty: none
+  bool replace = false;          // the run that the folder holds; else it is refused
   std::string profile;           // steps to trace, such as 3-5, into the folder's trace/steps_3-5.json (profile.h); empty: none
   std::ostream* out = nullptr;   // progress for people, and a sample of text at the end; null: none
 };

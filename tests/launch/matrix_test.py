@@ -65,7 +65,7 @@ class Matrix(unittest.TestCase):
         """The numbers of every step and a hash of the parameters at the end."""
         settings = {**COMMON, **MODELS[model], "train.accumulate": accumulate, "parallel.sequence_parallel": str(sequence_parallel).lower()}
         sets = [word for name, value in settings.items() for word in ("--set", f"{name}={value}")]
-        words = [*launcher, "train", "base.toml", "--quiet", "--numerics", numerics, "--mesh", mesh, "--metrics", "m.jsonl", "--out", "run", *sets]
+        words = [*launcher, "train", "base.toml", "--quiet", "--numerics", numerics, "--mesh", mesh, "--metrics", "m.jsonl", "--out", "run", "--replace", *sets]
         done = subprocess.run([str(word) for word in words], capture_output=True, text=True, timeout=300, cwd=self.folder, env=environment())
         self.assertEqual(done.returncode, 0, " ".join(map(str, words)) + "\n" + done.stdout + done.stderr)
         records = [json.loads(line) for line in (self.folder / "m.jsonl").read_text().splitlines()]

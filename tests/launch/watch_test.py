@@ -91,7 +91,7 @@ class Watch(ProgramTest):
         """The same training as threads and as processes."""
         for name, words in (("threads", []), ("processes", ["launch", "-n", 4, "--"])):
             with self.subTest(ranks=name):
-                yield [*words, "train", self.config, "--mesh", "dp=2,tp=2", "--out", self.out]
+                yield [*words, "train", self.config, "--mesh", "dp=2,tp=2", "--out", self.out, "--replace"]
 
     def test_curves_are_those_of_the_metrics(self):
         for words in self.runs():

@@ -15,7 +15,7 @@ from types import SimpleNamespace
 import tessera
 import torch
 from torch import nn
-from zoo import ZOO
+from zoo import ZOO, tf
 
 SAMPLES = 12
 LATTICE = "batch=12"
@@ -106,6 +106,16 @@ class ExactTest(unittest.TestCase):
 
     def test_gpt2(self):
         self.compare("gpt2")
+
+    def test_llama_of_fewer_key_heads_than_ranks(self):
+        """No cut between its heads falls between leaves: attention stays whole, as the plan says."""
+        sizes = {"hidden_size": 48, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 6, "num_key_value_heads": 3}
+        torch.manual_seed(0)
+        model = tf.LlamaForCausalLM(tf.LlamaConfig(vocab_size=99, **sizes)).eval()
+        ids = torch.arange(SAMPLES * 7).reshape(SAMPLES, 7) % 99
+        self.compare_model("llama", model, {"input_ids": ids, "labels": ids}, [("1", 1)] + [(f"tp={ranks}", 1) for ranks in (2, 3, 4, 5, 6, 8)])
+        plan = tessera.run_fake(lambda: tessera.generate_plan(model, mesh="tp=4", lattice=LATTICE), 4)
+        self.assertTrue(any("6 query and 3 key/value heads for 4 ranks: this attention stays whole" in note for note in plan.notes), plan.notes)
 
     def test_gpt2_with_interleaved_cuts(self):
         """`exact` gathers them: the leaves of a sum are runs."""

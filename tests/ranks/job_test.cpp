@@ -13,7 +13,7 @@ namespace {
 using Tensors = std::vector<at::Tensor>;
 using Rows = std::vector<layout::Range>;
 
-const std::vector<std::string> kMeshes = {"1", "dp=2", "dp=3", "dp=4", "tp=2", "dp=2,tp=2", "pod=2,dp=2"};
+const std::vector<std::string> kMeshes = {"1", "dp=2", "dp=3", "dp=4", "tp=2", "dp=2,tp=2", "dp_replicate=2,dp=2"};
 const std::vector<int64_t> kAccumulations = {1, 2, 3, 16};
 
 struct NetImpl : torch::nn::Module {
@@ -84,6 +84,20 @@ std::map<std::string, at::Tensor> gradients_of(const std::string& mesh, int64_t 
     placed.job(inputs(samples), targets(samples)).backward();
     return placed.gradients();
   });
+}
+
+TEST(Parallelize, NeedsNoOptimizer) {
+  const auto one = plain_gradients(6);
+  for (const int64_t accumulate : {1, 2}) {
+    expect_close(one, run_ranks(2, [&] {
+      Placed placed("dp=2");  // another net takes its place
+      manual_seed(3);
+      placed.net = deferred([] { return Net(); });
+      placed.job = parallelize(placed.net, generate_plan(*placed.net, {.devices = 2}), {.accumulate = accumulate});
+      placed.job(inputs(6), targets(6)).backward();
+      return placed.gradients();
+    }));
+  }
 }
 
 TEST(Accumulation, GradientsAreThoseOfTheBatch) {
@@ -267,6 +281,20 @@ std::string error_of(const std::string& mesh, Body&& body) {
 }
 
 void expect_says(const std::string& message, const std::string& part) { EXPECT_NE(message.find(part), std::string::npos) << message; }
+
+TEST(Refused, TheModelBesideItsJob) {
+  for (const char* mesh : {"1", "dp=2", "dp=2,tp=2"}) {
+    expect_says(error_of(mesh, [](Placed& placed) { placed.net(inputs(4), targets(4)); }), "`first.weight` meets a plain tensor outside of its job");
+  }
+  const auto one = plain_gradients(4);
+  run_ranks(2, [&] {  // what is accepted instead
+    Placed placed("dp=2");
+    placed.net(distribute(inputs(4), Mesh::parse("dp=2"), "{dp: S(0)}"), targets(4)).backward();
+    expect_close(one, placed.gradients());
+    const at::NoGradGuard no_grad;
+    EXPECT_TRUE(is_dtensor(placed.net(inputs(4), targets(4))));
+  });
+}
 
 TEST(Refused, TensorsThatDisagree) {
   expect_says(error_of("dp=2", [](Placed& placed) { placed.job(inputs(4), targets(5)); }), "disagree on the number of samples: 4 and [5, 3]");

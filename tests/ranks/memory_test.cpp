@@ -195,30 +195,36 @@ TEST_F(Memory, AttentionHoldsNoMatrixOfQueriesAndKeys) {
 }
 
 TEST_F(Memory, AWholeModelFailsTheCheck) {
-  std::vector<std::string> warnings;
-  struct Handler : c10::WarningHandler {
-    explicit Handler(std::vector<std::string>& to) : to(to) {}
-    void process(const c10::Warning& warning) override {
-      const std::lock_guard lock(mutex);
-      to.push_back(warning.msg());
-    }
-    std::vector<std::string>& to;
-    std::mutex mutex;
-  } handler(warnings);
-  const auto mesh = Mesh::parse("tp=4");
-  std::vector<Account> all(4);
-  run_ranks(4, [&](int64_t rank) {
-    const c10::WarningUtils::WarningHandlerGuard guard(&handler);
-    all[rank] = account_of_rank(mesh, Making::kWhole);
-  });
   const int64_t whole = model_bytes();
-  for (const Account& account : all) {
+  for (const Account& account : accounts("tp=4", Making::kWhole)) {
     EXPECT_FALSE(stays_within_parts(account));
     EXPECT_GE(account.placed_peak, whole);
   }
+}
+
+// What is said when two ranks place a model of so many MiB that each made whole.
+std::vector<std::string> warnings_of_placing(int64_t mebibytes) {
+  struct Handler : c10::WarningHandler {
+    void process(const c10::Warning& warning) override {
+      const std::lock_guard lock(mutex);
+      warnings.push_back(warning.msg());
+    }
+    std::vector<std::string> warnings;
+    std::mutex mutex;
+  } handler;
+  run_ranks(2, [&] {
+    const c10::WarningUtils::WarningHandlerGuard guard(&handler);
+    torch::nn::Linear model(torch::nn::LinearOptions(1024, mebibytes * 256).bias(false));
+    place(*model, generate_plan(*model, {.mesh = Mesh::parse("tp=2")}));
+  });
+  return handler.warnings;
+}
+
+TEST_F(Memory, OnlyALargeModelThatWasMadeWholeIsWorthAWarning) {
+  EXPECT_EQ(warnings_of_placing(1), std::vector<std::string>{});
+  const auto warnings = warnings_of_placing(64);
   ASSERT_EQ(warnings.size(), 1u);
-  EXPECT_NE(warnings[0].find("built without tessera::deferred: every rank held all of it (" + base::human_bytes(whole) + ")"), std::string::npos)
-      << warnings[0];
+  EXPECT_NE(warnings[0].find("built without tessera::deferred: every rank held all of it (64 MiB)"), std::string::npos) << warnings[0];
 }
 
 }  // namespace

@@ -30,6 +30,7 @@ class Folder {
       text << "line " << i << " of a text that repeats itself\n";
     }
     write("empty.txt", "");
+    write("empty.toml", "");
     write("good.toml", kGood);
     write("broken.toml", "[model]\nkind = \"llama\n");
     write("axis.json", plan("{xp: S(0)}", "[]"));
@@ -110,6 +111,10 @@ const std::vector<Case>& cases() {
   static const std::vector<Case> all = {
       {"MalformedToml", [](const Folder& folder) { return on_command_line({"train", folder("broken.toml")}); },
        "broken.toml line 2 is not TOML", "accepted: [section] lines and key = value lines, texts in quotes"},
+      {"EmptyToml", [](const Folder& folder) { return on_command_line({"train", folder("empty.toml")}); }, "data.file is not given",
+       "accepted: the path of a text file"},
+      {"MoreThanTheMachineHas", train_with({"--set", "model.dim=6000000"}), "with its gradients and the optimizer's state, ",
+       "accepted: a smaller model, a mesh that cuts it into smaller parts"},
       {"NoMesh", train_with({"--mesh", "dp=2;tp=2"}), "\"dp=2;tp=2\" is no mesh", "accepted: dp=2,tp=4"},
       {"EmptyMesh", train_with({"--mesh", ""}), "\"\" is no mesh", "accepted: dp=2,tp=4"},
       {"UnknownAxisOfAPlan", train_with({}, "parallel.plan=", "axis.json"), "no axis \"xp\" in mesh {tp=2}", "did you mean \"tp\"?"},

@@ -10,6 +10,8 @@
 #include <nlohmann/json.hpp>
 #include <unistd.h>
 
+#include "tests/support/axis_names.h"
+
 namespace tessera::cli {
 namespace {
 
@@ -64,7 +66,7 @@ mesh = "dp=2,tp=2"
 
 TEST_F(Cli, TheFlagsAreTheseAndNoOthers) {
   EXPECT_EQ(flag_list(),
-            "train: --help config --dtype --numerics --lattice --seed --set --mesh --ranks --steps --metrics --ledger --out --profile --quiet\n"
+            "train: --help config --dtype --numerics --lattice --seed --set --mesh --ranks --steps --metrics --ledger --out --replace --profile --quiet\n"
             "compare: --help config --dtype --numerics --lattice --seed --set --mesh --steps --tolerance --json\n"
             "plan: --help config --dtype --numerics --lattice --seed --set --mesh --ranks\n"
             "explain: --help config --dtype --numerics --lattice --seed --set --mesh --ranks --step --rank --width --json\n"
@@ -148,6 +150,27 @@ TEST_F(Cli, AFailedRunLeavesOneParagraph) {
     EXPECT_EQ(std::count(outcome.err.begin(), outcome.err.end(), '\n'), 1);
     EXPECT_FALSE(has(outcome.err, "frame #"));
   }
+}
+
+TEST_F(Cli, FortyNamesOfAxesHaveARoleOrAreRefused) {
+  const std::string config = path("small.toml");
+  for (const auto& [name, has_role] : support::axis_names()) {
+    const auto mesh = name + "=2";
+    for (const auto& arguments : std::vector<std::vector<std::string>>{{"plan", config, "--mesh", mesh},
+                                                                       {"plan", config, "--set", "parallel.mesh=" + mesh},
+                                                                       {"train", config, "--mesh", mesh, "--steps", "1", "--quiet"},
+                                                                       {"compare", config, "--mesh", "1", "--mesh", mesh, "--steps", "1"}}) {
+      const auto outcome = call(arguments);
+      EXPECT_EQ(outcome.code == 0, has_role) << arguments[0] << " " << outcome.err;
+      EXPECT_EQ(has(outcome.err, support::kAcceptedAxes), !has_role) << arguments[0] << " " << outcome.err;
+    }
+  }
+}
+
+TEST_F(Cli, WithoutAMeshRanksCutTheBatch) {
+  const auto outcome = call({"train", path("small.toml"), "--ranks", "2", "--steps", "1"});
+  EXPECT_EQ(outcome.code, 0) << outcome.err;
+  EXPECT_TRUE(has(outcome.out, "plan: mesh {dp=2} chosen for 2 ranks, data parallelism first")) << outcome.out;
 }
 
 TEST_F(Cli, PlanPrintsWhatTrainReads) {

@@ -1,13 +1,16 @@
 // From text to a model to text on the command line: documents, tokens, tokenizers, run folders; and what is bad about them.
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
 #include <functional>
+#include <thread>
 
 #include <gtest/gtest.h>
 #include <unistd.h>
 
 #include "tessera/data/utf8.h"
 #include "tessera/train/config.h"
+#include "tessera/train/run_folder.h"
 #include "tests/unit/cli/support.h"
 
 namespace tessera::cli {
@@ -33,6 +36,7 @@ class Folder {
     write("torn.bin", "abc");
     write("unigram.json", R"({"model": {"type": "Unigram", "vocab": []}})");
     write("no_json.json", "{");
+    write("empty.json", "");
     for (const char* name : {"gpt2", "llama3"}) {
       fs::copy_file(std::string(TESSERA_TOKENIZERS) + name + ".json", path_ / (std::string(name) + ".json"));
     }
@@ -104,6 +108,47 @@ TEST(Text, RanksDoNotChangeWhatIsSaved) {
   EXPECT_EQ(texts[2], texts[0]);
 }
 
+std::string content_of(const std::string& path) {
+  std::ifstream file(path);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+TEST(Text, AFolderKeepsItsRunUnlessItIsToBeReplaced) {
+  const Folder folder;
+  ASSERT_EQ(folder.train({"--quiet", "--out", folder("run")}).code, 0);
+  const auto metrics = content_of(folder("run/metrics.jsonl")), model = content_of(folder("run/model.safetensors"));
+  const auto again = folder.train({"--quiet", "--out", folder("run"), "--seed", "1"});
+  EXPECT_EQ(again.code, 1);
+  EXPECT_NE(again.err.find("run\" holds a run already; accepted: another folder, or --replace"), std::string::npos) << again.err;
+  EXPECT_EQ(content_of(folder("run/metrics.jsonl")), metrics);
+  EXPECT_EQ(content_of(folder("run/model.safetensors")), model);
+  ASSERT_EQ(folder.train({"--quiet", "--out", folder("run"), "--seed", "1", "--replace"}).code, 0);
+  EXPECT_NE(content_of(folder("run/metrics.jsonl")), metrics);
+  EXPECT_NE(content_of(folder("run/model.safetensors")), model);
+}
+
+// Of two at once one is refused, whatever it was told, and the other's files are whole.
+TEST(Text, AFolderTakesOneRunAtATime) {
+  const Folder folder;
+  {
+    const train::RunFolder first(folder("run"), train::EarlierRun::kRefuse);
+    const auto second = folder.train({"--quiet", "--out", folder("run"), "--replace"});
+    EXPECT_EQ(second.code, 1);
+    EXPECT_NE(second.err.find("another run is writing into --out"), std::string::npos) << second.err;
+  }
+  std::vector<int> codes(2);
+  {
+    std::vector<std::jthread> runs;
+    for (int& code : codes) {
+      runs.emplace_back([&] { code = folder.train({"--quiet", "--steps", "10", "--out", folder("run")}).code; });
+    }
+  }
+  std::sort(codes.begin(), codes.end());
+  EXPECT_EQ(codes, (std::vector<int>{0, 1}));
+  const auto metrics = content_of(folder("run/metrics.jsonl"));
+  EXPECT_EQ(std::count(metrics.begin(), metrics.end(), '\n'), 10);
+}
+
 TEST(Text, PreTokenisedTextTrains) {
   const Folder folder;
   const auto trained = folder.train({"--set", "data.file=" + folder("tokens.bin"), "--set", "model.vocab_size=300", "--out", folder("run")});
@@ -173,6 +218,7 @@ const std::vector<Case>& cases() {
        "accepted: model.vocab_size of at least 258"},
       {"TokenWidthOfAText", train_on("text.txt", "", {"--set", "data.token_dtype=uint32"}), "data.token_dtype has no effect", "accepted: leave it out"},
       {"NoTokenizer", train_on("text.txt", "none.json"), "cannot read \"", "accepted: the path of a tokenizer.json"},
+      {"EmptyTokenizer", train_on("text.txt", "empty.json"), "empty.json\" is no JSON", "accepted: a tokenizer.json"},
       {"TokenizerOfNoJson", train_on("text.txt", "no_json.json"), "no_json.json\" is no JSON", "accepted: a tokenizer.json"},
       {"TokenizerOfAnotherKind", train_on("text.txt", "unigram.json"), "has the model Unigram", "accepted: BPE"},
       {"VocabularyTooSmall", train_on("text.txt", "llama3.json", {"--set", "model.vocab_size=500"}), "model.vocab_size 500 is too small",
@@ -205,6 +251,7 @@ const std::vector<Case>& cases() {
       {"NegativeTemperature", generate_after(nothing, {"--temperature", "-1"}), "temperature -1", "accepted: at least 0"},
       {"NoTokens", generate_after(nothing, {"--max-tokens", "0"}), "max_tokens 0", "accepted: at least 1"},
       {"ShareAboveOne", generate_after(nothing, {"--top-p", "1.5"}), "top_p 1.5", "accepted: above 0 and at most 1"},
+      {"NegativeSeed", generate_after(nothing, {"--seed", "-1"}), "seed -1", "accepted: at least 0"},
       {"NegativeK", generate_after(nothing, {"--top-k", "-3"}), "top_k -3", "accepted: at least 0"},
   };
   return all;

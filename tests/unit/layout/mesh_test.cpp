@@ -7,6 +7,7 @@
 
 #include <c10/util/Exception.h>
 
+#include "tessera/base/error.h"
 #include "tests/unit/layout/random_layout.h"
 
 namespace tessera::layout {
@@ -101,6 +102,23 @@ TEST(Mesh, RefusesNonsense) {
   EXPECT_THROW(mesh.submesh({"tp"}, 4), c10::Error);
   EXPECT_THROW(mesh.flatten({}, "x"), c10::Error);
   EXPECT_THROW(mesh.flatten({"dp"}, "tp"), c10::Error);
+}
+
+TEST(Mesh, ErrorsSayTheirTextOnce) {
+  const auto error_of = [](const char* text) {
+    try {
+      Mesh::parse(text);
+    } catch (const ConfigError& error) {
+      return base::message_of(error);
+    }
+    return std::string("none");
+  };
+  const std::string form = "; accepted: dp=2,tp=4 (distinct names, sizes of at least 1), or 1 for the mesh of one";
+  EXPECT_EQ(error_of("dp:2"), "[mesh] \"dp:2\" is no mesh" + form);
+  EXPECT_EQ(error_of("dp=2,tp"), "[mesh] \"dp=2,tp\" is no mesh: \"tp\"" + form);
+  EXPECT_EQ(error_of("dp=2,dp=2"), "[mesh] the axis dp is named twice; accepted: distinct names, as in dp=2,tp=4");
+  EXPECT_EQ(error_of("d-p=2"), "[mesh] \"d-p\" cannot name an axis; accepted: letters, digits and _, not beginning with a digit");
+  EXPECT_EQ(error_of("dp=4,tp=99999999999"), "[mesh] more than 16777216 ranks, with axis tp=99999999999; accepted: sizes whose product is smaller");
 }
 
 }  // namespace

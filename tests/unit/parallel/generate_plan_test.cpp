@@ -6,6 +6,8 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/text.h"
+#include "tessera/comm/run_ranks.h"
+#include "tessera/dtensor/dtensor.h"
 #include "tessera/models/gpt.h"
 #include "tessera/models/llama.h"
 
@@ -143,8 +145,6 @@ TEST(GeneratePlan, ProductsFusedInBlocksAreCutBlockByBlock) {
   }
   EXPECT_TRUE(plan.notes.empty()) << base::join(plan.notes, "\n");
   EXPECT_EQ(on_tp(generate_plan(block(product("c_attn", 32, 96, true), 4, 1), on("tp=2")), "mlp.up.weight"), "S(0)");
-  // 4 heads and halves of 48: 4 ranks; not the 8 that 96 columns would allow.
-  EXPECT_EQ(generate_plan(block(product("c_attn", 32, 96, true), 4, 2), {.devices = 8}).mesh.str(), "dp=2,tp=4");
 }
 
 TEST(GeneratePlan, ProductsFusedOtherwiseStayWhole) {
@@ -192,13 +192,34 @@ TEST(GeneratePlan, HeadsThatDoNotDivide) {
   EXPECT_EQ(on_tp(plan, attention + "k_proj.weight"), "-");
   EXPECT_EQ(on_tp(plan, attention + "v_proj.weight"), "-");
   EXPECT_EQ(on_tp(plan, attention + "o_proj.weight"), "S(1;8)");
-  EXPECT_TRUE(has_note(plan, "4 key/value heads for 8 ranks: K and V stay whole"));
+  EXPECT_TRUE(has_note(plan, "8 query and 4 key/value heads for 8 ranks: K and V stay whole"));
 
   models::Llama many(models::LlamaConfig{.dim = 64, .layers = 1, .heads = 8, .kv_heads = 8, .hidden = 96});
   plan = generate_plan(*many, on("tp=3", 8, 8));  // 3, 3, 2
   EXPECT_EQ(on_tp(plan, attention + "q_proj.weight"), "S(0;8)");
   EXPECT_EQ(on_tp(plan, attention + "v_proj.weight"), "S(0;8)");
   EXPECT_TRUE(has_note(plan, "q_proj.weight: 64 in units of 8 over 3 ranks is uneven: 24, 24, 16"));
+}
+
+// In `exact` cuts fall between leaves too. Where none falls between heads as well, the attention is not cut.
+TEST(GeneratePlan, AttentionThatNoLeavesDivideStaysWhole) {
+  const auto plan_of = [](models::LlamaConfig config, int64_t ranks, bool sequence_parallel = false) {
+    models::Llama model(config);
+    return generate_plan(*model, {.mesh = layout::Mesh({{"tp", ranks}}), .sequence_parallel = sequence_parallel, .heads = config.heads,
+                                  .kv_heads = config.kv_heads, .lattice = layout::Lattice{}});
+  };
+  const models::LlamaConfig few{.dim = 48, .layers = 1, .heads = 6, .kv_heads = 3, .hidden = 96};
+  const std::string attention = "model.layers.0.self_attn.";
+  for (const int64_t ranks : {2, 3, 4, 5, 6, 8}) {
+    const auto plan = plan_of(few, ranks);
+    for (const char* name : {"q_proj.weight", "k_proj.weight", "v_proj.weight", "o_proj.weight"}) EXPECT_EQ(on_tp(plan, attention + name), "-") << ranks;
+    EXPECT_TRUE(has_note(plan, "o_proj: 6 query and 3 key/value heads for " + std::to_string(ranks) + " ranks: this attention stays whole"));
+    EXPECT_EQ(on_tp(plan, "model.layers.0.mlp.up_proj.weight"), "S(0;12)");
+    EXPECT_TRUE(plan_of(few, ranks, true).find(attention + "o_proj.weight")->output);
+  }
+  const auto even = plan_of({.dim = 64, .layers = 1, .heads = 8, .kv_heads = 4, .hidden = 96}, 8);
+  EXPECT_EQ(on_tp(even, attention + "q_proj.weight"), "S(0;8)");
+  EXPECT_EQ(on_tp(even, attention + "k_proj.weight"), "-");
 }
 
 TEST(GeneratePlan, ModulesThatAreNotOurs) {
@@ -234,16 +255,45 @@ TEST(GeneratePlan, ModulesThatAreNotOurs) {
 
 TEST(GeneratePlan, ChoosesAMesh) {
   models::Llama model(models::LlamaConfig{.dim = 96, .layers = 1, .heads = 6, .kv_heads = 6, .hidden = 96, .max_seq = 16});
-  const auto mesh = [&](int64_t devices, int64_t heads) {
-    return generate_plan(*model, {.devices = devices, .heads = heads, .kv_heads = heads}).mesh.str();
+  const auto plan = [&](int64_t devices, std::optional<layout::Lattice> lattice = {}) {
+    return generate_plan(*model, {.devices = devices, .heads = 6, .kv_heads = 6, .lattice = lattice});
   };
-  EXPECT_EQ(mesh(1, 6), "1");
-  EXPECT_EQ(mesh(4, 6), "dp=2,tp=2");
-  EXPECT_EQ(mesh(12, 6), "dp=6,tp=2");  // the vocabulary of 256 does not divide by 3
-  EXPECT_EQ(mesh(5, 6), "dp=5");
-  EXPECT_EQ(mesh(16, 0), "dp=2,tp=8");
+  EXPECT_EQ(plan(1).mesh.str(), "1");
+  EXPECT_TRUE(plan(1).notes.empty());
+  EXPECT_EQ(plan(5).mesh.str(), "dp=5");
+  EXPECT_EQ(plan(4096).mesh.str(), "dp=4096");
+  EXPECT_EQ(plan(12).notes, std::vector<std::string>{"mesh {dp=12} chosen for 12 ranks, data parallelism first; another is given as the mesh"});
+
+  // In `exact` dp cuts a batch into no more parts than it has leaves.
+  const layout::Lattice lattice{.batch = 8, .feature = 8};
+  EXPECT_EQ(plan(8, lattice).mesh.str(), "dp=8");
+  EXPECT_EQ(plan(12, lattice).mesh.str(), "dp=6,tp=2");
+  EXPECT_EQ(plan(64, lattice).mesh.str(), "dp=8,tp=8");
+  EXPECT_TRUE(has_note(plan(12, lattice), "mesh {dp=6,tp=2} chosen for 12 ranks"));
+  EXPECT_THROW(plan(11, lattice), PlanError);
+  EXPECT_THROW(plan(65, lattice), PlanError);
   EXPECT_TRUE(generate_plan(*model, on("dp=4")).parameters.empty());
   EXPECT_TRUE(generate_plan(*model, on("dp=4,tp=1")).parameters.empty());
+}
+
+// A rank that sums exactly has said its lattice: the plan takes it, and another one is refused.
+TEST(GeneratePlan, TakesTheLatticeOfTheRank) {
+  models::Llama model(models::LlamaConfig{.dim = 48, .layers = 1, .heads = 6, .kv_heads = 6, .hidden = 100});
+  const layout::Lattice lattice{.feature = 4};
+  auto options = on("tp=2", 6, 6);
+  const auto fast = generate_plan(*model, options);
+  options.lattice = lattice;
+  const auto told = generate_plan(*model, options);
+  EXPECT_NE(told, fast);
+  comm::run_fake(2, 0, [&] {
+    dtensor::set_numerics(dtensor::Numerics::kExact, lattice);
+    EXPECT_EQ(generate_plan(*model, on("tp=2", 6, 6)), told);
+    EXPECT_EQ(generate_plan(*model, options), told);
+    options.lattice = layout::Lattice{.feature = 8};
+    EXPECT_THROW(generate_plan(*model, options), PlanError);
+    dtensor::set_numerics(dtensor::Numerics::kFast);
+    EXPECT_EQ(generate_plan(*model, on("tp=2", 6, 6)), fast);
+  });
 }
 
 TEST(GeneratePlan, RefusesHeadsThatContradict) {

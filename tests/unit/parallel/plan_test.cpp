@@ -33,7 +33,7 @@ std::string random_text(std::mt19937_64& random) {
 
 Plan random_plan(std::mt19937_64& random) {
   const auto size = [&] { return static_cast<int64_t>(random() % 4 + 1); };
-  std::vector<layout::Axis> axes = {{"dp", size()}, {"tp", size()}, {"cp", size()}};
+  std::vector<layout::Axis> axes = {{"dp", size()}, {"tp", size()}, {"dp_replicate", size()}};
   axes.resize(random() % 4);
   Plan plan;
   plan.mesh = axes.empty() ? layout::Mesh() : layout::Mesh(axes);

@@ -65,7 +65,7 @@ TEST(Generate, GreedyIsTheFullForwardAtEveryStep) {
 
 TEST(Generate, DrawsAreFunctionsOfSeedAndStep) {
   const auto model = zoo().front();
-  const auto made = [&](uint64_t seed, int64_t count) {
+  const auto made = [&](int64_t seed, int64_t count) {
     return generate(*model, {.prompt = {1, 2}, .context = kContext, .vocabulary = 256, .end = {}}, {.max_tokens = count, .temperature = 1, .seed = seed});
   };
   const auto all = made(3, 30), some = made(3, 10);

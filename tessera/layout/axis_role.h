@@ -1,0 +1,31 @@
+// What the axes of a mesh are for, by their names.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "tessera/layout/mesh.h"
+
+namespace tessera::layout {
+
+// What the ranks along an axis do. A mesh alone gives its axes no role, so that a program which places tensors by hand names them as
+// it likes; a plan, and what makes or reads one, asks for the role of each.
+enum class AxisRole : uint8_t {
+  kData,    // dp, dp_replicate: they cut the batch
+  kTensor,  // tp: they cut the model
+};
+
+// The role of an axis. Throws PlanError, with the names that have one, for a name that is unknown or whose parallelism is not there yet.
+AxisRole role_of(const Mesh& mesh, int64_t axis);
+
+// Throws what role_of throws for the first axis that has no role.
+void verify_roles(const Mesh& mesh);
+
+// The names of the axes of this role, slowest first. Throws as verify_roles.
+std::vector<std::string> axes_of(const Mesh& mesh, AxisRole role);
+
+// What an axis of this role is called when nobody said otherwise.
+std::string name_of(AxisRole role);
+
+}  // namespace tessera::layout
