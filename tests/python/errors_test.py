@@ -8,7 +8,7 @@ import copy
 import pickle
 import subprocess
 import sys
-import time
+import threading
 import unittest
 import warnings
 
@@ -19,29 +19,32 @@ from waits import WAYS, outcome
 KINDS = (tessera.CommTimeout, tessera.DivergenceError, tessera.RankFailed, tessera.Stopped)
 
 
-def fails(wait):
+def fails(wait, left):
     raise ValueError("the reader found 3 columns")
 
 
-def is_late(wait):
-    time.sleep(1.0)
+def is_late(wait, left):
+    left.wait(60)
 
 
-def runs_more(wait):
+def runs_more(wait, left):
     torch.ops.aten.exp(tessera.distribute_tensor(torch.ones(2), tessera.Mesh("tp=2")))
     wait()
 
 
 class ErrorsTest(unittest.TestCase):
     def outcome_of(self, name, other, deadline=30.0):
-        """What rank 0 gets in its wait, and how the job ends, where rank 1 does something else."""
-        seen = []
+        """What rank 0 gets in its wait, and how the job ends, where rank 1, once rank 0 is there, does something else."""
+        seen, waits, left = [], threading.Event(), threading.Event()
 
         def body():
             wait = WAYS[name]()
             if tessera.rank() == 1:
-                return other(wait)
+                waits.wait(60)
+                return other(wait, left)
+            waits.set()
             seen.append(outcome(wait))
+            left.set()
 
         try:
             tessera.run_ranks(body, 2, deadline=deadline)
@@ -67,7 +70,7 @@ class ErrorsTest(unittest.TestCase):
     def test_one_that_has_ended(self):
         for name in WAYS:
             with self.subTest(wait=name):
-                (kind, _, message), _ = self.outcome_of(name, lambda wait: None)
+                (kind, _, message), _ = self.outcome_of(name, lambda wait, left: None)
                 self.assertEqual(kind, tessera.DivergenceError, message)
                 self.assertIn("rank 1 has finished; rank 0 waits in ", message)
 

@@ -1,5 +1,6 @@
 // How the gradients of a step's micro-batches become one sum in `exact` numerics: in whatever order they come, continued by a job,
 // while the program holds earlier ones, into weights that several axes cut.
+#include "tessera/dtensor/exact_sum.h"
 #include "tessera/dtensor/pending.h"
 #include "tests/ranks/exact_program.h"
 
@@ -86,6 +87,20 @@ TEST(ExactMicroBatches, IntoAWeightThatTwoAxesCutAlongOneDim) {
       world.keep("w", w.grad()), world.keep("w2", net.w2.grad());
     });
   }
+}
+
+// ... whatever the other axis cut before it.
+TEST(ScatteringMove, PartsAreCountedFromWhatTheRankHolds) {
+  run_on(Mesh::parse("dp=2,tp=2"), [](int64_t) {
+    RankState& state = RankState::require();
+    const Mesh mesh = Mesh::parse("dp=2,tp=2");
+    const auto spec = [&](const Placement& dp, const Placement& tp) { return Spec::contiguous(mesh, {dp, tp}, {10, 3}, at::kDouble); };
+    dtensor::ScatteringMove way(state.ctx, state.moves, spec({}, layout::Shard(0)), spec(layout::Shard(0, {.order = 1}), layout::Shard(0, {.order = 0})), {0});
+    const auto scatter = way.next(0).scatter;
+    ASSERT_TRUE(scatter);
+    EXPECT_EQ(scatter->parts, (std::vector<layout::Range>{{0, 3}, {3, 5}}));  // rows [0, 5) of one half, [5, 10) of the other
+    EXPECT_FALSE(way.rest());
+  });
 }
 
 }  // namespace
