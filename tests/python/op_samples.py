@@ -118,6 +118,14 @@ def place(value, mesh, placements):
     return tessera.from_local(term(placed.to_local(), factor), mesh, list(placements), shape=list(value.shape)).detach()
 
 
+def elsewhere(tensor):
+    """The same values, with others behind them in memory: an operator that reads beyond the end shows itself as random."""
+    if not tensor.is_contiguous():
+        return tensor.clone()
+    behind = torch.full((64,), float("nan") if tensor.is_floating_point() or tensor.is_complex() else 1, dtype=tensor.dtype)
+    return torch.cat([tensor.flatten(), behind])[:tensor.numel()].view(tensor.shape)
+
+
 def whole(value):
     return value.full_tensor() if isinstance(value, tessera.DTensor) else value
 
@@ -189,7 +197,7 @@ class Sample:
         leaves = self.leaves([x.clone() for x in self.tensors])
         outputs = self.call(leaves)
         torch.manual_seed(1)
-        again = self.call([x.clone() for x in self.tensors])
+        again = self.call([elsewhere(x) for x in self.tensors])
         self.is_random = len(outputs) != len(again) or any(difference(a, b) for a, b in zip(again, [whole_of(o) for o in outputs]))
         try:
             self.gradients = gradients(outputs, leaves) if differentiable(outputs) else None

@@ -251,7 +251,7 @@ TEST(ExactAttention, RunsInPartsWhereItMust) {
     const auto node = [&](const at::Tensor& q, double dropout, const std::optional<at::Tensor>& mask) {
       return at::scaled_dot_product_attention(q, x, x, mask, dropout).grad_fn()->name();
     };
-    EXPECT_EQ(node(x, 0, {}), "ContractBackward");  // fast
+    EXPECT_EQ(node(x, 0, {}), "FusedAttentionBackward");  // fast
     dtensor::set_numerics(Numerics::kExact);
     EXPECT_EQ(node(x, 0, {}), "AttentionBackward");
     EXPECT_EQ(node(x, 0.5, {}), "ContractBackward");

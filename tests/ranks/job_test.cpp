@@ -43,12 +43,19 @@ struct Placed {
     return Job(net.ptr(), plan, [net = net](const Tensors& batch) mutable { return net(batch[0], batch[1]); }, options);
   }
 
-  // Whole gradients, each of which must lie as its parameter does; of a parameter without one, nothing.
+  // Each gradient lies as its parameter does.
+  void expect_gradients_placed() const {
+    for (const auto& item : net->named_parameters()) {
+      const at::Tensor gradient = item.value().grad();
+      EXPECT_TRUE(!gradient.defined() || spec_of(gradient)->placements == spec_of(item.value())->placements) << item.key();
+    }
+  }
+
+  // Whole; of a parameter without one, nothing.
   std::map<std::string, at::Tensor> gradients() const {
     std::map<std::string, at::Tensor> all;
     for (const auto& item : net->named_parameters()) {
       const at::Tensor gradient = item.value().grad();
-      EXPECT_TRUE(!gradient.defined() || spec_of(gradient)->placements == spec_of(item.value())->placements) << item.key();
       all[item.key()] = gradient.defined() ? full_tensor(gradient).clone() : gradient;
     }
     return all;
@@ -82,6 +89,7 @@ std::map<std::string, at::Tensor> gradients_of(const std::string& mesh, int64_t 
   return run_ranks(Mesh::parse(mesh).size(), [&] {
     Placed placed(mesh, options);
     placed.job(inputs(samples), targets(samples)).backward();
+    placed.expect_gradients_placed();
     return placed.gradients();
   });
 }
