@@ -41,12 +41,13 @@ at::Tensor gather_to(int64_t rank, const at::Tensor& tensor) {
   const layout::Mesh mesh = spec_of(tensor)->mesh;
   TESSERA_CHECK(mesh.coord_of(rank), "[gather_to] rank ", rank, " is not on mesh {", mesh.str(), "} of the tensor (rank ", state.ctx.rank,
                 "); accepted: one of ranks ", base::join(mesh.ranks(), ", "));
-  const at::Tensor merged = redistribute(tensor.detach(), without_partial(spec_of(tensor)->placements));  // what waits has its value then
-  const Meta& meta = *meta_of(merged);
-  state.ctx.program.note(kName, base::hash_combine(meta.spec->hash, static_cast<uint64_t>(rank)));
+  const at::Tensor merged = spec_of(tensor)->has_partial ? redistribute(tensor.detach(), without_partial(spec_of(tensor)->placements)) : tensor.detach();
+  const at::Tensor local = to_local(merged);  // what waits has its value then
+  const Spec spec = spec_of(merged);
+  state.ctx.program.note(kName, base::hash_combine(spec->hash, static_cast<uint64_t>(rank)));
   const LocalScope scope;
   const comm::Caller caller(state.ctx, kName);
-  return gather(state.ctx, rank, meta.spec, meta.local);
+  return gather(state.ctx, rank, spec, local);
 }
 
 }  // namespace tessera::dtensor
