@@ -1,12 +1,20 @@
 // Operators of many kinds by rules of their own, gradients included; and operands that are one tensor.
 #include <limits>
 
+#include <c10/core/impl/COW.h>
+
 #include "tessera/base/hash.h"
 #include "tessera/dtensor/state.h"
 #include "tests/ranks/functions.h"
 
 namespace tessera::ranks {
 namespace {
+
+// 30 rows of a 4 x 6 matrix.
+at::Tensor rows(const at::Tensor& x, double from) { return at::cat({x, x + from, x * from, x.sin(), x.cos(), x.exp(), x + 5, x.slice(0, 0, 2)}); }
+
+// What a batch norm gives, and what it keeps.
+at::Tensor joined(const at::Tensor& y, const at::Tensor& mean, const at::Tensor& inverse) { return at::cat({y.flatten(), mean.flatten(), inverse.flatten()}); }
 
 at::Tensor volume(const at::Tensor& x) { return at::cat({x, x.sin(), x * 3}).reshape({2, 1, 3, 4, 3}); }
 
@@ -27,6 +35,40 @@ const Functions& functions() {
        }},
       {"corrcoef", [](const at::Tensor& x) { return at::corrcoef(x.select(0, 1)) + x.sum(); }},
       {"cdist of batches", [](const at::Tensor& x) { return at::cdist(x, at::stack({x + 2, x * 3, x.cos()})); }},
+      {"cdist of more than 25 rows", [](const at::Tensor& x) { return at::cdist(rows(x, 2), rows(x, 3) + 20); }},
+      {"cdist of batches of more than 25 rows", [](const at::Tensor& x) { return at::cdist(rows(x, 2), at::stack({rows(x, 3), rows(x, 4)}) + 20); }},
+      {"copysign with a number", [](const at::Tensor& x) { return at::copysign(x, -3.14) + x; }},
+      {"xlogy with a number", [](const at::Tensor& x) { return at::xlogy(x, 2.5) + at::xlogy(1.5, x.abs() + 1); }},
+      {"searchsorted with a number", [](const at::Tensor& x) { return at::searchsorted(std::get<0>(x.detach().flatten().sort()), 0.2) + x; }},
+      {"bucketize with a number", [](const at::Tensor& x) { return at::bucketize(0.2, std::get<0>(x.detach().flatten().sort())) + x; }},
+      {"isin with a number", [](const at::Tensor& x) { return at::isin(x.detach(), 0.0) + at::isin(0.0, x.detach()).to(at::kDouble) + x; }},
+      {"unbind_copy", [](const at::Tensor& x) { return at::stack(at::unbind_copy(x, 1)); }},
+      {"split_copy", [](const at::Tensor& x) { return at::split_copy(x, 4, 1)[1].mul_(2) + x.slice(1, 0, 2); }},
+      {"split_with_sizes_copy", [](const at::Tensor& x) { return at::split_with_sizes_copy(x, {3, 1, 2}, 1)[2].mul_(2); }},
+      {"unfold_copy", [](const at::Tensor& x) { return at::unfold_copy(x, 1, 3, 2); }},
+      {"as_strided_copy", [](const at::Tensor& x) { return at::as_strided_copy(x * 1, {2, 3}, {6, 2}, 1); }},
+      {"view_copy of a dtype", [](const at::Tensor& x) { return at::view_copy(x.detach(), at::kInt).sum() + x; }},
+      {"view_as_real_copy", [](const at::Tensor& x) { return at::view_as_real_copy(at::view_as_complex_copy(x.detach().reshape({4, 3, 2}))).sum(2).sum() * x; }},
+      {"_lazy_clone", [](const at::Tensor& x) { return at::_lazy_clone(x).mul(2); }},
+      {"_native_batch_norm_legit", [](const at::Tensor& x) {
+         const auto [y, mean, inverse] = at::_native_batch_norm_legit(x.reshape({4, 3, 2}), x.select(0, 1).slice(0, 0, 3), {}, /*training=*/true, 0.1, 1e-5);
+         return joined(y, mean, inverse);
+       }},
+      {"_native_batch_norm_legit that keeps statistics", [](const at::Tensor& x) {
+         at::Tensor mean = at::zeros_like(x.detach().select(0, 0)), variance = mean + 1;
+         const auto [y, m, i] = at::_native_batch_norm_legit(x, {}, {}, mean, variance, /*training=*/true, 0.1, 1e-5);
+         return joined(y, mean, variance);
+       }},
+      {"batch_norm whose running statistics lie anywhere", [](const at::Tensor& x) {
+         at::Tensor mean = x.detach().select(0, 0) * 1, variance = x.detach().select(0, 1).abs() + 1;
+         return at::batch_norm(x, {}, {}, mean, variance, /*training=*/true, 0.1, 1e-5, false) + mean * 2 + variance;
+       }},
+      {"as_strided_scatter", [](const at::Tensor& x) { return at::as_strided_scatter(x * 1, x.slice(0, 0, 2).slice(1, 0, 3), {2, 3}, {6, 2}, 1); }},
+      {"_batch_norm_with_update", [](const at::Tensor& x) {
+         at::Tensor mean = at::zeros_like(x.detach().select(0, 0)), variance = mean + 1;
+         const auto [y, m, i, reserve] = at::_batch_norm_with_update(x, x.select(0, 2), x.select(0, 3), mean, variance, 0.1, 1e-5);
+         return joined(y, mean, variance);
+       }},
       {"dist", [](const at::Tensor& x) { return at::dist(x, x.cos(), 3); }},
       {"put", [](const at::Tensor& x) { return at::put(x, at::tensor({3, 17, -1}, at::kLong), x.select(0, 2).slice(0, 0, 3), /*accumulate=*/true); }},
       {"put_", [](const at::Tensor& x) { return (x * 2).put_(at::tensor({3, 17, -1}, at::kLong), x.select(0, 2).slice(0, 0, 3)); }},
@@ -113,6 +155,19 @@ TEST(Operators, ThatWouldResizeWhatTheyWriteAreRefused) {
                 distribute(waves({1}), mesh, {layout::Replicate()}).addbmm_(distribute(waves({2, 3, 4}), mesh, {layout::Shard(1)}), waves({2, 4, 5}));
               }),
               "gives [3, 5], which does not fit into");
+}
+
+// Memory that copies itself when it is written first may not be handed to every kernel of libtorch: none of ours is such.
+TEST(Operators, NoPartIsALazyClone) {
+  const auto is_lazy = [](const at::Tensor& plain) { return c10::impl::cow::is_cow_data_ptr(plain.storage().data_ptr()); };
+  const Mesh mesh = Mesh::parse("a=2");
+  run_on(mesh, [&](int64_t) {
+    for (const Placements& placements : plain_layouts(mesh, 2)) {
+      const at::Tensor x = spread(waves({4, 6}), mesh, placements), same = redistribute(x, layout::str(mesh, placements)), copy = at::_lazy_clone(x);
+      EXPECT_FALSE(is_lazy(full_tensor(x)) || is_lazy(full_tensor(redistribute(x, "{a: R}"))));
+      for (const at::Tensor& each : {x, same, copy}) EXPECT_FALSE(is_lazy(to_local(each))) << layout::str(mesh, placements);
+    }
+  });
 }
 
 }  // namespace

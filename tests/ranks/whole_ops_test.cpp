@@ -60,11 +60,24 @@ const Functions& functions() {
       {"digamma", [](const at::Tensor& x) { return at::digamma(x + 3); }},
       {"masked_scatter", [](const at::Tensor& x) { return at::masked_scatter(x * 0, waves({4, 4}).gt(0), x); }},
       {"ctc_loss", [](const at::Tensor& x) { return at::ctc_loss(at::log_softmax(x.unsqueeze(1), 2), at::tensor({1, 2}, at::kLong).view({1, 2}), at::IntArrayRef({4}), at::IntArrayRef({2})); }},
+      {"ctc_loss of each sample, whole", [](const at::Tensor& x) {
+         const at::Tensor losses = at::ctc_loss(at::log_softmax(x.unsqueeze(1), 2), at::tensor({1, 2}, at::kLong).view({1, 2}), at::IntArrayRef({4}), at::IntArrayRef({2}), 0, /*reduction=*/0);
+         return dtensor::is_dtensor(losses) ? full_tensor(losses) : losses;
+       }},
       {"segment_reduce", [](const at::Tensor& x) { return at::segment_reduce(x, "mean", at::tensor({1, 3}, at::kLong)); }},
       {"fractional_max_pool2d", [](const at::Tensor& x) {
          return std::get<0>(at::fractional_max_pool2d(x.reshape({1, 1, 4, 4}), {2, 2}, {2, 2}, at::full({1, 1, 2}, 0.4, at::kDouble)));
        }},
       {"histogram", [](const at::Tensor& x) { return std::get<0>(at::histogram(x.detach(), 3)) + x.sum(); }},
+      {"histogramdd", [](const at::Tensor& x) {
+         const auto [counts, edges] = at::histogramdd(x.detach().slice(1, 0, 2), at::IntArrayRef({2, 3}));
+         return at::cat({counts.flatten(), edges.at(0), edges.at(1)}) + x.sum();
+       }},
+      {"_chunk_cat", [](const at::Tensor& x) { return at::_chunk_cat({x.detach(), x.detach().slice(0, 0, 2)}, 0, 2) + x.sum(); }},
+      {"_unsafe_masked_index", [](const at::Tensor& x) {
+         const at::Tensor rows = at::tensor({3, 1, 0}, at::kLong), mask = (rows != 1).view({3, 1});
+         return at::_unsafe_masked_index(x, mask, c10::List<std::optional<at::Tensor>>({std::optional<at::Tensor>(rows)}), 0.5);
+       }},
       {"nonzero_static", [](const at::Tensor& x) { return at::nonzero_static(x.detach() > 0, 5) + x.sum(); }},
       {"linspace", [](const at::Tensor& x) { return at::linspace(x.detach().select(0, 1).select(0, 2), 1, 5, at::kDouble) + x.sum(); }},
       {"packed sequence", [](const at::Tensor& x) {
