@@ -1,9 +1,13 @@
 #include "tessera/dtensor/fused_attention.h"
 
+#include <ATen/OpMathType.h>
 #include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu.h>
 #include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu_backward.h>
+#include <ATen/ops/zeros.h>
+#include <ATen/ops/zeros_like.h>
 #include <torch/csrc/autograd/functions/utils.h>
 #include <torch/csrc/autograd/saved_variable.h>
+#include <torch/library.h>
 
 #include "tessera/dtensor/attention.h"
 #include "tessera/dtensor/node.h"
@@ -15,6 +19,33 @@ namespace {
 using at::Tensor;
 using torch::autograd::SavedVariable;
 using torch::autograd::variable_list;
+
+using Gradients = std::tuple<Tensor, Tensor, Tensor>;
+
+// As the kernels read it: neighbouring elements in the last dim.
+Tensor with_rows(const Tensor& x) { return x.stride(-1) == 1 ? x : x.contiguous(); }
+
+// libtorch's kernels take no tensors without elements, which a rank without heads has.
+std::tuple<Tensor, Tensor> fused_plain(const Tensor& query, const Tensor& key, const Tensor& value, bool is_causal, double scale) {
+  if (query.numel() == 0) {
+    return {at::zeros_like(query), at::zeros(query.sizes().slice(0, 3), query.options().dtype(at::toOpMathType(query.scalar_type())))};
+  }
+  return at::_scaled_dot_product_flash_attention_for_cpu(with_rows(query), with_rows(key), with_rows(value), /*dropout_p=*/0, is_causal,
+                                                         /*attn_mask=*/{}, scale);
+}
+
+Gradients fused_backward_plain(const Tensor& grad, const Tensor& query, const Tensor& key, const Tensor& value, const Tensor& out, const Tensor& log_sums,
+                               bool is_causal, double scale) {
+  if (query.numel() == 0) return {at::zeros_like(query), at::zeros_like(key), at::zeros_like(value)};
+  return at::_scaled_dot_product_flash_attention_for_cpu_backward(with_rows(grad), with_rows(query), with_rows(key), with_rows(value), out, log_sums,
+                                                                  /*dropout_p=*/0, is_causal, /*attn_mask=*/{}, scale);
+}
+
+std::tuple<Tensor, Tensor> call_fused(const Tensor& query, const Tensor& key, const Tensor& value, bool is_causal, double scale) {
+  static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("tessera::fused_attention", "").typed<decltype(fused_plain)>();
+  const at::AutoDispatchBelowADInplaceOrView below;
+  return op.call(query, key, value, is_causal, scale);
+}
 
 // Keeps operands and results; the weights are computed again.
 struct FusedAttentionBackward final : torch::autograd::Node {
@@ -30,9 +61,9 @@ struct FusedAttentionBackward final : torch::autograd::Node {
       const auto [dq, dk, dv] = gradients_by_parts(grad, q, k, v, /*mask=*/{}, {.is_causal = is_causal, .scale = scale});
       return {dq, dk, dv};
     }
-    at::AutoDispatchBelowADInplaceOrView below;
-    const auto [dq, dk, dv] = at::_scaled_dot_product_flash_attention_for_cpu_backward(
-        grad, q, k, v, out.unpack(), log_sums.unpack(), /*dropout_p=*/0, is_causal, /*attn_mask=*/{}, scale);
+    static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("tessera::fused_attention_backward", "").typed<decltype(fused_backward_plain)>();
+    const at::AutoDispatchBelowADInplaceOrView below;
+    const auto [dq, dk, dv] = op.call(grad, q, k, v, out.unpack(), log_sums.unpack(), is_causal, scale);
     return {dq, dk, dv};
   }
 
@@ -43,12 +74,17 @@ struct FusedAttentionBackward final : torch::autograd::Node {
   std::string name() const override { return "FusedAttentionBackward"; }
 };
 
-std::tuple<Tensor, Tensor> call_fused(const Tensor& query, const Tensor& key, const Tensor& value, bool is_causal, double scale) {
-  at::AutoDispatchBelowADInplaceOrView below;
-  return at::_scaled_dot_product_flash_attention_for_cpu(query, key, value, /*dropout_p=*/0, is_causal, /*attn_mask=*/{}, scale);
-}
-
 }  // namespace
+
+TORCH_LIBRARY_FRAGMENT(tessera, m) {
+  m.def("fused_attention(Tensor query, Tensor key, Tensor value, bool is_causal, float scale) -> (Tensor, Tensor)");
+  m.impl("fused_attention", c10::DispatchKey::CompositeExplicitAutograd, TORCH_FN(fused_plain));
+  m.impl("fused_attention", torch::dispatch(c10::DispatchKey::Autograd, torch::CppFunction::makeFallthrough()));
+  m.def("fused_attention_backward(Tensor grad, Tensor query, Tensor key, Tensor value, Tensor out, Tensor log_sums, bool is_causal, float scale) "
+        "-> (Tensor, Tensor, Tensor)");
+  m.impl("fused_attention_backward", c10::DispatchKey::CompositeExplicitAutograd, TORCH_FN(fused_backward_plain));
+  m.impl("fused_attention_backward", torch::dispatch(c10::DispatchKey::Autograd, torch::CppFunction::makeFallthrough()));
+}
 
 Tensor fused_attention(const Tensor& query, const Tensor& key, const Tensor& value, bool is_causal, double scale) {
   if (!at::GradMode::is_enabled() || !(query.requires_grad() || key.requires_grad() || value.requires_grad())) {

@@ -1,13 +1,10 @@
-// Attention without [queries, keys] matrices and its gradient, tessera::attention and libtorch's fused kernel: samples and heads may be
-// cut, positions and widths stay whole.
+// Attention without [queries, keys] matrices, tessera::attention and tessera::fused_attention, and its gradient: samples and heads may
+// be cut, positions and widths stay whole.
 #include "tessera/rules/families.h"
 
 #include <ATen/OpMathType.h>
-#include <ATen/ops/zeros.h>
 
 #include "tessera/base/error.h"
-#include "tessera/rules/local_args.h"
-#include "tessera/rules/lookups.h"
 
 namespace tessera::rules {
 
@@ -37,11 +34,11 @@ Dims add_dims(FactorMap& map, const Call& call) {
           .out = {{samples}, heads, {queries}, {value_width}}};
 }
 
-void set_operands(FactorMap& map, const Call& call, const Dims& dims, const char* mask_name) {
+void set_operands(FactorMap& map, const Call& call, const Dims& dims) {
   map.set_operand(call, "query", dims.query);
   map.set_operand(call, "key", dims.key);
   map.set_operand(call, "value", dims.value);
-  const int operand = call.operand_of(mask_name);
+  const int operand = call.has_arg("mask") ? call.operand_of("mask") : -1;
   if (operand < 0) return;
   const TensorFactors all = {dims.query[0], dims.query[1], dims.query[2], dims.key[2]};
   const auto& sizes = call.spec(operand)->sizes;
@@ -50,13 +47,13 @@ void set_operands(FactorMap& map, const Call& call, const Dims& dims, const char
   for (size_t d = 0; d < sizes.size(); ++d) {
     if (sizes[d] == 1) mask[d].clear();
   }
-  map.set_operand(call, mask_name, mask);
+  map.set_operand(call, "mask", mask);
 }
 
 FactorMap attention_map(const Call& call) {
   FactorMap map;
   const Dims dims = add_dims(map, call);
-  set_operands(map, call, dims, "mask");
+  set_operands(map, call, dims);
   map.outputs = {dims.out};
   return map;
 }
@@ -65,7 +62,7 @@ FactorMap attention_backward_map(const Call& call) {
   FactorMap map;
   const Dims dims = add_dims(map, call);
   map.set_operand(call, "grad", dims.out);
-  set_operands(map, call, dims, "mask");
+  set_operands(map, call, dims);
   map.outputs = {dims.query, dims.key, dims.value};
   return map;
 }
@@ -76,7 +73,7 @@ TensorFactors log_sums_of(const Dims& dims) { return {dims.out[0], dims.out[1], 
 FactorMap fused_map(const Call& call) {
   FactorMap map;
   const Dims dims = add_dims(map, call);
-  set_operands(map, call, dims, "attn_mask");
+  set_operands(map, call, dims);
   map.outputs = {dims.out, log_sums_of(dims)};
   map.dtypes = {call.spec(0)->dtype, at::toOpMathType(call.spec(0)->dtype)};
   return map;
@@ -85,42 +82,21 @@ FactorMap fused_map(const Call& call) {
 FactorMap fused_backward_map(const Call& call) {
   FactorMap map;
   const Dims dims = add_dims(map, call);
-  map.set_operand(call, "grad_out", dims.out);
-  set_operands(map, call, dims, "attn_mask");
+  map.set_operand(call, "grad", dims.out);
+  set_operands(map, call, dims);
   map.set_operand(call, "out", dims.out);
-  map.set_operand(call, "logsumexp", log_sums_of(dims));
+  map.set_operand(call, "log_sums", log_sums_of(dims));
   map.outputs = {dims.query, dims.key, dims.value};
   return map;
-}
-
-// The kernels read rows as if their elements were neighbours, and take no tensors without any.
-void run_fused(const LocalCall& call, torch::jit::Stack& stack) {
-  StackArgs args(*call.op, stack);
-  const at::Tensor query = args.tensor("query");
-  if (query.numel() > 0) {
-    for (const char* name : {"grad_out", "query", "key", "value"}) {
-      if (args.has(name) && args.tensor(name).stride(-1) != 1) {
-        args[name] = args.tensor(name).contiguous();
-      }
-    }
-    args.run();
-    return;
-  }
-  const auto nothing = [&](size_t i) { return at::zeros(sizes_of(call.output_ranges[i]), query.options().dtype(call.outputs[i]->dtype)); };
-  if (call.outputs.size() == 2) {
-    args.give(nothing(0), nothing(1));
-  } else {
-    args.give(nothing(0), nothing(1), nothing(2));
-  }
 }
 
 }  // namespace
 
 void add_attention_rules(RuleTable& table) {
-  table.add("aten::_scaled_dot_product_flash_attention_for_cpu", {.map = fused_map, .local = run_fused, .shape = ShapeSource::kFactors});
-  table.add("aten::_scaled_dot_product_flash_attention_for_cpu_backward", {.map = fused_backward_map, .local = run_fused, .shape = ShapeSource::kFactors});
   table.add_optional("tessera::attention", {.map = attention_map, .shape = ShapeSource::kFactors});
   table.add_optional("tessera::attention_backward", {.map = attention_backward_map, .shape = ShapeSource::kFactors});
+  table.add_optional("tessera::fused_attention", {.map = fused_map, .shape = ShapeSource::kFactors});
+  table.add_optional("tessera::fused_attention_backward", {.map = fused_backward_map, .shape = ShapeSource::kFactors});
 }
 
 }  // namespace tessera::rules

@@ -12,23 +12,7 @@ namespace tessera::audit {
 
 using Ints = std::vector<int64_t>;
 
-namespace {
-
-void add_attention_samples(Samples& samples) {
-  const at::Tensor query = reals({2, 3, 5, 4}), key = reals({2, 3, 6, 4}), value = reals({2, 3, 6, 4});
-  for (const bool is_causal : {false, true}) {
-    const rules::testing::Named rest = {{"is_causal", is_causal}};
-    samples.push_back(sample("aten::_scaled_dot_product_flash_attention_for_cpu", {query, key, value}, rest));
-    const std::vector<at::Tensor> results = run_whole("aten::_scaled_dot_product_flash_attention_for_cpu", samples.back().args);
-    samples.push_back(sample("aten::_scaled_dot_product_flash_attention_for_cpu_backward",
-                             {reals({2, 3, 5, 4}), query, key, value, results[0], results[1]}, {{"dropout_p", 0.0}, {"is_causal", is_causal}}));
-  }
-}
-
-}  // namespace
-
 void add_contraction_samples(Samples& samples) {
-  add_attention_samples(samples);
   for (const int64_t k : {6, 5}) {
     const at::Tensor x = reals({5, k});
     const at::Tensor w = reals({k, 4});

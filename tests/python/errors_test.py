@@ -8,6 +8,7 @@ import copy
 import pickle
 import subprocess
 import sys
+import tempfile
 import threading
 import unittest
 import warnings
@@ -83,8 +84,8 @@ class ErrorsTest(unittest.TestCase):
 
     def test_processes(self):
         for other, kind in (("fails", "RankFailed 1"), ("is_late", "CommTimeout None"), ("has_ended", "DivergenceError None")):
-            with self.subTest(other=other):
-                done = subprocess.run([sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "errors_program.py", other],
+            with self.subTest(other=other), tempfile.TemporaryDirectory() as folder:
+                done = subprocess.run([sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "errors_program.py", other, folder],
                                       cwd=sys.path[0], capture_output=True, text=True, timeout=100)
                 self.assertIn(f"rank 0: {kind}: ", done.stdout, done.stderr)
 
