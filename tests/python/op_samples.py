@@ -119,7 +119,7 @@ def place(value, mesh, placements):
 
 
 def elsewhere(tensor):
-    """The same values, with others behind them in memory: an operator that reads beyond the end shows itself as random."""
+    """The same values, with others behind them in memory: an operator that reads beyond the end gives something else."""
     if not tensor.is_contiguous():
         return tensor.clone()
     behind = torch.full((64,), float("nan") if tensor.is_floating_point() or tensor.is_complex() else 1, dtype=tensor.dtype)
@@ -192,12 +192,16 @@ class Sample:
         return [x.requires_grad_(wants) for x, wants in zip(tensors, self.wants)]
 
     def run_plainly(self):
-        """What plain torch gives, and whether that is random. Raises what plain torch raises."""
+        """What plain torch gives, and whether that is random. Raises what plain torch raises, and where it reads what is not its own."""
         torch.manual_seed(0)
         leaves = self.leaves([x.clone() for x in self.tensors])
         outputs = self.call(leaves)
+        torch.manual_seed(0)
+        there = self.call([elsewhere(x) for x in self.tensors])
+        if self.op.name not in UNINITIALISED and any(difference(a, b) for a, b in zip(there, [whole_of(o) for o in outputs])):
+            raise RuntimeError("its result depends on what lies beyond its operands in memory")
         torch.manual_seed(1)
-        again = self.call([elsewhere(x) for x in self.tensors])
+        again = self.call([x.clone() for x in self.tensors])
         self.is_random = len(outputs) != len(again) or any(difference(a, b) for a, b in zip(again, [whole_of(o) for o in outputs]))
         try:
             self.gradients = gradients(outputs, leaves) if differentiable(outputs) else None
