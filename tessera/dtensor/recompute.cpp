@@ -3,7 +3,6 @@
 #include <ATen/SequenceNumber.h>
 #include <ATen/core/grad_mode.h>
 #include <torch/csrc/autograd/autograd.h>
-#include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
 #include <torch/csrc/autograd/functions/utils.h>
 #include <torch/csrc/autograd/saved_variable.h>
@@ -14,6 +13,7 @@
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/dtensor/node.h"
 #include "tessera/dtensor/pending.h"
+#include "tessera/dtensor/without_hooks.h"
 
 namespace tessera::dtensor {
 
@@ -41,23 +41,6 @@ class Again {
   RankState& state_;
   Sites::Position here_;
   bool recomputing_;
-};
-
-// Takes away the hooks of leaves: they run once, when the gradient that the node gives arrives there.
-class WithoutHooks {
- public:
-  explicit WithoutHooks(const std::vector<at::Tensor>& leaves) : leaves_(leaves) {
-    for (const at::Tensor& leaf : leaves) kept_.push_back(std::exchange(torch::autograd::impl::hooks(leaf), {}));
-  }
-  ~WithoutHooks() {
-    for (size_t i = 0; i < leaves_.size(); ++i) torch::autograd::impl::hooks(leaves_[i]) = std::move(kept_[i]);
-  }
-  WithoutHooks(const WithoutHooks&) = delete;
-  WithoutHooks& operator=(const WithoutHooks&) = delete;
-
- private:
-  const std::vector<at::Tensor>& leaves_;
-  std::vector<std::vector<std::unique_ptr<torch::autograd::FunctionPreHook>>> kept_;
 };
 
 // The body's inputs, at the beginning of a graph of its own.

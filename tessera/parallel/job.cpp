@@ -2,7 +2,6 @@
 
 #include <ATen/ops/mul.h>
 #include <torch/csrc/autograd/autograd.h>
-#include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/functions/utils.h>
 #include <torch/csrc/autograd/variable.h>
 
@@ -11,6 +10,7 @@
 #include "tessera/dtensor/node.h"
 #include "tessera/dtensor/outside_job.h"
 #include "tessera/dtensor/pending.h"
+#include "tessera/dtensor/without_hooks.h"
 #include "tessera/parallel/rows.h"
 #include "tessera/parallel/same_batch.h"
 
@@ -45,23 +45,6 @@ struct Deposit final : torch::autograd::Node {
 
   void will_release_variables() override { is_last = true; }
   void release_variables() override { gradients.clear(); }
-};
-
-// Takes away the hooks of leaves while the job takes their gradients: they run once, at the deposit.
-class WithoutHooks {
- public:
-  explicit WithoutHooks(const std::vector<at::Tensor>& leaves) : leaves_(leaves) {
-    for (const at::Tensor& leaf : leaves) kept_.push_back(std::exchange(torch::autograd::impl::hooks(leaf), {}));
-  }
-  ~WithoutHooks() {
-    for (size_t i = 0; i < leaves_.size(); ++i) torch::autograd::impl::hooks(leaves_[i]) = std::move(kept_[i]);
-  }
-  WithoutHooks(const WithoutHooks&) = delete;
-  WithoutHooks& operator=(const WithoutHooks&) = delete;
-
- private:
-  const std::vector<at::Tensor>& leaves_;
-  std::vector<std::vector<std::unique_ptr<torch::autograd::FunctionPreHook>>> kept_;
 };
 
 // Factories inside the job's forward give DTensors, gathered activations are shared within the plan's budget, and in `exact` means over
@@ -130,7 +113,7 @@ void hold(std::vector<at::Tensor>& held, const variable_list& gradients) {
 
 // In `exact` the sums over samples go on where those of `held` stopped.
 variable_list gradients_of(RankState& rank, const at::Tensor& loss, const std::vector<at::Tensor>& parameters, const std::vector<at::Tensor>& held) {
-  const WithoutHooks without_hooks(parameters);
+  const dtensor::WithoutHooks without_hooks(parameters);
   const dtensor::Continuation continuation(rank, held);
   return torch::autograd::grad({loss}, parameters, {}, std::nullopt, false, /*allow_unused=*/true);
 }
