@@ -47,7 +47,7 @@ const Functions& functions() {
       {"split_with_sizes_copy", [](const at::Tensor& x) { return at::split_with_sizes_copy(x, {3, 1, 2}, 1)[2].mul_(2); }},
       {"unfold_copy", [](const at::Tensor& x) { return at::unfold_copy(x, 1, 3, 2); }},
       {"as_strided_copy", [](const at::Tensor& x) { return at::as_strided_copy(x * 1, {2, 3}, {6, 2}, 1); }},
-      {"view_copy of a dtype", [](const at::Tensor& x) { return at::view_copy(x.detach(), at::kInt).sum() + x; }},
+      {"view_copy of a dtype", [](const at::Tensor& x) { return at::view_copy((x.detach() * 4).round(), at::kInt).sum() + x; }},
       {"view_as_real_copy", [](const at::Tensor& x) { return at::view_as_real_copy(at::view_as_complex_copy(x.detach().reshape({4, 3, 2}))).sum(2).sum() * x; }},
       {"_lazy_clone", [](const at::Tensor& x) { return at::_lazy_clone(x).mul(2); }},
       {"_native_batch_norm_legit", [](const at::Tensor& x) {
