@@ -7,6 +7,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/dtensor/dispatch.h"
+#include "tessera/dtensor/plain.h"
 #include "tessera/dtensor/registry.h"
 #include "tessera/dtensor/views.h"
 #include "tessera/rules/rule.h"
@@ -70,7 +71,7 @@ void replayed_in_place(const c10::OperatorHandle& op, c10::DispatchKeySet keys, 
   const Args args(stack->begin() + static_cast<int64_t>(begin) + 1, stack->end());
   {
     LocalScope scope;  // t_ calls transpose_, which calls as_strided_: one step
-    op.redispatchBoxed(keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kIntercept), stack);
+    call_below(op, keys, stack);
   }
   const auto* how = view_meta_of(self);
   if (!how) return;

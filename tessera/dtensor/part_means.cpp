@@ -18,6 +18,7 @@
 #include "tessera/base/hints.h"
 #include "tessera/dtensor/dispatch.h"
 #include "tessera/dtensor/node.h"
+#include "tessera/dtensor/plain.h"
 #include "tessera/rules/local_args.h"
 
 namespace tessera::dtensor {
@@ -52,7 +53,7 @@ class Inside {
 std::string undivided(const RankState& state, int64_t parts) {
   return c10::str("[backward] accumulate=", parts, ": this loss is the mean of one of the step's ", parts, " micro-batches and is not divided by them, so the "
                   "step's gradient would be ", parts, " times that of its mean (rank ", state.ctx.rank, "). Write ",
-                  c10::str(base::in_language("(loss / ", "(loss / "), parts, base::in_language(").backward();", ").backward()")), ", as in plain PyTorch's loop.");
+                  "(loss / ", parts, base::in_language(").backward();", ").backward()"), ", as in plain PyTorch's loop.");
 }
 
 // The gradient of the step's mean, of which `share` is that of the mean of one of `parts`.
@@ -132,16 +133,14 @@ at::Tensor mean_share(rules::StackArgs& args, const StepShare& share) {
   return at::div(sum, share.of_step(self.numel()));
 }
 
-c10::DispatchKeySet below(c10::DispatchKeySet keys) { return keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kIntercept); }
-
 void mean(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
   RankState* state = RankState::current();
-  if (!state || !has_parts(*state)) return op.redispatchBoxed(below(keys), stack);
+  if (!state || !has_parts(*state)) return call_below(op, keys, stack);
   rules::StackArgs args(op, *stack);
   const auto share = part_of_mean(args);
-  if (!share) return op.redispatchBoxed(below(keys), stack);
+  if (!share) return call_below(op, keys, stack);
   if (!state->lattice) {
-    op.redispatchBoxed(below(keys), stack);
+    call_below(op, keys, stack);
     return state->means.as_shares ? void() : watch(stack->back().toTensor(), share->parts());
   }
   const at::Tensor of_step = mean_share(args, *share);
@@ -157,13 +156,13 @@ std::optional<StepShare> part_of_loss(rules::StackArgs&& args) {
 
 void loss(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
   RankState* state = RankState::current();
-  if (!state || state->means.parts == 1 || state->means.as_shares) return op.redispatchBoxed(below(keys), stack);
+  if (!state || state->means.parts == 1 || state->means.as_shares) return call_below(op, keys, stack);
   const bool has_exact_parts = state->lattice && op.operator_name().name == kCrossEntropy;
   const auto share = has_exact_parts ? std::nullopt : part_of_loss(rules::StackArgs(op, *stack));
-  if (!share) return op.redispatchBoxed(below(keys), stack);
+  if (!share) return call_below(op, keys, stack);
   {
     const Inside inside(*state);
-    op.redispatchBoxed(below(keys), stack);
+    call_below(op, keys, stack);
   }
   IValue& result = stack->back();
   if (!state->lattice) return watch(result.toTensor(), share->parts());

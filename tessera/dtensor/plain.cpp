@@ -205,17 +205,16 @@ void random_factory(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* s
 
 // An operator made of others, above autograd, that calls factories: on plain tensors alone it is plain.
 void composite(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
-  const auto below = keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kIntercept);
-  if (takes_dtensor(*stack, op.schema().arguments().size())) return op.redispatchBoxed(below, stack);
+  if (takes_dtensor(*stack, op.schema().arguments().size())) return call_below(op, keys, stack);
   const PlainOperator plain;
-  op.redispatchBoxed(below, stack);
+  call_below(op, keys, stack);
 }
 
 // Linear algebra, of plain tensors and of DTensors.
 void on_one_thread(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
   std::optional<kernels::OneThread> one;
   if (RankState::current()) one.emplace();
-  op.redispatchBoxed(keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kIntercept), stack);
+  call_below(op, keys, stack);
 }
 
 // Draws according to values on a plain tensor of a rank.
@@ -330,6 +329,10 @@ struct RankThread {
 };
 
 }  // namespace
+
+void call_below(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
+  op.redispatchBoxed(keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kIntercept), stack);
+}
 
 std::shared_ptr<void> intercept_this_thread() { return std::make_shared<RankThread>(); }
 

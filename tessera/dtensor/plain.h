@@ -39,6 +39,9 @@ std::optional<random::Distribution> factory_distribution(const std::string& op, 
 // dies; run_ranks calls it for each rank.
 std::shared_ptr<void> intercept_this_thread();
 
+// Calls the operator with what stands below the intercepting key in its dispatch; for kernels of that key.
+void call_below(const c10::OperatorHandle& op, c10::DispatchKeySet keys, std::vector<c10::IValue>* stack);
+
 // What a factory of the program made, as a replicated DTensor inside a region; elsewhere, and if it is one already, as it is. For
 // factories whose calls look like those of libtorch's kernels from below (torch::zeros and Python's run below autograd).
 at::Tensor to_region(const at::Tensor& made);
