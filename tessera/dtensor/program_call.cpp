@@ -9,6 +9,8 @@
 #include <execinfo.h>
 #include <torch/csrc/autograd/function.h>
 
+#include "tessera/base/hints.h"
+
 namespace tessera::dtensor {
 
 namespace {
@@ -38,6 +40,11 @@ std::string operator_of(std::string_view function) {
 // `add.Tensor` of `aten::add.Tensor`.
 std::string_view without_namespace(std::string_view name) { return name.starts_with("aten::") ? name.substr(6) : name; }
 
+// Only libtorch knows which line of the forward pass a node is of, and only if it is asked to.
+std::string where_it_was_written() {
+  return c10::str(" (The line whose gradient this is: ", base::in_language("torch::autograd::AnomalyMode::set_enabled(true);", "torch.autograd.set_detect_anomaly(True)"), ".)");
+}
+
 }  // namespace
 
 std::optional<std::string> call_of_program() {
@@ -56,10 +63,11 @@ void rethrow_with_call(const c10::Error& error, const OpInfo& info) {
   std::string_view message = error.msg();
   if (typeid(error) != typeid(c10::Error) || !message.starts_with('[') || !without_namespace(message.substr(1)).starts_with(name)) throw;
   std::optional<std::string> call = call_of_program();
-  if (const auto node = torch::autograd::get_current_node(); node && (!call || *call == base)) call = node->name();
+  const auto node = torch::autograd::get_current_node();
+  if (node && (!call || *call == base)) call = node->name();
   if (!call || *call == base) throw;
   message.remove_prefix(1);
-  throw c10::Error({__func__, __FILE__, static_cast<uint32_t>(__LINE__)}, c10::str("[", *call, " -> ", without_namespace(message)));
+  throw c10::Error({__func__, __FILE__, static_cast<uint32_t>(__LINE__)}, c10::str("[", *call, " -> ", without_namespace(message), node ? where_it_was_written() : ""));
 }
 
 }  // namespace tessera::dtensor

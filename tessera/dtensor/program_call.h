@@ -16,7 +16,7 @@ namespace tessera::dtensor {
 std::optional<std::string> call_of_program();
 
 // Throws the error again. If it speaks of `info`, which the program did not call itself, its message begins with the call first, or in
-// backward with the node: `[cdist -> _cdist_forward {tp: S(0)}] ...`, `[CdistBackward0 -> _cdist_backward ...] ...`. To be called
+// backward with the node: `[cdist -> _cdist_forward {tp: S(0)}] ...`, `[CdistBackward0 -> _cdist_backward ...] ...`, and it says how to find the line. To be called
 // while the error is handled.
 [[noreturn]] void rethrow_with_call(const c10::Error& error, const OpInfo& info);
 

@@ -117,6 +117,20 @@ class HintsTest(unittest.TestCase):
                 tessera.run_ranks(body, RANKS)
             self.assertIn(begin, str(caught.exception))
 
+    def test_refusals_in_backward_lead_to_the_line(self):
+        def body():
+            x = placed(values(1)[0], "{tp: S(1)}").requires_grad_()
+            y = torch.layer_norm(x, x.shape[1:])
+            with tessera.explicit():
+                y.sum().backward()
+
+        with warnings.catch_warnings(record=True) as told, torch.autograd.set_detect_anomaly(True), self.assertRaises(RuntimeError) as caught:
+            warnings.simplefilter("always")
+            tessera.run_ranks(body, RANKS)
+        self.assertIn("[NativeLayerNormBackward0 -> native_layer_norm_backward", str(caught.exception))
+        self.assertIn("torch.autograd.set_detect_anomaly(True)", str(caught.exception))
+        self.assertTrue(any("y = torch.layer_norm(x, x.shape[1:])" in str(warning.message) for warning in told), told)
+
     def test_lines_of_explicit_mode(self):
         def on_ranks():
             answers = {}
