@@ -18,8 +18,8 @@ namespace {
 const char kKey = 0;  // of the context's slot
 
 std::string layout_text(const void* layout) {
-  const auto& spec = *static_cast<const layout::SpecData*>(layout);
-  return layout::str(spec.mesh, spec.placements);
+  const auto& known = *static_cast<const layout::Layout*>(layout);
+  return layout::str(known.mesh, known.placements);
 }
 
 class Flights;
@@ -65,8 +65,8 @@ class Flights : public Watcher {
     }
     flight.peer = has_peer ? flight.ranks[static_cast<size_t>(call.peer)] : -1;
     flight.tag = is_message(call.kind) ? call.tag : -1;
-    flight.from = layouts.from;
-    flight.to = layouts.to;
+    flight.from = layouts.from ? layouts.from->layout : nullptr;
+    flight.to = layouts.to ? layouts.to->layout : nullptr;
     open_.push_back(recorder_.begin(flight));
   }
 
@@ -127,13 +127,13 @@ void record_flights(RankContext& context) {
 
 FlightLayouts::FlightLayouts(RankContext& context, const layout::Spec& from, const layout::Spec& to) : recorder_(context.slot(&kKey)) {
   if (auto* flights = static_cast<Flights*>(recorder_.get())) {
-    previous_ = std::exchange(flights->layouts, {from.get(), to.get(), ++flights->scopes});
+    previous_ = std::exchange(flights->layouts, {from, to, ++flights->scopes});
   }
 }
 
 FlightLayouts::~FlightLayouts() {
   if (auto* flights = static_cast<Flights*>(recorder_.get())) {
-    flights->layouts = previous_;
+    flights->layouts = std::move(previous_);
   }
 }
 

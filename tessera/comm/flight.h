@@ -14,8 +14,7 @@ void record_flights(RankContext& context);
 
 // What the innermost FlightLayouts of a rank says; `scope` tells one from another. Nulls and zero outside of all.
 struct CurrentLayouts {
-  const layout::SpecData* from = nullptr;
-  const layout::SpecData* to = nullptr;
+  layout::Spec from, to;
   uint64_t scope = 0;
 };
 CurrentLayouts current_layouts(RankContext& context);

@@ -2,6 +2,8 @@
 
 #include <numeric>
 
+#include <ATen/TensorIterator.h>
+
 #include "tessera/base/error.h"
 #include "tessera/base/hash.h"
 #include "tessera/base/hints.h"
@@ -205,6 +207,7 @@ class Planner {
     for (const rules::Operand& operand : call_.operands) {
       plan_->operands.push_back(operand.spec);
       plan_->operand_is_parameter.push_back(operand.is_parameter);
+      plan_->is_long |= operand.spec->numel() > at::internal::GRAIN_SIZE;
     }
     plan_->program_key = program_key_of(call_);
   }
@@ -307,9 +310,9 @@ at::Tensor part_at(RankState& state, const OpInfo& info, const at::Tensor& tenso
   Meta& meta = *meta_of(tensor);
   const Spec to = meta.spec.with(placements);
   if (meta.spec == to) return meta.local;
-  const Move& move = *state.moves.find_or_plan(meta.spec, to);
-  check_explicit(state, c10::str(info.name, " ", meta.spec.str()), "x", move);
-  at::Tensor local = run_move(state.ctx, move, meta.local, info.name.c_str());
+  const MovePtr move = state.moves.find_or_plan(meta.spec, to);
+  check_explicit(state, c10::str(info.name, " ", meta.spec.str()), "x", *move);
+  at::Tensor local = run_move(state.ctx, *move, meta.local, info.name.c_str());
   if (meta.spec->has_partial) {
     meta.replace(local, to);
     drop_unseen_base(meta);

@@ -17,17 +17,22 @@ namespace tessera::dtensor {
 struct OpInfo;
 
 struct CallPlan {
+  // Of PlanCache, which may drop a plan that is neither kept nor held.
+  uint64_t id = 0;
+  bool is_kept = false;
+  int64_t holders = 0;
+
   struct OperandMove {
     int arg = 0;
     int item = -1;  // of a tensor list
-    const Move* move = nullptr;
+    MovePtr move;
   };
   struct Output {
     layout::Spec spec;
     bool defined = true;
     bool is_view = false;
     bool detached_view = false;         // a view whose operand had to communicate
-    const Move* move = nullptr;         // to the layout that the plan wants
+    MovePtr move;                       // to the layout that the plan wants
     layout::Spec final_spec;            // after `move`
   };
 
@@ -45,6 +50,7 @@ struct CallPlan {
   uint64_t program_key = 0;           // equal on every rank that runs the same call
   std::vector<layout::Spec> operands;   // as the call came in, before moves
   std::vector<bool> operand_is_parameter;
+  bool is_long = false;  // libtorch would give a loop over an operand to several threads
 };
 
 // What a local kernel may know of its place: what this rank holds of each operand and output.

@@ -1,7 +1,6 @@
 #include "tessera/dtensor/dispatch.h"
 
 #include <ATen/SequenceNumber.h>
-#include <ATen/TensorIterator.h>
 #include <ATen/ops/reshape.h>
 #include <ATen/ops/view.h>
 #include <ATen/ops/zeros.h>
@@ -13,8 +12,8 @@
 #include "tessera/dtensor/carry.h"
 #include "tessera/dtensor/exact_plan.h"
 #include "tessera/dtensor/observer.h"
-#include "tessera/dtensor/pending.h"
 #include "tessera/dtensor/outside_job.h"
+#include "tessera/dtensor/pending.h"
 #include "tessera/dtensor/plain.h"
 #include "tessera/dtensor/scan.h"
 #include "tessera/dtensor/views.h"
@@ -270,12 +269,6 @@ uint64_t use_of(RankState& state, const torch::autograd::Node* node, const Forwa
   return state.sites.use_in_backward(forward->use, torch::autograd::get_current_graph_task_id(), node->sequence_nr());
 }
 
-// Whether libtorch would give a loop over these operands to several threads. In `exact` the call has a rule, and so the same bits on
-// any number of them (Note [Threads]).
-bool is_long(const CallPlan& plan) {
-  return std::any_of(plan.operands.begin(), plan.operands.end(), [](const Spec& spec) { return c10::multiply_integers(spec->sizes) > at::internal::GRAIN_SIZE; });
-}
-
 // A sum over samples: the result is a handle.
 void run_sample_sum(RankState& state, const OpInfo& info, const CallPlan& plan, const Scan& scan, uint64_t use, Stack& stack) {
   Running run{state, info, plan, scan.origin};
@@ -308,8 +301,9 @@ void run_gradient_sum(RankState& state, const OpInfo& info, const CallPlan& plan
 // A derivative whose forward call is not known would name its sums otherwise, and lay them elsewhere.
 void check_known(const RankState& state, const OpInfo& info, uint64_t node) {
   TESSERA_CHECK(!state.forward_plans.is_lost(node), "[", info.name, "] numerics exact: the gradient of a graph whose record is gone: ",
-                ForwardPlans::kMost, " operators ran since, or it was left over from a pass before the last backward (rank ", state.ctx.rank,
-                "). Take the gradients of a graph before those of newer ones, in passes of at most ", ForwardPlans::kMost, " operators.");
+                ForwardPlans::kMost, " operators ran since, it was left over from a pass before the last backward, or its gradients were taken "
+                "before (rank ", state.ctx.rank, "). Take the gradients of a graph before those of newer ones, in passes of at most ", ForwardPlans::kMost,
+                " operators, and with retain_graph if they are taken again.");
 }
 
 void tell_observer(RankState& state, const OpInfo& info, const Stack& stack) {
@@ -359,7 +353,7 @@ void dispatch(const OpInfo& info, Stack& stack) {
   const ForwardPlans::Slot* forward = nullptr;
   if (node && !state.recomputing) {
     forward = state.forward_plans.find(node->sequence_nr());
-    scan.key.push_back(reinterpret_cast<uint64_t>(forward ? forward->plan : nullptr));
+    scan.key.push_back(forward ? forward->plan->id : 0);
   } else if (scan.parameter && !info.is_view) {
     if (C10_UNLIKELY(scan.has_plain)) verify_in_job(state, info, args, *scan.parameter);
     state.sites.note_read(scan.parameter);
@@ -377,17 +371,20 @@ void dispatch(const OpInfo& info, Stack& stack) {
     return tell_observer(state, info, stack);
   }
 
-  if (static_cast<size_t>(info.id) >= state.caches.size()) state.caches.resize(info.id + 64);
   const uint64_t hash = hash_of(scan.key);
-  CallPlan* plan = state.caches[info.id].find(scan.key, hash);
+  CallPlan* plan = state.plans.find(scan.key, hash);
   if (C10_UNLIKELY(!plan)) {
     auto made = make_call_plan(state, info, args, forward ? forward->plan : nullptr);
-    plan = state.caches[info.id].insert(scan.key, hash, std::move(made));
+    state.forward_plans.let_go();
+    const uint64_t kind = base::hash_combine(made->program_key, forward ? forward->plan->program_key : 0);
+    plan = state.plans.insert(scan.key, hash, kind, std::move(made));
   }
+  std::optional<PlanCache::Call> call;
+  if (C10_UNLIKELY(!plan->is_kept)) call.emplace(state.plans, *plan);
   if (C10_UNLIKELY(plan->decompose != nullptr)) return plan->decompose(info.op, stack);
 
   std::optional<kernels::AllThreads> threads;
-  if (C10_UNLIKELY(state.lattice.has_value()) && is_long(*plan)) threads.emplace();
+  if (C10_UNLIKELY(plan->is_long && state.lattice.has_value())) threads.emplace();  // it has a rule, and so the same bits (Note [Threads])
   if (C10_UNLIKELY(state.mode != Mode::kImplicit)) check_explicit(state, info, args, *plan);
   state.ctx.program.note(info.name.c_str(), plan->program_key);
   if (C10_UNLIKELY(scan.has_pending) && run_carried(state, info, *plan, args, stack)) return;
@@ -401,7 +398,7 @@ void dispatch(const OpInfo& info, Stack& stack) {
     run_sample_sum(state, info, *plan, scan, use, stack);
   }
   if (C10_UNLIKELY(scan.has_unfinished)) end_unfinished(info, stack);
-  state.forward_plans.record(at::sequence_number::peek() - 1, plan, use);
+  state.forward_plans.record(at::sequence_number::peek() - 1, *plan, use);
   tell_observer(state, info, stack);
 }
 

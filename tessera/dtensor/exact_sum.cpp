@@ -254,7 +254,7 @@ layout::Spec ScatteringMove::with_sums() const {
 }
 
 std::optional<comm::Merge::Scatter> ScatteringMove::scatter_over(int64_t axis) {
-  const Move* move = rest();
+  const MovePtr move = rest();
   if (!move || move->path.steps.empty()) return std::nullopt;
   const reshard::Step& step = move->path.steps.front();
   if (step.kind != reshard::StepKind::kSlice || step.axis != axis || !step.blocks.empty()) return std::nullopt;

@@ -108,7 +108,7 @@ class ScatteringMove {
 
   // The layout after these merges, and the move that is left; null: none.
   const layout::Spec& now() const { return now_; }
-  const Move* rest() const { return now_ == to_ ? nullptr : moves_.find_or_plan(now_, to_); }
+  MovePtr rest() const { return now_ == to_ ? nullptr : moves_.find_or_plan(now_, to_); }
 
  private:
   std::optional<comm::Merge::Scatter> scatter_over(int64_t axis);

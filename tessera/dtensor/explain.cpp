@@ -13,8 +13,6 @@
 namespace tessera::dtensor {
 namespace {
 
-using layout::SpecData;
-
 struct Sent {
   int64_t calls = 0, bytes = 0;
 };
@@ -28,9 +26,8 @@ Sent total_of(const trace::Ledger& ledger) {
   return total;
 }
 
-// Specs live as long as the process.
 struct Input {
-  const SpecData* spec = nullptr;
+  Spec spec;
   int arg = 0;
   int item = -1;  // of a list
   const ParameterInfo* parameter = nullptr;
@@ -50,31 +47,31 @@ struct Note {
   const Place* place = nullptr;
   bool has_results = false;
   std::vector<Input> inputs = {};
-  std::vector<const SpecData*> outputs = {};
+  std::vector<Spec> outputs = {};
   std::vector<MoveNote> moves = {};
   int64_t begin_ns = 0, end_ns = 0, inside_ns = 0;  // inside: of operators that it called
   int64_t calls = 0, own_ns = 0;
 };
 
-// Equal for calls that are one row.
+// Equal for calls that are one row, while one of them holds its Specs.
 std::vector<const void*> key_of(const Note& note) {
   std::vector<const void*> key = {note.name, note.place};
-  for (const Input& input : note.inputs) key.insert(key.end(), {input.spec, input.parameter});
+  for (const Input& input : note.inputs) key.insert(key.end(), {input.spec.get(), input.parameter});
   key.push_back(nullptr);
-  key.insert(key.end(), note.outputs.begin(), note.outputs.end());
+  for (const Spec& output : note.outputs) key.push_back(output.get());
   key.push_back(nullptr);
-  for (const MoveNote& move : note.moves) key.insert(key.end(), {move.layouts.from, move.layouts.to});
+  for (const MoveNote& move : note.moves) key.insert(key.end(), {move.layouts.from.get(), move.layouts.to.get()});
   return key;
 }
 
-std::string layout_of(const SpecData* spec) { return spec ? layout::str(spec->mesh, spec->placements) : ""; }
+std::string layout_of(const Spec& spec) { return spec ? spec.layout_str() : ""; }
 
 // Which of the arguments it moved: they are moved in their order.
 const Input* moved_input(const Note& note, const MoveNote& move) {
   int64_t earlier = std::count_if(note.moves.data(), &move, [&](const MoveNote& other) { return other.layouts.from == move.layouts.from; });
   const Input* moved = nullptr;
   for (const Input& input : note.inputs) {
-    if (input.spec != move.layouts.from) continue;
+    if (!(input.spec == move.layouts.from)) continue;
     moved = &input;
     if (earlier-- == 0) break;
   }
@@ -102,7 +99,7 @@ Redistribution describe(const Note& note, const MoveNote& move) {
 ExplainedCall describe(const Note& note) {
   ExplainedCall call{.place = *note.place, .op = *note.name, .is_op = note.info != nullptr, .calls = note.calls};
   for (const Input& input : note.inputs) call.inputs.push_back(text_of(*input.spec));
-  for (const SpecData* output : note.outputs) call.outputs.push_back(text_of(*output));
+  for (const Spec& output : note.outputs) call.outputs.push_back(text_of(*output));
   for (const MoveNote& move : note.moves) call.moves.push_back(describe(note, move));
   call.seconds = static_cast<double>(note.own_ns) * 1e-9;
   return call;
@@ -132,7 +129,7 @@ class Explain::Recorder : public OpObserver, public comm::Watcher {
   void on_begin(RankState& state, const OpInfo& info, c10::ArrayRef<c10::IValue> args) override {
     Note note{.info = &info, .name = &info.name, .place = places_.begin(state, args)};
     for_each_tensor(args, [&](const at::Tensor& tensor, int arg, int item) {
-      if (is_dtensor(tensor)) note.inputs.push_back({meta_of(tensor)->spec.get(), arg, item, meta_of(tensor)->parameter});
+      if (is_dtensor(tensor)) note.inputs.push_back({meta_of(tensor)->spec, arg, item, meta_of(tensor)->parameter});
     });
     note.begin_ns = trace::now_ns();
     open_.push_back(std::move(note));
@@ -143,7 +140,7 @@ class Explain::Recorder : public OpObserver, public comm::Watcher {
     note.end_ns = trace::now_ns();
     note.has_results = true;
     for_each_tensor(results, [&](const at::Tensor& tensor, int, int) {
-      if (is_dtensor(tensor)) note.outputs.push_back(meta_of(tensor)->spec.get());
+      if (is_dtensor(tensor)) note.outputs.push_back(meta_of(tensor)->spec);
     });
     places_.end(note.place);
   }

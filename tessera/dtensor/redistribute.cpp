@@ -179,10 +179,16 @@ at::Tensor unfolded(const at::Tensor& local, c10::IntArrayRef blocks) {
   return local.view(sizes);
 }
 
-const Move* Moves::find_or_plan(Spec from, Spec to) {
-  auto& entry = moves_[{from.get(), to.get()}];
+void Moves::drop_unused() {
+  std::erase_if(moves_, [](const auto& entry) { return entry.second.use_count() == 1; });
+  most_ = std::max(kMost, 2 * moves_.size());
+}
+
+MovePtr Moves::find_or_plan(const Spec& from, const Spec& to) {
+  if (moves_.size() >= most_) drop_unused();
+  MovePtr& entry = moves_[{from.get(), to.get()}];
   if (!entry) {
-    auto move = std::make_unique<Move>();
+    auto move = std::make_shared<Move>();
     move->from = from;
     move->to = to;
     move->path = reshard::plan_path(from, to);
@@ -192,7 +198,7 @@ const Move* Moves::find_or_plan(Spec from, Spec to) {
     }
     entry = std::move(move);
   }
-  return entry.get();
+  return entry;
 }
 
 at::Tensor run_move(comm::RankContext& ctx, const Move& move, const at::Tensor& local, const char* op) {

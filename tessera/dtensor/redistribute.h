@@ -21,10 +21,15 @@ struct Move {
   bool keeps_storage = true;  // the part stays the same memory
 };
 
-// The moves of one rank, by pair of layouts.
+using MovePtr = std::shared_ptr<const Move>;
+
+// The moves of one rank, by pair of layouts: those that plans hold, and of the others the newest kMost.
 class Moves {
  public:
-  const Move* find_or_plan(layout::Spec from, layout::Spec to);
+  static constexpr size_t kMost = 64;
+
+  MovePtr find_or_plan(const layout::Spec& from, const layout::Spec& to);
+  size_t size() const { return moves_.size(); }
 
  private:
   struct Hash {
@@ -32,7 +37,10 @@ class Moves {
       return reinterpret_cast<size_t>(key.first) * 31 + reinterpret_cast<size_t>(key.second);
     }
   };
-  std::unordered_map<std::pair<const void*, const void*>, std::unique_ptr<Move>, Hash> moves_;
+  void drop_unused();
+
+  std::unordered_map<std::pair<const void*, const void*>, MovePtr, Hash> moves_;
+  size_t most_ = kMost;
 };
 
 // A rank's part with every dim of more than one block as two, [blocks, rest]: a view.

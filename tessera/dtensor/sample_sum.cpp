@@ -183,7 +183,7 @@ at::Tensor SampleSum::merged(RankState& state, const layout::Spec& to, const cha
   for (const NodeSum& node : mine) sum = sum.defined() ? at::add(sum, node.sum) : node.sum;
   if (!sum.defined()) sum = at::zeros(sizes, like_.options());
   if (merge_axes_.empty() && mine.size() == 1) sum = sum.clone();  // the program may write to its gradient
-  const Move* rest = way.rest();
+  const MovePtr rest = way.rest();
   return rest ? run_move(state.ctx, *rest, sum, op) : sum;
 }
 

@@ -6,51 +6,6 @@
 
 namespace tessera::dtensor {
 
-CallPlan* PlanCache::find(const Key& key, uint64_t hash) const {
-  if (slots_.empty()) return nullptr;
-  const size_t mask = slots_.size() - 1;
-  for (size_t i = hash & mask;; i = (i + 1) & mask) {
-    const Entry* entry = slots_[i].get();
-    if (!entry) return nullptr;
-    if (entry->hash == hash && entry->key == key) return entry->plan.get();
-  }
-}
-
-CallPlan* PlanCache::insert(const Key& key, uint64_t hash, std::unique_ptr<CallPlan> plan) {
-  if (2 * (count_ + 1) > slots_.size()) {
-    std::vector<std::unique_ptr<Entry>> old = std::move(slots_);
-    slots_ = std::vector<std::unique_ptr<Entry>>(std::max<size_t>(8, 2 * old.size()));
-    for (auto& entry : old) {
-      if (!entry) continue;
-      size_t i = entry->hash & (slots_.size() - 1);
-      while (slots_[i]) i = (i + 1) & (slots_.size() - 1);
-      slots_[i] = std::move(entry);
-    }
-  }
-  size_t i = hash & (slots_.size() - 1);
-  while (slots_[i]) i = (i + 1) & (slots_.size() - 1);
-  slots_[i] = std::make_unique<Entry>(Entry{hash, key, std::move(plan)});
-  ++count_;
-  return slots_[i]->plan.get();
-}
-
-bool ForwardPlans::is_lost(uint64_t node) const {
-  const auto sequence = static_cast<int64_t>(node);
-  const Slot& slot = slots_[node & mask_];
-  return sequence >= 0 && slot.sequence > sequence;
-}
-
-ForwardPlans::Slot& ForwardPlans::grow(int64_t sequence) {
-  while (slots_.size() < kMost && slot_of(sequence).sequence > differentiated_) {
-    std::vector<Slot> old = std::exchange(slots_, std::vector<Slot>(2 * slots_.size()));
-    mask_ = slots_.size() - 1;
-    for (const Slot& slot : old) {
-      if (slot.sequence != kNone) slot_of(slot.sequence) = slot;
-    }
-  }
-  return slot_of(sequence);
-}
-
 void GatherCache::add(const MetaPtr& meta, int64_t bytes) {
   std::erase_if(entries_, [&](const Entry& entry) {  // its earlier copy is gone already
     if (entry.tensor != meta.get()) return false;

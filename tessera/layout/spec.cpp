@@ -172,15 +172,31 @@ struct Key {
            sizes == c10::IntArrayRef(data.sizes) && strides == c10::IntArrayRef(data.strides) && data.labels == labels;
   }
 
+  // The placements must be valid.
+  const Layout* layout() const {
+    static auto& table = *new detail::InternTable<Layout>;
+    uint64_t hash = mesh.hash();
+    for (const Placement& p : placements) {
+      hash = base::hash_combine(hash, p.hash());
+    }
+    const auto equals = [&](const Layout& known) { return known.mesh == mesh && placements == PlacementsRef(known.placements); };
+    return table.find_or_make(hash, equals, [&] { return Layout{mesh, placements.vec()}; });
+  }
+
   SpecData make(uint64_t hash) const {
     SpecData data{.mesh = mesh, .placements = placements.vec(), .sizes = sizes.vec(), .strides = strides.vec(),
-                  .dtype = dtype, .labels = labels, .hash = hash};
+                  .dtype = dtype, .labels = labels, .hash = hash, .layout = layout()};
     data.has_partial = std::any_of(placements.begin(), placements.end(), [](const Placement& p) { return p.is_partial(); });
     data.is_replicated =
         std::all_of(placements.begin(), placements.end(), [](const Placement& p) { return p.is_replicate(); });
     return data;
   }
 };
+
+detail::InternTable<SpecData>& records() {
+  static auto& table = *new detail::InternTable<SpecData>;
+  return table;
+}
 
 void verify_labels(const Labels& labels, c10::IntArrayRef sizes) {
   TESSERA_CHECK(labels.empty() || labels.size() == sizes.size(), "[layout] labels ", str(labels), " for a tensor of ",
@@ -213,18 +229,29 @@ Spec Spec::make(const Mesh& mesh, const Placements& placements, c10::IntArrayRef
   }
   PlacementList normal(placements.begin(), placements.end());
   normalise(mesh, normal);
-  static auto& table = *new detail::InternTable<SpecData>;
   const Key key{mesh, normal, sizes, strides, dtype, labels};
   const uint64_t hash = key.hash();
   const auto equals = [&](const SpecData& data) { return key.equals(data); };
-  return Spec(table.find_or_make(hash, equals, [&] {
+  const auto make_record = [&] {
     const std::string fault = fault_of(normal, static_cast<int64_t>(sizes.size()));
     TESSERA_CHECK(fault.empty(), "[layout] ", layout::str(mesh, placements), " on mesh {", mesh.str(), "}: ", fault);
     TESSERA_CHECK(sizes.size() == strides.size(), "[layout] ", sizes.size(), " sizes and ", strides.size(), " strides");
     verify_blocks(normal, sizes);
     verify_labels(labels, sizes);
     return key.make(hash);
-  }));
+  };
+  return Spec(records().find_or_make(hash, equals, make_record, [](const SpecData& data) { data.holders.add(); }));
+}
+
+void Spec::release() {
+  const uint64_t hash = data_->hash;  // another thread may destroy it as soon as it is let go
+  if (data_->holders.remove()) {
+    records().erase(hash, data_, [](const SpecData& data) { return data.holders.is_unused(); });
+  }
+}
+
+size_t Spec::count() {
+  return records().size();
 }
 
 Spec Spec::contiguous(const Mesh& mesh, const Placements& placements, c10::IntArrayRef sizes, c10::ScalarType dtype,

@@ -1,10 +1,12 @@
 // How one tensor is spread over a mesh.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <iosfwd>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include <c10/core/ScalarType.h>
@@ -15,6 +17,34 @@
 #include "tessera/layout/placement.h"
 
 namespace tessera::layout {
+
+namespace detail {
+
+// How many Specs hold a record; a copy of the record has none. Not counted any more once the record is kept.
+class Holders {
+ public:
+  Holders() = default;
+  Holders(const Holders&) {}
+  Holders& operator=(const Holders&) = delete;
+
+  bool is_kept() const { return is_kept_.load(std::memory_order_relaxed); }
+  bool is_unused() const { return !is_kept() && count_.load(std::memory_order_relaxed) == 0; }
+  void keep() { is_kept_.store(true, std::memory_order_relaxed); }  // by one of the holders
+  void add() { count_.fetch_add(1, std::memory_order_relaxed); }
+  bool remove() { return count_.fetch_sub(1, std::memory_order_acq_rel) == 1; }  // whether it was the last
+
+ private:
+  std::atomic<uint32_t> count_{0};
+  std::atomic<bool> is_kept_{false};
+};
+
+}  // namespace detail
+
+// Where the parts of a tensor lie, of whatever sizes. Those of Specs are interned and immortal: there are few.
+struct Layout {
+  Mesh mesh;
+  Placements placements;
+};
 
 // The immutable record behind a Spec: mesh, placements, global shape and strides (those of the one-device program),
 // dtype and dim labels.
@@ -30,19 +60,35 @@ struct SpecData {
   // Derived once: no axis is Partial; every axis is Replicate.
   bool has_partial = false;
   bool is_replicated = true;
+  const Layout* layout = nullptr;
+  mutable detail::Holders holders;
 
   int64_t ndim() const { return static_cast<int64_t>(sizes.size()); }
   int64_t numel() const;
   int64_t bytes() const;
 };
 
-// A handle to an interned SpecData: equal Specs are the same pointer, for the life of the process. Thread-safe.
+// A handle to an interned SpecData: equal Specs are the same pointer. Thread-safe.
+//
+// A record lives as long as a Spec holds it, so that a program whose sizes change at every step does not fill the memory. One that
+// is kept lives as long as the process, and copies of its Specs count nothing: see `keep`.
 //
 // Normal form: an axis of size one is always Replicate (every placement on it means the same); `order` is -1 where the
 // axes that share a dim stand in mesh order, else 0, 1, ... slowest first; labels are as normal_labels makes them.
 class Spec {
  public:
   Spec() = default;
+  Spec(const Spec& other) : data_(other.data_) {
+    if (data_ && C10_UNLIKELY(!data_->holders.is_kept())) data_->holders.add();
+  }
+  Spec(Spec&& other) noexcept : data_(std::exchange(other.data_, nullptr)) {}
+  Spec& operator=(Spec other) noexcept {
+    std::swap(data_, other.data_);
+    return *this;
+  }
+  ~Spec() {
+    if (data_ && C10_UNLIKELY(!data_->holders.is_kept())) release();
+  }
 
   // Throws if `placements` does not name every axis, a dim is out of range, a unit is below one, the axes that share a dim
   // have no consistent order (all explicit and distinct; or those without one fill the free positions) or not the same blocks,
@@ -59,6 +105,14 @@ class Spec {
   const SpecData* get() const { return data_; }
   explicit operator bool() const { return data_ != nullptr; }
   bool operator==(const Spec& other) const { return data_ == other.data_; }
+
+  // From now on the record is never destroyed. For what is copied often.
+  void keep() const {
+    if (data_) data_->holders.keep();
+  }
+
+  // How many records there are.
+  static size_t count();
 
   // The same tensor, otherwise placed (or labelled).
   Spec with(const Placements& placements) const;
@@ -77,7 +131,8 @@ class Spec {
   std::string str() const;
 
  private:
-  explicit Spec(const SpecData* data) : data_(data) {}
+  explicit Spec(const SpecData* data) : data_(data) {}  // that holds it already
+  void release();
   const SpecData* data_ = nullptr;
 };
 

@@ -154,7 +154,7 @@ Path plan_interleaved(const Spec& from, const Spec& to) {
   return path;
 }
 
-// Costs of paths that change several axes, by layout and wanted placements.
+// Costs of paths that change several axes, by layout and wanted placements: of the newest, as sizes may change at every step.
 class CostCache {
  public:
   double find_or_search(const Spec& from, const Placements& to) {
@@ -175,11 +175,16 @@ class CostCache {
     const bool is_valid = layout::is_valid(from->mesh, to, from->ndim());
     const double bytes = is_valid ? sum_bytes(detail::search_moves(*from, from->placements, to)) : kNever;
     std::lock_guard<std::mutex> lock(part.mutex);
+    if (part.costs.size() == kMost) {
+      part.costs.clear();
+    }
     part.costs.emplace(hash, Entry{from, to, bytes});
     return bytes;
   }
 
  private:
+  static constexpr size_t kMost = 16;  // of a part
+
   struct Entry {
     Spec from;
     Placements to;

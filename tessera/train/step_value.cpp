@@ -45,12 +45,12 @@ int64_t sample_of_row(const dtensor::Origin* origin, int64_t row) {
 // What this rank holds of a value.
 struct Part {
   at::Tensor local;
-  const layout::SpecData* spec = nullptr;  // null: a plain tensor
+  layout::Spec spec;  // null: a plain tensor
   const dtensor::Origin* origin = nullptr;
   std::vector<std::vector<layout::Range>> runs;  // of each dim
   bool is_owner = true;
 
-  std::vector<int64_t> sizes() const { return spec != nullptr ? step_sizes(*spec) : local.sizes().vec(); }
+  std::vector<int64_t> sizes() const { return spec ? step_sizes(*spec) : local.sizes().vec(); }
 };
 
 Part part_of(const at::Tensor& tensor) {
@@ -66,7 +66,7 @@ Part part_of(const at::Tensor& tensor) {
   const auto& meta = *dtensor::meta_of(tensor);
   TESSERA_ASSERT(!meta.spec->has_partial, "the ranks hold terms of a sum: ", meta.spec.str());
   const auto& coord = state.ctx.coord(meta.spec->mesh);
-  Part part{.local = meta.local, .spec = meta.spec.get(), .origin = meta.origin, .runs = meta.spec.local_runs(coord)};
+  Part part{.local = meta.local, .spec = meta.spec, .origin = meta.origin, .runs = meta.spec.local_runs(coord)};
   for (size_t axis = 0; axis < coord.size(); ++axis) {
     part.is_owner = part.is_owner && (meta.spec->placements[axis].is_shard() || coord[axis] == 0);
   }
@@ -89,7 +89,7 @@ int64_t position_of(const Part& part, const layout::DimLabels& dim, const Factor
 // For each dim and index that this rank holds: how far it is into the row-major step's value.
 std::vector<std::vector<uint64_t>> steps_of(const Part& part) {
   const auto sizes = part.sizes();
-  const auto* samples = part.spec != nullptr ? samples_of(*part.spec) : nullptr;
+  const auto* samples = part.spec ? samples_of(*part.spec) : nullptr;
   std::vector<std::vector<uint64_t>> steps(sizes.size());
   uint64_t stride = 1;
   for (size_t d = sizes.size(); d-- > 0;) {

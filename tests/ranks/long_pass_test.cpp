@@ -59,7 +59,7 @@ TEST(LongPasses, NeedRoomForOneOfThem) {
 TEST(LongPasses, KeepWhatNoBackwardHasSeen) {
   ForwardPlans plans;
   dtensor::CallPlan plan;
-  for (uint64_t node = 0; node < ForwardPlans::kFewest + 7; ++node) plans.record(node, &plan, node);
+  for (uint64_t node = 0; node < ForwardPlans::kFewest + 7; ++node) plans.record(node, plan, node);
   EXPECT_EQ(plans.size(), 2 * ForwardPlans::kFewest);
   for (uint64_t node = 0; node < ForwardPlans::kFewest + 7; ++node) {
     ASSERT_NE(plans.find(node), nullptr) << node;
@@ -67,7 +67,7 @@ TEST(LongPasses, KeepWhatNoBackwardHasSeen) {
   }
   // Now all of them have been differentiated: the next pass may have their places.
   const uint64_t second = ForwardPlans::kFewest + 7, end = second + 2 * ForwardPlans::kFewest;
-  for (uint64_t node = second; node < end; ++node) plans.record(node, &plan, node);
+  for (uint64_t node = second; node < end; ++node) plans.record(node, plan, node);
   EXPECT_EQ(plans.size(), 2 * ForwardPlans::kFewest);
   EXPECT_NE(plans.find(second), nullptr);
   EXPECT_EQ(plans.find(0), nullptr);
@@ -79,7 +79,7 @@ TEST(LongPasses, KeepWhatNoBackwardHasSeen) {
 TEST(LongPasses, HaveABound) {
   ForwardPlans plans;
   dtensor::CallPlan plan;
-  for (uint64_t node = 0; node < ForwardPlans::kMost + 3; ++node) plans.record(node, &plan, 0);
+  for (uint64_t node = 0; node < ForwardPlans::kMost + 3; ++node) plans.record(node, plan, 0);
   EXPECT_EQ(plans.size(), ForwardPlans::kMost);
   EXPECT_EQ(plans.find(2), nullptr);
   EXPECT_TRUE(plans.is_lost(2));
