@@ -312,6 +312,7 @@ TEST(Rows, CutVocabularyGivesTheWhole) {
   Values<float> v = random_values<float>(random, shape);
   std::fill(v.x.begin() + 3 * n, v.x.begin() + 3 * n + cut, -INFINITY);  // one rank's part of a row is masked away
   v.x[static_cast<size_t>(5 * n)] = -0.0f;
+  v.target[0] = 0, v.target[1] = cut - 1, v.target[2] = cut, v.target[4] = n - 1;  // the ends of both parts
   const Rows<const float> x{v.x.data(), n};
   std::vector<float> loss(20), max(20), sum(20);
   cross_entropy(shape, leaf, x, v.target.data(), loss.data(), max.data(), sum.data());

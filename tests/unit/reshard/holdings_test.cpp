@@ -120,6 +120,9 @@ TEST(Exchange, SharesTheSendingAmongReplicas) {
   const Mesh new_mesh({{"y", 8}}, {10, 11, 12, 13, 14, 15, 16, 17});
   const Exchange exchange(Holdings(old_mesh, {Replicate(), Shard(0)}, {6}), Holdings(new_mesh, {Replicate()}, {6}));
   EXPECT_EQ(counts_by_sender(exchange.all()), (std::map<int64_t, int64_t>{{0, 12}, {1, 12}, {2, 12}, {3, 12}}));
+  // Four copies over two axes.
+  const Exchange copies(Holdings(Mesh::parse("copy=2,again=2"), {Replicate(), Replicate()}, {6}), Holdings(new_mesh, {Replicate()}, {6}));
+  EXPECT_EQ(counts_by_sender(copies.all()), (std::map<int64_t, int64_t>{{0, 12}, {1, 12}, {2, 12}, {3, 12}}));
   // A rank that holds a copy keeps it.
   const Exchange local(Holdings(old_mesh, {Replicate(), Replicate()}, {6}), Holdings(old_mesh, {Shard(0), Shard(0)}, {6}));
   EXPECT_EQ(local.moved(), 0);
