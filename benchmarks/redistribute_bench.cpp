@@ -7,6 +7,7 @@
 #include "tessera/comm/run_ranks.h"
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/dtensor/registry.h"
+#include "tessera/dtensor/state.h"
 
 namespace tessera::benchmarks {
 namespace {

@@ -1,12 +1,13 @@
 // Tensors in a safetensors file, as `safetensors` and `transformers` read and write it.
 #pragma once
 
-#include <map>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
+
+#include "tessera/checkpoint/metadata.h"
 
 namespace tessera::checkpoint {
 
@@ -14,8 +15,6 @@ struct NamedTensor {
   std::string name;
   at::Tensor tensor;
 };
-
-using Metadata = std::map<std::string, std::string>;
 
 // What a file holds, in the order of its bytes.
 struct Tensors {

@@ -10,6 +10,7 @@
 #include "tessera/base/hash.h"
 #include "tessera/comm/c10d_messages.h"
 #include "tessera/comm/c10d_reduce.h"
+#include "tessera/comm/call_scope.h"
 #include "tessera/comm/context.h"
 #include "tessera/comm/exact_merge.h"
 #include "tessera/comm/merge_sums.h"

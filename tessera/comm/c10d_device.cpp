@@ -10,6 +10,7 @@
 #include "tessera/comm/c10d.h"
 #include "tessera/comm/c10d_device_messages.h"
 #include "tessera/comm/c10d_device_watch.h"
+#include "tessera/comm/call_scope.h"
 #include "tessera/comm/exact_merge.h"
 #include "tessera/comm/ordered_combine.h"
 #include "tessera/comm/rank_scope.h"

@@ -1,27 +1,13 @@
 // Tensors on devices between processes: the collectives of a c10d backend without tags (NCCL), beside one with tags (Gloo).
 #pragma once
 
-#include <functional>
 #include <memory>
-#include <optional>
-#include <string>
-
-#include <torch/csrc/distributed/c10d/Backend.hpp>
 
 #include "tessera/comm/communicator.h"
+#include "tessera/comm/device_backends.h"
 #include "tessera/comm/process_job.h"
 
 namespace tessera::comm {
-
-// Where the groups of a job get the backends that move tensors on `device`. Those of a backend need no tags and may wait for each
-// other on the device alone; its Work::wait makes the current stream wait.
-struct DeviceBackends {
-  at::DeviceType device = at::kCUDA;
-  // The backend of a group, made by all its members at once. No other group of the job has `key`.
-  std::function<c10::intrusive_ptr<c10d::Backend>(const std::string& key, int64_t rank, int64_t size)> make;
-  // The one over all ranks, if there is one already; else it is made like the others.
-  c10::intrusive_ptr<c10d::Backend> world = {};
-};
 
 // The world of `cpu`, which is that of join_c10d over `job`, for tensors on `backends.device` as well: each call goes where its tensors lie.
 // Groups split from it make their backend with their first tensor on the device.
@@ -46,9 +32,5 @@ struct DeviceBackends {
 // Collectives are complete when `wait` returns, for the stream that is current then. A composed all_reduce above 64 KiB makes the
 // stream that is current when it is issued wait for its first half: issue it on a stream of its own to hide it.
 std::shared_ptr<Communicator> join_devices(std::shared_ptr<ProcessJob> job, std::shared_ptr<Communicator> cpu, DeviceBackends backends);
-
-// NCCL between GPUs, its rendezvous in `store`; nothing where tessera was built without it. A failure of NCCL is left to the job to
-// report: its own watchdog no longer ends the process, unless TORCH_NCCL_ASYNC_ERROR_HANDLING says so.
-std::optional<DeviceBackends> make_nccl(const StorePtr& store);
 
 }  // namespace tessera::comm

@@ -8,9 +8,9 @@
 #include <utility>
 #include <vector>
 
-#include "tessera/comm/c10d_device.h"
 #include "tessera/comm/c10d_device_watch.h"
 #include "tessera/comm/c10d_messages.h"
+#include "tessera/comm/device_backends.h"
 
 namespace tessera::comm {
 

@@ -1,12 +1,8 @@
 #include "tessera/comm/call.h"
 
-#include <exception>
-
 #include "tessera/base/error.h"
 #include "tessera/base/text.h"
-#include "tessera/comm/context.h"
 #include "tessera/comm/exact_merge.h"
-#include "tessera/comm/run_ranks.h"
 
 namespace tessera::comm {
 namespace {
@@ -148,29 +144,6 @@ const std::vector<int64_t>& own_group(const Communicator& parent, const std::vec
                   base::join(*own, ", "), "} of ", name, " over ", parent.name(), ", which lacks rank ", member);
   }
   return *own;
-}
-
-CallScope::CallScope(Call& call) : call_(call), context_(RankContext::current()), exceptions_(std::uncaught_exceptions()) {
-  verify_call(call);
-  if (context_) {
-    throw_if_stopped();
-    call.op = context_->current_op;
-    call.program = context_->compare_programs ? &context_->program : nullptr;
-    context_->tell([&](Watcher& watcher) { watcher.on_begin(call_); });
-  }
-  wait_.emplace();
-}
-
-CallScope::~CallScope() {
-  wait_.reset();
-  if (context_) {
-    const bool failed = std::uncaught_exceptions() > exceptions_;
-    context_->tell([&](Watcher& watcher) { watcher.on_end(call_, failed); });
-  }
-}
-
-void note_composed(const Call& call, const char* parts) {
-  if (auto* context = RankContext::current()) context->ledger.record_composed(name_of(call.kind), call.group->name(), parts);
 }
 
 WorkPtr finished_work() { return std::make_unique<FinishedWork>(); }

@@ -2,19 +2,16 @@
 #pragma once
 
 #include <cstdint>
-#include <optional>
 #include <string>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
 
 #include "tessera/comm/communicator.h"
-#include "tessera/comm/wait_hook.h"
 
 namespace tessera::comm {
 
 struct Program;
-class RankContext;
 
 enum class Kind : uint8_t { kAllReduce, kAllGather, kReduceScatter, kAllToAll, kBroadcast, kSend, kReceive, kBarrier, kMerge };
 
@@ -53,34 +50,6 @@ void verify_call(const Call& call);
 // a rank outside of the parent.
 const std::vector<int64_t>& own_group(const Communicator& parent, const std::vector<std::vector<int64_t>>& groups,
                                       const std::string& name);
-
-// Observes the collectives of one rank, on the rank's thread. What it throws is swallowed, and it is not called again.
-class Watcher {
- public:
-  virtual ~Watcher() = default;
-  virtual void on_begin(const Call& call) = 0;
-  // `failed`: the call ends by an exception.
-  virtual void on_end(const Call& call, bool failed) = 0;
-};
-
-// The scope of one collective on the calling rank, for backends: verifies and completes `call`, throws Stopped if the job was
-// asked to stop, and tells the watchers. A wait may follow (wait_hook.h).
-class CallScope {
- public:
-  explicit CallScope(Call& call);
-  ~CallScope();
-  CallScope(const CallScope&) = delete;
-  CallScope& operator=(const CallScope&) = delete;
-
- private:
-  const Call& call_;
-  RankContext* context_;
-  int exceptions_;
-  std::optional<WaitScope> wait_;
-};
-
-// Says in the calling rank's ledger that `call` was composed of `parts`, because the backend has no such collective.
-void note_composed(const Call& call, const char* parts);
 
 // A Work that was done when it was made.
 WorkPtr finished_work();

@@ -9,11 +9,10 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/hints.h"
+#include "tessera/comm/stop.h"
 
 namespace tessera::comm {
 namespace {
-
-std::atomic<DetailPrinter> the_detail_printer{nullptr};
 
 thread_local RankContext* this_thread = nullptr;
 
@@ -37,10 +36,6 @@ struct RankContext::State {
   std::unordered_map<const void*, std::shared_ptr<Communicator>> wholes;             // by mesh
   std::unordered_map<const void*, std::shared_ptr<void>> slots;
 };
-
-void set_detail_printer(DetailPrinter printer) { the_detail_printer = printer; }
-
-DetailPrinter detail_printer() { return the_detail_printer; }
 
 RankContext::RankContext() : id(next_context_id()), state_(std::make_unique<State>()) {}
 
@@ -113,5 +108,12 @@ ContextGuard::ContextGuard(RankContext* context) : previous_(this_thread) {
 }
 
 ContextGuard::~ContextGuard() { this_thread = previous_; }
+
+void throw_if_stopped() {
+  const auto* context = RankContext::current();
+  if (context) {
+    throw_if_stopped_since(context->stops_before);
+  }
+}
 
 }  // namespace tessera::comm

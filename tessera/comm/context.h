@@ -8,34 +8,13 @@
 #include <string>
 #include <vector>
 
-#include "tessera/comm/call.h"
 #include "tessera/comm/communicator.h"
+#include "tessera/comm/program.h"
+#include "tessera/comm/watcher.h"
 #include "tessera/layout/mesh.h"
 #include "tessera/trace/ledger.h"
 
 namespace tessera::comm {
-
-// What a rank has executed: a running hash over (op, layouts), and the last op's name. It rides on every collective, so that
-// ranks that run different programs are told so by both ops' names.
-struct Program {
-  uint64_t hash = 0;
-  uint64_t count = 0;
-  // The last ops, newest at (count - 1) % kKept, for finding where two ranks parted.
-  static constexpr size_t kKept = 64;
-  struct Entry { uint64_t hash = 0; const char* op = ""; const void* detail = nullptr; };
-  Entry last[kKept];
-
-  // `op` must outlive the program (an interned operator name).
-  void note(const char* op, uint64_t key, const void* detail = nullptr) {
-    hash = (hash ^ key) * 0x9E3779B97F4A7C15ull;
-    last[count++ % kKept] = {hash, op, detail};
-  }
-};
-
-// How messages print the `detail` of an op where programs parted; null (the default) leaves it out. Called on any rank's thread.
-using DetailPrinter = std::string (*)(const void* detail);
-void set_detail_printer(DetailPrinter printer);
-DetailPrinter detail_printer();
 
 // One rank of a job: made by run_ranks (or by a launcher), found from any thread that works for the rank.
 //
@@ -118,5 +97,9 @@ class ContextGuard {
   RankContext* previous_;
   std::shared_ptr<void> snapshot_;
 };
+
+// Throws Stopped if request_stop came after the calling rank's job began: for loops of ranks that may have no collective.
+// Nothing outside of a rank.
+void throw_if_stopped();
 
 }  // namespace tessera::comm

@@ -8,7 +8,6 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/text.h"
-#include "tessera/comm/reduction.h"
 
 namespace tessera::comm {
 
@@ -19,6 +18,9 @@ using layout::Range;
 
 int64_t count_of(const std::vector<Node>& nodes) { return static_cast<int64_t>(nodes.size()); }
 
+// Sums of fewer bytes are gathered whole: one exchange instead of two.
+constexpr int64_t kGatherBytes = 64 << 10;
+
 // One merge on one member.
 class Copies {
  public:
@@ -27,7 +29,7 @@ class Copies {
   std::vector<NodeSum> run() {
     if (merge_.scatter) return exchange(rows(merge_.sizes), merge_.scatter->dim, merge_.scatter->parts);
     const int64_t numel = c10::multiply_integers(merge_.sizes);
-    return numel * static_cast<int64_t>(merge_.options.dtype().itemsize()) < kSmallBytes ? gather() : exchange_and_gather(numel);
+    return numel * static_cast<int64_t>(merge_.options.dtype().itemsize()) < kGatherBytes ? gather() : exchange_and_gather(numel);
   }
 
  private:

@@ -4,6 +4,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/comm/call.h"
+#include "tessera/comm/call_scope.h"
 #include "tessera/comm/exact_merge.h"
 #include "tessera/comm/merge_sums.h"
 

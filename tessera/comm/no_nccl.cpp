@@ -1,4 +1,4 @@
-#include "tessera/comm/c10d_device.h"
+#include "tessera/comm/device_backends.h"
 
 namespace tessera::comm {
 

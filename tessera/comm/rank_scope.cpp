@@ -1,6 +1,5 @@
 #include "tessera/comm/rank_scope.h"
 
-#include <functional>
 #include <mutex>
 #include <stdexcept>
 #include <typeinfo>
@@ -11,20 +10,10 @@
 #include "tessera/base/error.h"
 #include "tessera/comm/errors.h"
 #include "tessera/comm/flight.h"
-#include "tessera/comm/run_ranks.h"
+#include "tessera/comm/rank_hooks.h"
 
 namespace tessera::comm {
 namespace {
-
-struct Hooks {
-  std::mutex mutex;
-  std::vector<std::function<std::shared_ptr<void>()>> list;
-};
-
-Hooks& hooks() {
-  static Hooks hooks;
-  return hooks;
-}
 
 c10::AutogradState& autograd() { return c10::AutogradState::get_tls_state(); }
 
@@ -52,12 +41,7 @@ void throw_if_one_of(const std::exception& error, const std::string& prefix) {
 RankScope::RankScope() : multithreading_before_(autograd().get_multithreading_enabled()) {
   autograd().set_multithreading_enabled(false);
   record_flights(RankContext::require());
-  std::vector<std::function<std::shared_ptr<void>()>> list;
-  {
-    std::lock_guard lock(hooks().mutex);
-    list = hooks().list;
-  }
-  for (const auto& hook : list) {
+  for (const auto& hook : rank_hooks()) {
     guards_.push_back(hook());
   }
 }
@@ -96,11 +80,6 @@ void rethrow_of(int64_t rank, const std::exception_ptr& error) {
                     std::logic_error, std::invalid_argument, std::out_of_range>(caught, c10::str("rank ", rank, ": "));
     throw;
   }
-}
-
-void add_rank_hook(std::function<std::shared_ptr<void>()> hook) {
-  std::lock_guard lock(hooks().mutex);
-  hooks().list.push_back(std::move(hook));
 }
 
 }  // namespace tessera::comm

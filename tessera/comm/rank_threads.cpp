@@ -8,7 +8,7 @@
 #include "tessera/base/aside.h"
 #include "tessera/base/text.h"
 #include "tessera/comm/flight.h"
-#include "tessera/comm/run_ranks.h"
+#include "tessera/comm/stop.h"
 
 namespace tessera::comm {
 namespace {

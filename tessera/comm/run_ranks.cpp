@@ -1,6 +1,5 @@
 #include "tessera/comm/run_ranks.h"
 
-#include <atomic>
 #include <exception>
 #include <mutex>
 #include <thread>
@@ -19,9 +18,6 @@
 
 namespace tessera::comm {
 namespace {
-
-std::atomic<uint64_t> the_stop_requests{0};
-static_assert(std::atomic<uint64_t>::is_always_lock_free);
 
 bool is_echo(const std::exception_ptr& error) {
   try {
@@ -141,23 +137,6 @@ void run_fake(int64_t ranks, int64_t rank, const std::function<void()>& body) {
 int threads_per_rank(int64_t ranks) {
   const auto cores = static_cast<int64_t>(std::thread::hardware_concurrency());
   return static_cast<int>(std::max<int64_t>(1, cores / ranks));
-}
-
-void request_stop() { the_stop_requests.fetch_add(1); }
-
-uint64_t stop_requests() { return the_stop_requests.load(); }
-
-void throw_if_stopped() {
-  const auto* context = RankContext::current();
-  if (context) {
-    throw_if_stopped_since(context->stops_before);
-  }
-}
-
-void throw_if_stopped_since(uint64_t before) {
-  if (stop_requests() != before) {
-    TESSERA_THROW(Stopped, "stopped by a signal");
-  }
 }
 
 }  // namespace tessera::comm

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "tessera/comm/context.h"
+#include "tessera/comm/stop.h"
 
 namespace tessera::comm {
 
@@ -59,25 +60,7 @@ std::invoke_result_t<Body&> run_ranks(int64_t ranks, Body&& body, RunOptions opt
 // (outputs keep what they held). For planning, ledgers and costs on any mesh size.
 void run_fake(int64_t ranks, int64_t rank, const std::function<void()>& body);
 
-// Has every later rank thread call `hook` at its start and drop the returned guard at its end: for thread-local state that
-// higher floors need in every rank. Hooks run in the order added, within the rank's context; never removed. Thread-safe.
-void add_rank_hook(std::function<std::shared_ptr<void>()> hook);
-
 // Intra-op threads that run_ranks gives each of `ranks` ranks.
 int threads_per_rank(int64_t ranks);
-
-// Asks every rank of every running job in this process to stop in its collective or at its next (for Ctrl-C).
-// Async-signal-safe. A later run_ranks starts afresh. Ranks throw Stopped.
-void request_stop();
-
-// Throws Stopped if request_stop came after the calling rank's job began: for loops of ranks that may have no collective.
-// Nothing outside of a rank.
-void throw_if_stopped();
-
-// How often request_stop was called in this process.
-uint64_t stop_requests();
-
-// Throws Stopped if request_stop was called since stop_requests() was `before`.
-void throw_if_stopped_since(uint64_t before);
 
 }  // namespace tessera::comm

@@ -8,7 +8,7 @@
 #include "tessera/base/text.h"
 #include "tessera/comm/divergence.h"
 #include "tessera/comm/errors.h"
-#include "tessera/comm/run_ranks.h"
+#include "tessera/comm/stop.h"
 #include "tessera/comm/transfer.h"
 
 namespace tessera::comm {
@@ -23,7 +23,7 @@ constexpr std::chrono::milliseconds kDeadlock{200};
 // How often a waiter lets other threads run before it sleeps.
 constexpr int kYields = 64;
 // Up to this many bytes in all, the last to arrive does the work of all: waking the others first would cost more.
-constexpr int64_t kSmallBytes = 32 * 1024;
+constexpr int64_t kAloneBytes = 32 * 1024;
 
 template <typename Done>
 void yield_until(Done done) {
@@ -226,7 +226,7 @@ bool ThreadGroup::is_small() const {
   for (const auto* call : calls_) {
     bytes += call->bytes();
   }
-  return bytes <= kSmallBytes;
+  return bytes <= kAloneBytes;
 }
 
 void ThreadGroup::post(const Call& call, size_t from, int64_t number, at::Tensor message) {

@@ -6,6 +6,7 @@
 #include <ATen/ops/empty_like.h>
 
 #include "tessera/base/error.h"
+#include "tessera/comm/call_scope.h"
 #include "tessera/comm/context.h"
 #include "tessera/comm/exact_merge.h"
 #include "tessera/comm/merge_sums.h"

@@ -12,6 +12,7 @@
 namespace tessera::data {
 
 struct AddedToken;
+struct TokenizerParts;
 
 enum class SpecialTokens { kWithout, kWith };
 
@@ -59,10 +60,9 @@ class Tokenizer {
 
  private:
   friend class TokenizerReader;
-  struct Parts;
-  explicit Tokenizer(std::shared_ptr<const Parts> parts) : parts_(std::move(parts)) {}
+  explicit Tokenizer(std::shared_ptr<const TokenizerParts> parts) : parts_(std::move(parts)) {}
 
-  std::shared_ptr<const Parts> parts_;
+  std::shared_ptr<const TokenizerParts> parts_;
 };
 
 }  // namespace tessera::data

@@ -5,6 +5,7 @@
 #include "tessera/base/error.h"
 #include "tessera/base/read_file.h"
 #include "tessera/base/text.h"
+#include "tessera/data/tokenizer.h"
 #include "tessera/data/tokenizer_parts.h"
 
 namespace tessera::data {
@@ -70,7 +71,7 @@ class TokenizerReader {
     auto steps = read_pre_tokenizer();
     read_decoder();
     read_post_processor(root_.value("post_processor", json()));
-    return Tokenizer(std::make_shared<Tokenizer::Parts>(Tokenizer::Parts{
+    return Tokenizer(std::make_shared<TokenizerParts>(TokenizerParts{
         AddedTokens(std::move(added)), PreTokenizer(std::move(steps)), Bpe(tokens, read_merges(), options), std::move(bytes_),
         std::move(is_special_), std::move(ids_), std::move(prefix_), std::move(suffix_)}));
   }

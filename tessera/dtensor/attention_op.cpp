@@ -6,7 +6,7 @@
 #include <torch/library.h>
 
 #include "tessera/base/error.h"
-#include "tessera/dtensor/attention.h"
+#include "tessera/dtensor/attention_parts.h"
 #include "tessera/dtensor/node.h"
 #include "tessera/kernels/attention.h"
 #include "tessera/rules/dispatch_floats.h"

@@ -3,7 +3,7 @@
 #include <ATen/EmptyTensor.h>
 
 #include "tessera/base/error.h"
-#include "tessera/dtensor/dispatch.h"
+#include "tessera/dtensor/interception.h"
 
 namespace tessera::dtensor {
 

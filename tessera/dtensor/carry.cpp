@@ -10,7 +10,8 @@
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/graph_task.h>
 
-#include "tessera/dtensor/dispatch.h"
+#include "tessera/dtensor/interception.h"
+#include "tessera/dtensor/op_info.h"
 #include "tessera/dtensor/state.h"
 #include "tessera/rules/exact.h"
 

@@ -9,10 +9,10 @@
 #include <torch/library.h>
 
 #include "tessera/base/error.h"
-#include "tessera/rules/equation.h"
+#include "tessera/dtensor/kernel_registry.h"
 #include "tessera/dtensor/meta.h"
 #include "tessera/dtensor/node.h"
-#include "tessera/dtensor/registry.h"
+#include "tessera/rules/equation.h"
 
 namespace tessera::dtensor {
 

@@ -9,13 +9,18 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/hash.h"
+#include "tessera/dtensor/arguments.h"
 #include "tessera/dtensor/carry.h"
 #include "tessera/dtensor/exact_plan.h"
+#include "tessera/dtensor/explicit_mode.h"
+#include "tessera/dtensor/interception.h"
 #include "tessera/dtensor/observer.h"
 #include "tessera/dtensor/outside_job.h"
 #include "tessera/dtensor/pending.h"
-#include "tessera/dtensor/plain.h"
+#include "tessera/dtensor/plain_operands.h"
+#include "tessera/dtensor/planner.h"
 #include "tessera/dtensor/scan.h"
+#include "tessera/dtensor/state.h"
 #include "tessera/dtensor/views.h"
 #include "tessera/kernels/threads.h"
 
@@ -321,20 +326,6 @@ void tell_observer(RankState& state, const OpInfo& info, const Stack& stack) {
 
 }  // namespace
 
-void replace_tensor(IValue& arg, int item, at::Tensor tensor) {
-  if (item < 0) {
-    arg = IValue(std::move(tensor));
-  } else if (arg.isTensorList()) {
-    auto copy = arg.toTensorList().copy();
-    copy.set(item, std::move(tensor));
-    arg = IValue(std::move(copy));
-  } else {
-    auto copy = arg.toOptionalTensorList().copy();
-    copy.set(item, std::optional<at::Tensor>(std::move(tensor)));
-    arg = IValue(std::move(copy));
-  }
-}
-
 void dispatch(const OpInfo& info, Stack& stack) {
   const c10::ArrayRef<IValue> args(stack.data() + (stack.size() - info.num_args()), info.num_args());
   Scan scan;
@@ -366,7 +357,7 @@ void dispatch(const OpInfo& info, Stack& stack) {
     scan.key.push_back(state.lattice->hash());
   }
   if (C10_UNLIKELY(scan.has_pending) && !is_carried(info) && !needs_no_value(info)) settle_operands(state, info, args);
-  if (SpecialKernel special = info.special) {
+  if (const auto special = info.special) {
     special(state, info, stack);
     return tell_observer(state, info, stack);
   }

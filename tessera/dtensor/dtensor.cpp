@@ -5,13 +5,11 @@
 #include "tessera/base/error.h"
 #include "tessera/base/hash.h"
 #include "tessera/base/hints.h"
-#include "tessera/dtensor/dispatch.h"
+#include "tessera/dtensor/interception.h"
 #include "tessera/dtensor/layout_ops.h"
 #include "tessera/dtensor/observer.h"
 #include "tessera/dtensor/pending.h"
-#include "tessera/dtensor/registry.h"
 #include "tessera/dtensor/views.h"
-#include "tessera/dtensor/wishes.h"
 #include "tessera/kernels/threads.h"
 
 namespace tessera::dtensor {

@@ -5,7 +5,7 @@
 #include "tessera/base/error.h"
 #include "tessera/dtensor/exact_loss.h"
 #include "tessera/dtensor/pending.h"
-#include "tessera/dtensor/wishes.h"
+#include "tessera/rules/exact_table.h"
 
 namespace tessera::dtensor {
 

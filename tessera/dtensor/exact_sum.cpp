@@ -5,8 +5,6 @@
 #include "tessera/base/error.h"
 #include "tessera/comm/flight.h"
 #include "tessera/comm/merge_bytes.h"
-#include "tessera/dtensor/dispatch.h"
-#include "tessera/dtensor/wishes.h"
 
 namespace tessera::dtensor {
 

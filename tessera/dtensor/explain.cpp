@@ -6,8 +6,10 @@
 
 #include "tessera/base/text.h"
 #include "tessera/comm/flight.h"
-#include "tessera/dtensor/dispatch.h"
+#include "tessera/dtensor/arguments.h"
 #include "tessera/dtensor/observer.h"
+#include "tessera/dtensor/op_info.h"
+#include "tessera/dtensor/state.h"
 #include "tessera/trace/clock.h"
 
 namespace tessera::dtensor {

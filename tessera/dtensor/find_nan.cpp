@@ -12,7 +12,10 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/text.h"
-#include "tessera/dtensor/dispatch.h"
+#include "tessera/dtensor/arguments.h"
+#include "tessera/dtensor/interception.h"
+#include "tessera/dtensor/op_info.h"
+#include "tessera/dtensor/state.h"
 
 namespace tessera::dtensor {
 namespace {

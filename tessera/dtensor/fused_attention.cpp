@@ -9,7 +9,7 @@
 #include <torch/csrc/autograd/saved_variable.h>
 #include <torch/library.h>
 
-#include "tessera/dtensor/attention.h"
+#include "tessera/dtensor/attention_parts.h"
 #include "tessera/dtensor/node.h"
 
 namespace tessera::dtensor {

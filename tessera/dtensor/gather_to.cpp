@@ -4,9 +4,9 @@
 #include "tessera/base/hash.h"
 #include "tessera/base/text.h"
 #include "tessera/dtensor/boxes.h"
-#include "tessera/dtensor/dispatch.h"
 #include "tessera/dtensor/dtensor.h"
-#include "tessera/dtensor/wishes.h"
+#include "tessera/dtensor/interception.h"
+#include "tessera/dtensor/state.h"
 
 namespace tessera::dtensor {
 

@@ -2,9 +2,8 @@
 
 #include <array>
 
-#include "tessera/dtensor/dispatch.h"
 #include "tessera/dtensor/dtensor.h"
-#include "tessera/dtensor/registry.h"
+#include "tessera/dtensor/kernel_registry.h"
 
 namespace tessera::dtensor {
 

@@ -7,8 +7,8 @@
 
 #include "tessera/base/error.h"
 #include "tessera/dtensor/dispatch.h"
-#include "tessera/dtensor/plain.h"
-#include "tessera/dtensor/registry.h"
+#include "tessera/dtensor/interception.h"
+#include "tessera/dtensor/kernel_registry.h"
 #include "tessera/dtensor/views.h"
 #include "tessera/rules/rule.h"
 

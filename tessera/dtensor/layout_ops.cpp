@@ -13,12 +13,12 @@
 #include "tessera/base/error.h"
 #include "tessera/base/hash.h"
 #include "tessera/comm/error_hook.h"
-#include "tessera/dtensor/dispatch.h"
+#include "tessera/dtensor/interception.h"
 #include "tessera/dtensor/node.h"
 #include "tessera/dtensor/observer.h"
 #include "tessera/dtensor/pending.h"
+#include "tessera/dtensor/state.h"
 #include "tessera/dtensor/views.h"
-#include "tessera/dtensor/wishes.h"
 
 namespace tessera::dtensor {
 

@@ -8,8 +8,12 @@
 #include <ATen/ops/zeros_like.h>
 
 #include "tessera/base/error.h"
+#include "tessera/dtensor/arguments.h"
+#include "tessera/dtensor/interception.h"
+#include "tessera/dtensor/op_info.h"
+#include "tessera/dtensor/part_at.h"
+#include "tessera/dtensor/state.h"
 #include "tessera/dtensor/views.h"
-#include "tessera/dtensor/wishes.h"
 #include "tessera/kernels/threads.h"
 
 namespace tessera::dtensor {

@@ -1,7 +1,10 @@
 // Operators on lists of tensors, whose i-th elements belong together: `_foreach_*`, the fused optimizers, the gradient scaler.
 #pragma once
 
-#include "tessera/dtensor/dispatch.h"
+#include <ATen/core/stack.h>
+
+#include "tessera/dtensor/op_info.h"
+#include "tessera/dtensor/state.h"
 
 namespace tessera::dtensor {
 

@@ -43,4 +43,25 @@ std::string OpInfo::argument_name(int arg, int item) const {
   return item < 0 ? name : c10::str(name, "[", item, "]");
 }
 
+namespace {
+
+std::unordered_map<std::string, std::unique_ptr<OpInfo>>& ops() {
+  static auto* all = new std::unordered_map<std::string, std::unique_ptr<OpInfo>>;
+  return *all;
+}
+
+}  // namespace
+
+const OpInfo& add_op(const c10::OperatorHandle& op, decltype(OpInfo::special) special) {
+  auto info = std::make_unique<OpInfo>(op, static_cast<int>(ops().size()));
+  info->special = special;
+  const std::string name = info->name;
+  return *ops().emplace(name, std::move(info)).first->second;
+}
+
+const OpInfo* find_op(const std::string& name) {
+  const auto found = ops().find(name);
+  return found == ops().end() ? nullptr : found->second.get();
+}
+
 }  // namespace tessera::dtensor

@@ -38,4 +38,9 @@ struct OpInfo {
   size_t num_returns() const { return written_return.size(); }
 };
 
+// The operators that have our kernel. Added when the kernels are registered, known for the life of the process.
+const OpInfo& add_op(const c10::OperatorHandle& op, decltype(OpInfo::special) special);
+// Null for others.
+const OpInfo* find_op(const std::string& name);
+
 }  // namespace tessera::dtensor

@@ -3,7 +3,7 @@
 #include <unordered_set>
 
 #include "tessera/base/error.h"
-#include "tessera/dtensor/dispatch.h"
+#include "tessera/dtensor/arguments.h"
 
 namespace tessera::dtensor {
 

@@ -16,9 +16,10 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/hints.h"
-#include "tessera/dtensor/dispatch.h"
+#include "tessera/dtensor/interception.h"
+#include "tessera/dtensor/kernel_registry.h"
 #include "tessera/dtensor/node.h"
-#include "tessera/dtensor/plain.h"
+#include "tessera/dtensor/state.h"
 #include "tessera/rules/local_args.h"
 
 namespace tessera::dtensor {

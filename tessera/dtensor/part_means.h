@@ -6,7 +6,7 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "tessera/dtensor/registry.h"
+#include "tessera/dtensor/kernel_registry.h"
 
 namespace tessera::dtensor {
 

@@ -8,7 +8,7 @@
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
 
 #include "tessera/base/error.h"
-#include "tessera/dtensor/dispatch.h"
+#include "tessera/dtensor/interception.h"
 #include "tessera/dtensor/state.h"
 #include "tessera/kernels/threads.h"
 

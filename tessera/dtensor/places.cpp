@@ -6,7 +6,7 @@
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
 
 #include "tessera/base/text.h"
-#include "tessera/dtensor/dispatch.h"
+#include "tessera/dtensor/arguments.h"
 
 namespace tessera::dtensor {
 namespace {

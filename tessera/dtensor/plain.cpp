@@ -11,21 +11,16 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/hints.h"
+#include "tessera/dtensor/arguments.h"
 #include "tessera/dtensor/counter_draws.h"
-#include "tessera/dtensor/dispatch.h"
+#include "tessera/dtensor/interception.h"
+#include "tessera/dtensor/kernel_registry.h"
 #include "tessera/dtensor/random_ops.h"
-#include "tessera/dtensor/registry.h"
 #include "tessera/dtensor/same_values.h"
 #include "tessera/dtensor/stock.h"
 #include "tessera/kernels/threads.h"
 
 namespace tessera::dtensor {
-
-// Note [Interception]. A rank thread (and a thread inside `deferred`) includes the out-of-core key DeferredInit in its
-// dispatch state. The key falls through for every operator but the few below, so that other operators pay nothing:
-// factories, which give DTensors inside a job and recordings inside `deferred`, random draws on plain tensors, which
-// come from the rank's generator instead of libtorch's one generator per process, for which rank threads would race, and
-// linear algebra, whose bits depend on the number of threads (Note [Threads]).
 
 namespace {
 
@@ -272,31 +267,6 @@ const std::vector<const char*> kBernoullis = {"aten::bernoulli", "aten::bernoull
 
 }  // namespace
 
-std::optional<random::Distribution> factory_distribution(const std::string& op, c10::ArrayRef<IValue> args) {
-  const auto is = [&](const char* name) { return op == name || op == std::string(name) + ".generator"; };
-  if (is("aten::rand")) return random::Uniform{0, 1};
-  if (is("aten::randn")) return random::Normal{0, 1};
-  if (is("aten::randint")) return random::Integers{0, args[0].toInt()};
-  if (op == "aten::randint.low" || op == "aten::randint.low_generator") return random::Integers{args[0].toInt(), args[1].toInt()};
-  return std::nullopt;
-}
-
-void check_plain_operands(RankState& state, const OpInfo& info, c10::ArrayRef<IValue> args) {
-  std::vector<NamedValue> values;
-  const layout::Mesh* mesh = nullptr;
-  for_each_tensor(args, [&](const at::Tensor& tensor, int arg, int item) {
-    if (is_dtensor(tensor)) {
-      mesh = &meta_of(tensor)->spec->mesh;
-    } else if (!info.args[static_cast<size_t>(arg)].written) {  // what is written may have no values yet
-      values.push_back({info.argument_name(arg, item), tensor});
-    }
-  });
-  if (!mesh || values.empty()) return;
-  const std::string difference = difference_between_ranks(state, *mesh, values);
-  TESSERA_CHECK(difference.empty(), "[", info.name, "] a plain operand differs between ranks: ", difference, " (rank ", state.ctx.rank, "). Plain tensors count "
-                "as replicated: every rank must compute the same value. Distribute it (from_local for parts that differ), or draw it from the job's generator.");
-}
-
 at::Tensor to_region(const at::Tensor& made) {
   const RankState* state = RankState::current();
   const layout::Mesh* region = state ? region_of(*state) : nullptr;
@@ -329,10 +299,6 @@ struct RankThread {
 };
 
 }  // namespace
-
-void call_below(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
-  op.redispatchBoxed(keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kIntercept), stack);
-}
 
 std::shared_ptr<void> intercept_this_thread() { return std::make_shared<RankThread>(); }
 

@@ -9,10 +9,6 @@
 
 namespace tessera::dtensor {
 
-// Compares the plain tensors that the operator reads and throws if a rank of the mesh holds another value: they count as replicated,
-// so every rank must have computed the same. Collective over the operands' mesh.
-void check_plain_operands(RankState& state, const OpInfo& info, c10::ArrayRef<c10::IValue> args);
-
 // Catches factories while it lives: `make` gets the operator and its arguments on the stack and leaves a tensor there. One per
 // thread, innermost first.
 class FactoryHook {
@@ -32,15 +28,9 @@ class FactoryScope {
   FactoryHook* previous_;
 };
 
-// What a random factory (rand, randn, randint and their overloads) draws; nothing for any other operator.
-std::optional<random::Distribution> factory_distribution(const std::string& op, c10::ArrayRef<c10::IValue> args);
-
 // Puts the calling thread under interception (Note [Interception]), and has autograd replay views, until the returned guard
 // dies; run_ranks calls it for each rank.
 std::shared_ptr<void> intercept_this_thread();
-
-// Calls the operator with what stands below the intercepting key in its dispatch; for kernels of that key.
-void call_below(const c10::OperatorHandle& op, c10::DispatchKeySet keys, std::vector<c10::IValue>* stack);
 
 // What a factory of the program made, as a replicated DTensor inside a region; elsewhere, and if it is one already, as it is. For
 // factories whose calls look like those of libtorch's kernels from below (torch::zeros and Python's run below autograd).

@@ -10,10 +10,11 @@
 #include "tessera/base/error.h"
 #include "tessera/base/hash.h"
 #include "tessera/base/hints.h"
-#include "tessera/dtensor/plain.h"
+#include "tessera/dtensor/interception.h"
+#include "tessera/dtensor/op_info.h"
 #include "tessera/dtensor/redistribute.h"
+#include "tessera/dtensor/state.h"
 #include "tessera/dtensor/views.h"
-#include "tessera/dtensor/wishes.h"
 
 namespace tessera::dtensor {
 
@@ -273,6 +274,15 @@ void native_dropout(RankState& state, const OpInfo& info, Stack& stack) {
   stack.resize(stack.size() - info.num_args());
   stack.push_back(std::move(result));
   stack.push_back(std::move(mask));
+}
+
+std::optional<random::Distribution> factory_distribution(const std::string& op, c10::ArrayRef<c10::IValue> args) {
+  const auto is = [&](const char* name) { return op == name || op == std::string(name) + ".generator"; };
+  if (is("aten::rand")) return random::Uniform{0, 1};
+  if (is("aten::randn")) return random::Normal{0, 1};
+  if (is("aten::randint")) return random::Integers{0, args[0].toInt()};
+  if (op == "aten::randint.low" || op == "aten::randint.low_generator") return random::Integers{args[0].toInt(), args[1].toInt()};
+  return std::nullopt;
 }
 
 }  // namespace tessera::dtensor

@@ -4,7 +4,10 @@
 #include <optional>
 #include <string>
 
-#include "tessera/dtensor/dispatch.h"
+#include <ATen/core/stack.h>
+
+#include "tessera/dtensor/op_info.h"
+#include "tessera/dtensor/state.h"
 #include "tessera/dtensor/stock.h"
 
 namespace tessera::dtensor {
@@ -21,6 +24,9 @@ struct Draw {
 
 // Nothing for operators that are not plain fills, or that the rank's generator does not draw.
 std::optional<Draw> draw_of(RankState& state, const std::string& op, c10::ArrayRef<c10::IValue> args, c10::ScalarType dtype);
+
+// What a random factory (rand, randn, randint and their overloads) draws; nothing for any other operator.
+std::optional<random::Distribution> factory_distribution(const std::string& op, c10::ArrayRef<c10::IValue> args);
 
 // Whether the samples that these rows are of are numbered as the rows.
 bool starts_at_first_sample(const Origin* origin);

@@ -9,10 +9,10 @@
 #include <torch/csrc/autograd/variable.h>
 
 #include "tessera/base/error.h"
-#include "tessera/dtensor/dispatch.h"
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/dtensor/node.h"
 #include "tessera/dtensor/pending.h"
+#include "tessera/dtensor/state.h"
 #include "tessera/dtensor/without_hooks.h"
 
 namespace tessera::dtensor {

@@ -10,7 +10,7 @@
 #include "tessera/base/error.h"
 #include "tessera/comm/flight.h"
 #include "tessera/dtensor/boxes.h"
-#include "tessera/dtensor/dispatch.h"
+#include "tessera/dtensor/interception.h"
 
 namespace tessera::dtensor {
 

@@ -1,14 +1,6 @@
 // The kernels that libtorch's dispatcher holds for us.
 #pragma once
 
-#include <memory>
-#include <string>
-#include <vector>
-
-#include <torch/library.h>
-
-#include "tessera/dtensor/op_info.h"
-
 namespace tessera::dtensor {
 
 // Registers every kernel, once per process; later calls return at once. Everything public in this floor calls it.
@@ -19,22 +11,5 @@ namespace tessera::dtensor {
 // and a CPU kernel of their own, and the few whose decomposition destroys layout knowledge (linear, matmul,
 // scaled_dot_product_attention).
 void ensure_registered();
-
-// Collects kernels of one namespace and key; keeps them registered for the life of the process.
-class KernelRegistry {
- public:
-  torch::Library& library(const std::string& ns, c10::DispatchKey key);
-
- private:
-  struct Entry {
-    std::string ns;
-    c10::DispatchKey key;
-    std::unique_ptr<torch::Library> library;
-  };
-  std::vector<Entry> entries_;
-};
-
-// The OpInfo of an operator that has our kernel; null for others.
-const OpInfo* find_op(const std::string& name);
 
 }  // namespace tessera::dtensor

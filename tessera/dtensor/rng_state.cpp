@@ -7,7 +7,8 @@
 #include <torch/csrc/autograd/graph_task.h>
 
 #include "tessera/base/error.h"
-#include "tessera/dtensor/dispatch.h"
+#include "tessera/dtensor/interception.h"
+#include "tessera/dtensor/state.h"
 
 namespace tessera::dtensor {
 

@@ -9,7 +9,7 @@
 #include "tessera/base/text.h"
 #include "tessera/comm/gather_texts.h"
 #include "tessera/comm/packing.h"
-#include "tessera/dtensor/dispatch.h"
+#include "tessera/dtensor/interception.h"
 #include "tessera/dtensor/meta.h"
 
 namespace tessera::dtensor {

@@ -7,7 +7,7 @@
 #include "tessera/base/hints.h"
 #include "tessera/comm/flight.h"
 #include "tessera/comm/merge_bytes.h"
-#include "tessera/dtensor/dispatch.h"
+#include "tessera/dtensor/interception.h"
 #include "tessera/dtensor/state.h"
 
 namespace tessera::dtensor {

@@ -1,4 +1,4 @@
-// Operators whose result is not a tensor, depends on the data, or is this very tensor.
+#include "tessera/dtensor/special.h"
 
 #include <unordered_map>
 
@@ -9,11 +9,13 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/hints.h"
+#include "tessera/dtensor/arguments.h"
 #include "tessera/dtensor/counter_draws.h"
-#include "tessera/dtensor/dispatch.h"
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/dtensor/inplace_views.h"
+#include "tessera/dtensor/interception.h"
 #include "tessera/dtensor/lists.h"
+#include "tessera/dtensor/part_at.h"
 #include "tessera/dtensor/random_ops.h"
 #include "tessera/dtensor/views.h"
 #include "tessera/dtensor/whole_ops.h"

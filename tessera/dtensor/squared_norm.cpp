@@ -6,9 +6,10 @@
 #include <ATen/ops/zeros.h>
 
 #include "tessera/base/error.h"
-#include "tessera/dtensor/dispatch.h"
 #include "tessera/dtensor/exact_sum.h"
+#include "tessera/dtensor/interception.h"
 #include "tessera/dtensor/pending.h"
+#include "tessera/dtensor/state.h"
 #include "tessera/dtensor/views.h"
 #include "tessera/kernels/clip_norm.h"
 #include "tessera/kernels/float_environment.h"

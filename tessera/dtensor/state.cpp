@@ -2,7 +2,6 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/hash.h"
-#include "tessera/dtensor/registry.h"
 
 namespace tessera::dtensor {
 
@@ -48,7 +47,6 @@ RankState* RankState::current() {
 }
 
 RankState& RankState::require() {
-  ensure_registered();
   comm::RankContext::require();
   return *current();
 }

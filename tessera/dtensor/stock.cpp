@@ -5,7 +5,7 @@
 #include <ATen/Tensor.h>
 
 #include "tessera/base/error.h"
-#include "tessera/dtensor/dispatch.h"
+#include "tessera/dtensor/interception.h"
 
 namespace tessera::dtensor {
 

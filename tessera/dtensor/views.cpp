@@ -16,7 +16,7 @@
 #include <c10/core/InferenceMode.h>
 
 #include "tessera/base/error.h"
-#include "tessera/dtensor/dispatch.h"
+#include "tessera/dtensor/interception.h"
 
 namespace tessera::dtensor {
 

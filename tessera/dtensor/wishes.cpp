@@ -1,6 +1,7 @@
 #include "tessera/dtensor/wishes.h"
 
-#include "tessera/dtensor/dispatch.h"
+#include "tessera/dtensor/arguments.h"
+
 
 namespace tessera::dtensor {
 
@@ -54,13 +55,6 @@ const ParameterInfo* wanting_parameter(c10::ArrayRef<c10::IValue> args) {
     has_activation |= !meta.parameter && !meta.spec->labels.empty();
   });
   return has_activation ? found : nullptr;
-}
-
-Placements without_partial(Placements placements) {
-  for (layout::Placement& placement : placements) {
-    if (placement.is_partial()) placement = layout::Replicate();
-  }
-  return placements;
 }
 
 layout::Spec with_wish(const layout::Spec& spec, Placements wants) {

@@ -19,7 +19,4 @@ const ParameterInfo* wanting_parameter(c10::ArrayRef<c10::IValue> args);
 // above all. A wish for dims that the tensor lacks changes nothing.
 layout::Spec with_wish(const layout::Spec& spec, layout::Placements wants);
 
-// Replicate where there is a Partial: how a tensor lies once it is merged.
-layout::Placements without_partial(layout::Placements placements);
-
 }  // namespace tessera::dtensor

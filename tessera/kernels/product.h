@@ -3,10 +3,9 @@
 
 #include <cstdint>
 
-namespace tessera::kernels {
+#include "tessera/kernels/chain.h"
 
-// Steps of one chain of fused multiply-adds.
-constexpr int64_t kChainSteps = 256;
+namespace tessera::kernels {
 
 // A stack of matrices in memory: element (i, j) of matrix x at data[x * batch + i * row + j * column], in elements.
 template <typename T>

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "tessera/kernels/product.h"
+#include "tessera/kernels/chain.h"
 #include "tessera/layout/lattice.h"
 
 namespace tessera::kernels::detail {

@@ -65,4 +65,11 @@ Range cut(int64_t size, int64_t parts, int64_t index, int64_t unit) {
   return {std::min(index * step, size), std::min((index + 1) * step, size)};
 }
 
+Placements without_partial(Placements placements) {
+  for (Placement& placement : placements) {
+    if (placement.is_partial()) placement = Replicate();
+  }
+  return placements;
+}
+
 }  // namespace tessera::layout

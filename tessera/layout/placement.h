@@ -74,4 +74,7 @@ struct Range {
 // ceil(ceil(size / unit) / parts) units each, the last parts short or empty (empty parts are [size, size)).
 Range cut(int64_t size, int64_t parts, int64_t index, int64_t unit = 1);
 
+// Replicate where there is a Partial: how a tensor lies once it is merged.
+Placements without_partial(Placements placements);
+
 }  // namespace tessera::layout

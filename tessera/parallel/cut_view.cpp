@@ -1,10 +1,11 @@
+#include "tessera/dtensor/interception.h"
+#include "tessera/dtensor/state.h"
 #include "tessera/parallel/cut_view.h"
 
 #include <numeric>
 
 #include <ATen/ops/zeros.h>
 
-#include "tessera/dtensor/dispatch.h"
 #include "tessera/dtensor/dtensor.h"
 
 namespace tessera::parallel {

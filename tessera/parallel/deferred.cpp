@@ -1,3 +1,6 @@
+#include "tessera/dtensor/arguments.h"
+#include "tessera/dtensor/interception.h"
+#include "tessera/dtensor/state.h"
 #include "tessera/parallel/deferred.h"
 
 #include <optional>
@@ -9,7 +12,6 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/hints.h"
-#include "tessera/dtensor/dispatch.h"
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/dtensor/registry.h"
 #include "tessera/dtensor/stock.h"

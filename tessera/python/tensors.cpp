@@ -7,6 +7,7 @@
 #include "tessera/dtensor/layout_ops.h"
 #include "tessera/dtensor/plain.h"
 #include "tessera/dtensor/rng_state.h"
+#include "tessera/dtensor/state.h"
 #include "tessera/python/bind.h"
 #include "tessera/python/convert.h"
 

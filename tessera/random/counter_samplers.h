@@ -9,7 +9,7 @@
 #include <type_traits>
 
 #include "tessera/base/error.h"
-#include "tessera/random/counter.h"
+#include "tessera/random/distribution.h"
 
 namespace tessera::random {
 

@@ -4,7 +4,8 @@
 #include <optional>
 #include <vector>
 
-#include "tessera/rules/propagate.h"
+#include "tessera/rules/rule.h"
+#include "tessera/rules/wishes.h"
 
 namespace tessera::rules::detail {
 

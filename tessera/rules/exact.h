@@ -5,8 +5,6 @@
 // of one run of the summed dims is computed; leaves, tree and merge are the engine's business (layout/lattice.h).
 #pragma once
 
-#include <string_view>
-
 #include <ATen/core/Tensor.h>
 
 #include "tessera/rules/rule.h"
@@ -37,23 +35,6 @@ struct ExactRule {
   bool moves = false;                    // it moves, makes or compares values, of any dtype
   bool adds_zeros = false;               // a split sum has one term that is not zero: any order is exact
   bool (*accepts)(const Call&) = nullptr;  // false: this call has no exact form
-};
-
-// The exact rule of `op`, of its functional form for an in-place or out= operator; null: refused in `exact`.
-const ExactRule* find_exact_rule(std::string_view op);
-
-// For tests: while it lives, calls of `op` that are seen for the first time on a rank run by `rule`. `op` must be in the
-// table, and ranks start and end inside its life.
-class ScopedExactRule {
- public:
-  ScopedExactRule(std::string_view op, const ExactRule& rule);
-  ~ScopedExactRule();
-  ScopedExactRule(const ScopedExactRule&) = delete;
-  ScopedExactRule& operator=(const ScopedExactRule&) = delete;
-
- private:
-  ExactRule* entry_;
-  ExactRule before_;
 };
 
 // Whether a dim of this factor holds samples, or positions only.

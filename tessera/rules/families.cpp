@@ -20,4 +20,13 @@ void add_families(RuleTable& table) {
   add_view_rules(table);
 }
 
+const RuleTable& RuleTable::instance() {
+  static const RuleTable& table = *[] {
+    auto* made = new RuleTable;
+    add_families(*made);
+    return made;
+  }();
+  return table;
+}
+
 }  // namespace tessera::rules

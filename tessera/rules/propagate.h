@@ -1,22 +1,13 @@
 // From the layouts of a call's operands to the layouts the operator should run in.
 #pragma once
 
-#include <optional>
 #include <string>
 #include <vector>
 
 #include "tessera/rules/rule.h"
+#include "tessera/rules/wishes.h"
 
 namespace tessera::rules {
-
-// What is wanted of the results, from outside of the rule.
-struct Wishes {
-  // Layout that output i should have if the operator can produce it (that of a forward value for its gradient, of a
-  // parameter for its gradient); empty: none. A wish for a cut is followed; a wish for R never forces a merge.
-  std::vector<std::optional<layout::Placements>> outputs;
-  // Layout into which a Partial operand i should be merged (the forward value's); empty: none.
-  std::vector<std::optional<layout::Placements>> operands;
-};
 
 // The decision: where each operand has to be before the local call, and where each output is after it.
 struct Propagation {

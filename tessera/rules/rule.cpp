@@ -1,7 +1,6 @@
 #include "tessera/rules/rule.h"
 
 #include "tessera/base/error.h"
-#include "tessera/rules/families.h"
 
 namespace tessera::rules {
 
@@ -98,15 +97,6 @@ std::string functional_name(std::string_view op) {
     name.base.pop_back();
   }
   return join_name(name.base, name.overload);
-}
-
-const RuleTable& RuleTable::instance() {
-  static const RuleTable& table = *[] {
-    auto* made = new RuleTable;
-    add_families(*made);
-    return made;
-  }();
-  return table;
 }
 
 void RuleTable::add(std::string_view op, Rule rule) {

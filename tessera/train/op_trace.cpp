@@ -1,3 +1,6 @@
+#include "tessera/dtensor/arguments.h"
+#include "tessera/dtensor/op_info.h"
+#include "tessera/dtensor/state.h"
 #include "tessera/train/op_trace.h"
 
 #include <unordered_set>
@@ -5,7 +8,6 @@
 #include <ATen/SequenceNumber.h>
 #include <torch/csrc/autograd/function.h>
 
-#include "tessera/dtensor/dispatch.h"
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/dtensor/pending.h"
 

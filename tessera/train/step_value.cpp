@@ -1,3 +1,4 @@
+#include "tessera/dtensor/interception.h"
 #include "tessera/train/step_value.h"
 
 #include <bit>
@@ -8,7 +9,6 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/hash.h"
-#include "tessera/dtensor/dispatch.h"
 #include "tessera/dtensor/state.h"
 
 namespace tessera::train {

@@ -11,6 +11,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tools"))
 import check_floors  # noqa: E402
 import check_mutants  # noqa: E402
 import check_paths  # noqa: E402
+import check_rooms  # noqa: E402
 import check_sizes  # noqa: E402
 import check_text  # noqa: E402
 
@@ -61,6 +62,26 @@ class Floors(Tree):
     def test_a_folder_that_is_no_floor_is_wrong(self):
         self.write("tessera/helpers/a.h", "")
         self.assertIn("on no floor", check_floors.check(self.root)[0])
+
+
+class Rooms(Tree):
+    def test_an_order_is_right(self):
+        self.write("tessera/base/a.h", "")
+        self.write("tessera/base/b.h", '#include "tessera/base/a.h"\n')
+        self.write("tessera/base/b.cpp", '#include "tessera/base/b.h"\n#include "tessera/base/a.h"\n')
+        self.write("tessera/layout/a.cpp", '#include "tessera/base/b.h"\n')
+        self.assertEqual(check_rooms.check(self.root), [])
+
+    def test_a_circle_of_headers_and_sources_is_wrong(self):
+        self.write("tessera/base/a.h", "")
+        self.write("tessera/base/a.cpp", '#include "tessera/base/a.h"\n#include "tessera/base/c.h"\n')
+        self.write("tessera/base/b.h", '#include "tessera/base/a.h"\n')
+        self.write("tessera/base/c.h", '#include "tessera/base/b.h"\n')
+        self.write("tessera/base/d.cpp", '#include "tessera/base/c.h"\n')
+        wrong = check_rooms.check(self.root)
+        self.assertEqual(len(wrong), 1)
+        self.assertIn("3 rooms of base need each other: a, b, c", wrong[0])
+        self.assertIn("base/a -> base/c", wrong[0])
 
 
 class Sizes(Tree):

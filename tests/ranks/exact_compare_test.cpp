@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "tessera/rules/exact_kernels.h"
+#include "tessera/rules/exact_table.h"
 #include "tessera/train/bit_compare.h"
 
 namespace tessera::train {

@@ -2,6 +2,7 @@
 #include <set>
 
 #include "tessera/rules/exact.h"
+#include "tessera/rules/exact_table.h"
 #include "tests/ranks/exact_samples.h"
 
 namespace tessera::ranks {

@@ -7,6 +7,7 @@
 #include <ATen/TensorIterator.h>
 
 #include "tessera/rules/exact.h"
+#include "tessera/rules/exact_table.h"
 #include "tests/ranks/exact_samples.h"
 
 namespace tessera::ranks {

@@ -9,7 +9,7 @@
 
 #include "tessera/comm/run_ranks.h"
 #include "tessera/dtensor/dtensor.h"
-#include "tessera/dtensor/registry.h"
+#include "tessera/dtensor/state.h"
 
 namespace {
 thread_local int64_t allocations = 0;

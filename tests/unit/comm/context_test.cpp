@@ -9,6 +9,7 @@
 #include <c10/core/GradMode.h>
 
 #include "tessera/comm/call.h"
+#include "tessera/comm/rank_hooks.h"
 #include "tessera/layout/mesh.h"
 
 namespace tessera::comm {
