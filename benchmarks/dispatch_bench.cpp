@@ -19,8 +19,8 @@
 
 #include "benchmarks/measure.h"
 #include "tessera/comm/run_ranks.h"
-#include "tessera/dtensor/dtensor.h"
-#include "tessera/dtensor/registry.h"
+#include "tessera/dtensor/front/dtensor.h"
+#include "tessera/dtensor/front/registry.h"
 
 namespace tessera::benchmarks {
 namespace {

@@ -4,7 +4,7 @@
 
 #include "benchmarks/measure.h"
 #include "tessera/comm/run_ranks.h"
-#include "tessera/dtensor/dtensor.h"
+#include "tessera/dtensor/front/dtensor.h"
 #include "tessera/models/llama.h"
 #include "tessera/optim/clip.h"
 #include "tessera/parallel/deferred.h"

@@ -5,9 +5,9 @@
 
 #include "benchmarks/measure.h"
 #include "tessera/comm/run_ranks.h"
-#include "tessera/dtensor/dtensor.h"
-#include "tessera/dtensor/registry.h"
-#include "tessera/dtensor/state.h"
+#include "tessera/dtensor/front/dtensor.h"
+#include "tessera/dtensor/front/registry.h"
+#include "tessera/dtensor/state/state.h"
 
 namespace tessera::benchmarks {
 namespace {

@@ -3,7 +3,7 @@
 #include <optional>
 
 #include "tessera/comm/context.h"
-#include "tessera/dtensor/gather_to.h"
+#include "tessera/dtensor/front/gather_to.h"
 
 namespace tessera::checkpoint {
 namespace {

@@ -10,7 +10,7 @@ namespace tessera::kernels {
 // therefore has two counts: its share of the cores, and what libtorch may use of it. libtorch's loops run on one thread
 //   - in `exact`, inside a rank, whatever they compute (set_numerics), but for operators that are in the table of exact rules and do not run
 //     for each sample alone: tests/python/threads_test.py shows that those have the same bits on any number of threads;
-//   - in linear algebra inside a rank (dtensor/plain.cpp), and while the recordings of `deferred` are replayed: what an initialiser computes
+//   - in linear algebra inside a rank (dtensor/front/plain.cpp), and while the recordings of `deferred` are replayed: what an initialiser computes
 //     must not depend on the layout in `fast` either.
 
 // While it lives, libtorch's loops of this thread run on one thread, and ours on as many as before. It must end on its thread. Nests.

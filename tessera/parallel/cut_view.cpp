@@ -1,12 +1,12 @@
-#include "tessera/dtensor/interception.h"
-#include "tessera/dtensor/state.h"
+#include "tessera/dtensor/record/interception.h"
+#include "tessera/dtensor/state/state.h"
 #include "tessera/parallel/cut_view.h"
 
 #include <numeric>
 
 #include <ATen/ops/zeros.h>
 
-#include "tessera/dtensor/dtensor.h"
+#include "tessera/dtensor/front/dtensor.h"
 
 namespace tessera::parallel {
 

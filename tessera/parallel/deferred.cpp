@@ -1,6 +1,6 @@
-#include "tessera/dtensor/arguments.h"
-#include "tessera/dtensor/interception.h"
-#include "tessera/dtensor/state.h"
+#include "tessera/dtensor/record/arguments.h"
+#include "tessera/dtensor/record/interception.h"
+#include "tessera/dtensor/state/state.h"
 #include "tessera/parallel/deferred.h"
 
 #include <optional>
@@ -12,9 +12,9 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/hints.h"
-#include "tessera/dtensor/dtensor.h"
-#include "tessera/dtensor/registry.h"
-#include "tessera/dtensor/stock.h"
+#include "tessera/dtensor/front/dtensor.h"
+#include "tessera/dtensor/front/registry.h"
+#include "tessera/dtensor/random/stock.h"
 #include "tessera/parallel/tape.h"
 
 namespace tessera::parallel {

@@ -5,8 +5,8 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/hints.h"
-#include "tessera/dtensor/dtensor.h"
-#include "tessera/dtensor/layout_ops.h"
+#include "tessera/dtensor/front/dtensor.h"
+#include "tessera/dtensor/ops/layout_ops.h"
 #include "tessera/parallel/rows.h"
 
 namespace tessera::parallel {

@@ -5,7 +5,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/text.h"
-#include "tessera/dtensor/state.h"
+#include "tessera/dtensor/state/state.h"
 #include "tessera/layout/axis_role.h"
 #include "tessera/parallel/roles.h"
 

@@ -6,11 +6,11 @@
 #include <torch/csrc/autograd/variable.h>
 
 #include "tessera/base/error.h"
-#include "tessera/dtensor/dtensor.h"
-#include "tessera/dtensor/node.h"
-#include "tessera/dtensor/outside_job.h"
-#include "tessera/dtensor/pending.h"
-#include "tessera/dtensor/without_hooks.h"
+#include "tessera/dtensor/dispatch/outside_job.h"
+#include "tessera/dtensor/exact/pending.h"
+#include "tessera/dtensor/front/dtensor.h"
+#include "tessera/dtensor/record/node.h"
+#include "tessera/dtensor/record/without_hooks.h"
 #include "tessera/parallel/rows.h"
 #include "tessera/parallel/same_batch.h"
 

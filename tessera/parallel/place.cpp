@@ -12,7 +12,7 @@
 #include "tessera/base/hints.h"
 #include "tessera/base/text.h"
 #include "tessera/comm/machine.h"
-#include "tessera/dtensor/dtensor.h"
+#include "tessera/dtensor/front/dtensor.h"
 #include "tessera/parallel/deferred.h"
 
 namespace tessera::parallel {

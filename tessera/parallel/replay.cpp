@@ -6,11 +6,11 @@
 #include <ATen/ops/empty.h>
 
 #include "tessera/base/error.h"
-#include "tessera/dtensor/arguments.h"
-#include "tessera/dtensor/dtensor.h"
-#include "tessera/dtensor/interception.h"
-#include "tessera/dtensor/random_ops.h"
-#include "tessera/dtensor/state.h"
+#include "tessera/dtensor/front/dtensor.h"
+#include "tessera/dtensor/random/random_ops.h"
+#include "tessera/dtensor/record/arguments.h"
+#include "tessera/dtensor/record/interception.h"
+#include "tessera/dtensor/state/state.h"
 #include "tessera/kernels/threads.h"
 #include "tessera/parallel/cut_view.h"
 #include "tessera/parallel/deferred.h"

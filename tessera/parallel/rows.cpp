@@ -1,6 +1,6 @@
 #include "tessera/parallel/rows.h"
 
-#include "tessera/dtensor/state.h"
+#include "tessera/dtensor/state/state.h"
 #include "tessera/layout/lattice.h"
 #include "tessera/layout/spec.h"
 

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "tessera/dtensor/meta.h"
+#include "tessera/dtensor/record/meta.h"
 #include "tessera/layout/mesh.h"
 #include "tessera/layout/placement.h"
 

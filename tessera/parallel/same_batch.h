@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <string>
 
-#include "tessera/dtensor/same_values.h"
+#include "tessera/dtensor/dispatch/same_values.h"
 #include "tessera/parallel/plan.h"
 
 namespace tessera::parallel {

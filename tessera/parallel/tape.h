@@ -10,8 +10,8 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/stack.h>
 
-#include "tessera/dtensor/plain.h"
-#include "tessera/dtensor/sites.h"
+#include "tessera/dtensor/front/plain.h"
+#include "tessera/dtensor/record/sites.h"
 
 namespace tessera::parallel {
 

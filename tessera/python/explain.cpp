@@ -1,6 +1,6 @@
 // explain and the NaN finder.
-#include "tessera/dtensor/explain.h"
-#include "tessera/dtensor/find_nan.h"
+#include "tessera/dtensor/watch/explain.h"
+#include "tessera/dtensor/watch/find_nan.h"
 #include "tessera/python/bind.h"
 
 namespace tessera::python {

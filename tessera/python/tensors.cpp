@@ -2,12 +2,12 @@
 #include <torch/csrc/autograd/python_variable.h>
 
 #include "tessera/base/error.h"
-#include "tessera/dtensor/dtensor.h"
-#include "tessera/dtensor/gather_to.h"
-#include "tessera/dtensor/layout_ops.h"
-#include "tessera/dtensor/plain.h"
-#include "tessera/dtensor/rng_state.h"
-#include "tessera/dtensor/state.h"
+#include "tessera/dtensor/front/dtensor.h"
+#include "tessera/dtensor/front/gather_to.h"
+#include "tessera/dtensor/front/plain.h"
+#include "tessera/dtensor/ops/layout_ops.h"
+#include "tessera/dtensor/random/rng_state.h"
+#include "tessera/dtensor/state/state.h"
 #include "tessera/python/bind.h"
 #include "tessera/python/convert.h"
 

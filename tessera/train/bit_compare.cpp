@@ -6,7 +6,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/comm/run_ranks.h"
-#include "tessera/dtensor/state.h"
+#include "tessera/dtensor/state/state.h"
 #include "tessera/train/loop.h"
 #include "tessera/train/step_value.h"
 

@@ -7,7 +7,7 @@
 #include "tessera/base/error.h"
 #include "tessera/base/text.h"
 #include "tessera/comm/run_ranks.h"
-#include "tessera/dtensor/dtensor.h"
+#include "tessera/dtensor/front/dtensor.h"
 #include "tessera/train/loop.h"
 #include "tessera/train/setup.h"
 

@@ -2,7 +2,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/comm/run_ranks.h"
-#include "tessera/dtensor/explain.h"
+#include "tessera/dtensor/watch/explain.h"
 #include "tessera/train/loop.h"
 #include "tessera/train/setup.h"
 

@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "tessera/dtensor/explain_report.h"
+#include "tessera/dtensor/watch/explain_report.h"
 #include "tessera/train/config.h"
 
 namespace tessera::train {

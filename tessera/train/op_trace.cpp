@@ -1,6 +1,6 @@
-#include "tessera/dtensor/arguments.h"
-#include "tessera/dtensor/op_info.h"
-#include "tessera/dtensor/state.h"
+#include "tessera/dtensor/record/arguments.h"
+#include "tessera/dtensor/record/op_info.h"
+#include "tessera/dtensor/state/state.h"
 #include "tessera/train/op_trace.h"
 
 #include <unordered_set>
@@ -8,8 +8,8 @@
 #include <ATen/SequenceNumber.h>
 #include <torch/csrc/autograd/function.h>
 
-#include "tessera/dtensor/dtensor.h"
-#include "tessera/dtensor/pending.h"
+#include "tessera/dtensor/exact/pending.h"
+#include "tessera/dtensor/front/dtensor.h"
 
 namespace tessera::train {
 namespace {

@@ -8,7 +8,7 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "tessera/dtensor/observer.h"
+#include "tessera/dtensor/state/observer.h"
 #include "tessera/train/step_value.h"
 
 namespace tessera::train {

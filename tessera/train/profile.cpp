@@ -11,7 +11,7 @@
 #include "tessera/base/text.h"
 #include "tessera/comm/context.h"
 #include "tessera/comm/gather_texts.h"
-#include "tessera/dtensor/state.h"
+#include "tessera/dtensor/state/state.h"
 #include "tessera/trace/spans.h"
 
 namespace tessera::train {

@@ -1,4 +1,4 @@
-#include "tessera/dtensor/interception.h"
+#include "tessera/dtensor/record/interception.h"
 #include "tessera/train/step_value.h"
 
 #include <bit>
@@ -9,7 +9,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/hash.h"
-#include "tessera/dtensor/state.h"
+#include "tessera/dtensor/state/state.h"
 
 namespace tessera::train {
 namespace {

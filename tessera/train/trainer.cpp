@@ -8,10 +8,10 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/text.h"
-#include "tessera/data/utf8.h"
 #include "tessera/comm/flight.h"
 #include "tessera/comm/gather_texts.h"
 #include "tessera/comm/run_ranks.h"
+#include "tessera/data/utf8.h"
 #include "tessera/launch/environment.h"
 #include "tessera/launch/run.h"
 #include "tessera/trace/event_file.h"

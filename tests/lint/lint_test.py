@@ -80,8 +80,19 @@ class Rooms(Tree):
         self.write("tessera/base/d.cpp", '#include "tessera/base/c.h"\n')
         wrong = check_rooms.check(self.root)
         self.assertEqual(len(wrong), 1)
-        self.assertIn("3 rooms of base need each other: a, b, c", wrong[0])
+        self.assertIn("3 of base need each other: a, b, c", wrong[0])
         self.assertIn("base/a -> base/c", wrong[0])
+
+    def test_a_room_behind_its_own_is_wrong(self):
+        self.write("tessera/base/CMakeLists.txt", "tessera_floor(NAME base\n  ROOMS low high\n  SOURCES a.cpp)")
+        self.write("tessera/base/a.h", "")
+        self.write("tessera/base/high/a.h", '#include "tessera/base/low/a.h"\n#include "tessera/base/a.h"\n')
+        self.write("tessera/base/low/a.h", "")
+        self.assertEqual(check_rooms.check(self.root), [])
+        self.write("tessera/base/low/b.cpp", '#include "tessera/base/high/a.h"\n')
+        self.assertEqual(check_rooms.check(self.root), ["base/low/b includes base/high/a, from a room behind its own"])
+        self.write("tessera/base/other/a.h", "")
+        self.assertIn("is not among the ROOMS", check_rooms.check(self.root)[0])
 
 
 class Sizes(Tree):

@@ -4,8 +4,8 @@
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/function.h>
 
-#include "tessera/dtensor/attention.h"
-#include "tessera/dtensor/attention_op.h"
+#include "tessera/dtensor/ops/attention.h"
+#include "tessera/dtensor/ops/attention_op.h"
 #include "tests/ranks/support.h"
 
 namespace tessera::ranks {

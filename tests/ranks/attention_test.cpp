@@ -3,7 +3,7 @@
 #include <ATen/ops/scaled_dot_product_attention.h>
 #include <torch/csrc/autograd/autograd.h>
 
-#include "tessera/dtensor/attention.h"
+#include "tessera/dtensor/ops/attention.h"
 #include "tests/ranks/support.h"
 
 namespace tessera::ranks {

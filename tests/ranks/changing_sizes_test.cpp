@@ -15,8 +15,8 @@
 #include <gtest/gtest.h>
 
 #include "tessera/comm/run_ranks.h"
-#include "tessera/dtensor/dtensor.h"
-#include "tessera/dtensor/state.h"
+#include "tessera/dtensor/front/dtensor.h"
+#include "tessera/dtensor/state/state.h"
 
 namespace {
 std::atomic<int64_t> live_bytes{0};

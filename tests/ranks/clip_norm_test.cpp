@@ -2,7 +2,7 @@
 
 #include <cmath>
 
-#include "tessera/dtensor/squared_norm.h"
+#include "tessera/dtensor/exact/squared_norm.h"
 #include "tessera/optim/clip.h"
 #include "tests/ranks/support.h"
 

@@ -1,7 +1,7 @@
 // How the gradients of a step's micro-batches become one sum in `exact` numerics: in whatever order they come, continued by a job,
 // while the program holds earlier ones, into weights that several axes cut.
-#include "tessera/dtensor/exact_sum.h"
-#include "tessera/dtensor/pending.h"
+#include "tessera/dtensor/exact/pending.h"
+#include "tessera/dtensor/plan/exact_sum.h"
 #include "tests/ranks/exact_program.h"
 
 namespace tessera::ranks {

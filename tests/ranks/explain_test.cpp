@@ -12,9 +12,9 @@
 #include <torch/optim.h>
 
 #include "tessera/comm/run_ranks.h"
-#include "tessera/dtensor/dtensor.h"
-#include "tessera/dtensor/explain.h"
-#include "tessera/dtensor/find_nan.h"
+#include "tessera/dtensor/front/dtensor.h"
+#include "tessera/dtensor/watch/explain.h"
+#include "tessera/dtensor/watch/find_nan.h"
 #include "tessera/models/llama.h"
 #include "tessera/parallel/deferred.h"
 #include "tessera/parallel/generate_plan.h"

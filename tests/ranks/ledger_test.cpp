@@ -4,7 +4,7 @@
 #include <torch/optim.h>
 
 #include "tessera/comm/run_ranks.h"
-#include "tessera/dtensor/dtensor.h"
+#include "tessera/dtensor/front/dtensor.h"
 #include "tessera/models/llama.h"
 #include "tessera/parallel/deferred.h"
 #include "tessera/parallel/generate_plan.h"

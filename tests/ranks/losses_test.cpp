@@ -6,8 +6,8 @@
 #include <gtest/gtest.h>
 
 #include "tessera/comm/run_ranks.h"
-#include "tessera/dtensor/dtensor.h"
-#include "tessera/dtensor/registry.h"
+#include "tessera/dtensor/front/dtensor.h"
+#include "tessera/dtensor/front/registry.h"
 
 using namespace tessera;
 using dtensor::distribute;

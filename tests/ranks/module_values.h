@@ -6,7 +6,7 @@
 
 #include <torch/nn/module.h>
 
-#include "tessera/dtensor/dtensor.h"
+#include "tessera/dtensor/front/dtensor.h"
 
 namespace tessera {
 

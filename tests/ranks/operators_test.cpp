@@ -4,7 +4,7 @@
 #include <c10/core/impl/COW.h>
 
 #include "tessera/base/hash.h"
-#include "tessera/dtensor/state.h"
+#include "tessera/dtensor/state/state.h"
 #include "tests/ranks/functions.h"
 
 namespace tessera::ranks {

@@ -1,5 +1,5 @@
 // Writes of distributed values into plain tensors, of which every rank has its own, against one device: bit-equal in every layout.
-#include "tessera/dtensor/explain.h"
+#include "tessera/dtensor/watch/explain.h"
 #include "tests/ranks/support.h"
 
 namespace tessera::ranks {

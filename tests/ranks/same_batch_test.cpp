@@ -1,8 +1,8 @@
 // Ranks that are handed different batches are told so in the first calls of a model, with the tensor and the rank.
 #include <random>
 
-#include "tessera/dtensor/same_values.h"
-#include "tessera/dtensor/state.h"
+#include "tessera/dtensor/dispatch/same_values.h"
+#include "tessera/dtensor/state/state.h"
 #include "tessera/parallel/forward_pass.h"
 #include "tessera/parallel/job.h"
 #include "tests/ranks/support.h"

@@ -11,7 +11,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/comm/run_ranks.h"
-#include "tessera/dtensor/dtensor.h"
+#include "tessera/dtensor/front/dtensor.h"
 
 namespace tessera::ranks {
 

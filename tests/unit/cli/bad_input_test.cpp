@@ -12,7 +12,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/comm/run_ranks.h"
-#include "tessera/dtensor/dtensor.h"
+#include "tessera/dtensor/front/dtensor.h"
 #include "tests/unit/cli/support.h"
 
 namespace tessera::cli {

@@ -10,7 +10,7 @@
 
 #include "tessera/base/hash.h"
 #include "tessera/comm/run_ranks.h"
-#include "tessera/dtensor/dtensor.h"
+#include "tessera/dtensor/front/dtensor.h"
 
 namespace tessera::train {
 namespace {
