@@ -6,10 +6,10 @@
 #include <ATen/Parallel.h>
 
 #include "benchmarks/measure.h"
-#include "tessera/kernels/attention.h"
-#include "tessera/kernels/isa.h"
-#include "tessera/kernels/product.h"
-#include "tessera/kernels/rows.h"
+#include "tessera/kernels/attention/attention.h"
+#include "tessera/kernels/base/isa.h"
+#include "tessera/kernels/product/product.h"
+#include "tessera/kernels/rows/rows.h"
 
 namespace tessera::benchmarks {
 namespace {

@@ -6,9 +6,9 @@
 #include <ATen/ATen.h>
 
 #include "benchmarks/measure.h"
-#include "tessera/comm/context.h"
-#include "tessera/comm/exact_merge.h"
-#include "tessera/comm/run_ranks.h"
+#include "tessera/comm/core/context.h"
+#include "tessera/comm/merge/exact_merge.h"
+#include "tessera/comm/threads/run_ranks.h"
 
 namespace tessera::benchmarks {
 namespace {

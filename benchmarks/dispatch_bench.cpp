@@ -18,7 +18,7 @@
 #endif
 
 #include "benchmarks/measure.h"
-#include "tessera/comm/run_ranks.h"
+#include "tessera/comm/threads/run_ranks.h"
 #include "tessera/dtensor/front/dtensor.h"
 #include "tessera/dtensor/front/registry.h"
 

@@ -9,14 +9,14 @@
 #include <ATen/Parallel.h>
 
 #include "benchmarks/measure.h"
-#include "tessera/kernels/clip_norm.h"
-#include "tessera/kernels/cross_entropy.h"
-#include "tessera/kernels/elementwise.h"
-#include "tessera/kernels/embedding.h"
-#include "tessera/kernels/isa.h"
-#include "tessera/kernels/norms.h"
-#include "tessera/kernels/optimizer.h"
-#include "tessera/kernels/rows.h"
+#include "tessera/kernels/base/isa.h"
+#include "tessera/kernels/maps/elementwise.h"
+#include "tessera/kernels/maps/optimizer.h"
+#include "tessera/kernels/rows/clip_norm.h"
+#include "tessera/kernels/rows/cross_entropy.h"
+#include "tessera/kernels/rows/embedding.h"
+#include "tessera/kernels/rows/norms.h"
+#include "tessera/kernels/rows/rows.h"
 
 namespace tessera::benchmarks {
 namespace {

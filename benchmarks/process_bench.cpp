@@ -11,10 +11,10 @@
 #include <ATen/ops/zeros.h>
 
 #include "benchmarks/measure.h"
-#include "tessera/comm/c10d.h"
-#include "tessera/comm/context.h"
-#include "tessera/comm/exact_merge.h"
-#include "tessera/comm/run_ranks.h"
+#include "tessera/comm/core/context.h"
+#include "tessera/comm/merge/exact_merge.h"
+#include "tessera/comm/processes/c10d.h"
+#include "tessera/comm/threads/run_ranks.h"
 #include "tessera/launch/environment.h"
 #include "tessera/launch/local.h"
 #include "tessera/launch/run.h"

@@ -9,8 +9,8 @@
 #include <ATen/ops/rand.h>
 
 #include "benchmarks/measure.h"
-#include "tessera/kernels/isa.h"
-#include "tessera/kernels/product.h"
+#include "tessera/kernels/base/isa.h"
+#include "tessera/kernels/product/product.h"
 #include "tessera/layout/lattice.h"
 
 namespace tessera::benchmarks {

@@ -4,7 +4,7 @@
 #include <ATen/Parallel.h>
 
 #include "benchmarks/measure.h"
-#include "tessera/comm/run_ranks.h"
+#include "tessera/comm/threads/run_ranks.h"
 #include "tessera/dtensor/front/dtensor.h"
 #include "tessera/dtensor/front/registry.h"
 #include "tessera/dtensor/state/state.h"

@@ -7,7 +7,7 @@
 #include <torch/torch.h>
 
 #include "benchmarks/measure.h"
-#include "tessera/comm/run_ranks.h"
+#include "tessera/comm/threads/run_ranks.h"
 #include "tessera/dtensor/front/dtensor.h"
 #include "tessera/models/llama.h"
 #include "tessera/optim/clip.h"

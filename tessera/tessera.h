@@ -12,8 +12,8 @@
 // Nothing inside tessera includes this header.
 #pragma once
 
-#include "tessera/comm/errors.h"
-#include "tessera/comm/run_ranks.h"
+#include "tessera/comm/core/errors.h"
+#include "tessera/comm/threads/run_ranks.h"
 #include "tessera/dtensor/front/dtensor.h"
 #include "tessera/dtensor/front/gather_to.h"
 #include "tessera/dtensor/watch/explain.h"

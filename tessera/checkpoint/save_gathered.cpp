@@ -2,7 +2,7 @@
 
 #include <optional>
 
-#include "tessera/comm/context.h"
+#include "tessera/comm/core/context.h"
 #include "tessera/dtensor/front/gather_to.h"
 
 namespace tessera::checkpoint {

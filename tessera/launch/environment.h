@@ -6,7 +6,7 @@
 #include <optional>
 #include <string>
 
-#include "tessera/comm/process.h"
+#include "tessera/comm/join/process.h"
 
 namespace tessera::launch {
 

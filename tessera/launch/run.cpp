@@ -1,7 +1,7 @@
 #include "tessera/launch/run.h"
 
 #include "tessera/base/error.h"
-#include "tessera/comm/run_ranks.h"
+#include "tessera/comm/threads/run_ranks.h"
 #include "tessera/launch/environment.h"
 
 namespace tessera::launch {

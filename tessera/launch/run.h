@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <functional>
 
-#include "tessera/comm/process.h"
+#include "tessera/comm/join/process.h"
 
 namespace tessera::launch {
 

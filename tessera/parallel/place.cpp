@@ -11,7 +11,7 @@
 #include "tessera/base/hash.h"
 #include "tessera/base/hints.h"
 #include "tessera/base/text.h"
-#include "tessera/comm/machine.h"
+#include "tessera/comm/core/machine.h"
 #include "tessera/dtensor/front/dtensor.h"
 #include "tessera/parallel/deferred.h"
 

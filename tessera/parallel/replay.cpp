@@ -11,7 +11,7 @@
 #include "tessera/dtensor/record/arguments.h"
 #include "tessera/dtensor/record/interception.h"
 #include "tessera/dtensor/state/state.h"
-#include "tessera/kernels/threads.h"
+#include "tessera/kernels/base/threads.h"
 #include "tessera/parallel/cut_view.h"
 #include "tessera/parallel/deferred.h"
 #include "tessera/parallel/tape.h"

@@ -3,8 +3,8 @@
 #include <iterator>
 
 #include "tessera/base/error.h"
-#include "tessera/comm/error_hook.h"
-#include "tessera/comm/errors.h"
+#include "tessera/comm/core/error_hook.h"
+#include "tessera/comm/core/errors.h"
 #include "tessera/python/bind.h"
 #include "tessera/python/interrupts.h"
 

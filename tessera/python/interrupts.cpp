@@ -13,8 +13,8 @@
 #include <c10/util/ScopeExit.h>
 
 #include "tessera/base/text.h"
-#include "tessera/comm/context.h"
-#include "tessera/comm/run_ranks.h"
+#include "tessera/comm/core/context.h"
+#include "tessera/comm/threads/run_ranks.h"
 
 namespace tessera::python {
 namespace {

@@ -1,7 +1,7 @@
 // Mesh and Placement.
 #include <pybind11/operators.h>
 
-#include "tessera/comm/context.h"
+#include "tessera/comm/core/context.h"
 #include "tessera/layout/lattice.h"
 #include "tessera/layout/spec.h"
 #include "tessera/python/bind.h"

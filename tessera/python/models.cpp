@@ -1,7 +1,7 @@
 // Plans, and models on a mesh.
 #include "tessera/base/error.h"
 #include "tessera/checkpoint/save_gathered.h"
-#include "tessera/comm/context.h"
+#include "tessera/comm/core/context.h"
 #include "tessera/parallel/deferred.h"
 #include "tessera/parallel/forward_pass.h"
 #include "tessera/parallel/generate_plan.h"

@@ -4,9 +4,9 @@
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include "tessera/base/error.h"
-#include "tessera/comm/process.h"
-#include "tessera/comm/run_ranks.h"
-#include "tessera/comm/wait_hook.h"
+#include "tessera/comm/core/wait_hook.h"
+#include "tessera/comm/join/process.h"
+#include "tessera/comm/threads/run_ranks.h"
 #include "tessera/launch/environment.h"
 #include "tessera/python/bind.h"
 #include "tessera/python/interrupts.h"

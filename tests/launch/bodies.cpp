@@ -11,8 +11,8 @@
 #include <unistd.h>
 
 #include "tessera/base/hash.h"
-#include "tessera/comm/c10d.h"
-#include "tessera/comm/exact_merge.h"
+#include "tessera/comm/merge/exact_merge.h"
+#include "tessera/comm/processes/c10d.h"
 #include "tessera/layout/mesh.h"
 #include "tests/unit/comm/support.h"
 

@@ -13,8 +13,8 @@
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include "tessera/base/error.h"
-#include "tessera/comm/c10d.h"
-#include "tessera/comm/process.h"
+#include "tessera/comm/join/process.h"
+#include "tessera/comm/processes/c10d.h"
 #include "tessera/launch/environment.h"
 #include "tessera/layout/mesh.h"
 #include "tests/launch/process_ranks.h"

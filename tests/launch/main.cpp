@@ -6,8 +6,8 @@
 #include <gtest/gtest.h>
 
 #include "tessera/base/error.h"
-#include "tessera/comm/errors.h"
-#include "tessera/comm/run_ranks.h"
+#include "tessera/comm/core/errors.h"
+#include "tessera/comm/threads/run_ranks.h"
 #include "tessera/launch/environment.h"
 #include "tessera/launch/run.h"
 #include "tests/launch/bodies.h"

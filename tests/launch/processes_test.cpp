@@ -5,7 +5,7 @@
 
 #include <gtest/gtest.h>
 
-#include "tessera/comm/run_ranks.h"
+#include "tessera/comm/threads/run_ranks.h"
 #include "tests/launch/bodies.h"
 #include "tests/launch/process_ranks.h"
 

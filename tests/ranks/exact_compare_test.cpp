@@ -8,9 +8,9 @@
 #include <nlohmann/json.hpp>
 #include <unistd.h>
 
-#include "tessera/rules/exact_kernels.h"
-#include "tessera/rules/exact_table.h"
-#include "tessera/train/bit_compare.h"
+#include "tessera/rules/exact/exact_kernels.h"
+#include "tessera/rules/exact/exact_table.h"
+#include "tessera/train/compare/bit_compare.h"
 
 namespace tessera::train {
 namespace {

@@ -1,8 +1,8 @@
 // Operators in `exact` numerics, one by one: every layout gives the bits of a mesh of one, or says why it cannot.
 #include <set>
 
-#include "tessera/rules/exact.h"
-#include "tessera/rules/exact_table.h"
+#include "tessera/rules/exact/exact.h"
+#include "tessera/rules/exact/exact_table.h"
 #include "tests/ranks/exact_samples.h"
 
 namespace tessera::ranks {

@@ -6,8 +6,8 @@
 #include <ATen/Parallel.h>
 #include <ATen/TensorIterator.h>
 
-#include "tessera/rules/exact.h"
-#include "tessera/rules/exact_table.h"
+#include "tessera/rules/exact/exact.h"
+#include "tessera/rules/exact/exact_table.h"
 #include "tests/ranks/exact_samples.h"
 
 namespace tessera::ranks {

@@ -11,7 +11,7 @@
 #include <torch/nn/modules/linear.h>
 #include <torch/optim.h>
 
-#include "tessera/comm/run_ranks.h"
+#include "tessera/comm/threads/run_ranks.h"
 #include "tessera/dtensor/front/dtensor.h"
 #include "tessera/dtensor/watch/explain.h"
 #include "tessera/dtensor/watch/find_nan.h"

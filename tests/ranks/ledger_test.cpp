@@ -3,7 +3,7 @@
 #include <gtest/gtest.h>
 #include <torch/optim.h>
 
-#include "tessera/comm/run_ranks.h"
+#include "tessera/comm/threads/run_ranks.h"
 #include "tessera/dtensor/front/dtensor.h"
 #include "tessera/models/llama.h"
 #include "tessera/parallel/deferred.h"

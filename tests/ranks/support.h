@@ -10,7 +10,7 @@
 #include <gtest/gtest.h>
 
 #include "tessera/base/error.h"
-#include "tessera/comm/run_ranks.h"
+#include "tessera/comm/threads/run_ranks.h"
 #include "tessera/dtensor/front/dtensor.h"
 
 namespace tessera::ranks {

@@ -5,7 +5,7 @@
 
 #include <c10/core/CPUAllocator.h>
 
-#include "tessera/comm/context.h"
+#include "tessera/comm/core/context.h"
 
 namespace tessera::support {
 namespace {

@@ -7,8 +7,8 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "tessera/rules/propagate.h"
-#include "tessera/rules/rule.h"
+#include "tessera/rules/engine/propagate.h"
+#include "tessera/rules/engine/rule.h"
 
 namespace tessera::rules::testing {
 

@@ -13,7 +13,7 @@
 #include "tessera/dtensor/record/arguments.h"
 #include "tessera/dtensor/state/explicit_mode.h"
 #include "tessera/dtensor/view/views.h"
-#include "tessera/rules/propagate.h"
+#include "tessera/rules/engine/propagate.h"
 
 namespace tessera::dtensor {
 

@@ -7,8 +7,8 @@
 
 #include "tessera/base/hash.h"
 #include "tessera/base/text.h"
-#include "tessera/comm/gather_texts.h"
-#include "tessera/comm/packing.h"
+#include "tessera/comm/core/gather_texts.h"
+#include "tessera/comm/processes/packing.h"
 #include "tessera/dtensor/record/interception.h"
 #include "tessera/dtensor/record/meta.h"
 

@@ -13,7 +13,7 @@
 #include "tessera/dtensor/record/interception.h"
 #include "tessera/dtensor/record/op_info.h"
 #include "tessera/dtensor/state/state.h"
-#include "tessera/rules/exact.h"
+#include "tessera/rules/exact/exact.h"
 
 namespace tessera::dtensor {
 

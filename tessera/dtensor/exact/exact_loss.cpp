@@ -15,7 +15,7 @@
 #include "tessera/base/hints.h"
 #include "tessera/dtensor/exact/part_means.h"
 #include "tessera/dtensor/state/state.h"
-#include "tessera/rules/local_args.h"
+#include "tessera/rules/engine/local_args.h"
 
 namespace tessera::dtensor {
 

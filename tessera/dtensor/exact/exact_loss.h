@@ -1,7 +1,7 @@
 // Mean losses in `exact` numerics: one division by what the step counts.
 #pragma once
 
-#include "tessera/rules/exact.h"
+#include "tessera/rules/exact/exact.h"
 
 namespace tessera::dtensor {
 

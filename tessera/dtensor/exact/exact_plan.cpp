@@ -5,7 +5,7 @@
 #include "tessera/base/error.h"
 #include "tessera/dtensor/exact/exact_loss.h"
 #include "tessera/dtensor/exact/pending.h"
-#include "tessera/rules/exact_table.h"
+#include "tessera/rules/exact/exact_table.h"
 
 namespace tessera::dtensor {
 

@@ -4,8 +4,8 @@
 #include "tessera/dtensor/plan/call_plan.h"
 #include "tessera/dtensor/record/op_info.h"
 #include "tessera/dtensor/state/state.h"
-#include "tessera/rules/exact.h"
-#include "tessera/rules/propagate.h"
+#include "tessera/rules/engine/propagate.h"
+#include "tessera/rules/exact/exact.h"
 
 namespace tessera::dtensor {
 

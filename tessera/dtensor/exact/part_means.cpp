@@ -20,7 +20,7 @@
 #include "tessera/dtensor/record/kernel_registry.h"
 #include "tessera/dtensor/record/node.h"
 #include "tessera/dtensor/state/state.h"
-#include "tessera/rules/local_args.h"
+#include "tessera/rules/engine/local_args.h"
 
 namespace tessera::dtensor {
 

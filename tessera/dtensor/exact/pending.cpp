@@ -10,7 +10,7 @@
 #include "tessera/base/error.h"
 #include "tessera/dtensor/record/interception.h"
 #include "tessera/dtensor/state/state.h"
-#include "tessera/kernels/threads.h"
+#include "tessera/kernels/base/threads.h"
 
 namespace tessera::dtensor {
 

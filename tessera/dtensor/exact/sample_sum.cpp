@@ -5,8 +5,8 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/hints.h"
-#include "tessera/comm/flight.h"
-#include "tessera/comm/merge_bytes.h"
+#include "tessera/comm/call/flight.h"
+#include "tessera/comm/merge/merge_bytes.h"
 #include "tessera/dtensor/record/interception.h"
 #include "tessera/dtensor/state/state.h"
 

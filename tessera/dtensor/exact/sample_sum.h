@@ -8,7 +8,7 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "tessera/comm/exact_merge.h"
+#include "tessera/comm/merge/exact_merge.h"
 #include "tessera/dtensor/plan/exact_sum.h"
 #include "tessera/dtensor/record/meta.h"
 

@@ -11,10 +11,10 @@
 #include "tessera/dtensor/record/interception.h"
 #include "tessera/dtensor/state/state.h"
 #include "tessera/dtensor/view/views.h"
-#include "tessera/kernels/clip_norm.h"
-#include "tessera/kernels/float_environment.h"
-#include "tessera/kernels/rows.h"
-#include "tessera/rules/dispatch_floats.h"
+#include "tessera/kernels/base/float_environment.h"
+#include "tessera/kernels/rows/clip_norm.h"
+#include "tessera/kernels/rows/rows.h"
+#include "tessera/rules/engine/dispatch_floats.h"
 
 namespace tessera::dtensor {
 

@@ -1,4 +1,4 @@
-// Norms of tensors by the definition of the clip norm (kernels/clip_norm.h), the same bits on every layout.
+// Norms of tensors by the definition of the clip norm (kernels/rows/clip_norm.h), the same bits on every layout.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -10,7 +10,7 @@
 #include "tessera/dtensor/record/interception.h"
 #include "tessera/dtensor/state/observer.h"
 #include "tessera/dtensor/view/views.h"
-#include "tessera/kernels/threads.h"
+#include "tessera/kernels/base/threads.h"
 
 namespace tessera::dtensor {
 

@@ -18,7 +18,7 @@
 #include "tessera/dtensor/record/arguments.h"
 #include "tessera/dtensor/record/interception.h"
 #include "tessera/dtensor/record/kernel_registry.h"
-#include "tessera/kernels/threads.h"
+#include "tessera/kernels/base/threads.h"
 
 namespace tessera::dtensor {
 

@@ -5,8 +5,8 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 
 #include "tessera/base/error.h"
-#include "tessera/comm/error_hook.h"
-#include "tessera/comm/rank_hooks.h"
+#include "tessera/comm/core/error_hook.h"
+#include "tessera/comm/core/rank_hooks.h"
 #include "tessera/dtensor/dispatch/dispatch.h"
 #include "tessera/dtensor/exact/part_means.h"
 #include "tessera/dtensor/front/dtensor.h"

@@ -19,7 +19,7 @@
 #include "tessera/dtensor/record/interception.h"
 #include "tessera/dtensor/view/part_at.h"
 #include "tessera/dtensor/view/views.h"
-#include "tessera/rules/exact.h"
+#include "tessera/rules/exact/exact.h"
 
 namespace tessera::dtensor {
 

@@ -6,7 +6,7 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "tessera/comm/communicator.h"
+#include "tessera/comm/core/communicator.h"
 #include "tessera/reshard/holdings.h"
 
 namespace tessera::dtensor {

@@ -8,7 +8,7 @@
 #include <ATen/ops/full.h>
 
 #include "tessera/base/error.h"
-#include "tessera/comm/flight.h"
+#include "tessera/comm/call/flight.h"
 #include "tessera/dtensor/move/boxes.h"
 #include "tessera/dtensor/record/interception.h"
 

@@ -6,7 +6,7 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "tessera/comm/context.h"
+#include "tessera/comm/core/context.h"
 #include "tessera/layout/spec.h"
 #include "tessera/reshard/path.h"
 

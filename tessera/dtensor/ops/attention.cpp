@@ -8,7 +8,7 @@
 #include "tessera/dtensor/record/kernel_registry.h"
 #include "tessera/dtensor/record/meta.h"
 #include "tessera/dtensor/state/state.h"
-#include "tessera/rules/exact.h"
+#include "tessera/rules/exact/exact.h"
 
 namespace tessera::dtensor {
 

@@ -8,8 +8,8 @@
 #include "tessera/base/error.h"
 #include "tessera/dtensor/ops/attention_parts.h"
 #include "tessera/dtensor/record/node.h"
-#include "tessera/kernels/attention.h"
-#include "tessera/rules/dispatch_floats.h"
+#include "tessera/kernels/attention/attention.h"
+#include "tessera/rules/engine/dispatch_floats.h"
 
 namespace tessera::dtensor {
 

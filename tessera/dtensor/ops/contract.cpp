@@ -12,7 +12,7 @@
 #include "tessera/dtensor/record/kernel_registry.h"
 #include "tessera/dtensor/record/meta.h"
 #include "tessera/dtensor/record/node.h"
-#include "tessera/rules/equation.h"
+#include "tessera/rules/engine/equation.h"
 
 namespace tessera::dtensor {
 

@@ -1,4 +1,4 @@
-// The operator tessera::contract (rules/equation.h): the product of two tensors of any rank, so that layouts survive where libtorch
+// The operator tessera::contract (rules/engine/equation.h): the product of two tensors of any rank, so that layouts survive where libtorch
 // would flatten.
 #pragma once
 

@@ -10,7 +10,7 @@
 #include "tessera/dtensor/record/interception.h"
 #include "tessera/dtensor/record/kernel_registry.h"
 #include "tessera/dtensor/view/views.h"
-#include "tessera/rules/rule.h"
+#include "tessera/rules/engine/rule.h"
 
 namespace tessera::dtensor {
 

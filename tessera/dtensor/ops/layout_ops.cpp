@@ -12,7 +12,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/hash.h"
-#include "tessera/comm/error_hook.h"
+#include "tessera/comm/core/error_hook.h"
 #include "tessera/dtensor/exact/pending.h"
 #include "tessera/dtensor/record/interception.h"
 #include "tessera/dtensor/record/node.h"

@@ -14,7 +14,7 @@
 #include "tessera/dtensor/state/state.h"
 #include "tessera/dtensor/view/part_at.h"
 #include "tessera/dtensor/view/views.h"
-#include "tessera/kernels/threads.h"
+#include "tessera/kernels/base/threads.h"
 
 namespace tessera::dtensor {
 

@@ -3,8 +3,8 @@
 #include <numeric>
 
 #include "tessera/base/error.h"
-#include "tessera/comm/flight.h"
-#include "tessera/comm/merge_bytes.h"
+#include "tessera/comm/call/flight.h"
+#include "tessera/comm/merge/merge_bytes.h"
 
 namespace tessera::dtensor {
 

@@ -6,12 +6,12 @@
 #include <optional>
 #include <vector>
 
-#include "tessera/comm/context.h"
-#include "tessera/comm/exact_merge.h"
+#include "tessera/comm/core/context.h"
+#include "tessera/comm/merge/exact_merge.h"
 #include "tessera/dtensor/move/redistribute.h"
 #include "tessera/dtensor/record/meta.h"
-#include "tessera/rules/exact.h"
-#include "tessera/rules/propagate.h"
+#include "tessera/rules/engine/propagate.h"
+#include "tessera/rules/exact/exact.h"
 
 namespace tessera::dtensor {
 

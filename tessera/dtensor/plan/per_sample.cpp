@@ -3,9 +3,9 @@
 #include <ATen/ops/cat.h>
 
 #include "tessera/base/error.h"
-#include "tessera/kernels/threads.h"
-#include "tessera/rules/exact.h"
-#include "tessera/rules/propagate.h"
+#include "tessera/kernels/base/threads.h"
+#include "tessera/rules/engine/propagate.h"
+#include "tessera/rules/exact/exact.h"
 
 namespace tessera::dtensor {
 

@@ -8,8 +8,8 @@
 #include <ATen/core/stack.h>
 
 #include "tessera/dtensor/record/op_info.h"
-#include "tessera/rules/call.h"
-#include "tessera/rules/factor_map.h"
+#include "tessera/rules/engine/call.h"
+#include "tessera/rules/engine/factor_map.h"
 
 namespace tessera::dtensor {
 

@@ -3,7 +3,7 @@
 
 #include "tessera/dtensor/plan/call_plan.h"
 #include "tessera/dtensor/record/meta.h"
-#include "tessera/rules/propagate.h"
+#include "tessera/rules/engine/propagate.h"
 
 namespace tessera::dtensor {
 

@@ -7,7 +7,7 @@
 
 #include <ATen/core/dispatch/Dispatcher.h>
 
-#include "tessera/rules/rule.h"
+#include "tessera/rules/engine/rule.h"
 
 namespace tessera::dtensor {
 

@@ -7,7 +7,7 @@
 #include <optional>
 #include <string>
 
-#include "tessera/comm/context.h"
+#include "tessera/comm/core/context.h"
 #include "tessera/dtensor/move/redistribute.h"
 #include "tessera/dtensor/plan/forward_plans.h"
 #include "tessera/dtensor/plan/plan_cache.h"

@@ -5,7 +5,7 @@
 #include <set>
 
 #include "tessera/base/text.h"
-#include "tessera/comm/flight.h"
+#include "tessera/comm/call/flight.h"
 #include "tessera/dtensor/record/arguments.h"
 #include "tessera/dtensor/record/op_info.h"
 #include "tessera/dtensor/state/observer.h"

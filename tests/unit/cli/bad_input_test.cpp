@@ -11,7 +11,7 @@
 #include <unistd.h>
 
 #include "tessera/base/error.h"
-#include "tessera/comm/run_ranks.h"
+#include "tessera/comm/threads/run_ranks.h"
 #include "tessera/dtensor/front/dtensor.h"
 #include "tests/unit/cli/support.h"
 

@@ -9,8 +9,8 @@
 #include <unistd.h>
 
 #include "tessera/data/utf8.h"
-#include "tessera/train/config.h"
-#include "tessera/train/run_folder.h"
+#include "tessera/train/run/config.h"
+#include "tessera/train/run/run_folder.h"
 #include "tests/unit/cli/support.h"
 
 namespace tessera::cli {

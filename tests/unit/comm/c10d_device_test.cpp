@@ -5,8 +5,8 @@
 
 #include <ATen/ops/full.h>
 
-#include "tessera/comm/exact_merge.h"
-#include "tessera/comm/ordered_combine.h"
+#include "tessera/comm/merge/exact_merge.h"
+#include "tessera/comm/sums/ordered_combine.h"
 #include "tests/unit/comm/device_ranks.h"
 
 namespace tessera::comm {

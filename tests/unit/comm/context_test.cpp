@@ -8,8 +8,8 @@
 #include <c10/core/AutogradState.h>
 #include <c10/core/GradMode.h>
 
-#include "tessera/comm/call.h"
-#include "tessera/comm/rank_hooks.h"
+#include "tessera/comm/call/call.h"
+#include "tessera/comm/core/rank_hooks.h"
 #include "tessera/layout/mesh.h"
 
 namespace tessera::comm {

@@ -4,7 +4,7 @@
 
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
-#include "tessera/comm/process.h"
+#include "tessera/comm/join/process.h"
 
 namespace tessera::comm {
 

@@ -6,7 +6,7 @@
 
 #include <ATen/ops/add.h>
 
-#include "tessera/comm/exact_merge.h"
+#include "tessera/comm/merge/exact_merge.h"
 #include "tessera/layout/mesh.h"
 #include "tests/unit/comm/support.h"
 

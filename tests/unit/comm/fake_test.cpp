@@ -2,7 +2,7 @@
 
 #include <ATen/ops/full.h>
 
-#include "tessera/comm/exact_merge.h"
+#include "tessera/comm/merge/exact_merge.h"
 #include "tessera/layout/mesh.h"
 
 namespace tessera::comm {

@@ -1,4 +1,4 @@
-#include "tessera/comm/flight.h"
+#include "tessera/comm/call/flight.h"
 
 #include <filesystem>
 #include <thread>
@@ -6,8 +6,8 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
-#include "tessera/comm/exact_merge.h"
-#include "tessera/comm/run_ranks.h"
+#include "tessera/comm/merge/exact_merge.h"
+#include "tessera/comm/threads/run_ranks.h"
 #include "tessera/trace/parting.h"
 #include "tests/unit/comm/support.h"
 

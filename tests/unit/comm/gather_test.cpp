@@ -1,5 +1,5 @@
 // Ranks that look for each other: all link, strangers stay out, and who ends meanwhile is named at once by all that are left.
-#include "tessera/comm/gather.h"
+#include "tessera/comm/processes/gather.h"
 
 #include <atomic>
 #include <future>
@@ -8,8 +8,8 @@
 #include <gtest/gtest.h>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
-#include "tessera/comm/errors.h"
-#include "tessera/comm/packing.h"
+#include "tessera/comm/core/errors.h"
+#include "tessera/comm/processes/packing.h"
 
 namespace tessera::comm {
 namespace {

@@ -1,5 +1,5 @@
 // What a merge of exact sums sends: the closed form, and what a merge over copies hands to its collectives.
-#include "tessera/comm/merge_bytes.h"
+#include "tessera/comm/merge/merge_bytes.h"
 #include "tests/unit/comm/support.h"
 
 namespace tessera::comm {

@@ -15,7 +15,7 @@
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
-#include "tessera/comm/c10d_device.h"
+#include "tessera/comm/devices/c10d_device.h"
 
 namespace tessera::comm {
 

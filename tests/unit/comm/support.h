@@ -16,9 +16,9 @@
 #include <gtest/gtest.h>
 
 #include "tessera/base/error.h"
-#include "tessera/comm/context.h"
-#include "tessera/comm/errors.h"
-#include "tessera/comm/run_ranks.h"
+#include "tessera/comm/core/context.h"
+#include "tessera/comm/core/errors.h"
+#include "tessera/comm/threads/run_ranks.h"
 
 namespace tessera::comm {
 

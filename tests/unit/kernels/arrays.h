@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "tessera/base/hash.h"
-#include "tessera/kernels/row_views.h"
+#include "tessera/kernels/base/row_views.h"
 
 namespace tessera::kernels::test {
 

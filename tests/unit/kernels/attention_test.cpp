@@ -1,5 +1,5 @@
 // Attention by blocks has the bits of its parts run whole: products, softmax rows, products.
-#include "tessera/kernels/attention.h"
+#include "tessera/kernels/attention/attention.h"
 
 #include <cmath>
 #include <memory>
@@ -12,9 +12,9 @@
 
 #include "arrays.h"
 #include "tessera/base/error.h"
-#include "tessera/kernels/isa.h"
-#include "tessera/kernels/product.h"
-#include "tessera/kernels/rows.h"
+#include "tessera/kernels/base/isa.h"
+#include "tessera/kernels/product/product.h"
+#include "tessera/kernels/rows/rows.h"
 
 using namespace tessera::kernels;
 using namespace tessera::kernels::test;

@@ -7,8 +7,8 @@
 #include <ATen/Functions.h>
 
 #include "arrays.h"
-#include "tessera/kernels/elementwise.h"
-#include "tessera/kernels/isa.h"
+#include "tessera/kernels/base/isa.h"
+#include "tessera/kernels/maps/elementwise.h"
 
 using namespace tessera::kernels;
 using namespace tessera::kernels::test;

@@ -1,4 +1,4 @@
-#include "tessera/kernels/parallel.h"
+#include "tessera/kernels/base/parallel.h"
 
 #include <cfenv>
 #include <atomic>

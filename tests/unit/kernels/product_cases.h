@@ -13,7 +13,7 @@
 #include <string>
 #include <vector>
 
-#include "tessera/kernels/product.h"
+#include "tessera/kernels/product/product.h"
 
 namespace tessera::kernels {
 

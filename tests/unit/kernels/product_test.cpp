@@ -1,4 +1,4 @@
-#include "tessera/kernels/product.h"
+#include "tessera/kernels/product/product.h"
 
 #include <cfenv>
 #include <cstdlib>
@@ -17,7 +17,7 @@
 #include <ATen/ops/mm.h>
 
 #include "tessera/base/error.h"
-#include "tessera/kernels/isa.h"
+#include "tessera/kernels/base/isa.h"
 #include "tessera/layout/lattice.h"
 #include "tests/unit/kernels/oracle.h"
 #include "tests/unit/kernels/product_cases.h"

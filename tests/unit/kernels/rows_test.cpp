@@ -10,11 +10,11 @@
 
 #include "arrays.h"
 #include "rows_oracle.h"
-#include "tessera/kernels/cross_entropy.h"
-#include "tessera/kernels/elementwise.h"
-#include "tessera/kernels/isa.h"
-#include "tessera/kernels/norms.h"
-#include "tessera/kernels/rows.h"
+#include "tessera/kernels/base/isa.h"
+#include "tessera/kernels/maps/elementwise.h"
+#include "tessera/kernels/rows/cross_entropy.h"
+#include "tessera/kernels/rows/norms.h"
+#include "tessera/kernels/rows/rows.h"
 
 using namespace tessera::kernels;
 using namespace tessera::kernels::test;

@@ -10,12 +10,12 @@
 
 #include "arrays.h"
 #include "rows_oracle.h"
-#include "tessera/kernels/clip_norm.h"
-#include "tessera/kernels/embedding.h"
-#include "tessera/kernels/isa.h"
-#include "tessera/kernels/norms.h"
-#include "tessera/kernels/optimizer.h"
-#include "tessera/kernels/rows.h"
+#include "tessera/kernels/base/isa.h"
+#include "tessera/kernels/maps/optimizer.h"
+#include "tessera/kernels/rows/clip_norm.h"
+#include "tessera/kernels/rows/embedding.h"
+#include "tessera/kernels/rows/norms.h"
+#include "tessera/kernels/rows/rows.h"
 
 using namespace tessera::kernels;
 using namespace tessera::kernels::test;

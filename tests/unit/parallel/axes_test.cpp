@@ -5,7 +5,7 @@
 #include <torch/optim/sgd.h>
 
 #include "tessera/base/error.h"
-#include "tessera/comm/run_ranks.h"
+#include "tessera/comm/threads/run_ranks.h"
 #include "tessera/parallel/forward_pass.h"
 #include "tessera/parallel/generate_plan.h"
 #include "tessera/parallel/job.h"

@@ -6,7 +6,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/text.h"
-#include "tessera/comm/run_ranks.h"
+#include "tessera/comm/threads/run_ranks.h"
 #include "tessera/dtensor/front/dtensor.h"
 #include "tessera/models/gpt.h"
 #include "tessera/models/llama.h"

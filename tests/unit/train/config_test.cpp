@@ -1,4 +1,4 @@
-#include "tessera/train/config.h"
+#include "tessera/train/run/config.h"
 
 #include <filesystem>
 #include <fstream>
@@ -9,7 +9,7 @@
 #include <gtest/gtest.h>
 
 #include "tessera/base/error.h"
-#include "tessera/train/setup.h"
+#include "tessera/train/run/setup.h"
 
 namespace tessera::train {
 namespace {

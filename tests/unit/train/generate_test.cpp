@@ -10,7 +10,7 @@
 #include "tessera/data/utf8.h"
 #include "tessera/models/gpt.h"
 #include "tessera/models/llama.h"
-#include "tessera/train/generate.h"
+#include "tessera/train/run/generate.h"
 
 namespace tessera::train {
 namespace {

@@ -1,11 +1,11 @@
-#include "tessera/train/report.h"
+#include "tessera/train/run/report.h"
 
 #include <cmath>
 
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
-#include "tessera/train/trainer.h"
+#include "tessera/train/run/trainer.h"
 
 namespace tessera::train {
 namespace {

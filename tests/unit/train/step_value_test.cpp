@@ -1,5 +1,5 @@
 // The hash of a value against the hash of the full tensor, computed here by its definition.
-#include "tessera/train/step_value.h"
+#include "tessera/train/compare/step_value.h"
 
 #include <cmath>
 #include <limits>
@@ -9,7 +9,7 @@
 #include <gtest/gtest.h>
 
 #include "tessera/base/hash.h"
-#include "tessera/comm/run_ranks.h"
+#include "tessera/comm/threads/run_ranks.h"
 #include "tessera/dtensor/front/dtensor.h"
 
 namespace tessera::train {
