@@ -24,7 +24,7 @@ help:
 	@echo "make deps     only the Debian packages and the Python environment"
 	@echo "make install  into PREFIX, for find_package(tessera)"
 	@echo "make clean    remove $(BUILD)/, $(BUILD)-oldest/, $(BUILD)-cuda/ and $(BUILD)-wheel/; the environment .venv/ stays"
-	@echo "variables: CONFIG, RUN, JOBS=$(JOBS), FAULTS, SWEEP (options of tests/python/operator_sweep.py), PREFIX, TESSERA_PYTHON (a python that has torch, instead of .venv)"
+	@echo "variables: CONFIG, RUN, JOBS=$(JOBS), BUSY (options of tools/test_times.py), FAULTS, SWEEP (options of tests/python/operator_sweep.py), PREFIX, TESSERA_PYTHON (a python that has torch, instead of .venv)"
 
 deps:
 	@tools/deps
@@ -55,7 +55,7 @@ test-full: configure
 
 test-busy: configure
 	@cmake --build $(BUILD) -j $(JOBS)
-	@tools/test_times.py $(BUILD) --jobs $(JOBS) --table $(BUILD)/test_times.md
+	@tools/test_times.py $(BUILD) --jobs $(JOBS) --table $(BUILD)/test_times.md $(BUSY)
 
 # May be ended and started again: what was found stays found. FAULTS are options of the tool, such as --only or --shard.
 mutants: deps
