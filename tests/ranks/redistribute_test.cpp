@@ -4,6 +4,8 @@
 
 #include "tests/ranks/support.h"
 
+#include "tessera/comm/call/call.h"
+
 namespace tessera::ranks {
 namespace {
 

@@ -1,6 +1,7 @@
 // Ranks that are handed different batches are told so in the first calls of a model, with the tensor and the rank.
 #include <random>
 
+#include "tessera/comm/call/call.h"
 #include "tessera/dtensor/dispatch/same_values.h"
 #include "tessera/dtensor/state/state.h"
 #include "tessera/parallel/forward_pass.h"

@@ -9,6 +9,7 @@
 
 #include "tessera/base/aside.h"
 #include "tessera/base/atomic_file.h"
+#include "tessera/comm/call/call.h"
 #include "tessera/comm/merge/exact_merge.h"
 #include "tessera/trace/flight_recorder.h"
 

@@ -14,6 +14,7 @@
 #include "tessera/comm/call/rank_scope.h"
 #include "tessera/comm/core/errors.h"
 #include "tessera/comm/core/machine.h"
+#include "tessera/comm/core/wait_hook.h"
 #include "tessera/comm/devices/c10d_device.h"
 #include "tessera/comm/processes/c10d.h"
 #include "tessera/comm/threads/run_ranks.h"

@@ -7,6 +7,7 @@
 #include "tessera/dtensor/ops/fused_attention.h"
 #include "tessera/dtensor/record/kernel_registry.h"
 #include "tessera/dtensor/record/meta.h"
+#include "tessera/dtensor/record/node.h"
 #include "tessera/dtensor/state/state.h"
 #include "tessera/rules/exact/exact.h"
 

@@ -5,6 +5,7 @@
 #include <set>
 
 #include "tessera/base/text.h"
+#include "tessera/comm/call/call.h"
 #include "tessera/comm/call/flight.h"
 #include "tessera/dtensor/record/arguments.h"
 #include "tessera/dtensor/record/op_info.h"

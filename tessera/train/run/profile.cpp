@@ -9,6 +9,7 @@
 #include "tessera/base/atomic_file.h"
 #include "tessera/base/error.h"
 #include "tessera/base/text.h"
+#include "tessera/comm/call/call.h"
 #include "tessera/comm/core/context.h"
 #include "tessera/comm/core/gather_texts.h"
 #include "tessera/dtensor/state/state.h"

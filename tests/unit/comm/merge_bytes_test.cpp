@@ -1,4 +1,5 @@
 // What a merge of exact sums sends: the closed form, and what a merge over copies hands to its collectives.
+#include "tessera/comm/call/call.h"
 #include "tessera/comm/merge/merge_bytes.h"
 #include "tests/unit/comm/support.h"
 
