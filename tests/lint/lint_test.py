@@ -9,6 +9,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tools"))
 
 import check_floors  # noqa: E402
+import check_format  # noqa: E402
 import check_mutants  # noqa: E402
 import check_paths  # noqa: E402
 import check_rooms  # noqa: E402
@@ -136,6 +137,16 @@ class Paths(Tree):
     def test_a_home_is_found(self):
         self.write("docs/a.md", "see https://example.com/home/x and build/work/a\nread " + "/home" + "/someone/a.txt\n")
         self.assertEqual([line.split(": ")[0] for line in check_paths.check(self.root)], ["docs/a.md:2"])
+
+
+class Format(Tree):
+    @unittest.skipUnless(check_format.program(check_format.ROOT), "the clang-format of requirements.txt is not here")
+    def test_a_file_that_is_formatted_otherwise_is_wrong(self):
+        self.write(".clang-format", (check_format.ROOT / ".clang-format").read_text())
+        self.write("tessera/base/a.cpp", "int a() { return 1; }\n")
+        self.write("tessera/base/b.cpp", "int b(bool x) { if (x) return 1;\n  return 2; }\n")
+        found = check_format.check(self.root, check_format.program(check_format.ROOT))
+        self.assertEqual([line.split(":")[0] for line in found], ["tessera/base/b.cpp"])
 
 
 class Mutants(Tree):

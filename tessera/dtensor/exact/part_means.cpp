@@ -31,10 +31,12 @@ using torch::autograd::variable_list;
 using torch::jit::Stack;
 
 // Losses whose `reduction` may be a mean. `exact` has some; what others are made of comes here by itself.
+// clang-format off
 const std::vector<const char*> kLosses = {
     "aten::binary_cross_entropy", "aten::binary_cross_entropy_with_logits", "aten::huber_loss", "aten::kl_div", "aten::mse_loss",
     "aten::multi_margin_loss", "aten::multilabel_margin_loss", "aten::nll_loss", "aten::nll_loss_nd", "aten::smooth_l1_loss", "aten::soft_margin_loss",
 };
+// clang-format on
 // In `exact` its parts are means.
 constexpr const char* kCrossEntropy = "aten::cross_entropy_loss";
 

@@ -232,11 +232,13 @@ void random_by_values(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack*
   call_plain(op, stack);
 }
 
+// clang-format off
 const std::vector<const char*> kFactories = {
     "aten::arange", "aten::arange.start", "aten::arange.start_step", "aten::empty.memory_format", "aten::empty_strided", "aten::eye",
     "aten::eye.m", "aten::full", "aten::linspace", "aten::logspace", "aten::ones", "aten::scalar_tensor", "aten::tril_indices",
     "aten::triu_indices", "aten::zeros",
 };
+// clang-format on
 const std::vector<const char*> kRandomFactories = {
     "aten::rand", "aten::rand.generator", "aten::randint", "aten::randint.generator", "aten::randint.low", "aten::randint.low_generator",
     "aten::randn", "aten::randn.generator", "aten::randperm", "aten::randperm.generator",
@@ -246,16 +248,21 @@ const std::vector<const char*> kRandomFills = {
     "aten::rand_like", "aten::randint_like", "aten::randint_like.low_dtype", "aten::randn_like", "aten::random_", "aten::random_.from",
     "aten::random_.to", "aten::uniform_",
 };
+// clang-format off
 const std::vector<const char*> kRandomByValues = {
     "aten::_sample_dirichlet", "aten::_standard_gamma", "aten::binomial", "aten::multinomial", "aten::normal.Tensor_Tensor",
     "aten::normal.Tensor_float", "aten::normal.float_Tensor", "aten::poisson", "aten::rrelu_with_noise", "aten::rrelu_with_noise_",
 };
+// clang-format on
+// clang-format off
 const std::vector<const char*> kComposites = {
     "aten::cov", "aten::ctc_loss.IntList", "aten::ctc_loss.Tensor", "aten::linalg_matrix_rank", "aten::linalg_matrix_rank.atol_rtol_float",
     "aten::linalg_matrix_rank.atol_rtol_tensor", "aten::linalg_matrix_rank.tol_tensor", "aten::linalg_vander", "aten::nanquantile",
     "aten::nanquantile.scalar", "aten::one_hot", "aten::quantile", "aten::quantile.scalar", "aten::vander",
 };
+// clang-format on
 // What LAPACK computes, below autograd.
+// clang-format off
 const std::vector<const char*> kLinearAlgebra = {
     "aten::_linalg_det", "aten::_linalg_eigh", "aten::_linalg_eigvals", "aten::_linalg_slogdet", "aten::_linalg_solve_ex", "aten::_linalg_svd",
     "aten::cholesky", "aten::cholesky_inverse", "aten::cholesky_solve", "aten::geqrf", "aten::linalg_cholesky_ex", "aten::linalg_eig",
@@ -263,6 +270,7 @@ const std::vector<const char*> kLinearAlgebra = {
     "aten::linalg_lu", "aten::linalg_lu_factor_ex", "aten::linalg_lu_solve", "aten::linalg_matrix_exp", "aten::linalg_pinv.atol_rtol_tensor",
     "aten::linalg_qr", "aten::linalg_solve_triangular", "aten::ormqr", "aten::triangular_solve",
 };
+// clang-format on
 const std::vector<const char*> kBernoullis = {"aten::bernoulli", "aten::bernoulli_.Tensor"};
 
 }  // namespace

@@ -5,6 +5,7 @@
 namespace tessera::dtensor {
 
 bool is_whole_op(const std::string& op) {
+  // clang-format off
   static const std::unordered_set<std::string> ops = {
       "aten::_chunk_cat", "aten::_ctc_loss", "aten::_ctc_loss.Tensor", "aten::_ctc_loss_backward", "aten::_ctc_loss_backward.Tensor",
       "aten::_dirichlet_grad", "aten::_embedding_bag", "aten::_embedding_bag_backward", "aten::_embedding_bag_dense_backward",
@@ -24,6 +25,7 @@ bool is_whole_op(const std::string& op) {
       "aten::multilabel_margin_loss_forward", "aten::narrow_copy", "aten::nonzero_static", "aten::ormqr", "aten::renorm", "aten::rot90",
       "aten::segment_reduce", "aten::triangular_solve", "aten::vdot",
   };
+  // clang-format on
   return ops.contains(op);
 }
 

@@ -14,6 +14,7 @@ namespace {
 using Table = std::unordered_map<std::string_view, ExactRule>;
 
 // Operators that move values, make them or compare them, of any dtype.
+// clang-format off
 constexpr std::string_view kMoves[] = {
     "aten::_reshape_alias", "aten::_to_copy", "aten::_unsafe_view", "aten::alias", "aten::cat", "aten::clone",
     "aten::constant_pad_nd", "aten::copy", "aten::copy_", "aten::diagonal", "aten::empty_like", "aten::eq.Scalar",
@@ -26,8 +27,10 @@ constexpr std::string_view kMoves[] = {
     "aten::unbind.int", "aten::unsafe_split.Tensor", "aten::unsqueeze", "aten::view", "aten::where.self", "aten::zero",
     "aten::zeros_like",
 };
+// clang-format on
 
 // Operators that combine elements by IEEE operations: the ordinary kernel is exact.
+// clang-format off
 constexpr std::string_view kStock[] = {
     "aten::abs", "aten::addcdiv", "aten::addcmul", "aten::all", "aten::amax", "aten::amin", "aten::any", "aten::argmax",
     "aten::argmin", "aten::bitwise_and.Tensor", "aten::bitwise_not", "aten::bitwise_or.Tensor", "aten::ceil", "aten::clamp",
@@ -41,9 +44,11 @@ constexpr std::string_view kStock[] = {
     "aten::rrelu_with_noise_backward", "aten::rsqrt", "aten::sgn", "aten::sign", "aten::signbit", "aten::sin", "aten::sqrt",
     "aten::threshold", "aten::threshold_backward", "aten::trunc", "tessera::attention", "tessera::attention_backward",
 };
+// clang-format on
 
 // Operators whose kernel computes an element by one function in its vectors and by another at their end, or whose order of
 // additions may depend on the rows, channels and memory that are there.
+// clang-format off
 constexpr std::string_view kPerSample[] = {
     "aten::_adaptive_avg_pool2d", "aten::_adaptive_avg_pool2d_backward", "aten::_adaptive_avg_pool3d",
     "aten::_adaptive_avg_pool3d_backward", "aten::acos", "aten::acosh", "aten::adaptive_max_pool2d",
@@ -62,6 +67,7 @@ constexpr std::string_view kPerSample[] = {
     "aten::replication_pad3d_backward", "aten::sinh", "aten::softplus", "aten::softplus_backward", "aten::std.correction",
     "aten::std_mean.correction", "aten::tan", "aten::var.correction", "aten::var_mean.correction", "aten::xlogy.Tensor",
 };
+// clang-format on
 
 // Whole powers that libtorch computes by products alone.
 bool is_small_power(const Call& call) {

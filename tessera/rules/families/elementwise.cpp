@@ -155,6 +155,7 @@ const Names& linear() {
 }
 
 const Names& unary() {
+  // clang-format off
   static const Names names = {
       "aten::acos", "aten::acosh", "aten::asin", "aten::asinh", "aten::atan", "aten::atanh", "aten::bitwise_not",
       "aten::ceil", "aten::celu", "aten::cos", "aten::cosh", "aten::deg2rad", "aten::digamma", "aten::elu",
@@ -169,10 +170,12 @@ const Names& unary() {
       "aten::special_modified_bessel_i1", "aten::special_modified_bessel_k0", "aten::special_modified_bessel_k1",
       "aten::special_ndtri", "aten::special_scaled_modified_bessel_k0", "aten::special_scaled_modified_bessel_k1",
       "aten::special_spherical_bessel_j0", "aten::sqrt", "aten::tan", "aten::tanh", "aten::threshold", "aten::trunc"};
+  // clang-format on
   return names;
 }
 
 const Names& with_scalar() {
+  // clang-format off
   static const Names names = {
       "aten::add.Scalar", "aten::bitwise_and.Scalar", "aten::bitwise_and.Scalar_Tensor",
       "aten::bitwise_left_shift.Scalar_Tensor", "aten::bitwise_left_shift.Tensor_Scalar", "aten::bitwise_or.Scalar",
@@ -182,10 +185,12 @@ const Names& with_scalar() {
       "aten::fmod.Scalar", "aten::ge.Scalar", "aten::gt.Scalar", "aten::le.Scalar", "aten::lt.Scalar",
       "aten::ne.Scalar", "aten::pow.Scalar", "aten::remainder.Scalar", "aten::rsub.Scalar",
       "aten::sub.Scalar", "aten::xlogy.Scalar_Other", "aten::xlogy.Scalar_Self"};
+  // clang-format on
   return names;
 }
 
 const Names& several() {
+  // clang-format off
   static const Names names = {
       "aten::addcdiv", "aten::addcmul", "aten::atan2", "aten::bitwise_and.Tensor", "aten::bitwise_left_shift.Tensor",
       "aten::bitwise_or.Tensor", "aten::bitwise_right_shift.Tensor", "aten::bitwise_xor.Tensor", "aten::clamp.Tensor",
@@ -199,6 +204,7 @@ const Names& several() {
       "aten::pow.Tensor_Tensor", "aten::pow_.Tensor", "aten::remainder.Tensor", "aten::sigmoid_backward",
       "aten::silu_backward", "aten::softplus_backward", "aten::softshrink_backward", "aten::tanh_backward",
       "aten::threshold_backward", "aten::xlogy.Tensor"};
+  // clang-format on
   return names;
 }
 
