@@ -18,11 +18,12 @@ enum class SpecialTokens { kWithout, kWith };
 
 // Text to token ids and back, id for id as `tokenizers` does it. Immutable; copies share; thread-safe.
 //
-// Supported: models BPE; pre-tokenizers ByteLevel, Split, Digits, Sequence; post-processors ByteLevel, TemplateProcessing,
-// RobertaProcessing, Sequence; decoder ByteLevel; no normalizer. Anything else in a file is refused by name.
+// Supported: models BPE; pre-tokenizers ByteLevel, Split, Digits, Sequence; post-processors ByteLevel,
+// TemplateProcessing, RobertaProcessing, Sequence; decoder ByteLevel; no normalizer. Anything else in a file is refused
+// by name.
 //
-// Any bytes can be encoded: those that are no UTF-8 become pieces of their own, so that decode(encode(x)) is x, byte for
-// byte, for every x when no added token strips spaces and no space is put in front.
+// Any bytes can be encoded: those that are no UTF-8 become pieces of their own, so that decode(encode(x)) is x, byte
+// for byte, for every x when no added token strips spaces and no space is put in front.
 class Tokenizer {
  public:
   // Throws DataError that names the file, the part of it and what is accepted.

@@ -18,9 +18,9 @@ struct TokenizerParts {
   AddedTokens added;
   PreTokenizer pre_tokenizer;
   Bpe bpe;
-  std::vector<std::optional<std::string>> bytes;           // by id; nothing where there is no token
-  std::vector<bool> is_special;                            // by id
-  ska::flat_hash_map<std::string, int32_t> ids;            // by text as in the file
+  std::vector<std::optional<std::string>> bytes;  // by id; nothing where there is no token
+  std::vector<bool> is_special;                   // by id
+  ska::flat_hash_map<std::string, int32_t> ids;   // by text as in the file
   std::vector<int32_t> prefix, suffix;
 };
 

@@ -1,4 +1,5 @@
-// The `counter` generator: random values that are functions of where they stand in the global program, not of the layout.
+// The `counter` generator: random values that are functions of where they stand in the global program, not of the
+// layout.
 //
 // value = f(seed, site, step, sample, element). No state, no order: a shard, a micro-batch, a recomputation or another
 // schedule meets the same values. This packing is frozen; stored runs depend on it:
@@ -38,13 +39,15 @@ struct Stream {
 
 // Fills a shard's local tensor: plain, contiguous, on the CPU, of sizes local_sizes(region).
 //
-// Uniform, Normal, Exponential, LogNormal and Cauchy take float64, float32, float16 and bfloat16 (16-bit: the float32 value rounded);
-// Uniform and Normal also complex dtypes, whose parts are drawn one after the other, each of a Normal's with half of its variance;
-// Bernoulli, Integers and Geometric also take int64, int32, int16, int8, uint8 and bool. A Bernoulli with a probability for each
-// element is a float32 Uniform compared with `<`. Work is O(local). Throws c10::Error on anything else. Thread-safe.
+// Uniform, Normal, Exponential, LogNormal and Cauchy take float64, float32, float16 and bfloat16 (16-bit: the float32
+// value rounded); Uniform and Normal also complex dtypes, whose parts are drawn one after the other, each of a Normal's
+// with half of its variance; Bernoulli, Integers and Geometric also take int64, int32, int16, int8, uint8 and bool. A
+// Bernoulli with a probability for each element is a float32 Uniform compared with `<`. Work is O(local). Throws
+// c10::Error on anything else. Thread-safe.
 void fill(at::Tensor& local, const Region& region, const Stream& stream, const Distribution& distribution);
 
-// Writes the permutation of 0..n-1 that sorts n 64-bit draws of the stream; `out` is a plain int64 tensor of n elements.
+// Writes the permutation of 0..n-1 that sorts n 64-bit draws of the stream; `out` is a plain int64 tensor of n
+// elements.
 void fill_permutation(at::Tensor& out, const Stream& stream);
 
 // One integer in [0, range) for (sample, element) of the stream; `range` must be positive.

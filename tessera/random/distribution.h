@@ -6,7 +6,8 @@
 
 namespace tessera::random {
 
-// Uniform in [from, to). Float has 24 random bits, double 53. A value that rounding lifts to `to` becomes `from`, as in torch.
+// Uniform in [from, to). Float has 24 random bits, double 53. A value that rounding lifts to `to` becomes `from`, as in
+// torch.
 struct Uniform {
   double from = 0;
   double to = 1;
@@ -45,7 +46,8 @@ struct Cauchy {
   double sigma = 1;
 };
 
-// How many trials of probability p it takes until the first success, 1 or more; an integer dtype's largest value stands for more.
+// How many trials of probability p it takes until the first success, 1 or more; an integer dtype's largest value stands
+// for more.
 struct Geometric {
   double p = 0.5;
 };

@@ -23,19 +23,21 @@ at::TensorList telling(const Call& call) {
 void verify_tensors(const Call& call, at::TensorList tensors, const at::Tensor& like) {
   for (const auto& tensor : tensors) {
     TESSERA_CHECK(tensor.defined(), "[", name_of(call.kind), "] an undefined tensor over ", call.group->name());
-    TESSERA_CHECK(tensor.is_contiguous(), "[", name_of(call.kind), "] a tensor of sizes ", tensor.sizes(), " and strides ",
-                  tensor.strides(), " over ", call.group->name(), "; tensors of a collective must be contiguous");
-    TESSERA_CHECK(tensor.scalar_type() == like.scalar_type() && tensor.device() == like.device(), "[", name_of(call.kind),
-                  "] tensors of ", like.scalar_type(), " on ", like.device(), " and of ", tensor.scalar_type(), " on ",
-                  tensor.device(), " in one call over ", call.group->name(), "; one dtype and device is accepted");
+    TESSERA_CHECK(tensor.is_contiguous(), "[", name_of(call.kind), "] a tensor of sizes ", tensor.sizes(),
+                  " and strides ", tensor.strides(), " over ", call.group->name(),
+                  "; tensors of a collective must be contiguous");
+    TESSERA_CHECK(tensor.scalar_type() == like.scalar_type() && tensor.device() == like.device(), "[",
+                  name_of(call.kind), "] tensors of ", like.scalar_type(), " on ", like.device(), " and of ",
+                  tensor.scalar_type(), " on ", tensor.device(), " in one call over ", call.group->name(),
+                  "; one dtype and device is accepted");
   }
 }
 
 void verify_counts(const Call& call) {
   const auto size = call.group->size();
   const auto count = [&](at::TensorList tensors, const char* what) {
-    TESSERA_CHECK(static_cast<int64_t>(tensors.size()) == size, "[", name_of(call.kind), "] ", tensors.size(), " ", what,
-                  " over ", call.group->name(), "; one for each of its ", size, " members is accepted");
+    TESSERA_CHECK(static_cast<int64_t>(tensors.size()) == size, "[", name_of(call.kind), "] ", tensors.size(), " ",
+                  what, " over ", call.group->name(), "; one for each of its ", size, " members is accepted");
   };
   if (call.kind == Kind::kAllGather || call.kind == Kind::kAllToAll) {
     count(call.outputs, "outputs");
@@ -46,7 +48,8 @@ void verify_counts(const Call& call) {
   TESSERA_CHECK(call.peer >= 0 && call.peer < size, "[", name_of(call.kind), "] position ", call.peer, " over ",
                 call.group->name(), "; 0 to ", size - 1, " is accepted");
   TESSERA_CHECK((call.kind != Kind::kSend && call.kind != Kind::kReceive) || call.peer != call.group->rank(), "[",
-                name_of(call.kind), "] from and to rank ", call.group->ranks()[static_cast<size_t>(call.peer)], " itself");
+                name_of(call.kind), "] from and to rank ", call.group->ranks()[static_cast<size_t>(call.peer)],
+                " itself");
 }
 
 // What a member gives to itself must fit what it expects from itself; the others are compared where members meet.
@@ -54,24 +57,26 @@ void verify_own_part(const Call& call) {
   const auto self = static_cast<size_t>(call.group->rank());
   const auto& given = call.inputs.size() > 1 ? call.inputs[self] : call.inputs.front();
   const auto& taken = call.outputs.size() > 1 ? call.outputs[self] : call.outputs.front();
-  TESSERA_CHECK(given.sizes() == taken.sizes(), "[", name_of(call.kind), "] this rank gives itself sizes ", given.sizes(),
-                " and expects ", taken.sizes(), " over ", call.group->name(), "; equal sizes are accepted");
+  TESSERA_CHECK(given.sizes() == taken.sizes(), "[", name_of(call.kind), "] this rank gives itself sizes ",
+                given.sizes(), " and expects ", taken.sizes(), " over ", call.group->name(),
+                "; equal sizes are accepted");
 }
 
 void verify_reduction(const Call& call, at::ScalarType dtype) {
   const bool is_real = !at::isComplexType(dtype);
   const bool is_floating = at::isFloatingType(dtype) || !is_real;
-  TESSERA_CHECK(call.reduce != ReduceOp::kAvg || is_floating, "[", name_of(call.kind), "] the average of ", dtype, " over ",
-                call.group->name(), "; sum, max, min and prod are accepted");
-  TESSERA_CHECK((call.reduce != ReduceOp::kMax && call.reduce != ReduceOp::kMin) || is_real, "[", name_of(call.kind), "] the ",
-                layout::name_of(call.reduce), " of ", dtype, " over ", call.group->name(), "; sum, prod and avg are accepted");
+  TESSERA_CHECK(call.reduce != ReduceOp::kAvg || is_floating, "[", name_of(call.kind), "] the average of ", dtype,
+                " over ", call.group->name(), "; sum, max, min and prod are accepted");
+  TESSERA_CHECK((call.reduce != ReduceOp::kMax && call.reduce != ReduceOp::kMin) || is_real, "[", name_of(call.kind),
+                "] the ", layout::name_of(call.reduce), " of ", dtype, " over ", call.group->name(),
+                "; sum, prod and avg are accepted");
 }
 
 }  // namespace
 
 const char* name_of(Kind kind) {
-  constexpr const char* kNames[] = {"all_reduce", "all_gather", "reduce_scatter", "all_to_all",
-                                    "broadcast",  "send",       "receive",        "barrier", "merge"};
+  constexpr const char* kNames[] = {"all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast",
+                                    "send",       "receive",    "barrier",        "merge"};
   return kNames[static_cast<size_t>(kind)];
 }
 
@@ -93,12 +98,13 @@ std::string Call::str() const {
   } else if (kind == Kind::kBroadcast) {
     out << "(root " << peer << ")";
   } else if (is_message(kind)) {
-    out << (kind == Kind::kSend ? "(to rank " : "(from rank ") << group->ranks()[static_cast<size_t>(peer)] << ", tag " << tag
-        << ")";
+    out << (kind == Kind::kSend ? "(to rank " : "(from rank ") << group->ranks()[static_cast<size_t>(peer)] << ", tag "
+        << tag << ")";
   }
   const auto tensors = telling(*this);
   for (size_t i = 0; i < std::min<size_t>(tensors.size(), 4); ++i) {
-    out << (i == 0 ? " of " : ", ") << tensors[i].scalar_type() << tensors[i].sizes() << (tensors[i].is_cpu() ? "" : " on device");
+    out << (i == 0 ? " of " : ", ") << tensors[i].scalar_type() << tensors[i].sizes()
+        << (tensors[i].is_cpu() ? "" : " on device");
   }
   out << (tensors.size() > 4 ? ", ..." : "") << " over " << group->name();
   if (*op) {
@@ -139,7 +145,8 @@ const std::vector<int64_t>& own_group(const Communicator& parent, const std::vec
   TESSERA_CHECK(own, "[split] no group of ", name, " contains rank ", rank);
   for (const auto member : *own) {
     // Positions are mostly the ranks themselves.
-    const bool is_there = member >= 0 && member < static_cast<int64_t>(all.size()) && all[static_cast<size_t>(member)] == member;
+    const bool is_there =
+        member >= 0 && member < static_cast<int64_t>(all.size()) && all[static_cast<size_t>(member)] == member;
     TESSERA_CHECK(is_there || std::find(all.begin(), all.end(), member) != all.end(), "[split] the group {",
                   base::join(*own, ", "), "} of ", name, " over ", parent.name(), ", which lacks rank ", member);
   }

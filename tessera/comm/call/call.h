@@ -13,7 +13,17 @@ namespace tessera::comm {
 
 struct Program;
 
-enum class Kind : uint8_t { kAllReduce, kAllGather, kReduceScatter, kAllToAll, kBroadcast, kSend, kReceive, kBarrier, kMerge };
+enum class Kind : uint8_t {
+  kAllReduce,
+  kAllGather,
+  kReduceScatter,
+  kAllToAll,
+  kBroadcast,
+  kSend,
+  kReceive,
+  kBarrier,
+  kMerge
+};
 
 // all_reduce, all_gather, reduce_scatter, all_to_all, broadcast, send, receive, barrier, merge.
 const char* name_of(Kind kind);
@@ -32,8 +42,8 @@ struct Call {
   int64_t tag = 0;
   const Merge* merge = nullptr;  // what a merge asks for; `inputs` are its sums, `outputs` the closed nodes
   // Filled by CallScope from the rank's context.
-  const char* op = "";                // the operator that needed it
-  const Program* program = nullptr;   // null: not compared
+  const char* op = "";               // the operator that needed it
+  const Program* program = nullptr;  // null: not compared
 
   // Bytes of the tensors that this rank gives (receive: gets).
   int64_t bytes() const;
@@ -46,8 +56,8 @@ struct Call {
 // contiguous, an op that the dtype does not have, a root or peer outside of the group.
 void verify_call(const Call& call);
 
-// The one of `groups` (an argument of split) that contains the rank of `parent`. Throws if none or several do, or if it names
-// a rank outside of the parent.
+// The one of `groups` (an argument of split) that contains the rank of `parent`. Throws if none or several do, or if it
+// names a rank outside of the parent.
 const std::vector<int64_t>& own_group(const Communicator& parent, const std::vector<std::vector<int64_t>>& groups,
                                       const std::string& name);
 

@@ -6,7 +6,8 @@
 
 namespace tessera::comm {
 
-CallScope::CallScope(Call& call) : call_(call), context_(RankContext::current()), exceptions_(std::uncaught_exceptions()) {
+CallScope::CallScope(Call& call)
+    : call_(call), context_(RankContext::current()), exceptions_(std::uncaught_exceptions()) {
   verify_call(call);
   if (context_) {
     throw_if_stopped();
@@ -26,7 +27,9 @@ CallScope::~CallScope() {
 }
 
 void note_composed(const Call& call, const char* parts) {
-  if (auto* context = RankContext::current()) context->ledger.record_composed(name_of(call.kind), call.group->name(), parts);
+  if (auto* context = RankContext::current()) {
+    context->ledger.record_composed(name_of(call.kind), call.group->name(), parts);
+  }
 }
 
 }  // namespace tessera::comm

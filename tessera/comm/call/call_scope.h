@@ -10,8 +10,8 @@ namespace tessera::comm {
 
 class RankContext;
 
-// The scope of one collective on the calling rank, for backends: verifies and completes `call`, throws Stopped if the job was
-// asked to stop, and tells the watchers. A wait may follow (wait_hook.h).
+// The scope of one collective on the calling rank, for backends: verifies and completes `call`, throws Stopped if the
+// job was asked to stop, and tells the watchers. A wait may follow (wait_hook.h).
 class CallScope {
  public:
   explicit CallScope(Call& call);

@@ -16,18 +16,12 @@ bool same(const at::Tensor& a, const at::Tensor& b) {
 bool fits(const Call& a, const Call& b, size_t i, size_t j) {
   switch (a.kind) {
     case Kind::kAllReduce:
-    case Kind::kBroadcast:
-      return same(a.inputs[0], b.outputs[0]);
-    case Kind::kAllGather:
-      return same(a.inputs[0], b.outputs[i]);
-    case Kind::kReduceScatter:
-      return same(a.inputs[j], b.outputs[0]);
-    case Kind::kAllToAll:
-      return same(a.inputs[j], b.outputs[i]);
-    case Kind::kMerge:
-      return is_same(*a.merge, *b.merge);
-    default:
-      return true;
+    case Kind::kBroadcast: return same(a.inputs[0], b.outputs[0]);
+    case Kind::kAllGather: return same(a.inputs[0], b.outputs[i]);
+    case Kind::kReduceScatter: return same(a.inputs[j], b.outputs[0]);
+    case Kind::kAllToAll: return same(a.inputs[j], b.outputs[i]);
+    case Kind::kMerge: return is_same(*a.merge, *b.merge);
+    default: return true;
   }
 }
 
@@ -55,15 +49,15 @@ std::string parting(const Call& a, const Call& b) {
   std::ostringstream out;
   for (uint64_t i = oldest; i < shorter; ++i) {
     if (p.last[i % Program::kKept].hash != q.last[i % Program::kKept].hash) {
-      out << "; they parted at " << (i == oldest && i > 0 ? "or before " : "") << "op " << i << ": rank " << global_rank(a)
-          << " ran " << op_text(p, i) << ", rank " << global_rank(b) << " ran " << op_text(q, i)
+      out << "; they parted at " << (i == oldest && i > 0 ? "or before " : "") << "op " << i << ": rank "
+          << global_rank(a) << " ran " << op_text(p, i) << ", rank " << global_rank(b) << " ran " << op_text(q, i)
           << (op_text(p, i) == op_text(q, i) ? " with other shapes, layouts or numbers" : "");
       return out.str();
     }
   }
   if (oldest >= shorter) {
-    out << "; they parted before the last " << Program::kKept << " ops: rank " << global_rank(a) << " has run " << p.count
-        << ", rank " << global_rank(b) << " " << q.count;
+    out << "; they parted before the last " << Program::kKept << " ops: rank " << global_rank(a) << " has run "
+        << p.count << ", rank " << global_rank(b) << " " << q.count;
     return out.str();
   }
   const bool a_is_longer = p.count > q.count;
@@ -76,7 +70,8 @@ std::string report(const Call& a, const Call& b, const char* what = "run differe
   std::ostringstream out;
   out << "[comm] ranks " << global_rank(a) << " and " << global_rank(b) << " " << what << ": rank " << global_rank(a)
       << " calls " << a.str() << ", rank " << global_rank(b) << " calls " << b.str() << parting(a, b)
-      << ". Every rank must run the same operators with the same global shapes, layouts and numbers: look for what depends on the rank.";
+      << ". Every rank must run the same operators with the same global shapes, layouts and numbers: look for what "
+         "depends on the rank.";
   return out.str();
 }
 
@@ -120,8 +115,9 @@ std::string divergence_of(const Call& receive, const at::Tensor& sent) {
 }
 
 std::string divergence_by_end(int64_t finished, int64_t waiting, const Call& call) {
-  return c10::str("[comm] rank ", finished, " has finished; rank ", waiting, " waits in ", call.str(),
-                  "; every rank must make the same calls: look for a return, a loop or a branch that depends on the rank");
+  return c10::str(
+      "[comm] rank ", finished, " has finished; rank ", waiting, " waits in ", call.str(),
+      "; every rank must make the same calls: look for a return, a loop or a branch that depends on the rank");
 }
 
 }  // namespace tessera::comm

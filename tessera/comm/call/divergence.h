@@ -8,8 +8,8 @@
 
 namespace tessera::comm {
 
-// What the members' calls of one collective disagree about, naming two ranks, what each called, and the first op where their
-// programs parted; empty if they agree. Members without a program are compared by their calls alone.
+// What the members' calls of one collective disagree about, naming two ranks, what each called, and the first op where
+// their programs parted; empty if they agree. Members without a program are compared by their calls alone.
 std::string divergence_of(const std::vector<const Call*>& calls);
 
 // That a member has finished for which another waits in `call`. Both by their global ranks.

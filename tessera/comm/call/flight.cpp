@@ -53,7 +53,8 @@ class Flights : public Watcher {
     const bool has_peer = is_message(call.kind) || call.kind == Kind::kBroadcast;
     const bool reduces = call.kind == Kind::kAllReduce || call.kind == Kind::kReduceScatter;
     const auto tensors = call.inputs.empty() ? call.outputs : call.inputs;
-    trace::Flight flight{.kind = name_of(call.kind), .group = call.group->name(), .ranks = call.group->ranks(), .op = call.op};
+    trace::Flight flight{
+        .kind = name_of(call.kind), .group = call.group->name(), .ranks = call.group->ranks(), .op = call.op};
     flight.detail = reduces ? layout::name_of(call.reduce) : "";
     flight.tensors = static_cast<int64_t>(tensors.size());
     flight.bytes = call.bytes();
@@ -112,7 +113,9 @@ void leave(const Flights& flights, const std::string& reason) noexcept {
     }
     flights.leave(folder, reason);
     if (!std::exchange(shared().is_told, true)) {
-      std::cerr << "tessera: the last collectives are in " + folder + "; where the ranks parted: tessera trace " + folder + "\n" << std::flush;
+      std::cerr << "tessera: the last collectives are in " + folder + "; where the ranks parted: tessera trace " +
+                       folder + "\n"
+                << std::flush;
     }
   } catch (...) {
   }
@@ -126,7 +129,8 @@ void record_flights(RankContext& context) {
   context.watchers.push_back(flights);
 }
 
-FlightLayouts::FlightLayouts(RankContext& context, const layout::Spec& from, const layout::Spec& to) : recorder_(context.slot(&kKey)) {
+FlightLayouts::FlightLayouts(RankContext& context, const layout::Spec& from, const layout::Spec& to)
+    : recorder_(context.slot(&kKey)) {
   if (auto* flights = static_cast<Flights*>(recorder_.get())) {
     previous_ = std::exchange(flights->layouts, {from, to, ++flights->scopes});
   }
@@ -163,12 +167,14 @@ void leave_flights(RankContext& context, const std::string& reason) noexcept {
 
 void leave_all_flights(const std::string& reason) noexcept {
   try {
-    base::run_aside([reason] {
-      std::lock_guard lock(shared().mutex);
-      for (const auto* flights : shared().running) {
-        leave(*flights, reason);
-      }
-    }, std::chrono::seconds(1));
+    base::run_aside(
+        [reason] {
+          std::lock_guard lock(shared().mutex);
+          for (const auto* flights : shared().running) {
+            leave(*flights, reason);
+          }
+        },
+        std::chrono::seconds(1));
   } catch (...) {
   }
 }

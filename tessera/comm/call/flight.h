@@ -32,8 +32,9 @@ class FlightLayouts {
   CurrentLayouts previous_;
 };
 
-// While it lives, the ranks of this process that fail leave their recorders in `folder`, made if need be (flight_rank_3.json, ...).
-// An empty folder counts as none. Without one they are left in the folder that TESSERA_LOG_DIR names, which `tessera launch
+// While it lives, the ranks of this process that fail leave their recorders in `folder`, made if need be
+// (flight_rank_3.json, ...). An empty folder counts as none. Without one they are left in the folder that
+// TESSERA_LOG_DIR names, which `tessera launch
 // --log-dir` sets; else nowhere. The latest counts. Make it before the ranks start.
 class FlightFolder {
  public:
@@ -46,12 +47,12 @@ class FlightFolder {
   std::string previous_;
 };
 
-// Leaves the recorder of `context` in the folder, and says so on stderr, once a process. Called where a rank fails, with its error.
-// A disk that fails costs the file; never throws.
+// Leaves the recorder of `context` in the folder, and says so on stderr, once a process. Called where a rank fails,
+// with its error. A disk that fails costs the file; never throws.
 void leave_flights(RankContext& context, const std::string& reason) noexcept;
 
-// The same for every rank of this process that is still running, for what ends the process without unwinding. Gives a disk that hangs
-// a second.
+// The same for every rank of this process that is still running, for what ends the process without unwinding. Gives a
+// disk that hangs a second.
 void leave_all_flights(const std::string& reason) noexcept;
 
 }  // namespace tessera::comm

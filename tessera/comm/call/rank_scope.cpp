@@ -58,8 +58,8 @@ std::chrono::milliseconds deadline_of_rank() {
   return context ? context->deadline : std::chrono::milliseconds(60000);
 }
 
-// The count is per thread, but each setter also leaves it as the default of threads that have not asked yet: asking first
-// settles that.
+// The count is per thread, but each setter also leaves it as the default of threads that have not asked yet: asking
+// first settles that.
 void set_intra_op_threads(int count) {
   static std::mutex mutex;
   std::lock_guard lock(mutex);

@@ -9,8 +9,8 @@
 
 namespace tessera::comm {
 
-// The thread-local state of a rank, while it lives: autograd's own threads are off, and every hook of add_rank_hook was called
-// (their guards are dropped last first). Its collectives are recorded. Wants the rank's ContextGuard around it.
+// The thread-local state of a rank, while it lives: autograd's own threads are off, and every hook of add_rank_hook was
+// called (their guards are dropped last first). Its collectives are recorded. Wants the rank's ContextGuard around it.
 class RankScope {
  public:
   RankScope();
@@ -29,8 +29,8 @@ std::chrono::milliseconds deadline_of_rank();
 // The intra-op threads of the calling thread. Only waits when the count changes.
 void set_intra_op_threads(int count);
 
-// Throws `error` anew with `rank N: ` before its message. A RankFailed, which names its rank, and a type that cannot be made
-// from a message pass unchanged.
+// Throws `error` anew with `rank N: ` before its message. A RankFailed, which names its rank, and a type that cannot be
+// made from a message pass unchanged.
 [[noreturn]] void rethrow_of(int64_t rank, const std::exception_ptr& error);
 
 }  // namespace tessera::comm

@@ -31,9 +31,9 @@ uint64_t next_context_id() {
 }  // namespace
 
 struct RankContext::State {
-  std::unordered_map<const void*, layout::Coord> coords;                             // by mesh
-  std::map<std::pair<const void*, int64_t>, std::shared_ptr<Communicator>> lines;    // by mesh and axis
-  std::unordered_map<const void*, std::shared_ptr<Communicator>> wholes;             // by mesh
+  std::unordered_map<const void*, layout::Coord> coords;                           // by mesh
+  std::map<std::pair<const void*, int64_t>, std::shared_ptr<Communicator>> lines;  // by mesh and axis
+  std::unordered_map<const void*, std::shared_ptr<Communicator>> wholes;           // by mesh
   std::unordered_map<const void*, std::shared_ptr<void>> slots;
 };
 
@@ -48,11 +48,12 @@ const layout::Coord& RankContext::coord(const layout::Mesh& mesh) {
   }
   auto coord = mesh.coord_of(rank);
   TESSERA_CHECK(coord, "[mesh] rank ", rank, " of ", world_size, " is not on mesh {", mesh.str(),
-                "}; only the ranks of a mesh can use its tensors: start ", mesh.size(), " ranks, or give a mesh of ", world_size);
+                "}; only the ranks of a mesh can use its tensors: start ", mesh.size(), " ranks, or give a mesh of ",
+                world_size);
   const auto& members = mesh.ranks();
   const auto last = *std::max_element(members.begin(), members.end());
-  TESSERA_CHECK(last < world_size, "[mesh] mesh {", mesh.str(), "} needs ranks 0 to ", last, ", this job has ", world_size,
-                "; start ", mesh.size(), " ranks, or give a mesh of ", world_size);
+  TESSERA_CHECK(last < world_size, "[mesh] mesh {", mesh.str(), "} needs ranks 0 to ", last, ", this job has ",
+                world_size, "; start ", mesh.size(), " ranks, or give a mesh of ", world_size);
   return state_->coords.emplace(mesh.id(), std::move(*coord)).first->second;
 }
 
@@ -98,7 +99,8 @@ RankContext* RankContext::current() {
 RankContext& RankContext::require() {
   auto* context = current();
   TESSERA_CHECK(context, "[comm] this thread works for no rank; call from inside of run_ranks",
-                base::in_language(", or pass on the rank's at::ThreadLocalState to a thread of your own", ", on the thread that it started, or start the program by torchrun"));
+                base::in_language(", or pass on the rank's at::ThreadLocalState to a thread of your own",
+                                  ", on the thread that it started, or start the program by torchrun"));
   return *context;
 }
 

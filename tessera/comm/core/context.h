@@ -19,8 +19,8 @@ namespace tessera::comm {
 // One rank of a job: made by run_ranks (or by a launcher), found from any thread that works for the rank.
 //
 // The pointer lives in a thread_local for speed and in libtorch's thread-local snapshot besides, so that it survives
-// re-entrant backward on a pool thread (where `current` reads the snapshot). Work that a rank hands to other threads must end
-// before the rank does.
+// re-entrant backward on a pool thread (where `current` reads the snapshot). Work that a rank hands to other threads
+// must end before the rank does.
 class RankContext {
  public:
   RankContext();
@@ -49,11 +49,12 @@ class RankContext {
   const layout::Coord& coord(const layout::Mesh& mesh);
 
   // The communicator of `axis` of `mesh` that contains this rank, made at first use, named as the axis.
-  // Collective at first use over the ranks of that line of the mesh: each of them must ask for it, in the same order as for
-  // other lines of the same ranks. Other ranks take no part.
+  // Collective at first use over the ranks of that line of the mesh: each of them must ask for it, in the same order as
+  // for other lines of the same ranks. Other ranks take no part.
   Communicator& axis(const layout::Mesh& mesh, int64_t axis);
 
-  // The communicator over all ranks of `mesh` (for transitions that no single axis serves). Collective over them at first use.
+  // The communicator over all ranks of `mesh` (for transitions that no single axis serves). Collective over them at
+  // first use.
   Communicator& whole(const layout::Mesh& mesh);
 
   // Anything other floors keep per rank (plan caches and the like), by key; dies with the context.
@@ -75,7 +76,9 @@ class RankContext {
 // Names the op that the calling rank's collectives serve, for a scope. `op` must outlive the scope.
 class Caller {
  public:
-  Caller(RankContext& context, const char* op) : context_(context), previous_(context.current_op) { context.current_op = op; }
+  Caller(RankContext& context, const char* op) : context_(context), previous_(context.current_op) {
+    context.current_op = op;
+  }
   ~Caller() { context_.current_op = previous_; }
   Caller(const Caller&) = delete;
   Caller& operator=(const Caller&) = delete;
@@ -98,8 +101,8 @@ class ContextGuard {
   std::shared_ptr<void> snapshot_;
 };
 
-// Throws Stopped if request_stop came after the calling rank's job began: for loops of ranks that may have no collective.
-// Nothing outside of a rank.
+// Throws Stopped if request_stop came after the calling rank's job began: for loops of ranks that may have no
+// collective. Nothing outside of a rank.
 void throw_if_stopped();
 
 }  // namespace tessera::comm

@@ -5,8 +5,9 @@
 
 namespace tessera::comm {
 
-// Called with a CommError that is about to leave an operator: throws what a language front has for it. libtorch's own bindings know
-// c10's families of errors alone, and would make one of them of all kinds of CommError; an exception of the language they hand on.
+// Called with a CommError that is about to leave an operator: throws what a language front has for it. libtorch's own
+// bindings know c10's families of errors alone, and would make one of them of all kinds of CommError; an exception of
+// the language they hand on.
 using ErrorHook = void (*)(const base::CommError& error);
 
 // For the whole process, before any rank runs.

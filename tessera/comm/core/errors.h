@@ -5,8 +5,9 @@
 
 namespace tessera::comm {
 
-// Ranks ran different programs: another op, another shape, another collective, or one of them has finished. Every member of
-// the group throws it, and the message names both ranks, what each called, and the first op where they parted.
+// Ranks ran different programs: another op, another shape, another collective, or one of them has finished. Every
+// member of the group throws it, and the message names both ranks, what each called, and the first op where they
+// parted.
 class DivergenceError : public base::CommError {
  public:
   using base::CommError::CommError;

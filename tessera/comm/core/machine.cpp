@@ -32,6 +32,8 @@ int64_t ranks_on_machine() {
   return ranks ? *std::static_pointer_cast<int64_t>(ranks) : 1;
 }
 
-void set_ranks_on_machine(RankContext& context, int64_t ranks) { context.slot(&kRanksKey) = std::make_shared<int64_t>(ranks); }
+void set_ranks_on_machine(RankContext& context, int64_t ranks) {
+  context.slot(&kRanksKey) = std::make_shared<int64_t>(ranks);
+}
 
 }  // namespace tessera::comm

@@ -3,8 +3,8 @@
 
 namespace tessera::comm {
 
-// Called on the rank's thread before it may wait and after it has: a language front gives up its interpreter's lock in between,
-// which the rank that is waited for may need. `end` gets what `begin` returned. Neither may throw.
+// Called on the rank's thread before it may wait and after it has: a language front gives up its interpreter's lock in
+// between, which the rank that is waited for may need. `end` gets what `begin` returned. Neither may throw.
 struct WaitHook {
   void* (*begin)() = nullptr;
   void (*end)(void* token) = nullptr;

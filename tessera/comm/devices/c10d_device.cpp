@@ -31,24 +31,28 @@ struct LibraryReduction {
 std::optional<LibraryReduction> library_reduction(at::ScalarType dtype, ReduceOp op) {
   const bool is_sum = op == ReduceOp::kSum || op == ReduceOp::kAvg, is_max = op == ReduceOp::kMax;
   switch (dtype) {
-    case at::kBool:
-      return LibraryReduction{is_sum || is_max ? c10d::ReduceOp::MAX : c10d::ReduceOp::MIN};
+    case at::kBool: return LibraryReduction{is_sum || is_max ? c10d::ReduceOp::MAX : c10d::ReduceOp::MIN};
     case at::kChar:
     case at::kByte:
     case at::kInt:
     case at::kLong:
-      if (op == ReduceOp::kMax || op == ReduceOp::kMin) return LibraryReduction{is_max ? c10d::ReduceOp::MAX : c10d::ReduceOp::MIN};
+      if (op == ReduceOp::kMax || op == ReduceOp::kMin) {
+        return LibraryReduction{is_max ? c10d::ReduceOp::MAX : c10d::ReduceOp::MIN};
+      }
       return LibraryReduction{is_sum ? c10d::ReduceOp::SUM : c10d::ReduceOp::PRODUCT};
     case at::kFloat:
     case at::kDouble:
-      if (op == ReduceOp::kProd) return LibraryReduction{c10d::ReduceOp::PRODUCT};
+      if (op == ReduceOp::kProd) {
+        return LibraryReduction{c10d::ReduceOp::PRODUCT};
+      }
       [[fallthrough]];
     case at::kComplexFloat:
     case at::kComplexDouble:
-      if (is_sum) return LibraryReduction{c10d::ReduceOp::SUM, op == ReduceOp::kAvg};
+      if (is_sum) {
+        return LibraryReduction{c10d::ReduceOp::SUM, op == ReduceOp::kAvg};
+      }
       return std::nullopt;
-    default:
-      return std::nullopt;
+    default: return std::nullopt;
   }
 }
 
@@ -61,10 +65,13 @@ at::Tensor library_view(const at::Tensor& tensor) {
 // What the call demands of all members alike, beside its fingerprint: dtype, device and sizes.
 uint64_t common_shapes(const Call& call) {
   const auto& any = call.inputs.empty() ? call.outputs[0] : call.inputs[0];
-  auto hash = base::hash_combine(static_cast<uint64_t>(any.scalar_type()), static_cast<uint64_t>(any.device().type()) + 1);
+  auto hash =
+      base::hash_combine(static_cast<uint64_t>(any.scalar_type()), static_cast<uint64_t>(any.device().type()) + 1);
   const bool is_scatter = call.kind == Kind::kReduceScatter;
   if (call.kind != Kind::kAllToAll) {
-    for (const auto& tensor : is_scatter ? call.inputs : call.outputs) hash = base::hash_range(tensor.sizes(), hash);
+    for (const auto& tensor : is_scatter ? call.inputs : call.outputs) {
+      hash = base::hash_range(tensor.sizes(), hash);
+    }
   }
   return hash;
 }
@@ -74,9 +81,9 @@ uint64_t pair_shape(uint64_t hash, const Call& call, at::TensorList tensors, int
   return call.kind == Kind::kAllToAll ? base::hash_range(tensors[static_cast<size_t>(member)].sizes(), hash) : hash;
 }
 
-// Returns when the neighbours on a ring make the call of `round` too; else throws what a collective over `messages` would. That is
-// enough where all members show the same: who differs, and who waits for it, do not come through, and the job finds them. The
-// pairs of an all_to_all, which may have sizes of their own, agree one by one.
+// Returns when the neighbours on a ring make the call of `round` too; else throws what a collective over `messages`
+// would. That is enough where all members show the same: who differs, and who waits for it, do not come through, and
+// the job finds them. The pairs of an all_to_all, which may have sizes of their own, agree one by one.
 void agree(const C10dMessages& messages, const Round& round) {
   const auto hash = base::hash_combine(fingerprint_of(round), common_shapes(round.call));
   const auto size = messages.size(), member = messages.member();
@@ -93,7 +100,8 @@ void agree(const C10dMessages& messages, const Round& round) {
 
 // A call that outlives its caller's lists.
 struct OwnedCall {
-  explicit OwnedCall(const Call& other) : inputs(other.inputs.vec()), outputs(other.outputs.vec()), op(other.op), call(other) {
+  explicit OwnedCall(const Call& other)
+      : inputs(other.inputs.vec()), outputs(other.outputs.vec()), op(other.op), call(other) {
     call.inputs = inputs;
     call.outputs = outputs;
     call.op = op.c_str();
@@ -114,9 +122,13 @@ class DeviceWork : public Work {
       : owner_(std::move(owner)), watch_(std::move(watch)), own_(call), key_(key) {}
 
   ~DeviceWork() override {
-    if (is_done_) return;
+    if (is_done_) {
+      return;
+    }
     try {
-      if (work_) work_->wait();
+      if (work_) {
+        work_->wait();
+      }
     } catch (const std::exception&) {
       // The watch tells.
     }
@@ -135,7 +147,9 @@ class DeviceWork : public Work {
   // Makes the current stream wait for what runs.
   void settle() {
     try {
-      if (work_) work_->wait();
+      if (work_) {
+        work_->wait();
+      }
     } catch (const std::exception& error) {
       watch_->fail(own_.call.str(), base::message_of(error));
     }
@@ -143,11 +157,15 @@ class DeviceWork : public Work {
   }
 
   void wait() override {
-    if (is_done_) return;
+    if (is_done_) {
+      return;
+    }
     is_done_ = true;
     const WaitScope scope;
     settle();
-    if (finish_) finish_();
+    if (finish_) {
+      finish_();
+    }
     finish_ = {};
     work_ = {};
   }
@@ -165,14 +183,21 @@ class DeviceWork : public Work {
 class DeviceReceive : public Work {
  public:
   DeviceReceive(std::shared_ptr<Communicator> owner, std::shared_ptr<DeviceMessages> messages, const Call& call)
-      : owner_(std::move(owner)), messages_(std::move(messages)), own_(call), name_(messages_->expect(call.peer, call.tag, call.outputs[0])) {}
+      : owner_(std::move(owner)),
+        messages_(std::move(messages)),
+        own_(call),
+        name_(messages_->expect(call.peer, call.tag, call.outputs[0])) {}
 
   ~DeviceReceive() override {
-    if (!is_done_) messages_->give_up(name_);
+    if (!is_done_) {
+      messages_->give_up(name_);
+    }
   }
 
   void wait() override {
-    if (is_done_) return;
+    if (is_done_) {
+      return;
+    }
     Call call = own_.call;
     CallScope scope(call);
     is_done_ = true;
@@ -198,53 +223,86 @@ class DeviceCommunicator : public Communicator, public std::enable_shared_from_t
   const std::string& name() const override { return cpu_->name(); }
 
   WorkPtr all_reduce(at::Tensor tensor, ReduceOp op) override {
-    if (!is_here(tensor)) return cpu_->all_reduce(std::move(tensor), op);
+    if (!is_here(tensor)) {
+      return cpu_->all_reduce(std::move(tensor), op);
+    }
     const Call call{.kind = Kind::kAllReduce, .inputs = tensor, .outputs = tensor, .reduce = op};
     const auto library = library_reduction(tensor.scalar_type(), op);
     const bool is_small = static_cast<int64_t>(tensor.nbytes()) <= kSmallBytes;
-    return meet(call, library ? "" : is_small ? "all_gather" : "all_to_all, all_gather", [&](DeviceWork& work) {
-      if (tensor.numel() == 0) return;
-      library ? start_reduce(work, tensor, *library) : is_small ? reduce_small(work, tensor, op) : reduce_large(work, tensor, op);
-    });
+    return meet(call,
+                library    ? ""
+                : is_small ? "all_gather"
+                           : "all_to_all, all_gather",
+                [&](DeviceWork& work) {
+                  if (tensor.numel() == 0) {
+                    return;
+                  }
+                  library    ? start_reduce(work, tensor, *library)
+                  : is_small ? reduce_small(work, tensor, op)
+                             : reduce_large(work, tensor, op);
+                });
   }
 
   WorkPtr all_gather(Tensors outputs, at::Tensor input) override {
-    if (!is_here(input)) return cpu_->all_gather(std::move(outputs), std::move(input));
+    if (!is_here(input)) {
+      return cpu_->all_gather(std::move(outputs), std::move(input));
+    }
     const bool is_uneven = !is_even(outputs);
     return meet({.kind = Kind::kAllGather, .inputs = input, .outputs = outputs}, is_uneven ? "all_to_all" : "",
                 [&](DeviceWork& work) { start_gather(work, outputs, input); });
   }
 
   WorkPtr reduce_scatter(at::Tensor output, Tensors inputs, ReduceOp op) override {
-    if (!is_here(output)) return cpu_->reduce_scatter(std::move(output), std::move(inputs), op);
+    if (!is_here(output)) {
+      return cpu_->reduce_scatter(std::move(output), std::move(inputs), op);
+    }
     const auto library = is_even(inputs) ? library_reduction(output.scalar_type(), op) : std::nullopt;
-    return meet({.kind = Kind::kReduceScatter, .inputs = inputs, .outputs = output, .reduce = op}, library ? "" : "all_to_all", [&](DeviceWork& work) {
-      if (!library) return scatter_copies(work, output, inputs, op);
-      if (output.numel() == 0) return;
-      at::Tensor all = joined(inputs).value_or(at::Tensor());
-      if (!all.defined()) all = at::cat(flat(inputs));
-      auto to = library_view(output), from = library_view(all);
-      work.run(backend()->_reduce_scatter_base(to, from, {.reduceOp = library->op}), {all});
-      if (library->divides) work.then([output, count = size()] { divide(output, count); });
-    });
+    return meet({.kind = Kind::kReduceScatter, .inputs = inputs, .outputs = output, .reduce = op},
+                library ? "" : "all_to_all", [&](DeviceWork& work) {
+                  if (!library) {
+                    return scatter_copies(work, output, inputs, op);
+                  }
+                  if (output.numel() == 0) {
+                    return;
+                  }
+                  at::Tensor all = joined(inputs).value_or(at::Tensor());
+                  if (!all.defined()) {
+                    all = at::cat(flat(inputs));
+                  }
+                  auto to = library_view(output), from = library_view(all);
+                  work.run(backend()->_reduce_scatter_base(to, from, {.reduceOp = library->op}), {all});
+                  if (library->divides) {
+                    work.then([output, count = size()] { divide(output, count); });
+                  }
+                });
   }
 
   WorkPtr all_to_all(Tensors outputs, Tensors inputs) override {
-    if (outputs.empty() || !is_here(outputs[0])) return cpu_->all_to_all(std::move(outputs), std::move(inputs));
-    return meet({.kind = Kind::kAllToAll, .inputs = inputs, .outputs = outputs}, "", [&](DeviceWork& work) { start_exchange(work, outputs, inputs); });
+    if (outputs.empty() || !is_here(outputs[0])) {
+      return cpu_->all_to_all(std::move(outputs), std::move(inputs));
+    }
+    return meet({.kind = Kind::kAllToAll, .inputs = inputs, .outputs = outputs}, "",
+                [&](DeviceWork& work) { start_exchange(work, outputs, inputs); });
   }
 
   WorkPtr broadcast(at::Tensor tensor, int64_t root) override {
-    if (!is_here(tensor)) return cpu_->broadcast(std::move(tensor), root);
-    return meet({.kind = Kind::kBroadcast, .inputs = tensor, .outputs = tensor, .peer = root}, "", [&](DeviceWork& work) {
-      if (tensor.numel() == 0) return;
-      Tensors body = {bytes_of(tensor)};
-      work.run(backend()->broadcast(body, {.rootRank = root}), {});
-    });
+    if (!is_here(tensor)) {
+      return cpu_->broadcast(std::move(tensor), root);
+    }
+    return meet({.kind = Kind::kBroadcast, .inputs = tensor, .outputs = tensor, .peer = root}, "",
+                [&](DeviceWork& work) {
+                  if (tensor.numel() == 0) {
+                    return;
+                  }
+                  Tensors body = {bytes_of(tensor)};
+                  work.run(backend()->broadcast(body, {.rootRank = root}), {});
+                });
   }
 
   WorkPtr send(at::Tensor tensor, int64_t to, int64_t tag) override {
-    if (!is_here(tensor)) return cpu_->send(std::move(tensor), to, tag);
+    if (!is_here(tensor)) {
+      return cpu_->send(std::move(tensor), to, tag);
+    }
     Call call{.kind = Kind::kSend, .group = this, .inputs = tensor, .peer = to, .tag = tag};
     CallScope scope(call);
     messages().send(call);
@@ -252,7 +310,9 @@ class DeviceCommunicator : public Communicator, public std::enable_shared_from_t
   }
 
   WorkPtr receive(at::Tensor tensor, int64_t from, int64_t tag) override {
-    if (!is_here(tensor)) return cpu_->receive(std::move(tensor), from, tag);
+    if (!is_here(tensor)) {
+      return cpu_->receive(std::move(tensor), from, tag);
+    }
     const Call call{.kind = Kind::kReceive, .group = this, .outputs = tensor, .peer = from, .tag = tag};
     verify_call(call);
     messages();
@@ -270,19 +330,24 @@ class DeviceCommunicator : public Communicator, public std::enable_shared_from_t
   }
 
  private:
-  bool is_here(const at::Tensor& tensor) const { return tensor.defined() && tensor.device().type() == backends_.device; }
+  bool is_here(const at::Tensor& tensor) const {
+    return tensor.defined() && tensor.device().type() == backends_.device;
+  }
 
   const DeviceWatch::BackendPtr& backend() {
     if (!backend_) {
       const bool is_world = group_.key == 0;
-      backend_ = is_world && backends_.world ? backends_.world : backends_.make(std::to_string(group_.key), rank(), size());
+      backend_ =
+          is_world && backends_.world ? backends_.world : backends_.make(std::to_string(group_.key), rank(), size());
       watch_->add(backend_);
     }
     return backend_;
   }
 
   DeviceMessages& messages() {
-    if (!messages_) messages_ = std::make_shared<DeviceMessages>(group_.messages, group_.key, watch_, backends_);
+    if (!messages_) {
+      messages_ = std::make_shared<DeviceMessages>(group_.messages, group_.key, watch_, backends_);
+    }
     return *messages_;
   }
 
@@ -293,7 +358,9 @@ class DeviceCommunicator : public Communicator, public std::enable_shared_from_t
     CallScope scope(call);
     watch_->throw_if_failed(call, group_.key);
     agree(group_.messages, {call, group_.key, group_.rounds++});
-    if (*composed) note_composed(call, composed);
+    if (*composed) {
+      note_composed(call, composed);
+    }
     auto work = std::make_unique<DeviceWork>(shared_from_this(), watch_, call, group_.key);
     try {
       size() == 1 ? give_to_itself(call) : start(*work);
@@ -307,25 +374,37 @@ class DeviceCommunicator : public Communicator, public std::enable_shared_from_t
   }
 
   static void give_to_itself(const Call& call) {
-    if (!call.outputs[0].is_same(call.inputs[0])) call.outputs[0].detach().copy_(call.inputs[0].detach());
+    if (!call.outputs[0].is_same(call.inputs[0])) {
+      call.outputs[0].detach().copy_(call.inputs[0].detach());
+    }
   }
 
   void start_reduce(DeviceWork& work, const at::Tensor& tensor, const LibraryReduction& library) {
     Tensors body = {library_view(tensor)};
     work.run(backend()->allreduce(body, {.reduceOp = library.op}), {});
-    if (library.divides) work.then([tensor, count = size()] { divide(tensor, count); });
+    if (library.divides) {
+      work.then([tensor, count = size()] { divide(tensor, count); });
+    }
   }
 
   void start_gather(DeviceWork& work, const Tensors& outputs, const at::Tensor& input) {
-    if (!is_even(outputs)) return start_exchange(work, outputs, Tensors(outputs.size(), input));
-    if (input.numel() == 0) return;
+    if (!is_even(outputs)) {
+      return start_exchange(work, outputs, Tensors(outputs.size(), input));
+    }
+    if (input.numel() == 0) {
+      return;
+    }
     const auto together = joined(outputs);
     const at::Tensor all = together ? *together : at::empty({size(), input.numel()}, input.options());
     at::Tensor to = bytes_of(all), from = bytes_of(input);
     work.run(backend()->_allgather_base(to, from), {all});
-    if (together) return;
+    if (together) {
+      return;
+    }
     work.then([outputs, all] {
-      for (size_t i = 0; i < outputs.size(); ++i) outputs[i].detach().copy_(all[static_cast<int64_t>(i)].view_as(outputs[i]));
+      for (size_t i = 0; i < outputs.size(); ++i) {
+        outputs[i].detach().copy_(all[static_cast<int64_t>(i)].view_as(outputs[i]));
+      }
     });
   }
 
@@ -338,7 +417,9 @@ class DeviceCommunicator : public Communicator, public std::enable_shared_from_t
 
   Tensors like(const at::Tensor& tensor) const {
     Tensors result;
-    for (int64_t i = 0; i < size(); ++i) result.push_back(at::empty_like(tensor));
+    for (int64_t i = 0; i < size(); ++i) {
+      result.push_back(at::empty_like(tensor));
+    }
     return result;
   }
 
@@ -379,12 +460,15 @@ class DeviceCommunicator : public Communicator, public std::enable_shared_from_t
 
 }  // namespace
 
-std::shared_ptr<Communicator> join_devices(std::shared_ptr<ProcessJob> job, std::shared_ptr<Communicator> cpu, DeviceBackends backends) {
+std::shared_ptr<Communicator> join_devices(std::shared_ptr<ProcessJob> job, std::shared_ptr<Communicator> cpu,
+                                           DeviceBackends backends) {
   const auto group = group_of(*cpu);
-  TESSERA_CHECK(group, "[c10d] tensors on ", backends.device, " over ", cpu->name(), ", which is no communicator between processes; accepted: one of join_c10d");
+  TESSERA_CHECK(group, "[c10d] tensors on ", backends.device, " over ", cpu->name(),
+                ", which is no communicator between processes; accepted: one of join_c10d");
   const auto& world = backends.world;
-  TESSERA_CHECK(!world || (world->getSize() == cpu->size() && world->getRank() == cpu->rank()), "[c10d] a backend of rank ", world ? world->getRank() : 0,
-                " of ", world ? world->getSize() : 0, " for rank ", cpu->rank(), " of ", cpu->size(), "; accepted: the same ranks in the same order");
+  TESSERA_CHECK(!world || (world->getSize() == cpu->size() && world->getRank() == cpu->rank()),
+                "[c10d] a backend of rank ", world ? world->getRank() : 0, " of ", world ? world->getSize() : 0,
+                " for rank ", cpu->rank(), " of ", cpu->size(), "; accepted: the same ranks in the same order");
   auto watch = std::make_shared<DeviceWatch>(std::move(job));
   return std::make_shared<DeviceCommunicator>(std::move(cpu), std::move(backends), std::move(watch));
 }

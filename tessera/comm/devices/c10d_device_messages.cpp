@@ -27,10 +27,12 @@ namespace {
 constexpr int64_t kHead = 4, kMostDims = 12;
 
 at::Tensor announcement_of(const at::Tensor& message, int64_t tag, int64_t number) {
-  TESSERA_CHECK(message.dim() <= kMostDims, "[send] a tensor of ", message.dim(), " dims; at most ", kMostDims, " are accepted between devices");
+  TESSERA_CHECK(message.dim() <= kMostDims, "[send] a tensor of ", message.dim(), " dims; at most ", kMostDims,
+                " are accepted between devices");
   const at::Tensor announcement = at::zeros({kHead + kMostDims}, at::TensorOptions().dtype(at::kLong));
   auto* numbers = announcement.mutable_data_ptr<int64_t>();
-  numbers[0] = tag, numbers[1] = number, numbers[2] = static_cast<int64_t>(message.scalar_type()), numbers[3] = message.dim();
+  numbers[0] = tag, numbers[1] = number, numbers[2] = static_cast<int64_t>(message.scalar_type()),
+  numbers[3] = message.dim();
   std::copy(message.sizes().begin(), message.sizes().end(), numbers + kHead);
   return announcement;
 }
@@ -39,12 +41,16 @@ at::Tensor announcement_of(const at::Tensor& message, int64_t tag, int64_t numbe
 class Ready {
  public:
   explicit Ready(at::Device device) {
-    if (device.is_cpu()) return;
+    if (device.is_cpu()) {
+      return;
+    }
     event_.emplace(device.type());
     event_->record(c10::impl::VirtualGuardImpl(device.type()).getStream(device));
   }
   void block(const c10::Stream& stream) {
-    if (event_) event_->block(stream);
+    if (event_) {
+      event_->block(stream);
+    }
   }
 
  private:
@@ -53,8 +59,8 @@ class Ready {
 
 }  // namespace
 
-// A queue and the thread that empties it. The thread is left to itself at the end: it may wait in the library for a receiver that
-// never comes.
+// A queue and the thread that empties it. The thread is left to itself at the end: it may wait in the library for a
+// receiver that never comes.
 class DeviceMessages::Sender : public std::enable_shared_from_this<Sender> {
  public:
   struct Item {
@@ -64,7 +70,8 @@ class DeviceMessages::Sender : public std::enable_shared_from_this<Sender> {
     std::chrono::milliseconds deadline;
   };
 
-  Sender(std::shared_ptr<DeviceWatch> watch, std::function<DeviceWatch::BackendPtr()> make) : watch_(std::move(watch)), make_(std::move(make)) {}
+  Sender(std::shared_ptr<DeviceWatch> watch, std::function<DeviceWatch::BackendPtr()> make)
+      : watch_(std::move(watch)), make_(std::move(make)) {}
 
   void start() {
     std::thread([self = shared_from_this()] { self->run(); }).detach();
@@ -91,7 +98,9 @@ class DeviceMessages::Sender : public std::enable_shared_from_this<Sender> {
     while (true) {
       std::unique_lock lock(mutex_);
       changed_.wait(lock, [&] { return ends_ || !items_.empty(); });
-      if (items_.empty()) return;
+      if (items_.empty()) {
+        return;
+      }
       Item item = std::move(items_.front());
       items_.pop_front();
       lock.unlock();
@@ -107,9 +116,15 @@ class DeviceMessages::Sender : public std::enable_shared_from_this<Sender> {
     const auto device = item.message.device();
     const c10::DeviceGuard on_device(device);
     c10::OptionalStreamGuard on_stream;
-    if (!device.is_cpu()) on_stream.reset_stream(c10::impl::VirtualGuardImpl(device.type()).getStreamFromGlobalPool(device));
-    if (!device.is_cpu()) item.ready->block(*on_stream.current_stream());
-    if (!backend_) backend_ = make_();
+    if (!device.is_cpu()) {
+      on_stream.reset_stream(c10::impl::VirtualGuardImpl(device.type()).getStreamFromGlobalPool(device));
+    }
+    if (!device.is_cpu()) {
+      item.ready->block(*on_stream.current_stream());
+    }
+    if (!backend_) {
+      backend_ = make_();
+    }
     std::vector<at::Tensor> body = {bytes_of(item.message)};
     watch_->add(backend_->send(body, 1, 0), {item.message}, item.what, item.deadline);
   }
@@ -123,12 +138,17 @@ class DeviceMessages::Sender : public std::enable_shared_from_this<Sender> {
   bool ends_ = false;
 };
 
-DeviceMessages::DeviceMessages(C10dMessages messages, uint64_t key, std::shared_ptr<DeviceWatch> watch, DeviceBackends backends)
-    : messages_(std::move(messages)), key_(base::hash_combine(base::hash_string("devices"), key)), watch_(std::move(watch)),
+DeviceMessages::DeviceMessages(C10dMessages messages, uint64_t key, std::shared_ptr<DeviceWatch> watch,
+                               DeviceBackends backends)
+    : messages_(std::move(messages)),
+      key_(base::hash_combine(base::hash_string("devices"), key)),
+      watch_(std::move(watch)),
       backends_(std::move(backends)) {}
 
 DeviceMessages::~DeviceMessages() {
-  for (const auto& [to, sender] : senders_) sender->end();
+  for (const auto& [to, sender] : senders_) {
+    sender->end();
+  }
 }
 
 std::function<DeviceWatch::BackendPtr()> DeviceMessages::maker_of(int64_t from, int64_t to) const {
@@ -155,7 +175,9 @@ void DeviceMessages::send(const Call& call) {
   C10dMessages::WorkPtr work;
   watch_->job().run(round, [&](Works&) { work = messages_.send(call.peer, announcement, hash); });
   watch_->job().keep(round, message, std::move(work));
-  if (message.numel() == 0) return;
+  if (message.numel() == 0) {
+    return;
+  }
   auto& sender = senders_[call.peer];
   if (!sender) {
     sender = std::make_shared<Sender>(watch_, maker_of(messages_.member(), call.peer));
@@ -177,7 +199,9 @@ void DeviceMessages::give_up(const Name& name) noexcept {
     return;
   }
   try {
-    if (arrival->second.work) arrival->second.work->wait();
+    if (arrival->second.work) {
+      arrival->second.work->wait();
+    }
   } catch (const std::exception&) {
     // The watch tells.
   }
@@ -187,28 +211,35 @@ void DeviceMessages::give_up(const Name& name) noexcept {
 void DeviceMessages::take(const Call& call, const Name& name) {
   const at::Tensor& output = call.outputs[0];
   watch_->throw_if_failed(call, key_);
-  while (!arrived_.count(name)) hear(call, std::get<2>(name));
+  while (!arrived_.count(name)) {
+    hear(call, std::get<2>(name));
+  }
   const Arrival arrival = std::move(arrived_.extract(name).mapped());
   const std::string divergence = divergence_of(call, arrival.tensor);
   if (!divergence.empty()) {
     watch_->job().diverge(divergence, key_);
     watch_->throw_if_failed(call, key_);
   }
-  if (!arrival.work) return;
+  if (!arrival.work) {
+    return;
+  }
   try {
     arrival.work->wait();
   } catch (const std::exception& error) {
     watch_->fail(call.str(), base::message_of(error));
   }
   watch_->throw_if_failed(call, key_);
-  if (!arrival.tensor.is_same(output)) output.detach().copy_(arrival.tensor);
+  if (!arrival.tensor.is_same(output)) {
+    output.detach().copy_(arrival.tensor);
+  }
 }
 
 // Waits for the next announcement of call.peer, as `number` of its messages with this tag.
 void DeviceMessages::hear(const Call& call, int64_t number) {
   const at::Tensor announcement = at::empty({kHead + kMostDims}, at::TensorOptions().dtype(at::kLong));
   const auto hash = announcement_hash(call.peer, messages_.member(), heard_[call.peer]);
-  watch_->job().run({call, key_, number}, [&](Works& works) { works.push_back(messages_.receive(call.peer, announcement, hash)); });
+  watch_->job().run({call, key_, number},
+                    [&](Works& works) { works.push_back(messages_.receive(call.peer, announcement, hash)); });
   ++heard_[call.peer];
   const auto* numbers = announcement.const_data_ptr<int64_t>();
   const Name name{call.peer, numbers[0], numbers[1]};
@@ -223,14 +254,20 @@ void DeviceMessages::hear(const Call& call, int64_t number) {
   } else {
     arrival.tensor = at::empty(sizes, call.outputs[0].options().dtype(dtype));
   }
-  if (arrival.tensor.numel() > 0) arrival.work = post(call, arrival.tensor);
-  if (!is_given_up) arrived_.emplace(name, std::move(arrival));
+  if (arrival.tensor.numel() > 0) {
+    arrival.work = post(call, arrival.tensor);
+  }
+  if (!is_given_up) {
+    arrived_.emplace(name, std::move(arrival));
+  }
 }
 
 DeviceWatch::WorkPtr DeviceMessages::post(const Call& call, const at::Tensor& tensor) {
   try {
     auto& backend = receivers_[call.peer];
-    if (!backend) backend = maker_of(call.peer, messages_.member())();
+    if (!backend) {
+      backend = maker_of(call.peer, messages_.member())();
+    }
     std::vector<at::Tensor> body = {bytes_of(tensor)};
     auto work = backend->recv(body, 0, 0);
     watch_->add(work, {tensor}, call.str(), deadline_of_rank());

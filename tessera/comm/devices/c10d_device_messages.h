@@ -14,10 +14,11 @@
 
 namespace tessera::comm {
 
-// One member's messages. Each direction of each pair has a backend of two, so that no send waits for one that goes the other way;
-// what a pair sends over it is announced over the CPU in the same order, with tag, number, dtype and sizes. A receiver takes what
-// is announced until its own message is there, into the tensors that expect it or else into new ones. Sends are handed to the
-// backend by a thread for each receiver, because a library may wait for the receiver when the two first meet.
+// One member's messages. Each direction of each pair has a backend of two, so that no send waits for one that goes the
+// other way; what a pair sends over it is announced over the CPU in the same order, with tag, number, dtype and sizes.
+// A receiver takes what is announced until its own message is there, into the tensors that expect it or else into new
+// ones. Sends are handed to the backend by a thread for each receiver, because a library may wait for the receiver when
+// the two first meet.
 class DeviceMessages {
  public:
   // A message: its sender's position, its tag and its number among those of this tag.

@@ -16,7 +16,8 @@ constexpr milliseconds kReasonComes{1500};
 
 }  // namespace
 
-DeviceWatch::DeviceWatch(std::shared_ptr<ProcessJob> job) : job_(std::move(job)), progress_(Clock::now()), thread_([this] { run(); }) {}
+DeviceWatch::DeviceWatch(std::shared_ptr<ProcessJob> job)
+    : job_(std::move(job)), progress_(Clock::now()), thread_([this] { run(); }) {}
 
 DeviceWatch::~DeviceWatch() {
   {
@@ -52,8 +53,12 @@ void DeviceWatch::fail(const std::string& what, const std::string& reason) {
 void DeviceWatch::throw_if_failed(const Call& call, uint64_t group) {
   {
     std::lock_guard lock(mutex_);
-    if (!failure_.empty() && is_timeout_) TESSERA_THROW(base::CommTimeout, failure_);
-    if (!failure_.empty()) TESSERA_THROW(base::CommError, failure_);
+    if (!failure_.empty() && is_timeout_) {
+      TESSERA_THROW(base::CommTimeout, failure_);
+    }
+    if (!failure_.empty()) {
+      TESSERA_THROW(base::CommError, failure_);
+    }
   }
   job_->throw_if_failed(&call, group);
 }
@@ -71,7 +76,9 @@ void DeviceWatch::run() {
 
 // Backends and tensors are let go outside of the mutex: that may take long.
 void DeviceWatch::look() {
-  if (job_->failure()) return abort_all();
+  if (job_->failure()) {
+    return abort_all();
+  }
   std::vector<Entry> done;
   std::string failed, reason, late;
   {
@@ -79,8 +86,12 @@ void DeviceWatch::look() {
     const auto now = Clock::now();
     const auto is_running = [&](const Entry& each) {
       try {
-        if (!each.work->isCompleted()) return true;
-        if (const auto error = each.work->exception()) std::rethrow_exception(error);
+        if (!each.work->isCompleted()) {
+          return true;
+        }
+        if (const auto error = each.work->exception()) {
+          std::rethrow_exception(error);
+        }
       } catch (const std::exception& error) {
         failed = each.what;
         reason = base::message_of(error);
@@ -90,12 +101,17 @@ void DeviceWatch::look() {
     const auto first_done = std::stable_partition(entries_.begin(), entries_.end(), is_running);
     std::move(first_done, entries_.end(), std::back_inserter(done));
     entries_.erase(first_done, entries_.end());
-    if (!done.empty()) progress_ = now;
-    const auto stuck = std::find_if(entries_.begin(), entries_.end(),
-                                    [&](const Entry& each) { return now - std::max(each.begin, progress_) >= each.deadline; });
+    if (!done.empty()) {
+      progress_ = now;
+    }
+    const auto stuck = std::find_if(entries_.begin(), entries_.end(), [&](const Entry& each) {
+      return now - std::max(each.begin, progress_) >= each.deadline;
+    });
     if (stuck != entries_.end()) {
-      late = c10::str("[comm] rank ", job_->rank(), " waited ", stuck->deadline.count(), " ms for its device in ", stuck->what,
-                      "; every member has made the call: look for a kernel or a copy that does not end there, or give slow devices a longer deadline");
+      late = c10::str("[comm] rank ", job_->rank(), " waited ", stuck->deadline.count(), " ms for its device in ",
+                      stuck->what,
+                      "; every member has made the call: look for a kernel or a copy that does not end there, or give "
+                      "slow devices a longer deadline");
     }
   }
   if (!failed.empty()) {
@@ -108,7 +124,9 @@ void DeviceWatch::look() {
 void DeviceWatch::set_failure(const std::string& message, bool is_timeout) {
   {
     std::lock_guard lock(mutex_);
-    if (!failure_.empty()) return;
+    if (!failure_.empty()) {
+      return;
+    }
     failure_ = message;
     is_timeout_ = is_timeout;
   }
@@ -120,7 +138,9 @@ void DeviceWatch::abort_all() {
   std::vector<Entry> entries;
   {
     std::lock_guard lock(mutex_);
-    if (is_aborted_) return;
+    if (is_aborted_) {
+      return;
+    }
     is_aborted_ = true;
     backends = backends_;
     entries.swap(entries_);
@@ -132,9 +152,13 @@ void DeviceWatch::abort_all() {
       // It failed by itself, or cannot be aborted.
     }
   };
-  for (const auto& backend : backends) try_abort(backend);
+  for (const auto& backend : backends) {
+    try_abort(backend);
+  }
   for (const auto& each : entries) {
-    if (!each.work->isCompleted()) try_abort(each.work);
+    if (!each.work->isCompleted()) {
+      try_abort(each.work);
+    }
   }
 }
 

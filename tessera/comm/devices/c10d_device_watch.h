@@ -16,9 +16,9 @@
 
 namespace tessera::comm {
 
-// Ends what a device waits for in vain: its thread finds a work that failed, or that made no progress for the deadline, and tells
-// the job; and when the job fails, whoever began it, it aborts every backend, so that no stream waits for a peer that is gone.
-// Thread-safe. One for all groups of a rank.
+// Ends what a device waits for in vain: its thread finds a work that failed, or that made no progress for the deadline,
+// and tells the job; and when the job fails, whoever began it, it aborts every backend, so that no stream waits for a
+// peer that is gone. Thread-safe. One for all groups of a rank.
 class DeviceWatch {
  public:
   using WorkPtr = c10::intrusive_ptr<c10d::Work>;
@@ -37,8 +37,8 @@ class DeviceWatch {
   // Keeps `work`, `what` in messages, and its tensors until it is done.
   void add(WorkPtr work, std::vector<at::Tensor> tensors, std::string what, std::chrono::milliseconds deadline);
 
-  // `what` failed on this rank's device: tells the job, unless it has failed already or does so within a moment, for the death of a
-  // peer breaks what devices do before its reason arrives.
+  // `what` failed on this rank's device: tells the job, unless it has failed already or does so within a moment, for
+  // the death of a peer breaks what devices do before its reason arrives.
   void fail(const std::string& what, const std::string& reason);
 
   // Throws what went wrong, on this rank's device or anywhere in the job. `call` is what the rank is about to do.
@@ -65,8 +65,8 @@ class DeviceWatch {
   std::condition_variable changed_;
   std::vector<BackendPtr> backends_;
   std::vector<Entry> entries_;
-  Clock::time_point progress_;   // when a work was last done
-  std::string failure_;          // of this rank's device; empty: none
+  Clock::time_point progress_;  // when a work was last done
+  std::string failure_;         // of this rank's device; empty: none
   bool is_timeout_ = false, is_aborted_ = false, ends_ = false;
   std::thread thread_;
 };

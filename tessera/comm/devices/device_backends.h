@@ -11,8 +11,8 @@
 
 namespace tessera::comm {
 
-// Where the groups of a job get the backends that move tensors on `device`. Those of a backend need no tags and may wait for each
-// other on the device alone; its Work::wait makes the current stream wait.
+// Where the groups of a job get the backends that move tensors on `device`. Those of a backend need no tags and may
+// wait for each other on the device alone; its Work::wait makes the current stream wait.
 struct DeviceBackends {
   at::DeviceType device = at::kCUDA;
   // The backend of a group, made by all its members at once. No other group of the job has `key`.
@@ -21,8 +21,8 @@ struct DeviceBackends {
   c10::intrusive_ptr<c10d::Backend> world = {};
 };
 
-// NCCL between GPUs, its rendezvous in `store`; nothing where tessera was built without it. A failure of NCCL is left to the job to
-// report: its own watchdog no longer ends the process, unless TORCH_NCCL_ASYNC_ERROR_HANDLING says so.
+// NCCL between GPUs, its rendezvous in `store`; nothing where tessera was built without it. A failure of NCCL is left
+// to the job to report: its own watchdog no longer ends the process, unless TORCH_NCCL_ASYNC_ERROR_HANDLING says so.
 std::optional<DeviceBackends> make_nccl(const StorePtr& store);
 
 }  // namespace tessera::comm

@@ -32,9 +32,9 @@ struct Merge {
   };
 
   const MergePlan& plan;
-  std::vector<at::Tensor> sums = {};  // of plan.nodes()[rank], in that order: floating point, contiguous
-  std::vector<int64_t> sizes = {};    // of every sum
-  at::TensorOptions options = {};     // dtype and device of every sum
+  std::vector<at::Tensor> sums = {};    // of plan.nodes()[rank], in that order: floating point, contiguous
+  std::vector<int64_t> sizes = {};      // of every sum
+  at::TensorOptions options = {};       // dtype and device of every sum
   std::optional<Scatter> scatter = {};  // nothing: every member gets the whole of every closed node
   Memory memory = Memory::kKeep;
 
@@ -51,17 +51,18 @@ void verify_merge(const Communicator& group, const Merge& merge);
 // Whether two members ask for the same.
 bool is_same(const Merge& a, const Merge& b);
 
-// The merge over copies, for backends without a better way: an all-gather of all sums up to 64 KiB, all-to-all of shards and
-// all-gather of their results above, all-to-all alone to scatter. Bytes sent are those of a ring for each node that a member holds.
-// Collective over the group.
+// The merge over copies, for backends without a better way: an all-gather of all sums up to 64 KiB, all-to-all of
+// shards and all-gather of their results above, all-to-all alone to scatter. Bytes sent are those of a ring for each
+// node that a member holds. Collective over the group.
 std::vector<NodeSum> merge_by_copies(Communicator& group, const Merge& merge);
 
 // Adds neighbours that are the two children of a node of the tree over `root`, until none are left. The nodes must not
 // overlap; they come back in order. Sums are not written to.
 std::vector<NodeSum> close_nodes(std::vector<NodeSum> nodes, const layout::Node& root);
 
-// What every member holds, where a member knows its own nodes alone. They lie in `root`; they travel in tensors on `device`, as
-// the sums will. Collective over the group.
-MergePlan::Nodes exchange_nodes(Communicator& group, const std::vector<layout::Node>& mine, const layout::Node& root, at::Device device);
+// What every member holds, where a member knows its own nodes alone. They lie in `root`; they travel in tensors on
+// `device`, as the sums will. Collective over the group.
+MergePlan::Nodes exchange_nodes(Communicator& group, const std::vector<layout::Node>& mine, const layout::Node& root,
+                                at::Device device);
 
 }  // namespace tessera::comm

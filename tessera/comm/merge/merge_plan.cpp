@@ -50,10 +50,14 @@ class StepWriter {
     const auto is_brought = [&](int32_t operand) { return all_[operand].is_brought(); };
     while (row.size() < 8 && std::none_of(row.begin(), row.end(), is_brought)) {
       std::vector<int32_t> below;
-      for (int32_t operand : row) below.insert(below.end(), {all_[operand].left, all_[operand].right});
+      for (int32_t operand : row) {
+        below.insert(below.end(), {all_[operand].left, all_[operand].right});
+      }
       row = std::move(below);
     }
-    if (row.size() == 1 || std::all_of(row.begin(), row.end(), is_brought)) return row;
+    if (row.size() == 1 || std::all_of(row.begin(), row.end(), is_brought)) {
+      return row;
+    }
     return {all_[expression].left, all_[expression].right};
   }
 
@@ -66,10 +70,13 @@ class StepWriter {
 
 bool are_children(const Node& left, const Node& right, const Node& root) {
   const Node parent{left.begin, right.end};
-  return left.end == right.begin && left.begin + layout::left_size(parent.size()) == left.end && layout::is_node_of(parent, root);
+  return left.end == right.begin && left.begin + layout::left_size(parent.size()) == left.end &&
+         layout::is_node_of(parent, root);
 }
 
-void throw_overlap(const Node& a, const Node& b) { TESSERA_ASSERT(false, "nodes ", a.str(), " and ", b.str(), " overlap"); }
+void throw_overlap(const Node& a, const Node& b) {
+  TESSERA_ASSERT(false, "nodes ", a.str(), " and ", b.str(), " overlap");
+}
 
 MergePlan::MergePlan(Nodes nodes, Node root) : nodes_(std::move(nodes)), root_(root) {
   std::vector<Expression> expressions;
@@ -95,8 +102,10 @@ MergePlan::MergePlan(Nodes nodes, Node root) : nodes_(std::move(nodes)), root_(r
 
 std::string MergePlan::str() const {
   return root_.str() + " of " + base::join(nodes_, " | ", [](std::ostream& out, const std::vector<Node>& held) {
-    out << (held.empty() ? "-" : base::join(held, " ", [](std::ostream& one, const Node& node) { one << node.str(); }));
-  });
+           out << (held.empty() ? "-" : base::join(held, " ", [](std::ostream& one, const Node& node) {
+             one << node.str();
+           }));
+         });
 }
 
 }  // namespace tessera::comm

@@ -1,4 +1,5 @@
-// The additions of a merge as index arithmetic: which sums of which members are added to which, in the order of one tree.
+// The additions of a merge as index arithmetic: which sums of which members are added to which, in the order of one
+// tree.
 #pragma once
 
 #include <algorithm>
@@ -11,8 +12,8 @@
 
 namespace tessera::comm {
 
-// How the nodes that the members of a group hold become the closed ones: neighbours that are the two children of a node of the
-// tree over `root` are added, until none are left. A value, made once from what each member holds and run often.
+// How the nodes that the members of a group hold become the closed ones: neighbours that are the two children of a node
+// of the tree over `root` are added, until none are left. A value, made once from what each member holds and run often.
 class MergePlan {
  public:
   using Nodes = std::vector<std::vector<layout::Node>>;  // by member, in the order of its sums
@@ -47,8 +48,8 @@ class MergePlan {
   int32_t slots_ = 0;
 };
 
-// Closes what `items` (anything with a `node`) hold: `add(left, right)` adds the item right of `left` to it. They come back in
-// order. Throws if nodes overlap.
+// Closes what `items` (anything with a `node`) hold: `add(left, right)` adds the item right of `left` to it. They come
+// back in order. Throws if nodes overlap.
 template <typename Item, typename Add>
 std::vector<Item> close_items(std::vector<Item> items, const layout::Node& root, const Add& add);
 
@@ -63,7 +64,9 @@ std::vector<Item> close_items(std::vector<Item> items, const layout::Node& root,
   std::sort(items.begin(), items.end(), [](const Item& a, const Item& b) { return a.node.begin < b.node.begin; });
   std::vector<Item> closed;
   for (Item& item : items) {
-    if (!closed.empty() && closed.back().node.end > item.node.begin) throw_overlap(closed.back().node, item.node);
+    if (!closed.empty() && closed.back().node.end > item.node.begin) {
+      throw_overlap(closed.back().node, item.node);
+    }
     closed.push_back(std::move(item));
     while (closed.size() > 1 && are_children(closed[closed.size() - 2].node, closed.back().node, root)) {
       Item right = std::move(closed.back());

@@ -54,8 +54,13 @@ class ReceiveWork : public Work {
 
 class C10dCommunicator : public Communicator, public std::enable_shared_from_this<C10dCommunicator> {
  public:
-  C10dCommunicator(C10dMessages messages, std::string name, uint64_t key, std::shared_ptr<Staging> staging, bool shares_memory)
-      : staging_(std::move(staging)), messages_(std::move(messages)), name_(std::move(name)), key_(key), shares_memory_(shares_memory),
+  C10dCommunicator(C10dMessages messages, std::string name, uint64_t key, std::shared_ptr<Staging> staging,
+                   bool shares_memory)
+      : staging_(std::move(staging)),
+        messages_(std::move(messages)),
+        name_(std::move(name)),
+        key_(key),
+        shares_memory_(shares_memory),
         wants_board_(shares_memory && messages_.size() > 1) {}
 
   int64_t rank() const override { return messages_.member(); }
@@ -67,7 +72,9 @@ class C10dCommunicator : public Communicator, public std::enable_shared_from_thi
 
   WorkPtr all_reduce(at::Tensor tensor, ReduceOp op) override {
     return meet({.kind = Kind::kAllReduce, .inputs = tensor, .outputs = tensor, .reduce = op}, [&](const Round& round) {
-      if (size() > 1) reduce(round, reduction_of(tensor, op, size()));
+      if (size() > 1) {
+        reduce(round, reduction_of(tensor, op, size()));
+      }
     });
   }
 
@@ -79,9 +86,8 @@ class C10dCommunicator : public Communicator, public std::enable_shared_from_thi
   }
 
   WorkPtr reduce_scatter(at::Tensor output, std::vector<at::Tensor> inputs, ReduceOp op) override {
-    return meet({.kind = Kind::kReduceScatter, .inputs = inputs, .outputs = output, .reduce = op}, [&](const Round& round) {
-      reduce(round, scatter_reduction_of(output, inputs, op, rank()));
-    });
+    return meet({.kind = Kind::kReduceScatter, .inputs = inputs, .outputs = output, .reduce = op},
+                [&](const Round& round) { reduce(round, scatter_reduction_of(output, inputs, op, rank())); });
   }
 
   WorkPtr all_to_all(std::vector<at::Tensor> outputs, std::vector<at::Tensor> inputs) override {
@@ -127,7 +133,8 @@ class C10dCommunicator : public Communicator, public std::enable_shared_from_thi
     const auto number = received_[{from, tag}]++;
     return std::make_unique<ReceiveWork>(shared_from_this(), call, tensor, [this, number](const Call& given) {
       job().run({given, key_, number}, [&](Works& works) {
-        works.push_back(messages_.receive(given.peer, given.outputs[0], message_hash(given.peer, rank(), given.tag, number)));
+        works.push_back(
+            messages_.receive(given.peer, given.outputs[0], message_hash(given.peer, rank(), given.tag, number)));
       });
     });
   }
@@ -142,9 +149,8 @@ class C10dCommunicator : public Communicator, public std::enable_shared_from_thi
   std::vector<NodeSum> merge(const Merge& merge) override {
     verify_merge(*this, merge);
     const std::vector<at::Tensor> results = merge_results(merge, rank());
-    meet({.kind = Kind::kMerge, .inputs = merge.sums, .outputs = results, .merge = &merge}, [&](const Round& round) {
-      reduce(round, merge_reduction_of(merge, results, rank()));
-    });
+    meet({.kind = Kind::kMerge, .inputs = merge.sums, .outputs = results, .merge = &merge},
+         [&](const Round& round) { reduce(round, merge_reduction_of(merge, results, rank())); });
     return with_nodes(merge.plan, results);
   }
 
@@ -152,7 +158,8 @@ class C10dCommunicator : public Communicator, public std::enable_shared_from_thi
     return split(groups, std::move(name), shares_memory_);
   }
 
-  std::shared_ptr<Communicator> split(const std::vector<std::vector<int64_t>>& groups, std::string name, bool shares_memory) {
+  std::shared_ptr<Communicator> split(const std::vector<std::vector<int64_t>>& groups, std::string name,
+                                      bool shares_memory) {
     const auto& own = own_group(*this, groups, name);
     auto key = base::hash_range(own, base::hash_string(name, key_));
     key = base::hash_combine(key, static_cast<uint64_t>(splits_[key]++));
@@ -202,7 +209,9 @@ class C10dCommunicator : public Communicator, public std::enable_shared_from_thi
   }
 
   void note_messages(const Round& round) const {
-    if (size() > 1) note_composed(round.call, "send, receive");
+    if (size() > 1) {
+      note_composed(round.call, "send, receive");
+    }
   }
 
   uint64_t message_hash(int64_t from, int64_t to, int64_t tag, int64_t number) const {
@@ -235,18 +244,20 @@ std::optional<C10dGroup> group_of(Communicator& communicator) {
 
 std::shared_ptr<Communicator> split_messages_only(Communicator& communicator) {
   auto* ours = dynamic_cast<C10dCommunicator*>(&communicator);
-  TESSERA_CHECK(ours, "[c10d] ", communicator.name(), " is not made of messages between processes; a communicator of join_c10d is accepted");
+  TESSERA_CHECK(ours, "[c10d] ", communicator.name(),
+                " is not made of messages between processes; a communicator of join_c10d is accepted");
   return ours->split({ours->ranks()}, ours->name() + " by messages", false);
 }
 
 std::shared_ptr<Communicator> join_c10d(std::shared_ptr<ProcessJob> job, c10::intrusive_ptr<c10d::Backend> backend) {
-  TESSERA_CHECK(backend->getSize() == job->size() && backend->getRank() == job->rank(), "[c10d] a backend of rank ", backend->getRank(), " of ",
-                backend->getSize(), " for rank ", job->rank(), " of ", job->size(), "; accepted: the same ranks in the same order");
+  TESSERA_CHECK(backend->getSize() == job->size() && backend->getRank() == job->rank(), "[c10d] a backend of rank ",
+                backend->getRank(), " of ", backend->getSize(), " for rank ", job->rank(), " of ", job->size(),
+                "; accepted: the same ranks in the same order");
   std::vector<int64_t> ranks(static_cast<size_t>(job->size()));
   std::iota(ranks.begin(), ranks.end(), 0);
   const bool shares_memory = job->is_one_machine();
-  return std::make_shared<C10dCommunicator>(C10dMessages(std::move(job), std::move(backend), std::move(ranks)), "world", 0, std::make_shared<Staging>(),
-                                            shares_memory);
+  return std::make_shared<C10dCommunicator>(C10dMessages(std::move(job), std::move(backend), std::move(ranks)), "world",
+                                            0, std::make_shared<Staging>(), shares_memory);
 }
 
 }  // namespace tessera::comm

@@ -31,8 +31,11 @@ uint64_t fingerprint_of(const Round& round) {
   return call.program ? base::hash_combine(base::hash_combine(hash, call.program->hash), call.program->count) : hash;
 }
 
-C10dMessages::C10dMessages(std::shared_ptr<ProcessJob> job, c10::intrusive_ptr<c10d::Backend> backend, std::vector<int64_t> ranks)
-    : job_(std::move(job)), backend_(std::move(backend)), ranks_(std::move(ranks)),
+C10dMessages::C10dMessages(std::shared_ptr<ProcessJob> job, c10::intrusive_ptr<c10d::Backend> backend,
+                           std::vector<int64_t> ranks)
+    : job_(std::move(job)),
+      backend_(std::move(backend)),
+      ranks_(std::move(ranks)),
       member_(std::find(ranks_.begin(), ranks_.end(), job_->rank()) - ranks_.begin()) {}
 
 C10dMessages::WorkPtr C10dMessages::send(int64_t to, const at::Tensor& tensor, uint64_t hash) const {

@@ -14,8 +14,9 @@ namespace tessera::comm {
 // A hash of what two members must agree about before their messages of a call may meet, but for the tensors.
 uint64_t fingerprint_of(const Round& round);
 
-// One member's end of a group: what its collectives are made of. A message meets the one of the same pair, hash, dtype and sizes;
-// those that agree in all of it, in the order posted. Its tensor stays with the caller until the work is waited for.
+// One member's end of a group: what its collectives are made of. A message meets the one of the same pair, hash, dtype
+// and sizes; those that agree in all of it, in the order posted. Its tensor stays with the caller until the work is
+// waited for.
 class C10dMessages {
  public:
   using WorkPtr = c10::intrusive_ptr<c10d::Work>;

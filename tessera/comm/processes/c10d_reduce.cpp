@@ -23,7 +23,9 @@ constexpr int64_t kAlignment = 64;
 enum class Phase : uint64_t { kGive, kHandOn };
 
 void abort(const Works& works) {
-  for (const auto& work : works) work->abort();
+  for (const auto& work : works) {
+    work->abort();
+  }
 }
 
 // A member that gives nothing says so, so that all members meet.
@@ -32,9 +34,14 @@ Tensors body_of(const Tensors& tensors) { return tensors.empty() ? Tensors{at::e
 class PieceRun {
  public:
   PieceRun(const C10dMessages& messages, const Round& round, const Reduction& reduction, Staging& staging)
-      : messages_(messages), round_(round), reduction_(reduction), hash_(fingerprint_of(round)), me_(messages.member()),
+      : messages_(messages),
+        round_(round),
+        reduction_(reduction),
+        hash_(fingerprint_of(round)),
+        me_(messages.member()),
         longest_(*std::max_element(reduction.lengths.begin(), reduction.lengths.end())),
-        piece_(std::max<int64_t>(1, std::min<int64_t>(longest_, kPieceBytes / static_cast<int64_t>(c10::elementSize(reduction.dtype))))),
+        piece_(std::max<int64_t>(
+            1, std::min<int64_t>(longest_, kPieceBytes / static_cast<int64_t>(c10::elementSize(reduction.dtype))))),
         pieces_(reduction.pieces(piece_)) {
     make_slots(staging);
   }
@@ -43,11 +50,15 @@ class PieceRun {
     try {
       for (int64_t k = 0; k <= pieces_; ++k) {
         messages_.job().run(round_, [&](Works& works) { advance(k, works); });
-        if (k < pieces_) combine(k);
+        if (k < pieces_) {
+          combine(k);
+        }
       }
     } catch (...) {
       // The wait that failed knows only its own works.
-      for (const Works& works : arriving_) abort(works);
+      for (const Works& works : arriving_) {
+        abort(works);
+      }
       abort(rest_);
       throw;
     }
@@ -56,9 +67,15 @@ class PieceRun {
  private:
   // Posts what can go now, up to the wait for piece `k` of all members, or, after the last, for all that is left.
   void advance(int64_t k, Works& works) {
-    if (k > 0) hand_on(k - 1);
-    for (int64_t next = k == 0 ? 0 : k + kAhead - 1; next < std::min(k + kAhead, pieces_); ++next) post(next);
-    if (k < pieces_) works = arriving_[k % kAhead];
+    if (k > 0) {
+      hand_on(k - 1);
+    }
+    for (int64_t next = k == 0 ? 0 : k + kAhead - 1; next < std::min(k + kAhead, pieces_); ++next) {
+      post(next);
+    }
+    if (k < pieces_) {
+      works = arriving_[k % kAhead];
+    }
     // The whole is combined where it is sent from.
     if (k == pieces_ || reduction_.is_whole) {
       works.insert(works.end(), rest_.begin(), rest_.end());
@@ -71,27 +88,39 @@ class PieceRun {
     arriving.clear();
     for (int64_t i = 1; i < messages_.size(); ++i) {
       const int64_t from = (me_ + messages_.size() - i) % messages_.size();
-      if (has(me_, k)) receive(from, values(from, k), me_, Phase::kGive, arriving);
-      if (reduction_.is_handed_out() && has(from, k)) receive(from, narrow(reduction_.taken[from], range(from, k)), from, Phase::kHandOn, rest_);
+      if (has(me_, k)) {
+        receive(from, values(from, k), me_, Phase::kGive, arriving);
+      }
+      if (reduction_.is_handed_out() && has(from, k)) {
+        receive(from, narrow(reduction_.taken[from], range(from, k)), from, Phase::kHandOn, rest_);
+      }
     }
     for (int64_t i = 1; i < messages_.size(); ++i) {
       const int64_t to = (me_ + i) % messages_.size();
-      if (has(to, k)) send(to, narrow(reduction_.given[to], range(to, k)), to, Phase::kGive);
+      if (has(to, k)) {
+        send(to, narrow(reduction_.given[to], range(to, k)), to, Phase::kGive);
+      }
     }
   }
 
   void combine(int64_t k) {
     Tensors all;
     for (int64_t member = 0; member < messages_.size(); ++member) {
-      for (at::Tensor& value : values(member, k)) all.push_back(std::move(value));
+      for (at::Tensor& value : values(member, k)) {
+        all.push_back(std::move(value));
+      }
     }
     reduction_.combine(all, narrow(reduction_.taken[me_], range(me_, k)));
   }
 
   void hand_on(int64_t k) {
-    if (!reduction_.is_handed_out() || !has(me_, k)) return;
+    if (!reduction_.is_handed_out() || !has(me_, k)) {
+      return;
+    }
     const Tensors results = narrow(reduction_.taken[me_], range(me_, k));
-    for (int64_t i = 1; i < messages_.size(); ++i) send((me_ + i) % messages_.size(), results, me_, Phase::kHandOn);
+    for (int64_t i = 1; i < messages_.size(); ++i) {
+      send((me_ + i) % messages_.size(), results, me_, Phase::kHandOn);
+    }
   }
 
   // What `member` gives to piece `k` of this member's part, or where it will be.
@@ -110,11 +139,15 @@ class PieceRun {
   }
 
   void send(int64_t to, const Tensors& tensors, int64_t part, Phase phase) {
-    for (const at::Tensor& tensor : body_of(tensors)) rest_.push_back(messages_.send(to, tensor, hash(part, phase)));
+    for (const at::Tensor& tensor : body_of(tensors)) {
+      rest_.push_back(messages_.send(to, tensor, hash(part, phase)));
+    }
   }
 
   void receive(int64_t from, const Tensors& tensors, int64_t part, Phase phase, Works& works) {
-    for (const at::Tensor& tensor : body_of(tensors)) works.push_back(messages_.receive(from, tensor, hash(part, phase)));
+    for (const at::Tensor& tensor : body_of(tensors)) {
+      works.push_back(messages_.receive(from, tensor, hash(part, phase)));
+    }
   }
 
   // Where pieces of the others arrive.
@@ -139,7 +172,8 @@ class PieceRun {
   const Round& round_;
   const Reduction& reduction_;
   const uint64_t hash_;
-  const int64_t me_, longest_, piece_, pieces_;  // elements of the longest part and of a piece; pieces of the longest part
+  const int64_t me_, longest_, piece_,
+      pieces_;  // elements of the longest part and of a piece; pieces of the longest part
   std::array<std::vector<Tensors>, kAhead> slots_;  // by member
   std::array<Works, kAhead> arriving_;
   Works rest_;
@@ -148,7 +182,9 @@ class PieceRun {
 }  // namespace
 
 at::Tensor Staging::take(int64_t bytes) {
-  if (!memory_.defined() || memory_.numel() < bytes) memory_ = at::empty({bytes}, at::TensorOptions().dtype(at::kByte));
+  if (!memory_.defined() || memory_.numel() < bytes) {
+    memory_ = at::empty({bytes}, at::TensorOptions().dtype(at::kByte));
+  }
   return memory_;
 }
 

@@ -21,8 +21,9 @@ class Staging {
   at::Tensor memory_;
 };
 
-// Runs `reduction` as `round`: piece by piece, each combined as soon as all members' are there and then handed on, while later
-// ones travel. Every message goes straight from where it is given; results, straight to where they are taken. Collective.
+// Runs `reduction` as `round`: piece by piece, each combined as soon as all members' are there and then handed on,
+// while later ones travel. Every message goes straight from where it is given; results, straight to where they are
+// taken. Collective.
 void run_reduction(const C10dMessages& messages, const Round& round, const Reduction& reduction, Staging& staging);
 
 }  // namespace tessera::comm

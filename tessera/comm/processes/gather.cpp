@@ -29,8 +29,15 @@ std::vector<uint8_t> bytes_of(const std::string& text) { return {text.begin(), t
 
 class Gathering {
  public:
-  Gathering(const StorePtr& store, int64_t rank, int64_t size, milliseconds deadline, const std::function<void()>& check)
-      : store_(store), rank_(rank), size_(size), deadline_(deadline), end_(Clock::now() + deadline), check_(check), links_(static_cast<size_t>(size)),
+  Gathering(const StorePtr& store, int64_t rank, int64_t size, milliseconds deadline,
+            const std::function<void()>& check)
+      : store_(store),
+        rank_(rank),
+        size_(size),
+        deadline_(deadline),
+        end_(Clock::now() + deadline),
+        check_(check),
+        links_(static_cast<size_t>(size)),
         listening_(listen_anywhere(size)) {}
 
   std::vector<Link> run() {
@@ -85,7 +92,10 @@ class Gathering {
   void leave_card() {
     const auto addresses = own_addresses();
     Packer card;
-    card.text(machine_name()).text(process_name()).number(static_cast<uint64_t>(listening_.address().second)).number(addresses.size());
+    card.text(machine_name())
+        .text(process_name())
+        .number(static_cast<uint64_t>(listening_.address().second))
+        .number(addresses.size());
     for (const auto& address : addresses) {
       card.text(address);
     }
@@ -118,9 +128,12 @@ class Gathering {
       look_around();
       if (Clock::now() >= end_) {
         std::erase_if(keys, [&](const std::string& key) { return store_->check({key}); });
-        const auto names = base::join(keys, ", ", [](std::ostream& out, const std::string& key) { out << key.substr(key.find('/') + 1); });
-        TESSERA_THROW(CommTimeout, "[comm] rank", keys.size() > 1 ? "s " : " ", names, " of ", size_, " did not come within ", deadline_.count(),
-                      " ms; start as many processes as WORLD_SIZE says, each with its own RANK, and look at their own output");
+        const auto names = base::join(
+            keys, ", ", [](std::ostream& out, const std::string& key) { out << key.substr(key.find('/') + 1); });
+        TESSERA_THROW(
+            CommTimeout, "[comm] rank", keys.size() > 1 ? "s " : " ", names, " of ", size_, " did not come within ",
+            deadline_.count(),
+            " ms; start as many processes as WORLD_SIZE says, each with its own RANK, and look at their own output");
       }
     }
   }
@@ -137,7 +150,8 @@ class Gathering {
       look_around();
     }
     TESSERA_THROW(CommError, "[comm] rank ", rank_, " cannot connect to rank ", peer, " (", card.process, ") at ",
-                  base::join(addresses, ", ", [](std::ostream& out, const std::string& address) { out << address; }), " port ", card.port,
+                  base::join(addresses, ", ", [](std::ostream& out, const std::string& address) { out << address; }),
+                  " port ", card.port,
                   ": it is gone, or a firewall keeps the machines apart; TCP between all machines of a job is needed");
   }
 
@@ -145,7 +159,12 @@ class Gathering {
   bool greet(int64_t peer, const std::string& address, int port) {
     const auto left = std::chrono::duration_cast<milliseconds>(end_ - Clock::now());
     auto socket = connect_within(address, port, std::clamp(left, milliseconds(1), kAnswers));
-    const auto hello = Packer().text(token_).number(static_cast<uint64_t>(rank_)).number(static_cast<uint64_t>(peer)).text(process_name()).take();
+    const auto hello = Packer()
+                           .text(token_)
+                           .number(static_cast<uint64_t>(rank_))
+                           .number(static_cast<uint64_t>(peer))
+                           .text(process_name())
+                           .take();
     if (!socket || !socket.send(hello)) {
       return false;
     }
@@ -160,7 +179,9 @@ class Gathering {
   }
 
   void wait_for_links() {
-    const auto is_missing = [&](const Link& link) { return !link.socket && &link != &links_[static_cast<size_t>(rank_)]; };
+    const auto is_missing = [&](const Link& link) {
+      return !link.socket && &link != &links_[static_cast<size_t>(rank_)];
+    };
     while (true) {
       const auto first = std::find_if(links_.begin(), links_.end(), is_missing);
       if (first == links_.end()) {
@@ -226,12 +247,14 @@ class Gathering {
 
   [[noreturn]] void throw_failed(int64_t rank, const std::string& message) const {
     throw RankFailed({__func__, __FILE__, static_cast<uint32_t>(__LINE__)}, rank,
-                     c10::str("[comm] rank ", rank_, " of ", size_, " was gathering with the others when rank ", rank, " failed: ", message));
+                     c10::str("[comm] rank ", rank_, " of ", size_, " was gathering with the others when rank ", rank,
+                              " failed: ", message));
   }
 
   // The store is mostly rank 0's.
   void throw_if_store_died() const {
-    for (const auto told = Clock::now() + kTold; rank_ > 0 && Clock::now() < told; std::this_thread::sleep_for(kPause)) {
+    for (const auto told = Clock::now() + kTold; rank_ > 0 && Clock::now() < told;
+         std::this_thread::sleep_for(kPause)) {
       if (is_gone(0)) {
         throw_failed(0, describe_lost(links_[0].process, ", which serves the job's store,"));
       }
@@ -242,7 +265,9 @@ class Gathering {
   void stay() {
     const auto others_are_gone = [&] {
       for (int64_t peer = 1; peer < size_; ++peer) {
-        if (!is_gone(peer)) return false;
+        if (!is_gone(peer)) {
+          return false;
+        }
       }
       return true;
     };
@@ -269,10 +294,12 @@ class Gathering {
 }  // namespace
 
 std::string describe_lost(const std::string& process, const char* role) {
-  return c10::str("its process (", process, ")", role, " ended without a word: killed, crashed, or its machine was lost");
+  return c10::str("its process (", process, ")", role,
+                  " ended without a word: killed, crashed, or its machine was lost");
 }
 
-std::vector<Link> gather_links(const StorePtr& store, int64_t rank, int64_t size, milliseconds deadline, const std::function<void()>& check) {
+std::vector<Link> gather_links(const StorePtr& store, int64_t rank, int64_t size, milliseconds deadline,
+                               const std::function<void()>& check) {
   return Gathering(store, rank, size, deadline, check).run();
 }
 

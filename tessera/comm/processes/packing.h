@@ -37,7 +37,8 @@ class Packer {
   std::string bytes_;
 };
 
-// Reads what a Packer wrote, in the same order. Throws CommError if the message ends too soon. The message must outlive it.
+// Reads what a Packer wrote, in the same order. Throws CommError if the message ends too soon. The message must outlive
+// it.
 class Unpacker {
  public:
   explicit Unpacker(std::string_view message) : rest_(message) {}
@@ -58,7 +59,8 @@ class Unpacker {
 
  private:
   std::string_view cut(uint64_t size) {
-    TESSERA_CHECK_AS(CommError, size <= rest_.size(), "[comm] a message between processes of one job is torn; all must run one version");
+    TESSERA_CHECK_AS(CommError, size <= rest_.size(),
+                     "[comm] a message between processes of one job is torn; all must run one version");
     const auto part = rest_.substr(0, size);
     rest_.remove_prefix(size);
     return part;

@@ -32,11 +32,13 @@ enum class Message : uint64_t { kFailed, kGoodbye, kQuestion, kAnswer };
 
 }  // namespace
 
-ProcessJob::ProcessJob(const StorePtr& store, int64_t rank, int64_t size, const ProcessOptions& options, uint64_t stops_before)
+ProcessJob::ProcessJob(const StorePtr& store, int64_t rank, int64_t size, const ProcessOptions& options,
+                       uint64_t stops_before)
     : rank_(rank), size_(size), options_(options), stops_before_(stops_before), gone_(static_cast<size_t>(size)) {
   std::lock_guard lock(mutex_);  // holds the thread of the links back until they are ours
   ProcessLinks::Listener& listener = *this;
-  links_ = std::make_unique<ProcessLinks>(store, rank, size, options.deadline, listener, [this] { throw_if_stopped_since(stops_before_); });
+  links_ = std::make_unique<ProcessLinks>(store, rank, size, options.deadline, listener,
+                                          [this] { throw_if_stopped_since(stops_before_); });
 }
 
 ProcessJob::~ProcessJob() {
@@ -165,13 +167,15 @@ void ProcessJob::throw_failure(const Call* call, uint64_t group) {
   if (failure.kind == JobFailure::Kind::kThrew && failure.rank == rank_) {
     TESSERA_THROW(base::CommError, failure.message);
   }
-  throw base::RankFailed({__func__, __FILE__, static_cast<uint32_t>(__LINE__)}, failure.rank,
-                         c10::str("[comm] rank ", rank_, " was ", here, " when rank ", failure.rank, " failed: ", failure.message));
+  throw base::RankFailed(
+      {__func__, __FILE__, static_cast<uint32_t>(__LINE__)}, failure.rank,
+      c10::str("[comm] rank ", rank_, " was ", here, " when rank ", failure.rank, " failed: ", failure.message));
 }
 
 void ProcessJob::fail(const std::string& message) {
   const bool is_stop = stop_requests() != stops_before_;
-  set_failure({is_stop ? JobFailure::Kind::kStopped : JobFailure::Kind::kThrew, rank_, is_stop ? "stopped by a signal" : message});
+  set_failure({is_stop ? JobFailure::Kind::kStopped : JobFailure::Kind::kThrew, rank_,
+               is_stop ? "stopped by a signal" : message});
   std::lock_guard lock(mutex_);
   is_told_ = true;
 }
@@ -218,8 +222,13 @@ void ProcessJob::set_failure(JobFailure failure, bool tell) {
     for (const auto& kept : outbox_) {
       kept.work->abort();
     }
-    message = Packer().number(static_cast<uint64_t>(Message::kFailed)).number(static_cast<uint64_t>(failure_->kind))
-                  .number(static_cast<uint64_t>(failure_->rank)).text(failure_->message).number(failure_->group).take();
+    message = Packer()
+                  .number(static_cast<uint64_t>(Message::kFailed))
+                  .number(static_cast<uint64_t>(failure_->kind))
+                  .number(static_cast<uint64_t>(failure_->rank))
+                  .text(failure_->message)
+                  .number(failure_->group)
+                  .take();
   }
   changed_.notify_all();
   if (tell) {
@@ -231,7 +240,8 @@ void ProcessJob::on_message(int64_t from, const std::string& message) {
   try {
     take(from, message);
   } catch (const std::exception& error) {
-    set_failure({JobFailure::Kind::kThrew, rank_, c10::str("a message of rank ", from, " could not be read: ", base::message_of(error))});
+    set_failure({JobFailure::Kind::kThrew, rank_,
+                 c10::str("a message of rank ", from, " could not be read: ", base::message_of(error))});
   }
 }
 
@@ -251,10 +261,8 @@ void ProcessJob::take(int64_t from, const std::string& message) {
       changed_.notify_all();
       return;
     }
-    case Message::kQuestion:
-      return answer(from, message);
-    case Message::kAnswer:
-      return judge(from, message);
+    case Message::kQuestion: return answer(from, message);
+    case Message::kAnswer: return judge(from, message);
   }
 }
 
@@ -287,15 +295,17 @@ void ProcessJob::watch_wait(Clock::time_point now) {
   }
   const auto waited = std::chrono::duration_cast<milliseconds>(now - waiting_.begin);
   if (waited >= options_.deadline) {
-    const auto message = c10::str("[comm] rank ", rank_, " waited ", options_.deadline.count(), " ms in ", waiting_.round->call.str(),
-                                  " for ", missing(),
-                                  "; look for a lock or a wait that depends on the rank there, or give slow ranks a longer deadline");
+    const auto message = c10::str(
+        "[comm] rank ", rank_, " waited ", options_.deadline.count(), " ms in ", waiting_.round->call.str(), " for ",
+        missing(), "; look for a lock or a wait that depends on the rank there, or give slow ranks a longer deadline");
     lock.unlock();
     return set_failure({JobFailure::Kind::kTimeout, rank_, message});
   }
   if (waited >= options_.warn_after && !waiting_.is_warned) {
     waiting_.is_warned = true;
-    std::cerr << c10::str("tessera: rank ", rank_, " has waited ", waited.count() / 1000.0, " s in ", waiting_.round->call.str(), " for ", missing(), "\n") << std::flush;
+    std::cerr << c10::str("tessera: rank ", rank_, " has waited ", waited.count() / 1000.0, " s in ",
+                          waiting_.round->call.str(), " for ", missing(), "\n")
+              << std::flush;
   }
   if (now >= waiting_.next_question) {
     waiting_.next_question = now + waiting_.pause;
@@ -311,7 +321,10 @@ void ProcessJob::ask() {
     return;  // it waits for nobody: the answer would be about what comes the other way
   }
   Packer packer;
-  packer.number(static_cast<uint64_t>(Message::kQuestion)).number(waiting_.id).number(group).number(static_cast<uint64_t>(number));
+  packer.number(static_cast<uint64_t>(Message::kQuestion))
+      .number(waiting_.id)
+      .number(group)
+      .number(static_cast<uint64_t>(number));
   packer.number(is_message(call.kind)).number(static_cast<uint64_t>(call.tag));
   const std::string question = packer.take();
   for (int64_t member = 0; member < call.group->size(); ++member) {
@@ -337,7 +350,8 @@ void ProcessJob::answer(int64_t from, const std::string& question) {
       return of_message && each.group == group && each.to == from && each.tag == tag && each.number == number;
     });
     const auto* round = waiting_.round;
-    const bool is_same = round && !of_message && !is_message(round->call.kind) && round->group == group && round->number == number;
+    const bool is_same =
+        round && !of_message && !is_message(round->call.kind) && round->group == group && round->number == number;
     reply.number(kept != outbox_.end() ? 2 : is_same ? 1 : 0);
     if (kept != outbox_.end()) {
       pack_shape(reply, kept->tensor);
@@ -384,7 +398,8 @@ void ProcessJob::end_process_if_stuck(Clock::time_point now) {
     return;
   }
   const bool is_stop = failure_->kind == JobFailure::Kind::kStopped;
-  const auto message = c10::str("rank ", rank_, " was ", where(), " when rank ", failure_->rank, " failed: ", failure_->message);
+  const auto message =
+      c10::str("rank ", rank_, " was ", where(), " when rank ", failure_->rank, " failed: ", failure_->message);
   std::cerr << c10::str("tessera: ", message, "\n") << std::flush;
   leave_all_flights(message);
   ::_exit(is_stop ? 130 : 1);
@@ -400,7 +415,8 @@ std::string ProcessJob::missing() const {
     }
     const auto said = waiting_.answers.find(member);
     const bool is_silent = said == waiting_.answers.end();
-    const auto text = c10::str("rank ", call.group->ranks()[static_cast<size_t>(member)], " (", is_silent ? "no answer" : said->second.where, ")");
+    const auto text = c10::str("rank ", call.group->ranks()[static_cast<size_t>(member)], " (",
+                               is_silent ? "no answer" : said->second.where, ")");
     all.push_back(text);
     if (is_silent || said->second.number <= number) {
       late.push_back(text);

@@ -1,4 +1,5 @@
-// What a rank that is a process knows of its job: where it waits itself, what the others say, and what went wrong first.
+// What a rank that is a process knows of its job: where it waits itself, what the others say, and what went wrong
+// first.
 #pragma once
 
 #include <atomic>
@@ -41,29 +42,31 @@ struct ProcessOptions {
   int intra_op_threads = 0;
   // Whether ranks compare the programs they have run (Program) on every collective.
   bool compare_programs = true;
-  // Whether a rank that stays outside of collectives is ended two seconds after another failed. Off where ranks are not alone
-  // in their process.
+  // Whether a rank that stays outside of collectives is ended two seconds after another failed. Off where ranks are not
+  // alone in their process.
   bool ends_process = true;
 };
 
 // One collective (or message) of the calling rank: which one, and of what group.
 struct Round {
   const Call& call;
-  uint64_t group;    // equal on all members
-  int64_t number;    // of the group's collectives, or of the messages with this peer and tag
+  uint64_t group;  // equal on all members
+  int64_t number;  // of the group's collectives, or of the messages with this peer and tag
 };
 
 using Works = std::vector<c10::intrusive_ptr<c10d::Work>>;
 
 // One rank's end of a job of processes. Used by the rank's thread and by that of its links.
 //
-// How ranks fail together: while a rank waits for tensors, its links watch. Another rank's death, its error, its goodbye, the
-// deadline or a signal ends the wait by aborting it. Two hundred milliseconds into a wait the rank asks the members of the
-// group where they are; a member that is in the same collective with another call, or has finished without it, is a
-// divergence, and both ranks' programs are compared as rank threads compare them. The first failure goes to every rank.
+// How ranks fail together: while a rank waits for tensors, its links watch. Another rank's death, its error, its
+// goodbye, the deadline or a signal ends the wait by aborting it. Two hundred milliseconds into a wait the rank asks
+// the members of the group where they are; a member that is in the same collective with another call, or has finished
+// without it, is a divergence, and both ranks' programs are compared as rank threads compare them. The first failure
+// goes to every rank.
 class ProcessJob : private ProcessLinks::Listener {
  public:
-  // Connects all ranks (ProcessLinks). A number of stop_requests other than `stops_before` stops the job. Collective over all.
+  // Connects all ranks (ProcessLinks). A number of stop_requests other than `stops_before` stops the job. Collective
+  // over all.
   ProcessJob(const StorePtr& store, int64_t rank, int64_t size, const ProcessOptions& options, uint64_t stops_before);
   ~ProcessJob() override;
 
@@ -72,14 +75,15 @@ class ProcessJob : private ProcessLinks::Listener {
   bool is_one_machine() const { return links_->is_one_machine(); }
   const std::string& address() const { return links_->address(); }  // see ProcessLinks
 
-  // Starts transfers and waits for them as `round` of its group: `start` makes the works. Throws what ended the wait, with all
-  // works aborted: then nobody touches their tensors any more.
+  // Starts transfers and waits for them as `round` of its group: `start` makes the works. Throws what ended the wait,
+  // with all works aborted: then nobody touches their tensors any more.
   void run(const Round& round, const std::function<void(Works&)>& start);
 
   // Keeps a message that was sent until its receiver has it. `tensor` is the job's own.
   void keep(const Round& round, at::Tensor tensor, c10::intrusive_ptr<c10d::Work> work);
 
-  // Throws if the job has failed or was asked to stop. `call` is what the rank is about to do; null: nothing in particular.
+  // Throws if the job has failed or was asked to stop. `call` is what the rank is about to do; null: nothing in
+  // particular.
   void throw_if_failed(const Call* call, uint64_t group);
 
   // The rank threw outside of any collective: tells all.
@@ -148,15 +152,15 @@ class ProcessJob : private ProcessLinks::Listener {
   std::optional<JobFailure> failure_;
   std::atomic<bool> failed_{false};
   Clock::time_point failed_at_;
-  bool is_told_ = false;         // the rank's thread knows of the failure
+  bool is_told_ = false;  // the rank's thread knows of the failure
   bool is_finished_ = false;
-  std::vector<bool> gone_;       // ranks that said goodbye
-  std::map<uint64_t, int64_t> begun_;  // rounds begun, by group
+  std::vector<bool> gone_;                                          // ranks that said goodbye
+  std::map<uint64_t, int64_t> begun_;                               // rounds begun, by group
   std::map<std::tuple<uint64_t, int64_t, int64_t>, int64_t> sent_;  // messages, by group, receiver and tag
   Waiting waiting_;
   std::vector<Kept> outbox_;
   bool ends_ = false;
-  std::thread draining_;         // waits for the outbox; started by the first message
+  std::thread draining_;                 // waits for the outbox; started by the first message
   std::unique_ptr<ProcessLinks> links_;  // last: it calls back
 };
 

@@ -12,11 +12,12 @@
 
 namespace tessera::comm {
 
-ProcessLinks::ProcessLinks(const StorePtr& store, int64_t rank, int64_t size, std::chrono::milliseconds deadline, Listener& listener,
-                           const std::function<void()>& check)
+ProcessLinks::ProcessLinks(const StorePtr& store, int64_t rank, int64_t size, std::chrono::milliseconds deadline,
+                           Listener& listener, const std::function<void()>& check)
     : size_(size), listener_(listener), peers_(static_cast<size_t>(size)) {
   auto links = gather_links(store, rank, size, deadline, check);
-  const auto elsewhere = std::find_if(links.begin(), links.end(), [&](const Link& link) { return link.machine != machine_name(); });
+  const auto elsewhere =
+      std::find_if(links.begin(), links.end(), [&](const Link& link) { return link.machine != machine_name(); });
   if (elsewhere != links.end()) {
     address_ = elsewhere->socket.address().first;
   }

@@ -16,10 +16,11 @@ namespace tessera::comm {
 
 // One TCP connection between every two ranks, beside those that carry tensors, and one thread that reads them all.
 //
-// Nothing travels here while all goes well. The kernel closes a process's sockets when it dies, however it dies, so each of
-// the others learns it from its own connection within milliseconds, and no rank (not the one that hosts the store, not a
-// launcher) has to survive for that. A machine that vanishes without closing anything is found by TCP keep-alive after about
-// five seconds. Ranks of one machine talk over loopback. The store is needed only while connecting.
+// Nothing travels here while all goes well. The kernel closes a process's sockets when it dies, however it dies, so
+// each of the others learns it from its own connection within milliseconds, and no rank (not the one that hosts the
+// store, not a launcher) has to survive for that. A machine that vanishes without closing anything is found by TCP
+// keep-alive after about five seconds. Ranks of one machine talk over loopback. The store is needed only while
+// connecting.
 class ProcessLinks {
  public:
   // Is called on the thread of the links, one call at a time.
@@ -35,8 +36,8 @@ class ProcessLinks {
   static constexpr std::chrono::milliseconds kTick{20};
 
   // Connects to all other ranks as gather_links does, and starts to listen. Collective over all ranks.
-  ProcessLinks(const StorePtr& store, int64_t rank, int64_t size, std::chrono::milliseconds deadline, Listener& listener,
-               const std::function<void()>& check);
+  ProcessLinks(const StorePtr& store, int64_t rank, int64_t size, std::chrono::milliseconds deadline,
+               Listener& listener, const std::function<void()>& check);
   // Closes all connections; the others find them lost.
   ~ProcessLinks();
   ProcessLinks(const ProcessLinks&) = delete;
@@ -55,7 +56,8 @@ class ProcessLinks {
   // Whether all ranks run on one machine.
   bool is_one_machine() const { return address_ == "127.0.0.1"; }
 
-  // The address of this machine at which the others reached it or from which it reached them; loopback if there are none.
+  // The address of this machine at which the others reached it or from which it reached them; loopback if there are
+  // none.
   const std::string& address() const { return address_; }
 
  private:

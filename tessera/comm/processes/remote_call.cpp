@@ -30,12 +30,18 @@ std::string op_text(const Program::Entry& entry) {
 void pack_merge(Packer& message, const Merge& merge) {
   const auto pack_ranges = [&](const auto& ranges) {
     message.number(ranges.size());
-    for (const auto& range : ranges) message.number(static_cast<uint64_t>(range.begin)).number(static_cast<uint64_t>(range.end));
+    for (const auto& range : ranges) {
+      message.number(static_cast<uint64_t>(range.begin)).number(static_cast<uint64_t>(range.end));
+    }
   };
   pack_ranges(std::vector<layout::Node>{merge.plan.root()});
   message.number(merge.plan.nodes().size());
-  for (const auto& held : merge.plan.nodes()) pack_ranges(held);
-  message.number(static_cast<uint64_t>(c10::typeMetaToScalarType(merge.options.dtype()))).numbers(merge.sizes).number(merge.scatter.has_value());
+  for (const auto& held : merge.plan.nodes()) {
+    pack_ranges(held);
+  }
+  message.number(static_cast<uint64_t>(c10::typeMetaToScalarType(merge.options.dtype())))
+      .numbers(merge.sizes)
+      .number(merge.scatter.has_value());
   if (merge.scatter) {
     message.number(static_cast<uint64_t>(merge.scatter->dim));
     pack_ranges(merge.scatter->parts);
@@ -55,7 +61,9 @@ std::vector<Range> unpack_ranges(Unpacker& message) {
 MergePlan unpack_plan(Unpacker& message) {
   const auto root = unpack_ranges<layout::Node>(message);
   MergePlan::Nodes nodes(message.number());
-  for (auto& held : nodes) held = unpack_ranges<layout::Node>(message);
+  for (auto& held : nodes) {
+    held = unpack_ranges<layout::Node>(message);
+  }
   return {std::move(nodes), root.at(0)};
 }
 
@@ -90,8 +98,11 @@ at::Tensor unpack_shape(Unpacker& message) {
 }
 
 void pack_call(Packer& message, const Call& call) {
-  message.number(static_cast<uint64_t>(call.kind)).number(static_cast<uint64_t>(call.reduce)).number(static_cast<uint64_t>(call.peer))
-      .number(static_cast<uint64_t>(call.tag)).text(call.op);
+  message.number(static_cast<uint64_t>(call.kind))
+      .number(static_cast<uint64_t>(call.reduce))
+      .number(static_cast<uint64_t>(call.peer))
+      .number(static_cast<uint64_t>(call.tag))
+      .text(call.op);
   pack_shapes(message, call.inputs);
   pack_shapes(message, call.outputs);
   message.number(call.merge != nullptr);
@@ -140,8 +151,9 @@ std::string divergence_from(const Call& own, const RemoteCall& other) {
   auto mine = own, theirs = other.call();
   const auto here = own.group->rank(), there = theirs.group->rank(), members = own.group->size();
   const auto first = std::min(here, there), second = std::max(here, there);
-  std::vector<at::Tensor> lists[] = {pair_of(mine.inputs, first, second, members), pair_of(mine.outputs, first, second, members),
-                                     pair_of(theirs.inputs, first, second, members), pair_of(theirs.outputs, first, second, members)};
+  std::vector<at::Tensor> lists[] = {
+      pair_of(mine.inputs, first, second, members), pair_of(mine.outputs, first, second, members),
+      pair_of(theirs.inputs, first, second, members), pair_of(theirs.outputs, first, second, members)};
   mine.inputs = lists[0];
   mine.outputs = lists[1];
   theirs.inputs = lists[2];

@@ -19,7 +19,8 @@ namespace tessera::comm {
 // Dtype and sizes of `tensor`.
 void pack_shape(Packer& message, const at::Tensor& tensor);
 
-// A tensor of that dtype and these sizes, without memory of its own for each element: on the CPU, or on meta for any other device.
+// A tensor of that dtype and these sizes, without memory of its own for each element: on the CPU, or on meta for any
+// other device.
 at::Tensor unpack_shape(Unpacker& message);
 
 // Everything of `call` that divergence_of reads, the ops of its program as texts.
@@ -44,8 +45,8 @@ class RemoteCall {
   Call call_;
 };
 
-// What `own` and the call of another member of the same collective disagree about, as divergence_of says it; empty if they
-// agree.
+// What `own` and the call of another member of the same collective disagree about, as divergence_of says it; empty if
+// they agree.
 std::string divergence_from(const Call& own, const RemoteCall& other);
 
 }  // namespace tessera::comm

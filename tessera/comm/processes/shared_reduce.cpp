@@ -36,34 +36,51 @@ int64_t bytes_of_piece(const Reduction& reduction) {
 class BoardRun {
  public:
   BoardRun(SharedBoard& board, const Round& round, const Reduction& reduction, int64_t member)
-      : board_(board), round_(round), reduction_(reduction), me_(member), bytes_(bytes_of_piece(reduction)),
-        piece_(bytes_ / static_cast<int64_t>(c10::elementSize(reduction.dtype))), hash_(base::hash_range(reduction.shapes, fingerprint_of(round))) {}
+      : board_(board),
+        round_(round),
+        reduction_(reduction),
+        me_(member),
+        bytes_(bytes_of_piece(reduction)),
+        piece_(bytes_ / static_cast<int64_t>(c10::elementSize(reduction.dtype))),
+        hash_(base::hash_range(reduction.shapes, fingerprint_of(round))) {}
 
   void run() {
     const int64_t pieces = reduction_.pieces(piece_);
     const bool is_handed_out = reduction_.is_handed_out();
     for (int64_t k = 0; k < pieces + is_handed_out; ++k) {
       const int64_t half = static_cast<int64_t>(board_.steps() % 2);
-      if (k < pieces) give(k, half);
+      if (k < pieces) {
+        give(k, half);
+      }
       board_.meet(round_, hash_);
-      if (k < pieces) combine(k, half, is_handed_out);
-      if (k > 0 && is_handed_out) take(k - 1, half);
+      if (k < pieces) {
+        combine(k, half, is_handed_out);
+      }
+      if (k > 0 && is_handed_out) {
+        take(k - 1, half);
+      }
     }
   }
 
  private:
   void give(int64_t k, int64_t half) {
     for (int64_t part = 0; part < reduction_.size(); ++part) {
-      if (reduction_.is_whole ? part > 0 : part == me_) continue;
+      if (reduction_.is_whole ? part > 0 : part == me_) {
+        continue;
+      }
       const Range here = range(part, k);
       const Tensors& given = reduction_.given[part];
-      for (size_t i = 0; i < given.size(); ++i) copy_bytes(on_board(me_, half, part * reduction_.counts[me_] + i, here), narrow(given[i], here));
+      for (size_t i = 0; i < given.size(); ++i) {
+        copy_bytes(on_board(me_, half, part * reduction_.counts[me_] + i, here), narrow(given[i], here));
+      }
     }
   }
 
   void combine(int64_t k, int64_t half, bool is_handed_out) {
     const Range here = range(me_, k);
-    if (here.size() == 0) return;
+    if (here.size() == 0) {
+      return;
+    }
     Tensors values, results;
     for (int64_t member = 0; member < reduction_.size(); ++member) {
       for (int64_t i = 0; i < reduction_.counts[member]; ++i) {
@@ -71,19 +88,27 @@ class BoardRun {
         values.push_back(member == me_ ? narrow(reduction_.given[me_][i], here) : on_board(member, half, index, here));
       }
     }
-    for (const at::Tensor& taken : reduction_.taken[me_]) results.push_back(narrow(taken, here));
+    for (const at::Tensor& taken : reduction_.taken[me_]) {
+      results.push_back(narrow(taken, here));
+    }
     reduction_.combine(values, results);
     // They are read in the next step.
-    for (size_t i = 0; i < results.size() && is_handed_out; ++i) copy_bytes(on_board(me_, 1 - half, first_result(me_) + i, here), results[i]);
+    for (size_t i = 0; i < results.size() && is_handed_out; ++i) {
+      copy_bytes(on_board(me_, 1 - half, first_result(me_) + i, here), results[i]);
+    }
   }
 
   // The others' results of piece `k`.
   void take(int64_t k, int64_t half) {
     for (int64_t part = 0; part < reduction_.size(); ++part) {
-      if (part == me_) continue;
+      if (part == me_) {
+        continue;
+      }
       const Range here = range(part, k);
       const Tensors& taken = reduction_.taken[part];
-      for (size_t i = 0; i < taken.size(); ++i) copy_bytes(narrow(taken[i], here), on_board(part, half, first_result(part) + i, here));
+      for (size_t i = 0; i < taken.size(); ++i) {
+        copy_bytes(narrow(taken[i], here), on_board(part, half, first_result(part) + i, here));
+      }
     }
   }
 
@@ -91,10 +116,13 @@ class BoardRun {
 
   Range range(int64_t part, int64_t k) const { return reduction_.piece_of(part, k, piece_); }
 
-  static at::Tensor narrow(const at::Tensor& tensor, const Range& range) { return tensor.narrow(0, range.begin, range.size()); }
+  static at::Tensor narrow(const at::Tensor& tensor, const Range& range) {
+    return tensor.narrow(0, range.begin, range.size());
+  }
 
   at::Tensor on_board(int64_t member, int64_t half, int64_t index, const Range& range) const {
-    return at::from_blob(board_.memory(member) + half * kHalf + index * bytes_, {range.size()}, at::TensorOptions().dtype(reduction_.dtype));
+    return at::from_blob(board_.memory(member) + half * kHalf + index * bytes_, {range.size()},
+                         at::TensorOptions().dtype(reduction_.dtype));
   }
 
   SharedBoard& board_;

@@ -38,8 +38,12 @@ void prepare(int socket) {
 bool send_bytes(int socket, const char* data, size_t size) {
   while (size > 0) {
     const auto sent = ::send(socket, data, size, MSG_NOSIGNAL);
-    if (sent < 0 && errno == EINTR) continue;
-    if (sent <= 0) return false;
+    if (sent < 0 && errno == EINTR) {
+      continue;
+    }
+    if (sent <= 0) {
+      return false;
+    }
     data += sent;
     size -= static_cast<size_t>(sent);
   }
@@ -109,7 +113,8 @@ std::pair<std::string, int> Socket::address() const {
 Socket listen_anywhere(int64_t backlog) {
   Socket socket(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
   const auto address = address_of("0.0.0.0", 0);
-  TESSERA_CHECK_AS(CommError, ::bind(socket.descriptor(), reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0 &&
+  TESSERA_CHECK_AS(CommError,
+                   ::bind(socket.descriptor(), reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0 &&
                        ::listen(socket.descriptor(), static_cast<int>(backlog)) == 0,
                    "[comm] no socket to listen on: ", std::strerror(errno));
   return socket;
@@ -165,7 +170,8 @@ std::vector<std::string> own_addresses() {
   ifaddrs* list = nullptr;
   ::getifaddrs(&list);
   for (const auto* each = list; each; each = each->ifa_next) {
-    if (each->ifa_addr && each->ifa_addr->sa_family == AF_INET && (each->ifa_flags & IFF_UP) && !(each->ifa_flags & IFF_LOOPBACK)) {
+    if (each->ifa_addr && each->ifa_addr->sa_family == AF_INET && (each->ifa_flags & IFF_UP) &&
+        !(each->ifa_flags & IFF_LOOPBACK)) {
       addresses.push_back(text_of(*reinterpret_cast<const sockaddr_in*>(each->ifa_addr)));
     }
   }

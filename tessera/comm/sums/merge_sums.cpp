@@ -55,8 +55,12 @@ void add(T* to, const T* const* operands, int64_t count) {
   const T* from[kCount];
   std::copy_n(operands, kCount, from);
   int64_t i = 0;
-  for (; i + Pack::kLanes <= count; i += Pack::kLanes) Pack::store(to + i, tree<kCount, Pack>(from, i));
-  for (; i < count; ++i) Single<T>::store(to + i, tree<kCount, Single<T>>(from, i));
+  for (; i + Pack::kLanes <= count; i += Pack::kLanes) {
+    Pack::store(to + i, tree<kCount, Pack>(from, i));
+  }
+  for (; i < count; ++i) {
+    Single<T>::store(to + i, tree<kCount, Single<T>>(from, i));
+  }
 }
 
 template <typename T>
@@ -79,7 +83,9 @@ class Adder {
 
   // Elements [from, from + count) of the sums become those from `to` on of the results.
   void run(int64_t from, int64_t to, int64_t count) {
-    for (int64_t done = 0; done < count; done += kBlock) run_block(from + done, to + done, std::min(kBlock, count - done));
+    for (int64_t done = 0; done < count; done += kBlock) {
+      run_block(from + done, to + done, std::min(kBlock, count - done));
+    }
   }
 
  private:
@@ -97,7 +103,9 @@ class Adder {
       const std::vector<T*>& results = results_[step.target];
       T* first = results[0] + to;
       add(first, operands, step.count, count);
-      for (size_t i = 1; i < results.size(); ++i) std::memcpy(results[i] + to, first, count * sizeof(T));
+      for (size_t i = 1; i < results.size(); ++i) {
+        std::memcpy(results[i] + to, first, count * sizeof(T));
+      }
     }
   }
 
@@ -113,7 +121,9 @@ template <typename T>
 std::vector<const T*> sums_of(const std::vector<const Call*>& calls) {
   std::vector<const T*> sums;
   for (const Call* call : calls) {
-    for (const at::Tensor& sum : call->inputs) sums.push_back(sum.const_data_ptr<T>());
+    for (const at::Tensor& sum : call->inputs) {
+      sums.push_back(sum.const_data_ptr<T>());
+    }
   }
   return sums;
 }
@@ -123,7 +133,9 @@ template <typename T>
 std::vector<std::vector<T*>> results_of(at::ArrayRef<const Call*> calls) {
   std::vector<std::vector<T*>> results(calls[0]->outputs.size());
   for (const Call* call : calls) {
-    for (size_t k = 0; k < results.size(); ++k) results[k].push_back(call->outputs[k].mutable_data_ptr<T>());
+    for (size_t k = 0; k < results.size(); ++k) {
+      results[k].push_back(call->outputs[k].mutable_data_ptr<T>());
+    }
   }
   return results;
 }
@@ -146,9 +158,12 @@ void scatter(const std::vector<const Call*>& calls, int64_t part) {
   Adder<T> adder(merge.plan, sums, results);
   const at::IntArrayRef sizes = merge.sizes;
   const auto& [dim, cuts] = *merge.scatter;
-  const int64_t outer = c10::multiply_integers(sizes.slice(0, dim)), inner = c10::multiply_integers(sizes.slice(dim + 1));
+  const int64_t outer = c10::multiply_integers(sizes.slice(0, dim)),
+                inner = c10::multiply_integers(sizes.slice(dim + 1));
   const int64_t length = cuts[part].size() * inner;
-  for (int64_t i = 0; i < outer; ++i) adder.run((i * sizes[dim] + cuts[part].begin) * inner, i * length, length);
+  for (int64_t i = 0; i < outer; ++i) {
+    adder.run((i * sizes[dim] + cuts[part].begin) * inner, i * length, length);
+  }
 }
 
 }  // namespace
@@ -158,7 +173,8 @@ std::vector<at::Tensor> merge_results(const Merge& merge, int64_t member) {
   const bool may_reuse = merge.memory == Merge::Memory::kReuse && !merge.scatter;
   std::vector<at::Tensor> results;
   for (const Node& closed : merge.plan.closed()) {
-    const auto inside = std::find_if(own.begin(), own.end(), [&](const Node& node) { return closed.begin <= node.begin && node.end <= closed.end; });
+    const auto inside = std::find_if(
+        own.begin(), own.end(), [&](const Node& node) { return closed.begin <= node.begin && node.end <= closed.end; });
     const bool reuses = may_reuse && inside != own.end();
     results.push_back(reuses ? merge.sums[inside - own.begin()] : at::empty(merge.sizes_at(member), merge.options));
   }
@@ -167,7 +183,9 @@ std::vector<at::Tensor> merge_results(const Merge& merge, int64_t member) {
 
 std::vector<NodeSum> with_nodes(const MergePlan& plan, const std::vector<at::Tensor>& sums) {
   std::vector<NodeSum> result;
-  for (size_t k = 0; k < sums.size(); ++k) result.push_back({plan.closed()[k], sums[k]});
+  for (size_t k = 0; k < sums.size(); ++k) {
+    result.push_back({plan.closed()[k], sums[k]});
+  }
   return result;
 }
 
@@ -177,9 +195,13 @@ void merge_piece(const MergePlan& plan, const std::vector<at::Tensor>& sums, con
   }
   AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, results[0].scalar_type(), "merge", [&] {
     std::vector<const scalar_t*> from;
-    for (const at::Tensor& sum : sums) from.push_back(sum.const_data_ptr<scalar_t>());
+    for (const at::Tensor& sum : sums) {
+      from.push_back(sum.const_data_ptr<scalar_t>());
+    }
     std::vector<std::vector<scalar_t*>> to;
-    for (const at::Tensor& result : results) to.push_back({result.mutable_data_ptr<scalar_t>()});
+    for (const at::Tensor& result : results) {
+      to.push_back({result.mutable_data_ptr<scalar_t>()});
+    }
     Adder<scalar_t>(plan, from, to).run(0, 0, results[0].numel());
   });
 }
@@ -191,7 +213,8 @@ void merge_sums(const std::vector<const Call*>& calls, size_t part) {
   }
   const at::ScalarType dtype = c10::typeMetaToScalarType(merge.options.dtype());
   AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, dtype, "merge", [&] {
-    merge.scatter ? scatter<scalar_t>(calls, static_cast<int64_t>(part)) : replicate<scalar_t>(calls, static_cast<int64_t>(part));
+    merge.scatter ? scatter<scalar_t>(calls, static_cast<int64_t>(part))
+                  : replicate<scalar_t>(calls, static_cast<int64_t>(part));
   });
 }
 

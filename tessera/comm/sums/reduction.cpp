@@ -32,7 +32,9 @@ auto combiner(ReduceOp op) {
   return [op](const Tensors& values, const Tensors& results) { combine_in_order(values, results, op); };
 }
 
-uint64_t shape_of(at::IntArrayRef sizes, at::ScalarType dtype) { return base::hash_range(sizes, static_cast<uint64_t>(dtype)); }
+uint64_t shape_of(at::IntArrayRef sizes, at::ScalarType dtype) {
+  return base::hash_range(sizes, static_cast<uint64_t>(dtype));
+}
 
 // Every member combines all elements, or one cut of them for all.
 void replicate(Reduction& reduction, const Tensors& given, const Tensors& taken, int64_t numel, int64_t size) {
@@ -47,7 +49,9 @@ void replicate(Reduction& reduction, const Tensors& given, const Tensors& taken,
 void scatter(Reduction& reduction, const Merge& merge, const std::vector<at::Tensor>& results, int64_t member) {
   for (const Range& part : merge.scatter->parts) {
     Tensors given;
-    for (const at::Tensor& sum : merge.sums) given.push_back(sum.detach().narrow(merge.scatter->dim, part.begin, part.size()).contiguous());
+    for (const at::Tensor& sum : merge.sums) {
+      given.push_back(sum.detach().narrow(merge.scatter->dim, part.begin, part.size()).contiguous());
+    }
     reduction.given.push_back(flat(given));
     reduction.lengths.push_back(c10::multiply_integers(merge.sizes_at(static_cast<int64_t>(reduction.lengths.size()))));
     reduction.taken.emplace_back();
@@ -61,11 +65,17 @@ uint64_t shape_of(const Merge& merge) {
   add(merge.plan.root().begin, merge.plan.root().end);
   for (const std::vector<Node>& held : merge.plan.nodes()) {
     hash = base::hash_combine(hash, held.size());
-    for (const Node& node : held) add(node.begin, node.end);
+    for (const Node& node : held) {
+      add(node.begin, node.end);
+    }
   }
-  if (!merge.scatter) return hash;
+  if (!merge.scatter) {
+    return hash;
+  }
   hash = base::hash_combine(hash, merge.scatter->dim);
-  for (const Range& part : merge.scatter->parts) add(part.begin, part.end);
+  for (const Range& part : merge.scatter->parts) {
+    add(part.begin, part.end);
+  }
   return hash;
 }
 
@@ -86,14 +96,19 @@ Range Reduction::piece_of(int64_t part, int64_t k, int64_t piece) const {
 }
 
 Reduction reduction_of(const at::Tensor& tensor, ReduceOp op, int64_t size) {
-  Reduction reduction{.dtype = tensor.scalar_type(), .counts = std::vector<int64_t>(size, 1), .is_whole = static_cast<int64_t>(tensor.nbytes()) <= kSmallBytes, .combine = combiner(op)};
+  Reduction reduction{.dtype = tensor.scalar_type(),
+                      .counts = std::vector<int64_t>(size, 1),
+                      .is_whole = static_cast<int64_t>(tensor.nbytes()) <= kSmallBytes,
+                      .combine = combiner(op)};
   reduction.shapes.assign(size, shape_of(tensor.sizes(), tensor.scalar_type()));
   replicate(reduction, flat(tensor), flat(tensor), tensor.numel(), size);
   return reduction;
 }
 
-Reduction scatter_reduction_of(const at::Tensor& output, const std::vector<at::Tensor>& inputs, ReduceOp op, int64_t member) {
-  Reduction reduction{.dtype = output.scalar_type(), .counts = std::vector<int64_t>(inputs.size(), 1), .combine = combiner(op)};
+Reduction scatter_reduction_of(const at::Tensor& output, const std::vector<at::Tensor>& inputs, ReduceOp op,
+                               int64_t member) {
+  Reduction reduction{
+      .dtype = output.scalar_type(), .counts = std::vector<int64_t>(inputs.size(), 1), .combine = combiner(op)};
   for (const at::Tensor& input : inputs) {
     reduction.lengths.push_back(input.numel());
     reduction.given.push_back(flat(input));
@@ -106,11 +121,17 @@ Reduction scatter_reduction_of(const at::Tensor& output, const std::vector<at::T
 
 Reduction merge_reduction_of(const Merge& merge, const std::vector<at::Tensor>& results, int64_t member) {
   const int64_t size = static_cast<int64_t>(merge.plan.nodes().size()), numel = c10::multiply_integers(merge.sizes);
-  Reduction reduction{.dtype = c10::typeMetaToScalarType(merge.options.dtype()), .shapes = std::vector<uint64_t>(size, shape_of(merge))};
-  for (const std::vector<Node>& held : merge.plan.nodes()) reduction.counts.push_back(static_cast<int64_t>(held.size()));
-  reduction.combine = [&plan = merge.plan](const Tensors& values, const Tensors& sums) { merge_piece(plan, values, sums); };
+  Reduction reduction{.dtype = c10::typeMetaToScalarType(merge.options.dtype()),
+                      .shapes = std::vector<uint64_t>(size, shape_of(merge))};
+  for (const std::vector<Node>& held : merge.plan.nodes()) {
+    reduction.counts.push_back(static_cast<int64_t>(held.size()));
+  }
+  reduction.combine = [&plan = merge.plan](const Tensors& values, const Tensors& sums) {
+    merge_piece(plan, values, sums);
+  };
   reduction.is_whole = !merge.scatter && numel * static_cast<int64_t>(merge.options.dtype().itemsize()) <= kSmallBytes;
-  merge.scatter ? scatter(reduction, merge, results, member) : replicate(reduction, flat(merge.sums), flat(results), numel, size);
+  merge.scatter ? scatter(reduction, merge, results, member)
+                : replicate(reduction, flat(merge.sums), flat(results), numel, size);
   return reduction;
 }
 

@@ -46,10 +46,8 @@ template <typename Acc, typename T>
 C10_ALWAYS_INLINE void merge_block(Acc* acc, const T* values, int64_t count, ReduceOp op) {
   switch (op) {
     case ReduceOp::kSum:
-    case ReduceOp::kAvg:
-      return merge_each(acc, values, count, [](Acc a, Acc b) { return static_cast<Acc>(a + b); });
-    case ReduceOp::kProd:
-      return merge_each(acc, values, count, [](Acc a, Acc b) { return static_cast<Acc>(a * b); });
+    case ReduceOp::kAvg: return merge_each(acc, values, count, [](Acc a, Acc b) { return static_cast<Acc>(a + b); });
+    case ReduceOp::kProd: return merge_each(acc, values, count, [](Acc a, Acc b) { return static_cast<Acc>(a * b); });
     case ReduceOp::kMax:
     case ReduceOp::kMin:
       if constexpr (!kIsComplex<Acc>) {
@@ -59,8 +57,8 @@ C10_ALWAYS_INLINE void merge_block(Acc* acc, const T* values, int64_t count, Red
   }
 }
 
-// outputs[k][at + i] = the combination of inputs[0][at + i], inputs[1][at + i], ... for i below `count`, at most kBlock. Each is
-// read before it is written.
+// outputs[k][at + i] = the combination of inputs[0][at + i], inputs[1][at + i], ... for i below `count`, at most
+// kBlock. Each is read before it is written.
 template <typename T>
 C10_ALWAYS_INLINE void reduce_block(const std::vector<const T*>& inputs, const std::vector<T*>& outputs, int64_t at,
                                     int64_t count, ReduceOp op) {
@@ -85,7 +83,8 @@ C10_ALWAYS_INLINE void reduce_block(const std::vector<const T*>& inputs, const s
 }
 
 template <typename T>
-void reduce(const std::vector<const T*>& inputs, const std::vector<T*>& outputs, int64_t begin, int64_t end, ReduceOp op) {
+void reduce(const std::vector<const T*>& inputs, const std::vector<T*>& outputs, int64_t begin, int64_t end,
+            ReduceOp op) {
   auto at = begin;
   for (; at + kBlock <= end; at += kBlock) {
     reduce_block(inputs, outputs, at, kBlock, op);
@@ -124,7 +123,8 @@ void transfer(const std::vector<const Call*>& calls, size_t part) {
       for (const auto* call : calls) {
         tensors.push_back(call->outputs[0]);
       }
-      const auto count = tensors[0].numel(), parts = static_cast<int64_t>(calls.size()), index = static_cast<int64_t>(part);
+      const auto count = tensors[0].numel(), parts = static_cast<int64_t>(calls.size()),
+                 index = static_cast<int64_t>(part);
       return reduce(tensors, tensors, count * index / parts, count * (index + 1) / parts, own.reduce);
     }
     case Kind::kReduceScatter: {
@@ -144,12 +144,9 @@ void transfer(const std::vector<const Call*>& calls, size_t part) {
         copy_into(own.outputs[i], calls[i]->inputs[part]);
       }
       return;
-    case Kind::kBroadcast:
-      return copy_into(own.outputs[0], calls[static_cast<size_t>(own.peer)]->inputs[0]);
-    case Kind::kMerge:
-      return merge_sums(calls, part);
-    default:
-      return;
+    case Kind::kBroadcast: return copy_into(own.outputs[0], calls[static_cast<size_t>(own.peer)]->inputs[0]);
+    case Kind::kMerge: return merge_sums(calls, part);
+    default: return;
   }
 }
 

@@ -7,8 +7,9 @@
 
 namespace tessera::comm {
 
-// Does part `part` (one of calls.size()) of the collective that `calls` describe, by member. Parts touch disjoint outputs and
-// may run at the same time, in any order, on any thread; together they are the collective. CPU tensors only.
+// Does part `part` (one of calls.size()) of the collective that `calls` describe, by member. Parts touch disjoint
+// outputs and may run at the same time, in any order, on any thread; together they are the collective. CPU tensors
+// only.
 void transfer(const std::vector<const Call*>& calls, size_t part);
 
 // Copies the bytes of a contiguous CPU tensor to another of as many, unless they are the same bytes.

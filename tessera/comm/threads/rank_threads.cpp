@@ -59,9 +59,12 @@ bool RankThreads::is_over() const { return stop_requests() != job_->stops_before
 void RankThreads::end_process() const {
   const bool is_stop = stop_requests() != job_->stops_before();
   const auto failure = job_->failure();
-  const auto reason = is_stop ? std::string("stopped by a signal") : c10::str("rank ", failure->rank, " failed: ", failure->message);
-  std::cerr << c10::str("tessera: ", reason, "\ntessera: ", base::human_duration(static_cast<double>(grace_.count()) / 1000), " later ", where_they_are(),
-                        " has not come back; a thread cannot be ended alone: this ends the process\n") << std::flush;
+  const auto reason =
+      is_stop ? std::string("stopped by a signal") : c10::str("rank ", failure->rank, " failed: ", failure->message);
+  std::cerr << c10::str("tessera: ", reason,
+                        "\ntessera: ", base::human_duration(static_cast<double>(grace_.count()) / 1000), " later ",
+                        where_they_are(), " has not come back; a thread cannot be ended alone: this ends the process\n")
+            << std::flush;
   leave_all_flights(reason);
   ::_exit(is_stop ? 130 : 1);
 }

@@ -15,8 +15,8 @@
 
 namespace tessera::comm {
 
-// What one run_ranks knows of its threads. A rank that is in one long call (an allocation, a product, a foreign library) hears neither
-// of another's failure nor of a signal, and a thread cannot be ended alone. Thread-safe.
+// What one run_ranks knows of its threads. A rank that is in one long call (an allocation, a product, a foreign
+// library) hears neither of another's failure nor of a signal, and a thread cannot be ended alone. Thread-safe.
 class RankThreads {
  public:
   // `grace` and `where` are those of RunOptions.
@@ -27,8 +27,9 @@ class RankThreads {
   void begin(const RankContext& context);
   void end(int64_t rank);
 
-  // Waits until `count` ranks have ended. Ends the process when the job has failed, or was asked to stop, longer ago than the grace:
-  // stderr gets the first error and the ranks that are still there, the flight recorders are left; exit code 1, of a stop 130.
+  // Waits until `count` ranks have ended. Ends the process when the job has failed, or was asked to stop, longer ago
+  // than the grace: stderr gets the first error and the ranks that are still there, the flight recorders are left; exit
+  // code 1, of a stop 130.
   void wait(int64_t count);
 
  private:

@@ -78,7 +78,8 @@ void run_rank(const std::shared_ptr<ThreadJob>& job, RankContext& context, const
 }  // namespace
 
 void run_ranks(int64_t ranks, const std::function<void(int64_t rank)>& body, RunOptions options) {
-  TESSERA_CHECK(ranks >= 1 && ranks <= kMostRanks, "[run_ranks] ", ranks, " ranks as threads of one process; accepted: 1 to ", kMostRanks);
+  TESSERA_CHECK(ranks >= 1 && ranks <= kMostRanks, "[run_ranks] ", ranks,
+                " ranks as threads of one process; accepted: 1 to ", kMostRanks);
   TESSERA_CHECK(!RankContext::current(), "[run_ranks] called by rank ", RankContext::current()->rank, " of ",
                 RankContext::current()->world_size, "; a rank cannot start ranks");
   const auto job = std::make_shared<ThreadJob>(ranks);

@@ -34,7 +34,8 @@ void yield_until(Done done) {
 
 }  // namespace
 
-ThreadJob::ThreadJob(int64_t ranks) : finished_(static_cast<size_t>(ranks)), waiting_(static_cast<size_t>(ranks)), stops_before_(stop_requests()) {}
+ThreadJob::ThreadJob(int64_t ranks)
+    : finished_(static_cast<size_t>(ranks)), waiting_(static_cast<size_t>(ranks)), stops_before_(stop_requests()) {}
 
 void ThreadJob::fail(int64_t rank, std::string message) {
   std::lock_guard lock(mutex_);
@@ -105,8 +106,8 @@ std::string ThreadJob::where_is(int64_t rank) const {
 
 bool ThreadJob::is_deadlocked() const {
   return idle_ == size() && std::all_of(waiting_.begin(), waiting_.end(), [](const Waiter* waiter) {
-    return !waiter || (waiter->may_leave() && !waiter->is_ready());
-  });
+           return !waiter || (waiter->may_leave() && !waiter->is_ready());
+         });
 }
 
 ThreadGroup::ThreadGroup(ThreadJob& job, std::vector<int64_t> ranks)
@@ -165,7 +166,8 @@ void ThreadGroup::lead(size_t member, uint64_t round) {
   run_together(member, round);
 }
 
-void ThreadGroup::follow(Lock& lock, size_t member, uint64_t round, const Call& call, std::chrono::milliseconds deadline) {
+void ThreadGroup::follow(Lock& lock, size_t member, uint64_t round, const Call& call,
+                         std::chrono::milliseconds deadline) {
   const auto is_open = [&] { return opened_ > round || closed_ > round; };
   lock.unlock();
   yield_until([&] { return is_open() || job_.failed_; });
@@ -319,7 +321,9 @@ void ThreadGroup::throw_finished(const Waiter& waiter, size_t missing) {
 
 void ThreadGroup::throw_deadlock(const Waiter& waiter) {
   size_t missing = 0;
-  while (!waiter.is_missing(missing)) ++missing;
+  while (!waiter.is_missing(missing)) {
+    ++missing;
+  }
   const auto message = divergence_by_deadlock(waiter.call, job_.waiting_[static_cast<size_t>(ranks_[missing])]->call);
   job_.set_failure({.rank = ranks_[waiter.member], .message = message, .is_deadlock = true});
   TESSERA_THROW(DivergenceError, message);
@@ -327,8 +331,8 @@ void ThreadGroup::throw_deadlock(const Waiter& waiter) {
 
 void ThreadGroup::throw_timeout(const Waiter& waiter) {
   std::ostringstream out;
-  out << "[comm] rank " << ranks_[waiter.member] << " waited " << waiter.deadline.count() << " ms in " << waiter.call.str()
-      << " for";
+  out << "[comm] rank " << ranks_[waiter.member] << " waited " << waiter.deadline.count() << " ms in "
+      << waiter.call.str() << " for";
   const char* separator = " ";
   for (size_t member = 0; member < ranks_.size(); ++member) {
     if (waiter.is_missing(member)) {

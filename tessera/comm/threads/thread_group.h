@@ -42,8 +42,8 @@ struct Waiter {
   std::function<bool(size_t member)> is_missing;
 };
 
-// One job of rank threads. Thread-safe. One mutex guards the job and all its groups; each group has its own condition variable.
-// The first failure ends the job: every waiting or later-arriving rank throws at once.
+// One job of rank threads. Thread-safe. One mutex guards the job and all its groups; each group has its own condition
+// variable. The first failure ends the job: every waiting or later-arriving rank throws at once.
 class ThreadJob {
  public:
   explicit ThreadJob(int64_t ranks);
@@ -67,8 +67,8 @@ class ThreadJob {
   // `in barrier over tp`, `in no collective`, `finished`.
   std::string where(int64_t rank);
 
-  // The group over global `ranks` that `rank`, one of them, joins: its k-th with that name and these ranks is the k-th of the
-  // others. Waits for nobody.
+  // The group over global `ranks` that `rank`, one of them, joins: its k-th with that name and these ranks is the k-th
+  // of the others. Waits for nobody.
   std::shared_ptr<ThreadGroup> open(const std::string& name, const std::vector<int64_t>& ranks, int64_t rank);
 
  private:
@@ -101,9 +101,9 @@ class ThreadJob {
   const uint64_t stops_before_;
 };
 
-// The rendezvous of one group. Each round all members bring a Call; once the last has come nobody leaves before all is done,
-// so that a member's tensors outlive their readers. Small rounds are done by the last to arrive, large ones by all together.
-// The job must outlive its groups.
+// The rendezvous of one group. Each round all members bring a Call; once the last has come nobody leaves before all is
+// done, so that a member's tensors outlive their readers. Small rounds are done by the last to arrive, large ones by
+// all together. The job must outlive its groups.
 class ThreadGroup {
  public:
   ThreadGroup(ThreadJob& job, std::vector<int64_t> ranks);
@@ -112,7 +112,8 @@ class ThreadGroup {
   // Runs the member's `round`-th collective.
   void meet(size_t member, uint64_t round, const Call& call, std::chrono::milliseconds deadline);
 
-  // Leaves a message (`number`-th from position `from` to `to` with its tag) and returns. The tensor must not be written again.
+  // Leaves a message (`number`-th from position `from` to `to` with its tag) and returns. The tensor must not be
+  // written again.
   void post(const Call& call, size_t from, int64_t number, at::Tensor message);
 
   // Waits for that message.
@@ -142,12 +143,12 @@ class ThreadGroup {
   ThreadJob& job_;
   const std::vector<int64_t> ranks_;
   std::condition_variable changed_;
-  std::vector<const Call*> calls_;    // by position; null: not arrived
+  std::vector<const Call*> calls_;  // by position; null: not arrived
   size_t arrived_ = 0;
-  bool running_ = false;              // all have arrived
-  std::atomic<size_t> finished_{0};   // members done with their part
-  std::atomic<uint64_t> opened_{0};   // rounds opened for work by all
-  std::atomic<uint64_t> closed_{0};   // rounds done
+  bool running_ = false;             // all have arrived
+  std::atomic<size_t> finished_{0};  // members done with their part
+  std::atomic<uint64_t> opened_{0};  // rounds opened for work by all
+  std::atomic<uint64_t> closed_{0};  // rounds done
   std::map<MessageKey, at::Tensor> messages_;
 };
 

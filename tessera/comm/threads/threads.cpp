@@ -51,7 +51,8 @@ class ReceiveWork : public Work {
 
 class ThreadCommunicator : public Communicator, public std::enable_shared_from_this<ThreadCommunicator> {
  public:
-  ThreadCommunicator(std::shared_ptr<ThreadJob> job, std::shared_ptr<ThreadGroup> group, size_t member, std::string name)
+  ThreadCommunicator(std::shared_ptr<ThreadJob> job, std::shared_ptr<ThreadGroup> group, size_t member,
+                     std::string name)
       : job_(std::move(job)), group_(std::move(group)), member_(member), name_(std::move(name)) {}
 
   int64_t rank() const override { return static_cast<int64_t>(member_); }
@@ -124,14 +125,15 @@ class ThreadCommunicator : public Communicator, public std::enable_shared_from_t
   std::map<std::pair<int64_t, int64_t>, int64_t> sent_, received_;  // messages so far, by peer and tag
 };
 
-std::shared_ptr<Communicator> join(const std::shared_ptr<ThreadJob>& job, const std::vector<int64_t>& ranks, int64_t rank,
-                                   std::string name) {
+std::shared_ptr<Communicator> join(const std::shared_ptr<ThreadJob>& job, const std::vector<int64_t>& ranks,
+                                   int64_t rank, std::string name) {
   const auto member = std::find(ranks.begin(), ranks.end(), rank) - ranks.begin();
   auto group = job->open(name, ranks, rank);
   return std::make_shared<ThreadCommunicator>(job, std::move(group), static_cast<size_t>(member), std::move(name));
 }
 
-std::shared_ptr<Communicator> ThreadCommunicator::split(const std::vector<std::vector<int64_t>>& groups, std::string name) {
+std::shared_ptr<Communicator> ThreadCommunicator::split(const std::vector<std::vector<int64_t>>& groups,
+                                                        std::string name) {
   return join(job_, own_group(*this, groups, name), ranks()[member_], name);
 }
 

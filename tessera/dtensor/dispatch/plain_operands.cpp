@@ -18,10 +18,15 @@ void check_plain_operands(RankState& state, const OpInfo& info, c10::ArrayRef<IV
       values.push_back({info.argument_name(arg, item), tensor});
     }
   });
-  if (!mesh || values.empty()) return;
+  if (!mesh || values.empty()) {
+    return;
+  }
   const std::string difference = difference_between_ranks(state, *mesh, values);
-  TESSERA_CHECK(difference.empty(), "[", info.name, "] a plain operand differs between ranks: ", difference, " (rank ", state.ctx.rank, "). Plain tensors count "
-                "as replicated: every rank must compute the same value. Distribute it (from_local for parts that differ), or draw it from the job's generator.");
+  TESSERA_CHECK(difference.empty(), "[", info.name, "] a plain operand differs between ranks: ", difference, " (rank ",
+                state.ctx.rank,
+                "). Plain tensors count "
+                "as replicated: every rank must compute the same value. Distribute it (from_local for parts that "
+                "differ), or draw it from the job's generator.");
 }
 
 }  // namespace tessera::dtensor

@@ -14,7 +14,8 @@ namespace tessera::dtensor {
 std::unique_ptr<CallPlan> make_call_plan(RankState& state, const OpInfo& info, c10::ArrayRef<c10::IValue> args,
                                          const CallPlan* forward);
 
-// Throws in explicit mode (warns in kWarn) if the plan moves operands, which the program did not write; shows the line to write.
+// Throws in explicit mode (warns in kWarn) if the plan moves operands, which the program did not write; shows the line
+// to write.
 void check_explicit(const RankState& state, const OpInfo& info, c10::ArrayRef<c10::IValue> args, const CallPlan& plan);
 
 }  // namespace tessera::dtensor

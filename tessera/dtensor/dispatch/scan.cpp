@@ -24,10 +24,14 @@ void scan_tensor(const at::Tensor& tensor, Scan& scan) {
     scan.key.push_back(kPlain);
     scan.key.push_back(static_cast<uint64_t>(tensor.scalar_type()) << 32 | static_cast<uint64_t>(tensor.dim()) << 1 |
                        static_cast<uint64_t>(tensor.unsafeGetTensorImpl()->is_wrapped_number()));
-    for (int64_t size : tensor.sizes()) scan.key.push_back(static_cast<uint64_t>(size));
+    for (int64_t size : tensor.sizes()) {
+      scan.key.push_back(static_cast<uint64_t>(size));
+    }
     const bool contiguous = tensor.is_contiguous();
     scan.key.push_back(contiguous);
-    if (!contiguous) scan.key.append(tensor.strides().begin(), tensor.strides().end());
+    if (!contiguous) {
+      scan.key.append(tensor.strides().begin(), tensor.strides().end());
+    }
     return;
   }
   const Meta* meta = meta_of(tensor);
@@ -44,8 +48,12 @@ void scan_tensor(const at::Tensor& tensor, Scan& scan) {
   } else {
     scan.key.push_back(spec);
   }
-  if (!scan.origin) scan.origin = meta->origin;
-  if (C10_UNLIKELY(!spec)) scan.recorder = meta->rare->recorder.get();
+  if (!scan.origin) {
+    scan.origin = meta->origin;
+  }
+  if (C10_UNLIKELY(!spec)) {
+    scan.recorder = meta->rare->recorder.get();
+  }
 }
 
 uint64_t bits_of(double number) {
@@ -85,7 +93,9 @@ void scan_argument(const IValue& value, bool reads_numbers, Scan& scan) {
     scan.key.push_back(kNone);
   } else if (value.isDouble()) {
     scan.key.push_back(kNumber);
-    if (reads_numbers) scan.key.push_back(bits_of(value.toDouble()));
+    if (reads_numbers) {
+      scan.key.push_back(bits_of(value.toDouble()));
+    }
   } else if (value.isList()) {
     scan_list(value, scan);
   } else if (value.isString()) {
@@ -101,12 +111,16 @@ void scan_argument(const IValue& value, bool reads_numbers, Scan& scan) {
 void scan_arguments(const OpInfo& info, c10::ArrayRef<IValue> args, Scan& scan) {
   const bool reads_numbers = info.rule && info.rule->reads_numbers;
   scan.key.push_back(static_cast<uint64_t>(info.id));
-  for (const IValue& value : args) scan_argument(value, reads_numbers, scan);
+  for (const IValue& value : args) {
+    scan_argument(value, reads_numbers, scan);
+  }
 }
 
 uint64_t hash_of(const PlanCache::Key& key) {
   uint64_t hash = 0xcbf29ce484222325ull;
-  for (uint64_t word : key) hash = (hash ^ word) * 0x9E3779B97F4A7C15ull, hash ^= hash >> 29;
+  for (uint64_t word : key) {
+    hash = (hash ^ word) * 0x9E3779B97F4A7C15ull, hash ^= hash >> 29;
+  }
   return hash;
 }
 

@@ -61,17 +61,25 @@ const Linear* find_linear(const std::string& name) {
 
 // Null also if the program has written to the value since.
 Pending* pending_of(const IValue& value) {
-  if (!value.isTensor() || !is_dtensor(value.toTensor())) return nullptr;
+  if (!value.isTensor() || !is_dtensor(value.toTensor())) {
+    return nullptr;
+  }
   Meta& meta = *meta_of(value.toTensor());
-  if (!meta.is_pending()) return nullptr;
+  if (!meta.is_pending()) {
+    return nullptr;
+  }
   const Pending& pending = *meta.rare->pending;
-  if (pending.is_settled && !meta.unchanged_since(pending.settled_at)) meta.rare->pending.reset();
+  if (pending.is_settled && !meta.unchanged_since(pending.settled_at)) {
+    meta.rare->pending.reset();
+  }
   return meta.rare->pending.get();
 }
 
 // The tensor as one of the terms of a handle.
 Pending as_pending(const at::Tensor& tensor) {
-  if (const Pending* pending = pending_of(tensor)) return *pending;
+  if (const Pending* pending = pending_of(tensor)) {
+    return *pending;
+  }
   Pending result;
   Pending::Group& group = result.groups.emplace_back();
   group.spec = meta_of(tensor)->spec;
@@ -87,7 +95,9 @@ bool owns_memory(const at::Tensor& tensor) {
 }
 
 // Values of one kind, wherever they lie.
-bool are_alike(const Spec& a, const Spec& b) { return a->mesh == b->mesh && a->sizes == b->sizes && a->dtype == b->dtype; }
+bool are_alike(const Spec& a, const Spec& b) {
+  return a->mesh == b->mesh && a->sizes == b->sizes && a->dtype == b->dtype;
+}
 
 // What a program makes of a gradient outside of a derivative may be written to, and must then share its memory.
 bool is_in_derivative() {
@@ -102,25 +112,40 @@ bool same_bits(const at::Tensor& a, const at::Tensor& b) {
 
 // Two arguments of links: their tensors are contiguous copies.
 bool same_argument(const IValue& a, const IValue& b) {
-  if (!a.isTensor() || !b.isTensor()) return a == b;
+  if (!a.isTensor() || !b.isTensor()) {
+    return a == b;
+  }
   const at::Tensor &x = a.toTensor(), &y = b.toTensor();
-  if (is_dtensor(x) != is_dtensor(y) || x.defined() != y.defined()) return false;
-  if (!x.defined()) return true;
-  return is_dtensor(x) ? meta_of(x)->spec == meta_of(y)->spec && same_bits(meta_of(x)->local, meta_of(y)->local) : same_bits(x, y);
+  if (is_dtensor(x) != is_dtensor(y) || x.defined() != y.defined()) {
+    return false;
+  }
+  if (!x.defined()) {
+    return true;
+  }
+  return is_dtensor(x) ? meta_of(x)->spec == meta_of(y)->spec && same_bits(meta_of(x)->local, meta_of(y)->local)
+                       : same_bits(x, y);
 }
 
 bool same_link(const Pending::Link& a, const Pending::Link& b) {
-  return a.op == b.op && a.hole == b.hole && std::equal(a.args.begin(), a.args.end(), b.args.begin(), b.args.end(), same_argument);
+  return a.op == b.op && a.hole == b.hole &&
+         std::equal(a.args.begin(), a.args.end(), b.args.begin(), b.args.end(), same_argument);
 }
 
 // Whether the group takes the uses of `more`: the same function of sums of which none is in both.
 bool continues(const Pending::Group& group, const Pending::Group& more) {
-  if (!are_alike(group.spec, more.spec) || group.constant.defined() != more.constant.defined()) return false;
-  if (group.constant.defined() && group.spec != more.spec) return false;
-  if (!std::equal(group.chain.begin(), group.chain.end(), more.chain.begin(), more.chain.end(), same_link)) return false;
+  if (!are_alike(group.spec, more.spec) || group.constant.defined() != more.constant.defined()) {
+    return false;
+  }
+  if (group.constant.defined() && group.spec != more.spec) {
+    return false;
+  }
+  if (!std::equal(group.chain.begin(), group.chain.end(), more.chain.begin(), more.chain.end(), same_link)) {
+    return false;
+  }
   return std::none_of(more.uses.begin(), more.uses.end(), [&](const auto& entry) {
     const auto own = group.uses.find(entry.first);
-    return own != group.uses.end() && (own->second.terms() != entry.second.terms() || own->second.shares_calls(entry.second));
+    return own != group.uses.end() &&
+           (own->second.terms() != entry.second.terms() || own->second.shares_calls(entry.second));
   });
 }
 
@@ -128,7 +153,8 @@ std::shared_ptr<Pending> joined(const Pending& a, const Pending& b, const char* 
   auto result = std::make_shared<Pending>();
   result->groups = a.groups;
   for (const Pending::Group& more : b.groups) {
-    const auto same = std::find_if(result->groups.begin(), result->groups.end(), [&](const Pending::Group& group) { return continues(group, more); });
+    const auto same = std::find_if(result->groups.begin(), result->groups.end(),
+                                   [&](const Pending::Group& group) { return continues(group, more); });
     if (same == result->groups.end()) {
       result->groups.push_back(more);
       continue;
@@ -139,54 +165,75 @@ std::shared_ptr<Pending> joined(const Pending& a, const Pending& b, const char* 
     }
     for (const auto& [use, sum] : more.uses) {
       const auto [entry, is_new] = same->uses.try_emplace(use, sum);
-      if (!is_new) entry->second.join(sum, op);
+      if (!is_new) {
+        entry->second.join(sum, op);
+      }
     }
   }
   return result;
 }
 
-// A copy of what a link reads besides the handle. None if its value belongs to some samples: then the link is no function of
-// the step's gradient.
+// A copy of what a link reads besides the handle. None if its value belongs to some samples: then the link is no
+// function of the step's gradient.
 std::optional<IValue> copy_of_argument(const IValue& value) {
-  if (!value.isTensor() || !value.toTensor().defined()) return value;
+  if (!value.isTensor() || !value.toTensor().defined()) {
+    return value;
+  }
   const at::Tensor& tensor = value.toTensor();
   LocalScope scope;
-  if (!is_dtensor(tensor)) return tensor.clone(at::MemoryFormat::Contiguous);
+  if (!is_dtensor(tensor)) {
+    return tensor.clone(at::MemoryFormat::Contiguous);
+  }
   const Meta& meta = *meta_of(tensor);
-  if (rules::holds_samples(meta.spec->labels) || meta.is_pending() || is_unfinished(meta)) return std::nullopt;
+  if (rules::holds_samples(meta.spec->labels) || meta.is_pending() || is_unfinished(meta)) {
+    return std::nullopt;
+  }
   return wrap(meta.local.clone(at::MemoryFormat::Contiguous), meta.spec);
 }
 
 // A handle like `pending`, not settled, each group's chain one link longer.
-at::Tensor carry_link(RankState& state, const OpInfo& info, c10::ArrayRef<IValue> args, size_t hole, const Pending& pending, Spec output) {
+at::Tensor carry_link(RankState& state, const OpInfo& info, c10::ArrayRef<IValue> args, size_t hole,
+                      const Pending& pending, Spec output) {
   Pending::Link link{&info, {}, hole};
   for (size_t i = 0; i < args.size(); ++i) {
     const std::optional<IValue> copy = i == hole ? std::optional(IValue()) : copy_of_argument(args[i]);
-    if (!copy) return {};
+    if (!copy) {
+      return {};
+    }
     link.args.push_back(*copy);
   }
   auto further = std::make_shared<Pending>(pending);
   further->is_settled = false;
-  for (Pending::Group& group : further->groups) group.chain.push_back(link);
+  for (Pending::Group& group : further->groups) {
+    group.chain.push_back(link);
+  }
   const auto options = meta_of(args[hole].toTensor())->local.options().dtype(output->dtype);
   return make_handle(output, options, state.ctx.coord(output->mesh), further);
 }
 
 // Whether both can be the terms of one handle.
 bool are_terms(const at::Tensor& a, const at::Tensor& b) {
-  if (!is_dtensor(a) || !is_dtensor(b) || !are_alike(meta_of(a)->spec, meta_of(b)->spec)) return false;
-  const auto was_unfinished = [](const at::Tensor& tensor) { return !pending_of(tensor) && is_unfinished(*meta_of(tensor)); };
+  if (!is_dtensor(a) || !is_dtensor(b) || !are_alike(meta_of(a)->spec, meta_of(b)->spec)) {
+    return false;
+  }
+  const auto was_unfinished = [](const at::Tensor& tensor) {
+    return !pending_of(tensor) && is_unfinished(*meta_of(tensor));
+  };
   return !was_unfinished(a) && !was_unfinished(b);
 }
 
 at::Tensor carry_add(RankState& state, const OpInfo& info, c10::ArrayRef<IValue> args) {
   const at::Tensor self = args[0].toTensor(), other = args[1].toTensor();
   const bool is_alike = are_terms(self, other);
-  if (!is_alike || !args[2].toScalar().equal(1) || (info.writes && !owns_memory(self))) return {};
+  if (!is_alike || !args[2].toScalar().equal(1) || (info.writes && !owns_memory(self))) {
+    return {};
+  }
   Meta& meta = *meta_of(self);
   auto sum = joined(as_pending(self), as_pending(other), info.name.c_str());
   at::Tensor handle = make_handle(meta.spec, meta.local.options(), state.ctx.coord(meta.spec->mesh), sum);
-  if (!info.writes) return handle;
+  if (!info.writes) {
+    return handle;
+  }
   meta.replace(meta_of(handle)->local, meta.spec);
   meta.make_rare().pending = sum;
   return self;
@@ -195,7 +242,9 @@ at::Tensor carry_add(RankState& state, const OpInfo& info, c10::ArrayRef<IValue>
 at::Tensor carry_copy(RankState& state, c10::ArrayRef<IValue> args) {
   const Pending* pending = pending_of(args[1]);
   const at::Tensor self = args[0].toTensor(), source = args[1].toTensor();
-  if (!pending || !is_dtensor(self) || self.sizes() != source.sizes() || self.scalar_type() != source.scalar_type()) return {};
+  if (!pending || !is_dtensor(self) || self.sizes() != source.sizes() || self.scalar_type() != source.scalar_type()) {
+    return {};
+  }
   Meta& meta = *meta_of(self);
   auto copy = std::make_shared<Pending>(*pending);
   copy->is_settled = false;
@@ -213,7 +262,9 @@ at::Tensor carry_cat(c10::ArrayRef<IValue> args) {
   std::vector<int64_t> sizes = parts[0].sizes().vec();
   sizes[dim] = 0;
   for (const at::Tensor& part : parts) {
-    if (!is_dtensor(part) || part.dim() != static_cast<int64_t>(sizes.size())) return {};
+    if (!is_dtensor(part) || part.dim() != static_cast<int64_t>(sizes.size())) {
+      return {};
+    }
     sizes[dim] += part.size(dim);
   }
   at::Tensor sum;
@@ -230,23 +281,36 @@ bool is_add(const OpInfo& info) { return info.name == "aten::add.Tensor" || info
 
 }  // namespace
 
-bool is_carried(const OpInfo& info) { return find_linear(info.name) || is_add(info) || info.name == "aten::cat" || info.name == "aten::copy_"; }
+bool is_carried(const OpInfo& info) {
+  return find_linear(info.name) || is_add(info) || info.name == "aten::cat" || info.name == "aten::copy_";
+}
 
 bool needs_no_value(const OpInfo& info) {
-  static const std::unordered_set<std::string> names = {"aten::alias", "aten::detach", "aten::empty_like", "aten::full_like",
-                                                        "aten::is_same_size", "aten::new_empty_strided", "aten::new_zeros",
-                                                        "aten::ones_like", "aten::zeros_like"};
+  static const std::unordered_set<std::string> names = {
+      "aten::alias",     "aten::detach",       "aten::empty_like",
+      "aten::full_like", "aten::is_same_size", "aten::new_empty_strided",
+      "aten::new_zeros", "aten::ones_like",    "aten::zeros_like"};
   return names.count(info.name) > 0;
 }
 
 at::Tensor carry(RankState& state, const OpInfo& info, c10::ArrayRef<IValue> args, Spec output) {
-  if (is_add(info)) return carry_add(state, info, args);
-  if (info.name == "aten::cat") return carry_cat(args);
-  if (info.name == "aten::copy_") return carry_copy(state, args);
-  if (info.is_view && !is_in_derivative()) return {};
+  if (is_add(info)) {
+    return carry_add(state, info, args);
+  }
+  if (info.name == "aten::cat") {
+    return carry_cat(args);
+  }
+  if (info.name == "aten::copy_") {
+    return carry_copy(state, args);
+  }
+  if (info.is_view && !is_in_derivative()) {
+    return {};
+  }
   const Pending* first = pending_of(args[0]);
   const Pending* second = *find_linear(info.name) == Linear::kInEither ? pending_of(args[1]) : nullptr;
-  if (!first == !second) return {};
+  if (!first == !second) {
+    return {};
+  }
   return carry_link(state, info, args, first ? 0 : 1, first ? *first : *second, output);
 }
 

@@ -13,9 +13,9 @@ bool is_carried(const OpInfo& info);
 // Whether the operator looks at sizes and layouts only, or makes an alias.
 bool needs_no_value(const OpInfo& info);
 
-// The operator's result without a value: a handle. `args` are the call's, `output` the layout its plan gives. What else the
-// operator reads is copied: the program may write to it before the handle is settled. Undefined if the operands must be settled
-// after all.
+// The operator's result without a value: a handle. `args` are the call's, `output` the layout its plan gives. What else
+// the operator reads is copied: the program may write to it before the handle is settled. Undefined if the operands
+// must be settled after all.
 at::Tensor carry(RankState& state, const OpInfo& info, c10::ArrayRef<c10::IValue> args, layout::Spec output);
 
 }  // namespace tessera::dtensor

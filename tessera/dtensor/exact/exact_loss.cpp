@@ -24,12 +24,19 @@ namespace {
 // The tokens that the step's mean divides by.
 int64_t count_of(const at::Tensor& scores, const at::Tensor& target, int64_t ignored) {
   const RankState& state = RankState::require();
-  if (state.step_tokens > 0) return state.step_tokens;
+  if (state.step_tokens > 0) {
+    return state.step_tokens;
+  }
   const auto of_target = share_of_step(target), share = of_target ? of_target : share_of_step(scores);
-  if (!share) return at::sum(at::ne(target, ignored)).item<int64_t>();
-  TESSERA_CHECK(!at::any(at::eq(target, ignored)).item<bool>(), "[nll_loss] numerics exact: targets are ignored in a micro-batch, so the tokens that the "
-                "step's mean divides by are not known before its last one (rank ", state.ctx.rank, "). Announce them: ",
-                base::in_language("job.set_step_tokens(n);", "tessera.set_step_tokens(n)"), ", or use accumulate = 1.");
+  if (!share) {
+    return at::sum(at::ne(target, ignored)).item<int64_t>();
+  }
+  TESSERA_CHECK(!at::any(at::eq(target, ignored)).item<bool>(),
+                "[nll_loss] numerics exact: targets are ignored in a micro-batch, so the tokens that the "
+                "step's mean divides by are not known before its last one (rank ",
+                state.ctx.rank,
+                "). Announce them: ", base::in_language("job.set_step_tokens(n);", "tessera.set_step_tokens(n)"),
+                ", or use accumulate = 1.");
   return share->of_step(target.numel());
 }
 
@@ -54,13 +61,18 @@ void decompose_squares_backward(const c10::OperatorHandle& op, torch::jit::Stack
   args.give_value(at::mul(at::mul(difference, scale), args.tensor("grad_output")));
 }
 
-bool is_reduced(const rules::Call& call) { return call.integer("reduction") != at::Reduction::None && call.operand_of("weight") < 0; }
+bool is_reduced(const rules::Call& call) {
+  return call.integer("reduction") != at::Reduction::None && call.operand_of("weight") < 0;
+}
 
 }  // namespace
 
 const rules::ExactRule* find_exact_loss(const rules::Call& call) {
-  static const rules::ExactRule of_scores = {.decompose = decompose}, of_squares = {.decompose = decompose_squares_backward};
-  if (call.name == "aten::mse_loss_backward" && call.integer("reduction") == at::Reduction::Mean) return &of_squares;
+  static const rules::ExactRule of_scores = {.decompose = decompose},
+                                of_squares = {.decompose = decompose_squares_backward};
+  if (call.name == "aten::mse_loss_backward" && call.integer("reduction") == at::Reduction::Mean) {
+    return &of_squares;
+  }
   return call.name == "aten::nll_loss_forward" && is_reduced(call) ? &of_scores : nullptr;
 }
 

@@ -54,9 +54,11 @@ class Inside {
 };
 
 std::string undivided(const RankState& state, int64_t parts) {
-  return c10::str("[backward] accumulate=", parts, ": this loss is the mean of one of the step's ", parts, " micro-batches and is not divided by them, so the "
-                  "step's gradient would be ", parts, " times that of its mean (rank ", state.ctx.rank, "). Write ",
-                  "(loss / ", parts, base::in_language(").backward();", ").backward()"), ", as in plain PyTorch's loop.");
+  return c10::str("[backward] accumulate=", parts, ": this loss is the mean of one of the step's ", parts,
+                  " micro-batches and is not divided by them, so the "
+                  "step's gradient would be ",
+                  parts, " times that of its mean (rank ", state.ctx.rank, "). Write ", "(loss / ", parts,
+                  base::in_language(").backward();", ").backward()"), ", as in plain PyTorch's loop.");
 }
 
 // The gradient of the step's mean, of which `share` is that of the mean of one of `parts`.
@@ -64,11 +66,16 @@ at::Tensor gradient_of_step(const at::Tensor& share, int64_t parts) {
   const RankState& state = RankState::require();
   const double value = share.item().toDouble();
   TESSERA_CHECK(value != 1, undivided(state, parts));
-  if (std::has_single_bit(static_cast<uint64_t>(parts))) return at::mul(share, parts);
+  if (std::has_single_bit(static_cast<uint64_t>(parts))) {
+    return at::mul(share, parts);
+  }
   const auto whole = whole_of_share(value, parts, share.scalar_type());
-  TESSERA_CHECK(whole && !at::GradMode::is_enabled(), "[backward] numerics exact: the gradient of the mean of one of the step's ", parts, " micro-batches is ", value,
-                ", of which no exact whole is known: it would round otherwise than that of the whole step (rank ", state.ctx.rank, "). Accepted: 1/", parts,
-                ", or a power of two times that, as (loss / ", parts, ").backward() gives; weighted losses and create_graph need 2, 4, 8, ... micro-batches.");
+  TESSERA_CHECK(whole && !at::GradMode::is_enabled(),
+                "[backward] numerics exact: the gradient of the mean of one of the step's ", parts,
+                " micro-batches is ", value,
+                ", of which no exact whole is known: it would round otherwise than that of the whole step (rank ",
+                state.ctx.rank, "). Accepted: 1/", parts, ", or a power of two times that, as (loss / ", parts,
+                ").backward() gives; weighted losses and create_graph need 2, 4, 8, ... micro-batches.");
   return at::full_like(share, *whole);
 }
 
@@ -76,7 +83,9 @@ at::Tensor gradient_of_step(const at::Tensor& share, int64_t parts) {
 struct PartMeanBackward final : torch::autograd::Node {
   int64_t parts = 1;
 
-  variable_list apply(variable_list&& grads) override { return {grads.at(0).defined() ? gradient_of_step(grads[0], parts) : at::Tensor()}; }
+  variable_list apply(variable_list&& grads) override {
+    return {grads.at(0).defined() ? gradient_of_step(grads[0], parts) : at::Tensor()};
+  }
   std::string name() const override { return "PartMeanBackward"; }
 };
 
@@ -86,7 +95,9 @@ at::Tensor times(const at::Tensor& share, int64_t parts) {
     at::AutoDispatchBelowADInplaceOrView below;
     result = at::mul(share, parts);
   }
-  if (!at::GradMode::is_enabled() || !share.requires_grad()) return result;
+  if (!at::GradMode::is_enabled() || !share.requires_grad()) {
+    return result;
+  }
   auto node = make_node<PartMeanBackward>();
   node->parts = parts;
   node->set_next_edges(torch::autograd::collect_next_edges(share));
@@ -96,10 +107,14 @@ at::Tensor times(const at::Tensor& share, int64_t parts) {
 
 // In `fast`: the loop is plain PyTorch's already.
 void watch(const at::Tensor& mean, int64_t parts) {
-  if (!mean.requires_grad()) return;
+  if (!mean.requires_grad()) {
+    return;
+  }
   mean.register_hook([parts](const at::Tensor& grad) {
     RankState* state = RankState::current();
-    if (!state || state->means.told_undivided || grad.item().toDouble() != 1) return;
+    if (!state || state->means.told_undivided || grad.item().toDouble() != 1) {
+      return;
+    }
     state->means.told_undivided = true;
     TORCH_WARN(undivided(*state, parts));
   });
@@ -117,13 +132,18 @@ bool has_parts(const RankState& state) { return state.means.parts > 1 || (state.
 std::optional<StepShare> part_of_mean(rules::StackArgs& args) {
   const at::Tensor self = args.tensor("self");
   const auto share = share_of_step(self);
-  if (!share) return std::nullopt;
+  if (!share) {
+    return std::nullopt;
+  }
   const std::vector<int64_t> dims = mean_dims(args);
   const auto keeps = [&](int64_t d) {
-    return !dims.empty() && std::none_of(dims.begin(), dims.end(), [&](int64_t dim) { return c10::maybe_wrap_dim(dim, self.dim()) == d; });
+    return !dims.empty() && std::none_of(dims.begin(), dims.end(),
+                                         [&](int64_t dim) { return c10::maybe_wrap_dim(dim, self.dim()) == d; });
   };
   for (int64_t d = 0; d < self.dim(); ++d) {
-    if (keeps(d) && (d == share->dim || self.size(d) != 1)) return std::nullopt;
+    if (keeps(d) && (d == share->dim || self.size(d) != 1)) {
+      return std::nullopt;
+    }
   }
   return share;
 }
@@ -138,10 +158,14 @@ at::Tensor mean_share(rules::StackArgs& args, const StepShare& share) {
 
 void mean(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
   RankState* state = RankState::current();
-  if (!state || !has_parts(*state)) return call_below(op, keys, stack);
+  if (!state || !has_parts(*state)) {
+    return call_below(op, keys, stack);
+  }
   rules::StackArgs args(op, *stack);
   const auto share = part_of_mean(args);
-  if (!share) return call_below(op, keys, stack);
+  if (!share) {
+    return call_below(op, keys, stack);
+  }
   if (!state->lattice) {
     call_below(op, keys, stack);
     return state->means.as_shares ? void() : watch(stack->back().toTensor(), share->parts());
@@ -152,23 +176,31 @@ void mean(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack)
 
 // The samples that a loss is the mean of, if they are some of the step's.
 std::optional<StepShare> part_of_loss(rules::StackArgs&& args) {
-  if (args["reduction"].toInt() != at::Reduction::Mean) return std::nullopt;
+  if (args["reduction"].toInt() != at::Reduction::Mean) {
+    return std::nullopt;
+  }
   const auto share = share_of_step(args.tensor("self"));
   return share ? share : share_of_step(args.tensor("target"));
 }
 
 void loss(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
   RankState* state = RankState::current();
-  if (!state || state->means.parts == 1 || state->means.as_shares) return call_below(op, keys, stack);
+  if (!state || state->means.parts == 1 || state->means.as_shares) {
+    return call_below(op, keys, stack);
+  }
   const bool has_exact_parts = state->lattice && op.operator_name().name == kCrossEntropy;
   const auto share = has_exact_parts ? std::nullopt : part_of_loss(rules::StackArgs(op, *stack));
-  if (!share) return call_below(op, keys, stack);
+  if (!share) {
+    return call_below(op, keys, stack);
+  }
   {
     const Inside inside(*state);
     call_below(op, keys, stack);
   }
   IValue& result = stack->back();
-  if (!state->lattice) return watch(result.toTensor(), share->parts());
+  if (!state->lattice) {
+    return watch(result.toTensor(), share->parts());
+  }
   result = times(result.toTensor(), share->parts());
 }
 
@@ -176,31 +208,48 @@ void loss(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack)
 
 std::optional<StepShare> share_of_step(const at::Tensor& tensor) {
   const RankState* state = RankState::current();
-  if (!state || !is_dtensor(tensor) || !meta_of(tensor)->spec) return std::nullopt;
+  if (!state || !is_dtensor(tensor) || !meta_of(tensor)->spec) {
+    return std::nullopt;
+  }
   const layout::Labels& labels = meta_of(tensor)->spec->labels;
   for (size_t d = 0; d < labels.size(); ++d) {
     for (const layout::Factor& factor : labels[d]) {
-      if (factor.label != layout::Label::kBatch || factor.extent == factor.total || factor.extent == 0) continue;
+      if (factor.label != layout::Label::kBatch || factor.extent == factor.total || factor.extent == 0) {
+        continue;
+      }
       const auto dim = static_cast<int64_t>(d);
-      const bool by_labels = state->means.in_job || state->means.samples == 0;  // else they may say that the program took some of its pass
-      if (by_labels) return StepShare{dim, factor.extent, factor.total};
-      if (state->means.parts > 1 && factor.total == state->means.samples) return StepShare{dim, 1, state->means.parts};
+      const bool by_labels =
+          state->means.in_job || state->means.samples == 0;  // else they may say that the program took some of its pass
+      if (by_labels) {
+        return StepShare{dim, factor.extent, factor.total};
+      }
+      if (state->means.parts > 1 && factor.total == state->means.samples) {
+        return StepShare{dim, 1, state->means.parts};
+      }
     }
   }
   return std::nullopt;
 }
 
 std::optional<double> whole_of_share(double share, int64_t parts, c10::ScalarType dtype) {
-  if (share == 0 || !std::isfinite(share)) return share == 0 ? std::optional(share) : std::nullopt;
-  const double whole = std::copysign(std::exp2(std::round(std::log2(std::abs(share) * static_cast<double>(parts)))), share);
-  const double rounded = dtype == c10::ScalarType::Float ? static_cast<float>(whole) / static_cast<float>(parts) : whole / static_cast<double>(parts);
+  if (share == 0 || !std::isfinite(share)) {
+    return share == 0 ? std::optional(share) : std::nullopt;
+  }
+  const double whole =
+      std::copysign(std::exp2(std::round(std::log2(std::abs(share) * static_cast<double>(parts)))), share);
+  const double rounded = dtype == c10::ScalarType::Float ? static_cast<float>(whole) / static_cast<float>(parts)
+                                                         : whole / static_cast<double>(parts);
   return rounded == share ? std::optional(whole) : std::nullopt;
 }
 
 void register_part_means(KernelRegistry& registry) {
   torch::Library& library = registry.library("aten", kIntercept);
-  for (const char* op : {"aten::mean", "aten::mean.dim"}) library.impl(op, torch::CppFunction::makeFromBoxedFunction<&mean>());
-  for (const char* op : kLosses) library.impl(op, torch::CppFunction::makeFromBoxedFunction<&loss>());
+  for (const char* op : {"aten::mean", "aten::mean.dim"}) {
+    library.impl(op, torch::CppFunction::makeFromBoxedFunction<&mean>());
+  }
+  for (const char* op : kLosses) {
+    library.impl(op, torch::CppFunction::makeFromBoxedFunction<&loss>());
+  }
   library.impl(kCrossEntropy, torch::CppFunction::makeFromBoxedFunction<&loss>());
 }
 

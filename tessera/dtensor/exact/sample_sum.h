@@ -24,14 +24,16 @@ class SampleSum {
   // Whether the sums of a call with this plan can be added to it.
   bool continues(const SamplePlan& plan) const { return leaves_ == plan.leaves && terms_ == plan.terms; }
 
-  // Adds the samples of one call, in order. Writes to sums that nobody else has. `like` has the sizes and options of the sums;
-  // `call` is a number that no other call on this rank has.
-  void add(const ExactSum& sum, uint64_t call, const Origin* origin, c10::ArrayRef<c10::IValue> args, const at::Tensor& like);
+  // Adds the samples of one call, in order. Writes to sums that nobody else has. `like` has the sizes and options of
+  // the sums; `call` is a number that no other call on this rank has.
+  void add(const ExactSum& sum, uint64_t call, const Origin* origin, c10::ArrayRef<c10::IValue> args,
+           const at::Tensor& like);
 
   // Adds those of `other`. Throws if a sample is in both.
   void join(const SampleSum& other, const char* op);
 
-  // The sum over all ranks, laid out as `to`. Collective over the axes that cut tokens, and those of the way to that layout.
+  // The sum over all ranks, laid out as `to`. Collective over the axes that cut tokens, and those of the way to that
+  // layout.
   at::Tensor merged(RankState& state, const layout::Spec& to, const char* op) const;
 
   const layout::Spec& terms() const { return terms_; }
@@ -46,7 +48,8 @@ class SampleSum {
   bool shares_calls(const SampleSum& other) const;
 
  private:
-  // A leaf that is not complete: the samples [begin of the leaf, next) summed, and single ones that came before their turn.
+  // A leaf that is not complete: the samples [begin of the leaf, next) summed, and single ones that came before their
+  // turn.
   struct Open {
     int64_t next = 0;
     at::Tensor sum;
@@ -61,11 +64,11 @@ class SampleSum {
   TokenLeaves leaves_;
   std::vector<int64_t> merge_axes_;
   layout::Spec terms_;
-  int64_t seen_ = 0;  // samples, of all ranks
+  int64_t seen_ = 0;                 // samples, of all ranks
   std::set<const Origin*> seen_in_;  // the micro-batches
   std::set<uint64_t> calls_;
-  at::Tensor like_;  // one element, expanded
-  std::map<int64_t, Open> open_;      // by leaf
+  at::Tensor like_;                    // one element, expanded
+  std::map<int64_t, Open> open_;       // by leaf
   std::vector<comm::NodeSum> closed_;  // complete leaves
 };
 

@@ -19,14 +19,14 @@ at::Tensor distribute(const at::Tensor& tensor, const layout::Mesh& mesh, const 
                       const layout::Labels& labels = {});
 at::Tensor distribute(const at::Tensor& tensor, const layout::Mesh& mesh, std::string_view placements);
 
-// A DTensor made of the ranks' parts. `sizes` are the global ones; left out, they are the parts' sizes times the ranks that
-// cut each dim, and every part must then have the same size (or the next collective throws DivergenceError). Throws if this
-// rank's part has another size than the layout gives it. No communication.
+// A DTensor made of the ranks' parts. `sizes` are the global ones; left out, they are the parts' sizes times the ranks
+// that cut each dim, and every part must then have the same size (or the next collective throws DivergenceError).
+// Throws if this rank's part has another size than the layout gives it. No communication.
 at::Tensor from_local(const at::Tensor& local, const layout::Mesh& mesh, const layout::Placements& placements,
                       std::optional<std::vector<int64_t>> sizes = std::nullopt);
 
-// This rank's part: a plain tensor that shares the DTensor's memory (of a Partial: its term). Differentiable: the gradient of
-// the part becomes a DTensor of the same layout (a Partial's: Replicate).
+// This rank's part: a plain tensor that shares the DTensor's memory (of a Partial: its term). Differentiable: the
+// gradient of the part becomes a DTensor of the same layout (a Partial's: Replicate).
 at::Tensor to_local(const at::Tensor& tensor);
 
 // The whole value as a plain tensor, the same on every rank. Differentiable; the ranks must compute with it alike.
@@ -51,17 +51,18 @@ at::Tensor deep_copy(const at::Tensor& tensor);
 // The same tensor with labels on its dims (what they mean: samples, positions). No history is added.
 at::Tensor with_labels(const at::Tensor& tensor, const layout::Labels& labels, const Origin* origin = nullptr);
 
-// Seeds the generator of this rank, `counter` until set_generator chooses `stock`; every rank of a job must give the same seed,
-// or the next collective throws DivergenceError. The step starts at zero. (torch::manual_seed seeds libtorch's generator, which ranks do not draw from.)
+// Seeds the generator of this rank, `counter` until set_generator chooses `stock`; every rank of a job must give the
+// same seed, or the next collective throws DivergenceError. The step starts at zero. (torch::manual_seed seeds
+// libtorch's generator, which ranks do not draw from.)
 void manual_seed(uint64_t seed);
 
-// Where random numbers come from: `counter` gives values by place in the program, the same in every layout, schedule and
-// number of micro-batches; `stock` gives those that plain libtorch draws on one CPU in the same order, from the same seed, at
-// the price of walking the whole stream on every rank. See docs/guide/random.md.
+// Where random numbers come from: `counter` gives values by place in the program, the same in every layout, schedule
+// and number of micro-batches; `stock` gives those that plain libtorch draws on one CPU in the same order, from the
+// same seed, at the price of walking the whole stream on every rank. See docs/guide/random.md.
 enum class GeneratorKind : uint8_t { kCounter, kStock };
 
-// Chooses the generator of this rank, seeded with the last seed given; every rank of a job must choose the same. Operators
-// that are told a generator draw from that one, as plain libtorch does: each rank must have its own copy.
+// Chooses the generator of this rank, seeded with the last seed given; every rank of a job must choose the same.
+// Operators that are told a generator draw from that one, as plain libtorch does: each rank must have its own copy.
 void set_generator(GeneratorKind kind);
 
 // The handle of this rank's `stock` generator, for get_state, set_state and clone, as of libtorch's default generator.
@@ -80,14 +81,15 @@ class ModeScope {
   Mode previous_;
 };
 
-// How sums are made (`exact` gives every layout the same bits; see docs/guide/same-bits.md) from now on, on this rank. Every
-// rank of a job must say the same; a job's steps must not mix both. In `exact`, libtorch computes with plain tensors on one thread
-// (Note [Threads]). On the rank's thread.
+// How sums are made (`exact` gives every layout the same bits; see docs/guide/same-bits.md) from now on, on this rank.
+// Every rank of a job must say the same; a job's steps must not mix both. In `exact`, libtorch computes with plain
+// tensors on one thread (Note [Threads]). On the rank's thread.
 enum class Numerics : uint8_t { kFast, kExact };
 void set_numerics(Numerics numerics, const layout::Lattice& lattice = {});
 
-// How many targets count in the mean loss of the following steps, on this rank, in `exact` numerics: where some are ignored and a
-// step has several micro-batches, their number must be known before the first. 0: as many as there are. Throws if negative.
+// How many targets count in the mean loss of the following steps, on this rank, in `exact` numerics: where some are
+// ignored and a step has several micro-batches, their number must be known before the first. 0: as many as there are.
+// Throws if negative.
 void set_step_tokens(int64_t tokens);
 
 // Compares plain tensors that meet DTensors across ranks (slow; for finding programs that are not one program).
@@ -95,6 +97,7 @@ void set_check_plain(bool on);
 
 // Runs `body` now, keeping nothing for backward but the inputs, and again when its gradient is needed: the same random
 // numbers, the same result. Inputs and result are single tensors or DTensors.
-at::Tensor recompute(const std::function<at::Tensor(const std::vector<at::Tensor>&)>& body, const std::vector<at::Tensor>& inputs);
+at::Tensor recompute(const std::function<at::Tensor(const std::vector<at::Tensor>&)>& body,
+                     const std::vector<at::Tensor>& inputs);
 
 }  // namespace tessera::dtensor

@@ -33,11 +33,14 @@ class Kernel final : public c10::OperatorKernel {
   void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* stack) {
     const size_t begin = stack->size() - op.schema().arguments().size();
     for (const char* name : values_.read) {
-      if (!name) continue;
+      if (!name) {
+        continue;
+      }
       c10::IValue& value = (*stack)[begin + *op.schema().argumentIndexWithName(name)];
       value = full_tensor(value.toTensor().detach());
     }
-    op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack);  // what it is made of goes by its own operands
+    op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU),
+                       stack);  // what it is made of goes by its own operands
   }
 
  private:
@@ -47,9 +50,11 @@ class Kernel final : public c10::OperatorKernel {
 }  // namespace
 
 void register_host_values(KernelRegistry& registry) {
-  for (const c10::DispatchKey key : {c10::DispatchKey::AutogradPrivateUse3, kKey}) {  // tensors of inference mode have no key of autograd
+  for (const c10::DispatchKey key :
+       {c10::DispatchKey::AutogradPrivateUse3, kKey}) {  // tensors of inference mode have no key of autograd
     for (const HostValues& values : kHostValues) {
-      registry.library("aten", key).impl(values.op, torch::CppFunction::makeFromBoxedFunctor(std::make_unique<Kernel>(values)));
+      registry.library("aten", key)
+          .impl(values.op, torch::CppFunction::makeFromBoxedFunctor(std::make_unique<Kernel>(values)));
     }
   }
 }

@@ -3,7 +3,8 @@
 
 namespace tessera::dtensor {
 
-// Registers them for DTensors, above autograd: that operand becomes a plain tensor first. Called once, with the other kernels.
+// Registers them for DTensors, above autograd: that operand becomes a plain tensor first. Called once, with the other
+// kernels.
 void register_host_values(class KernelRegistry& registry);
 
 }  // namespace tessera::dtensor

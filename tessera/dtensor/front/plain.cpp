@@ -37,27 +37,37 @@ void call_plain(const c10::OperatorHandle& op, Stack* stack) {
 
 // Replicated values: every rank computes the same.
 at::Tensor replicated(const layout::Mesh& mesh, at::Tensor plain) {
-  const Spec spec = Spec::make(mesh, layout::Placements(mesh.ndim()), plain.sizes(), plain.strides(), plain.scalar_type());
+  const Spec spec =
+      Spec::make(mesh, layout::Placements(mesh.ndim()), plain.sizes(), plain.strides(), plain.scalar_type());
   return wrap(std::move(plain), spec);
 }
 
 const layout::Mesh* region_of(const RankState& state) {
-  if (state.region) return &*state.region;
-  if (!state.backward_region) return nullptr;
-  const auto node = torch::autograd::get_current_node();  // of an operator on DTensors: the program may differentiate plain tensors too
+  if (state.region) {
+    return &*state.region;
+  }
+  if (!state.backward_region) {
+    return nullptr;
+  }
+  const auto node = torch::autograd::get_current_node();  // of an operator on DTensors: the program may differentiate
+                                                          // plain tensors too
   return node && state.forward_plans.holds(node->sequence_nr()) ? &*state.backward_region : nullptr;
 }
 
 at::Tensor in_region(const RankState& state, at::Tensor plain) {
   const layout::Mesh* region = region_of(state);
-  if (!region || is_dtensor(plain)) return plain;
+  if (!region || is_dtensor(plain)) {
+    return plain;
+  }
   return replicated(*region, std::move(plain));
 }
 
-// Whether a kernel asks, which needs memory of its own. Kernels run below autograd. So does torch::zeros of a C++ program, which
-// looks the same from here; of a Python program the front places what its factories made.
+// Whether a kernel asks, which needs memory of its own. Kernels run below autograd. So does torch::zeros of a C++
+// program, which looks the same from here; of a Python program the front places what its factories made.
 bool is_memory_of_kernel(const c10::OperatorHandle& op) {
-  if (!c10::impl::tls_is_dispatch_key_excluded(c10::DispatchKey::ADInplaceOrView)) return false;
+  if (!c10::impl::tls_is_dispatch_key_excluded(c10::DispatchKey::ADInplaceOrView)) {
+    return false;
+  }
   return base::language() == base::Language::kPython || op.operator_name().name.starts_with("aten::empty");
 }
 
@@ -77,24 +87,36 @@ class PlainOperator {
 
 // What a factory left on the stack, where the program expects it.
 void place_made(const RankState& state, const c10::OperatorHandle& op, Stack* stack) {
-  if (!in_plain_operator && !is_memory_of_kernel(op)) stack->back() = in_region(state, stack->back().toTensor());
+  if (!in_plain_operator && !is_memory_of_kernel(op)) {
+    stack->back() = in_region(state, stack->back().toTensor());
+  }
 }
 
 void factory(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* stack) {
-  if (factory_hook) return factory_hook->make(op, stack);
+  if (factory_hook) {
+    return factory_hook->make(op, stack);
+  }
   call_plain(op, stack);
-  if (const RankState* state = RankState::current()) place_made(*state, op, stack);
+  if (const RankState* state = RankState::current()) {
+    place_made(*state, op, stack);
+  }
 }
 
 random::Region plain_region(const at::Tensor& tensor) { return random::whole_region(tensor.sizes().vec()); }
 
 void fill_plain(RankState& state, at::Tensor& tensor, const random::Distribution& distribution) {
-  if (tensor.is_meta()) return;
+  if (tensor.is_meta()) {
+    return;
+  }
   LocalScope scope;
-  at::Tensor dense = tensor.is_contiguous() && !tensor.requires_grad() ? tensor : at::empty(tensor.sizes(), tensor.options().requires_grad(false));
+  at::Tensor dense = tensor.is_contiguous() && !tensor.requires_grad()
+                         ? tensor
+                         : at::empty(tensor.sizes(), tensor.options().requires_grad(false));
   random::fill(dense, plain_region(dense), state.sites.next(), distribution);
   at::NoGradGuard no_grad;
-  if (!dense.is_same(tensor)) tensor.copy_(dense);
+  if (!dense.is_same(tensor)) {
+    tensor.copy_(dense);
+  }
 }
 
 std::string schema_name(const c10::OperatorHandle& op) { return c10::toString(op.operator_name()); }
@@ -119,7 +141,9 @@ void random_plain(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* sta
     // Below this key a DTensor finds its own kernel; a plain tensor outside of a rank, libtorch's.
     return call_plain(op, stack);
   }
-  if (state->sites.stock) return call_with_stock(*state, op, *stack);
+  if (state->sites.stock) {
+    return call_with_stock(*state, op, *stack);
+  }
   const c10::ArrayRef<IValue> args(stack->data() + (stack->size() - n), n);
   at::Tensor self = args[0].toTensor();
   const auto distribution = distribution_of(schema_name(op), args, self.scalar_type());
@@ -134,8 +158,12 @@ void random_plain(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* sta
 void bernoulli_plain(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* stack) {
   RankState* state = RankState::current();
   const size_t n = op.schema().arguments().size();
-  if (!state || takes_dtensor(*stack, n) || (!state->sites.stock && names_generator(*stack, n))) return call_plain(op, stack);
-  if (state->sites.stock) return call_with_stock(*state, op, *stack);
+  if (!state || takes_dtensor(*stack, n) || (!state->sites.stock && names_generator(*stack, n))) {
+    return call_plain(op, stack);
+  }
+  if (state->sites.stock) {
+    return call_with_stock(*state, op, *stack);
+  }
   const c10::ArrayRef<IValue> args(stack->data() + (stack->size() - n), n);
   at::Tensor self = args[0].toTensor();
   const bool in_place = op.schema().arguments()[0].alias_info() != nullptr;
@@ -151,8 +179,12 @@ void bernoulli_plain(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* 
 // The argument that holds the sizes of a random factory.
 std::vector<int64_t> factory_sizes(const c10::FunctionSchema& schema, c10::ArrayRef<IValue> args) {
   for (size_t i = 0; i < args.size(); ++i) {
-    if (schema.arguments()[i].name() == "size") return args[i].toIntVector();
-    if (schema.arguments()[i].name() == "n") return {args[i].toInt()};
+    if (schema.arguments()[i].name() == "size") {
+      return args[i].toIntVector();
+    }
+    if (schema.arguments()[i].name() == "n") {
+      return {args[i].toInt()};
+    }
   }
   TESSERA_ASSERT(false);
   return {};
@@ -161,8 +193,12 @@ std::vector<int64_t> factory_sizes(const c10::FunctionSchema& schema, c10::Array
 // rand, randn, randint, randperm: an empty tensor, filled from the rank's generator.
 void random_factory(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* stack) {
   RankState* state = RankState::current();
-  if (!state && !factory_hook) return call_plain(op, stack);
-  if (factory_hook) return factory_hook->make(op, stack);
+  if (!state && !factory_hook) {
+    return call_plain(op, stack);
+  }
+  if (factory_hook) {
+    return factory_hook->make(op, stack);
+  }
   if (state->sites.stock) {
     call_with_stock(*state, op, *stack);
     return place_made(*state, op, stack);
@@ -177,10 +213,15 @@ void random_factory(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* s
   const auto distribution = factory_distribution(schema_name(op), args);  // nothing: a permutation
   const std::vector<int64_t> sizes = factory_sizes(schema, args);
   const bool integers = !distribution || std::holds_alternative<random::Integers>(*distribution);
-  at::TensorOptions options = at::TensorOptions().dtype(integers ? at::kLong : c10::typeMetaToScalarType(at::get_default_dtype()));
+  at::TensorOptions options =
+      at::TensorOptions().dtype(integers ? at::kLong : c10::typeMetaToScalarType(at::get_default_dtype()));
   for (size_t i = 0; i < n; ++i) {
-    if (schema.arguments()[i].name() == "dtype" && !args[i].isNone()) options = options.dtype(args[i].toScalarType());
-    if (schema.arguments()[i].name() == "device" && !args[i].isNone()) options = options.device(args[i].toDevice());
+    if (schema.arguments()[i].name() == "dtype" && !args[i].isNone()) {
+      options = options.dtype(args[i].toScalarType());
+    }
+    if (schema.arguments()[i].name() == "device" && !args[i].isNone()) {
+      options = options.device(args[i].toDevice());
+    }
   }
   at::Tensor result;
   {
@@ -200,7 +241,9 @@ void random_factory(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* s
 
 // An operator made of others, above autograd, that calls factories: on plain tensors alone it is plain.
 void composite(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
-  if (takes_dtensor(*stack, op.schema().arguments().size())) return call_below(op, keys, stack);
+  if (takes_dtensor(*stack, op.schema().arguments().size())) {
+    return call_below(op, keys, stack);
+  }
   const PlainOperator plain;
   call_below(op, keys, stack);
 }
@@ -208,7 +251,9 @@ void composite(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* s
 // Linear algebra, of plain tensors and of DTensors.
 void on_one_thread(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
   std::optional<kernels::OneThread> one;
-  if (RankState::current()) one.emplace();
+  if (RankState::current()) {
+    one.emplace();
+  }
   call_below(op, keys, stack);
 }
 
@@ -217,8 +262,12 @@ void random_by_values(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack*
   RankState* state = RankState::current();
   const auto& arguments = op.schema().arguments();
   const size_t n = arguments.size();
-  if (!state || takes_dtensor(*stack, n) || (!state->sites.stock && names_generator(*stack, n))) return call_plain(op, stack);
-  if (state->sites.stock) return call_with_stock(*state, op, *stack);
+  if (!state || takes_dtensor(*stack, n) || (!state->sites.stock && names_generator(*stack, n))) {
+    return call_plain(op, stack);
+  }
+  if (state->sites.stock) {
+    return call_with_stock(*state, op, *stack);
+  }
   const size_t begin = stack->size() - n;
   if (const CounterDraw draw = find_counter_draw(schema_name(op))) {
     at::Tensor drawn = draw(c10::ArrayRef<IValue>(stack->data() + begin, n));
@@ -227,7 +276,9 @@ void random_by_values(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack*
     return;
   }
   for (size_t i = 0; i < n; ++i) {
-    if (arguments[i].name() == "generator") (*stack)[begin + i] = generator_for_draw(*state);
+    if (arguments[i].name() == "generator") {
+      (*stack)[begin + i] = generator_for_draw(*state);
+    }
   }
   call_plain(op, stack);
 }
@@ -240,13 +291,19 @@ const std::vector<const char*> kFactories = {
 };
 // clang-format on
 const std::vector<const char*> kRandomFactories = {
-    "aten::rand", "aten::rand.generator", "aten::randint", "aten::randint.generator", "aten::randint.low", "aten::randint.low_generator",
-    "aten::randn", "aten::randn.generator", "aten::randperm", "aten::randperm.generator",
+    "aten::rand",        "aten::rand.generator",        "aten::randint", "aten::randint.generator",
+    "aten::randint.low", "aten::randint.low_generator", "aten::randn",   "aten::randn.generator",
+    "aten::randperm",    "aten::randperm.generator",
 };
 const std::vector<const char*> kRandomFills = {
-    "aten::bernoulli.p", "aten::bernoulli_.float", "aten::cauchy_", "aten::exponential_", "aten::geometric_", "aten::log_normal_", "aten::normal_",
-    "aten::rand_like", "aten::randint_like", "aten::randint_like.low_dtype", "aten::randn_like", "aten::random_", "aten::random_.from",
-    "aten::random_.to", "aten::uniform_",
+    "aten::bernoulli.p",  "aten::bernoulli_.float",
+    "aten::cauchy_",      "aten::exponential_",
+    "aten::geometric_",   "aten::log_normal_",
+    "aten::normal_",      "aten::rand_like",
+    "aten::randint_like", "aten::randint_like.low_dtype",
+    "aten::randn_like",   "aten::random_",
+    "aten::random_.from", "aten::random_.to",
+    "aten::uniform_",
 };
 // clang-format off
 const std::vector<const char*> kRandomByValues = {
@@ -278,7 +335,9 @@ const std::vector<const char*> kBernoullis = {"aten::bernoulli", "aten::bernoull
 at::Tensor to_region(const at::Tensor& made) {
   const RankState* state = RankState::current();
   const layout::Mesh* region = state ? region_of(*state) : nullptr;
-  if (!region || !made.defined() || made.is_meta() || is_dtensor(made) || factory_hook) return made;
+  if (!region || !made.defined() || made.is_meta() || is_dtensor(made) || factory_hook) {
+    return made;
+  }
   const at::Tensor placed = replicated(*region, made.detach());
   return made.requires_grad() ? placed.set_requires_grad(true) : placed;
 }
@@ -313,13 +372,27 @@ std::shared_ptr<void> intercept_this_thread() { return std::make_shared<RankThre
 void register_plain_kernels(KernelRegistry& registry) {
   registry.library("_", kIntercept).fallback(torch::CppFunction::makeFallthrough());
   torch::Library& library = registry.library("aten", kIntercept);
-  for (const char* op : kFactories) library.impl(op, torch::CppFunction::makeFromBoxedFunction<&factory>());
-  for (const char* op : kRandomFactories) library.impl(op, torch::CppFunction::makeFromBoxedFunction<&random_factory>());
-  for (const char* op : kComposites) library.impl(op, torch::CppFunction::makeFromBoxedFunction<&composite>());
-  for (const char* op : kLinearAlgebra) library.impl(op, torch::CppFunction::makeFromBoxedFunction<&on_one_thread>());
-  for (const char* op : kRandomFills) library.impl(op, torch::CppFunction::makeFromBoxedFunction<&random_plain>());
-  for (const char* op : kRandomByValues) library.impl(op, torch::CppFunction::makeFromBoxedFunction<&random_by_values>());
-  for (const char* op : kBernoullis) library.impl(op, torch::CppFunction::makeFromBoxedFunction<&bernoulli_plain>());
+  for (const char* op : kFactories) {
+    library.impl(op, torch::CppFunction::makeFromBoxedFunction<&factory>());
+  }
+  for (const char* op : kRandomFactories) {
+    library.impl(op, torch::CppFunction::makeFromBoxedFunction<&random_factory>());
+  }
+  for (const char* op : kComposites) {
+    library.impl(op, torch::CppFunction::makeFromBoxedFunction<&composite>());
+  }
+  for (const char* op : kLinearAlgebra) {
+    library.impl(op, torch::CppFunction::makeFromBoxedFunction<&on_one_thread>());
+  }
+  for (const char* op : kRandomFills) {
+    library.impl(op, torch::CppFunction::makeFromBoxedFunction<&random_plain>());
+  }
+  for (const char* op : kRandomByValues) {
+    library.impl(op, torch::CppFunction::makeFromBoxedFunction<&random_by_values>());
+  }
+  for (const char* op : kBernoullis) {
+    library.impl(op, torch::CppFunction::makeFromBoxedFunction<&bernoulli_plain>());
+  }
 }
 
 }  // namespace tessera::dtensor

@@ -9,8 +9,8 @@
 
 namespace tessera::dtensor {
 
-// Catches factories while it lives: `make` gets the operator and its arguments on the stack and leaves a tensor there. One per
-// thread, innermost first.
+// Catches factories while it lives: `make` gets the operator and its arguments on the stack and leaves a tensor there.
+// One per thread, innermost first.
 class FactoryHook {
  public:
   virtual ~FactoryHook() = default;
@@ -28,12 +28,13 @@ class FactoryScope {
   FactoryHook* previous_;
 };
 
-// Puts the calling thread under interception (Note [Interception]), and has autograd replay views, until the returned guard
-// dies; run_ranks calls it for each rank.
+// Puts the calling thread under interception (Note [Interception]), and has autograd replay views, until the returned
+// guard dies; run_ranks calls it for each rank.
 std::shared_ptr<void> intercept_this_thread();
 
-// What a factory of the program made, as a replicated DTensor inside a region; elsewhere, and if it is one already, as it is. For
-// factories whose calls look like those of libtorch's kernels from below (torch::zeros and Python's run below autograd).
+// What a factory of the program made, as a replicated DTensor inside a region; elsewhere, and if it is one already, as
+// it is. For factories whose calls look like those of libtorch's kernels from below (torch::zeros and Python's run
+// below autograd).
 at::Tensor to_region(const at::Tensor& made);
 
 // Registers the kernels of the intercepting key. Called once, with the other kernels.

@@ -45,21 +45,26 @@ class Kernel final : public c10::OperatorKernel {
 
 bool takes_tensor(const c10::FunctionSchema& schema) {
   for (const c10::Argument& argument : schema.arguments()) {
-    if (argument.type()->str().find("Tensor") != std::string::npos) return true;
+    if (argument.type()->str().find("Tensor") != std::string::npos) {
+      return true;
+    }
   }
   return false;
 }
 
-// Composite-implicit operators decompose, but for those whose CPU kernel is another function (silu_backward): one call instead
-// of many, with the bits of the one-device program.
+// Composite-implicit operators decompose, but for those whose CPU kernel is another function (silu_backward): one call
+// instead of many, with the bits of the one-device program.
 bool decomposes(const c10::OperatorHandle& op) {
   return op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd) &&
-         !(op.hasKernelForDispatchKey(c10::DispatchKey::CPU) && rules::RuleTable::instance().find(c10::toString(op.operator_name())));
+         !(op.hasKernelForDispatchKey(c10::DispatchKey::CPU) &&
+           rules::RuleTable::instance().find(c10::toString(op.operator_name())));
 }
 
 void register_op(KernelRegistry& registry, const c10::OperatorHandle& op) {
   const OpInfo* info = &add_op(op, find_special(c10::toString(op.operator_name())));
-  registry.library(op.operator_name().getNamespace().has_value() ? std::string(*op.operator_name().getNamespace()) : "aten", kKey)
+  registry
+      .library(op.operator_name().getNamespace().has_value() ? std::string(*op.operator_name().getNamespace()) : "aten",
+               kKey)
       .impl(info->name.c_str(), torch::CppFunction::makeFromBoxedFunctor(std::make_unique<Kernel>(info)));
 }
 
@@ -68,11 +73,19 @@ void register_all() {
   auto& dispatcher = c10::Dispatcher::singleton();
   for (const c10::OperatorName& name : dispatcher.getAllOpNames()) {
     const bool aten = name.name.rfind("aten::", 0) == 0;
-    if (!aten && name.name.rfind("tessera::", 0) != 0) continue;
+    if (!aten && name.name.rfind("tessera::", 0) != 0) {
+      continue;
+    }
     const auto op = dispatcher.findSchema(name);
-    if (!op || !takes_tensor(op->schema())) continue;
-    if (op->hasKernelForDispatchKey(kKey)) continue;  // one of our own, which is no computation
-    if (decomposes(*op)) continue;
+    if (!op || !takes_tensor(op->schema())) {
+      continue;
+    }
+    if (op->hasKernelForDispatchKey(kKey)) {
+      continue;  // one of our own, which is no computation
+    }
+    if (decomposes(*op)) {
+      continue;
+    }
     register_op(registry, *op);
   }
   register_attention_kernel(registry);
@@ -87,7 +100,9 @@ void register_all() {
 struct RankThread {
   RankThread() = default;
   ~RankThread() {
-    if (RankState::current()) set_numerics(Numerics::kFast);
+    if (RankState::current()) {
+      set_numerics(Numerics::kFast);
+    }
   }
   RankThread(const RankThread&) = delete;
   RankThread& operator=(const RankThread&) = delete;

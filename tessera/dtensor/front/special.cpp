@@ -28,7 +28,9 @@ namespace {
 using c10::IValue;
 using torch::jit::Stack;
 
-IValue& argument(const OpInfo& info, Stack& stack, size_t index) { return stack[stack.size() - info.num_args() + index]; }
+IValue& argument(const OpInfo& info, Stack& stack, size_t index) {
+  return stack[stack.size() - info.num_args() + index];
+}
 
 void leave(const OpInfo& info, Stack& stack, IValue result) {
   stack.resize(stack.size() - info.num_args());
@@ -37,7 +39,8 @@ void leave(const OpInfo& info, Stack& stack, IValue result) {
 
 // The whole value on this rank, merged in place if it was partial.
 at::Tensor whole_local(RankState& state, const OpInfo& info, const at::Tensor& tensor) {
-  return is_dtensor(tensor) ? part_at(state, info, tensor, layout::Placements(meta_of(tensor)->spec->mesh.ndim())) : tensor;
+  return is_dtensor(tensor) ? part_at(state, info, tensor, layout::Placements(meta_of(tensor)->spec->mesh.ndim()))
+                            : tensor;
 }
 
 // A new tensor that shares everything with the old one.
@@ -60,7 +63,9 @@ void whole_call(RankState& state, const OpInfo& info, Stack& stack) {
   for (size_t i = begin; i < stack.size(); ++i) {
     const IValue value = stack[i];
     for_each_tensor({value}, [&](const at::Tensor& tensor, int, int item) {
-      if (!is_dtensor(tensor)) return;
+      if (!is_dtensor(tensor)) {
+        return;
+      }
       mesh = &meta_of(tensor)->spec->mesh;
       state.ctx.program.note(info.name.c_str(), meta_of(tensor)->spec->hash);
       replace_tensor(stack[i], item, whole_local(state, info, tensor));
@@ -72,10 +77,14 @@ void whole_call(RankState& state, const OpInfo& info, Stack& stack) {
     info.op.callBoxed(stack);
   }
   for (size_t i = stack.size() - info.num_returns(); i < stack.size(); ++i) {
-    if (is_plain_result(info.name, i + info.num_returns() - stack.size())) continue;
+    if (is_plain_result(info.name, i + info.num_returns() - stack.size())) {
+      continue;
+    }
     const IValue results = stack[i];
     for_each_tensor({results}, [&](const at::Tensor& local, int, int item) {
-      replace_tensor(stack[i], item, wrap(local, Spec::make(*mesh, layout::Placements(mesh->ndim()), local.sizes(), local.strides(), local.scalar_type())));
+      replace_tensor(stack[i], item,
+                     wrap(local, Spec::make(*mesh, layout::Placements(mesh->ndim()), local.sizes(), local.strides(),
+                                            local.scalar_type())));
     });
   }
 }
@@ -85,8 +94,10 @@ void whole_function(RankState& state, const OpInfo& info, Stack& stack) {
   TESSERA_ASSERT(!info.writes, info.name, " would write into what it gathered");
   for (size_t i = 0; state.lattice && i < info.num_args(); ++i) {
     for_each_tensor({argument(info, stack, i)}, [&](const at::Tensor& tensor, int, int) {
-      TESSERA_CHECK(!is_dtensor(tensor) || !rules::holds_samples(meta_of(tensor)->spec->labels), "[", info.name, "] numerics exact: no exact rule for this operator on ",
-                    meta_of(tensor)->spec.str(), ", which holds samples of the step (rank ", state.ctx.rank, "). Call it on full_tensor(x), outside of what is trained, or use numerics fast.");
+      TESSERA_CHECK(!is_dtensor(tensor) || !rules::holds_samples(meta_of(tensor)->spec->labels), "[", info.name,
+                    "] numerics exact: no exact rule for this operator on ", meta_of(tensor)->spec.str(),
+                    ", which holds samples of the step (rank ", state.ctx.rank,
+                    "). Call it on full_tensor(x), outside of what is trained, or use numerics fast.");
     });
   }
   whole_call(state, info, stack);
@@ -95,30 +106,43 @@ void whole_function(RankState& state, const OpInfo& info, Stack& stack) {
 // `counter`: values that belong to the samples of a micro-batch must be drawn by sample.
 void check_is_step(const OpInfo& info, const Meta& meta) {
   TESSERA_CHECK(starts_at_first_sample(meta.origin), "[", info.name, "] of ", meta.spec.str(),
-                ", a micro-batch: the `counter` generator draws it for a whole batch only, so its random numbers would depend on the micro-batches. "
+                ", a micro-batch: the `counter` generator draws it for a whole batch only, so its random numbers would "
+                "depend on the micro-batches. "
                 "Compute it from uniform, normal or exponential numbers, or take the step in one micro-batch.");
 }
 
-// Draws according to values of which one needs as many random numbers as it happens to need (poisson, gamma): as one device does, on
-// every rank. What the operator writes is copied back.
+// Draws according to values of which one needs as many random numbers as it happens to need (poisson, gamma): as one
+// device does, on every rank. What the operator writes is copied back.
 void draw_whole(RankState& state, const OpInfo& info, Stack& stack) {
   std::vector<std::pair<at::Tensor, at::Tensor>> written;  // what the program gave, and the whole of it
   for (size_t i = 0; i < info.num_args(); ++i) {
     IValue& value = argument(info, stack, i);
-    if (value.isNone() && info.op.schema().arguments()[i].name() == "generator") value = state.sites.stock ? state.sites.stock.handle() : generator_for_draw(state);
-    if (!value.isTensor() || !is_dtensor(value.toTensor())) continue;
+    if (value.isNone() && info.op.schema().arguments()[i].name() == "generator") {
+      value = state.sites.stock ? state.sites.stock.handle() : generator_for_draw(state);
+    }
+    if (!value.isTensor() || !is_dtensor(value.toTensor())) {
+      continue;
+    }
     const at::Tensor tensor = value.toTensor();
-    if (!state.sites.stock) check_is_step(info, *meta_of(tensor));
+    if (!state.sites.stock) {
+      check_is_step(info, *meta_of(tensor));
+    }
     const at::Tensor local = whole_local(state, info, tensor);
     LocalScope scope;  // laid out as on one device: the stream runs along memory
     const at::Tensor like = at::empty_strided(local.sizes(), tensor.strides(), local.options());
     value = wrap(like.copy_(local), meta_of(tensor)->spec.with(layout::Placements(meta_of(tensor)->spec->mesh.ndim())));
-    if (info.args[i].written) written.emplace_back(tensor, value.toTensor());
+    if (info.args[i].written) {
+      written.emplace_back(tensor, value.toTensor());
+    }
   }
   whole_call(state, info, stack);
-  for (const auto& [own, whole] : written) own.copy_(whole);
+  for (const auto& [own, whole] : written) {
+    own.copy_(whole);
+  }
   for (size_t i = 0; i < info.num_returns(); ++i) {
-    if (info.written_return[i] >= 0) stack[stack.size() - info.num_returns() + i] = written.at(0).first;
+    if (info.written_return[i] >= 0) {
+      stack[stack.size() - info.num_returns() + i] = written.at(0).first;
+    }
   }
 }
 
@@ -126,7 +150,9 @@ void draw_whole(RankState& state, const OpInfo& info, Stack& stack) {
 void draw_by_values(RankState& state, const OpInfo& info, Stack& stack) {
   const c10::ArrayRef<IValue> args(&argument(info, stack, 0), info.num_args());
   const CounterDraw draw = stock_generator_of(state, args).defined() ? nullptr : find_counter_draw(info.name);
-  if (draw) return leave(info, stack, draw(args));
+  if (draw) {
+    return leave(info, stack, draw(args));
+  }
   state.ctx.program.note(info.name.c_str(), state.sites.stock ? state.sites.stock.mark() : 0);
   draw_whole(state, info, stack);
 }
@@ -139,8 +165,8 @@ void same_size(RankState&, const OpInfo& info, Stack& stack) {
 // Forward mode asks before it keeps a tangent as it is; sizes and strides it compares itself.
 void same_storage(RankState&, const OpInfo& info, Stack& stack) { leave(info, stack, true); }
 
-// The zeros that forward mode copies a tangent (the first argument) into, so that it lies as its primal (the second) does in one program's
-// memory; `self_num_batch_dims` dims of the tangent stand before the primal's.
+// The zeros that forward mode copies a tangent (the first argument) into, so that it lies as its primal (the second)
+// does in one program's memory; `self_num_batch_dims` dims of the tangent stand before the primal's.
 void zeros_like_primal(RankState&, const OpInfo& info, Stack& stack) {
   const at::Tensor tangent = argument(info, stack, 0).toTensor(), primal = argument(info, stack, 1).toTensor();
   const int64_t batch_dims = argument(info, stack, 2).toInt();
@@ -162,7 +188,8 @@ void equal(RankState&, const OpInfo& info, Stack& stack) {
 }
 
 // Ones where the row is the column: `rows` stand from `row` on in the part, `columns` from `column` on.
-void fill_diagonal(const at::Tensor& part, const layout::Range& rows, int64_t row, const layout::Range& columns, int64_t column) {
+void fill_diagonal(const at::Tensor& part, const layout::Range& rows, int64_t row, const layout::Range& columns,
+                   int64_t column) {
   for (int64_t i = std::max(rows.begin, columns.begin), end = std::min(rows.end, columns.end); i < end; ++i) {
     part.select(0, row + i - rows.begin).select(0, column + i - columns.begin).fill_(1);
   }
@@ -171,9 +198,10 @@ void fill_diagonal(const at::Tensor& part, const layout::Range& rows, int64_t ro
 // The ones of an identity matrix that this rank holds.
 void eye_out(RankState& state, const OpInfo& info, Stack& stack) {
   const at::Tensor out = argument(info, stack, info.num_args() - 1).toTensor();
-  const int64_t rows = argument(info, stack, 0).toInt(), columns = info.num_args() == 3 ? argument(info, stack, 1).toInt() : rows;
-  TESSERA_CHECK(out.sizes() == c10::IntArrayRef({rows, columns}), "[", info.name, "] the result has ", rows, " rows and ", columns,
-                " columns, but out= is a DTensor of ", out.sizes());
+  const int64_t rows = argument(info, stack, 0).toInt(),
+                columns = info.num_args() == 3 ? argument(info, stack, 1).toInt() : rows;
+  TESSERA_CHECK(out.sizes() == c10::IntArrayRef({rows, columns}), "[", info.name, "] the result has ", rows,
+                " rows and ", columns, " columns, but out= is a DTensor of ", out.sizes());
   Meta& meta = *meta_of(out);
   check_writable(info, meta);
   drop_terms(meta);
@@ -270,10 +298,16 @@ SpecialKernel find_special(const std::string& op) {
       {"aten::unique_dim", whole_call},
       {"aten::unique_dim_consecutive", whole_call},
   };
-  if (op.starts_with("aten::_foreach_") && op.find("out") == std::string::npos) return foreach_call;
+  if (op.starts_with("aten::_foreach_") && op.find("out") == std::string::npos) {
+    return foreach_call;
+  }
   const auto found = table.find(op);
-  if (found != table.end()) return found->second;
-  if (is_view_in_place(op)) return view_in_place;
+  if (found != table.end()) {
+    return found->second;
+  }
+  if (is_view_in_place(op)) {
+    return view_in_place;
+  }
   return is_whole_op(op) ? whole_function : nullptr;
 }
 

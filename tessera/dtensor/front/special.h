@@ -1,5 +1,5 @@
-// Operators with a kernel of their own: reading a value, drawing random numbers, results whose size depends on data, tensor lists
-// without rules.
+// Operators with a kernel of their own: reading a value, drawing random numbers, results whose size depends on data,
+// tensor lists without rules.
 #pragma once
 
 #include <string>

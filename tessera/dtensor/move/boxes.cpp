@@ -15,8 +15,11 @@ using reshard::Box;
 at::Tensor narrow_to(const at::Tensor& tensor, const Box& outer, const Box& inner) {
   at::Tensor part = tensor;
   for (size_t d = 0; d < outer.size(); ++d) {
-    if (outer[d] == inner[d]) continue;
-    const int64_t begin = inner[d].size() == 0 ? 0 : inner[d].begin - outer[d].begin;  // an empty part may stand anywhere
+    if (outer[d] == inner[d]) {
+      continue;
+    }
+    const int64_t begin =
+        inner[d].size() == 0 ? 0 : inner[d].begin - outer[d].begin;  // an empty part may stand anywhere
     part = part.narrow(static_cast<int64_t>(d), begin, inner[d].size());
   }
   return part;
@@ -24,7 +27,9 @@ at::Tensor narrow_to(const at::Tensor& tensor, const Box& outer, const Box& inne
 
 std::vector<int64_t> sizes_of(const Box& box) {
   std::vector<int64_t> sizes;
-  for (const Range& range : box) sizes.push_back(range.size());
+  for (const Range& range : box) {
+    sizes.push_back(range.size());
+  }
   return sizes;
 }
 
@@ -44,14 +49,15 @@ namespace {
 
 size_t position_of(const std::vector<int64_t>& ranks, int64_t rank) {
   const auto found = std::find(ranks.begin(), ranks.end(), rank);
-  TESSERA_CHECK(found != ranks.end(), "[redistribute] rank ", rank, " is not a member of the mesh that holds the tensor; both meshes must view the same ranks");
+  TESSERA_CHECK(found != ranks.end(), "[redistribute] rank ", rank,
+                " is not a member of the mesh that holds the tensor; both meshes must view the same ranks");
   return static_cast<size_t>(found - ranks.begin());
 }
 
 }  // namespace
 
-at::Tensor run_transfers(Communicator& group, const reshard::RankTransfers& transfers, const at::Tensor& local, const Box& before,
-                         const std::optional<Box>& after) {
+at::Tensor run_transfers(Communicator& group, const reshard::RankTransfers& transfers, const at::Tensor& local,
+                         const Box& before, const std::optional<Box>& after) {
   const at::Tensor nothing = at::empty({0}, local.options());
   std::vector<at::Tensor> inputs(group.size(), nothing), outputs(group.size(), nothing);
   for (const reshard::Transfer& send : transfers.sends) {
@@ -61,7 +67,9 @@ at::Tensor run_transfers(Communicator& group, const reshard::RankTransfers& tran
     outputs[position_of(group.ranks(), receive.from)] = empty_box(local, receive.box);
   }
   group.all_to_all(outputs, inputs)->wait();
-  if (!after) return {};
+  if (!after) {
+    return {};
+  }
   at::Tensor result = empty_box(local, *after);
   for (const reshard::Transfer& receive : transfers.receives) {
     narrow_to(result, *after, receive.box).copy_(outputs[position_of(group.ranks(), receive.from)]);

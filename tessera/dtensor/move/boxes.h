@@ -22,9 +22,9 @@ at::Tensor empty_box(const at::Tensor& like, const reshard::Box& box);
 // A rank's part of the tensor that unfolded() took apart: its dims are put together again.
 at::Tensor folded(const at::Tensor& tensor, c10::IntArrayRef blocks);
 
-// Sends what the transfers say of `local`, which holds the box `before`, and makes the box `after` of what comes: undefined on a rank
-// that gets none. Collective over `group`.
-at::Tensor run_transfers(comm::Communicator& group, const reshard::RankTransfers& transfers, const at::Tensor& local, const reshard::Box& before,
-                         const std::optional<reshard::Box>& after);
+// Sends what the transfers say of `local`, which holds the box `before`, and makes the box `after` of what comes:
+// undefined on a rank that gets none. Collective over `group`.
+at::Tensor run_transfers(comm::Communicator& group, const reshard::RankTransfers& transfers, const at::Tensor& local,
+                         const reshard::Box& before, const std::optional<reshard::Box>& after);
 
 }  // namespace tessera::dtensor

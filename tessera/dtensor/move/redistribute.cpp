@@ -78,7 +78,9 @@ at::Scalar identity(ReduceOp op, c10::ScalarType type) {
 ReduceOp wire_op(ReduceOp op) { return op == ReduceOp::kAvg ? ReduceOp::kSum : op; }
 
 void finish_average(at::Tensor& result, ReduceOp op, int64_t parts) {
-  if (op == ReduceOp::kAvg) result.div_(parts);
+  if (op == ReduceOp::kAvg) {
+    result.div_(parts);
+  }
 }
 
 at::Tensor all_reduce(const StepRun& run) {
@@ -91,7 +93,9 @@ at::Tensor all_reduce(const StepRun& run) {
 at::Tensor reduce_scatter(const StepRun& run) {
   const Box mine = run.my_box_before();
   std::vector<at::Tensor> inputs;
-  for (int64_t i = 0; i < run.parts(); ++i) inputs.push_back(narrow_to(run.local, mine, run.box_after(i)).contiguous());
+  for (int64_t i = 0; i < run.parts(); ++i) {
+    inputs.push_back(narrow_to(run.local, mine, run.box_after(i)).contiguous());
+  }
   at::Tensor result = empty_box(run.local, run.my_box_after());
   run.group().reduce_scatter(result, std::move(inputs), wire_op(run.step.from.op))->wait();
   finish_average(result, run.step.from.op, run.parts());
@@ -100,7 +104,9 @@ at::Tensor reduce_scatter(const StepRun& run) {
 
 at::Tensor all_gather(const StepRun& run) {
   std::vector<at::Tensor> outputs;
-  for (int64_t i = 0; i < run.parts(); ++i) outputs.push_back(empty_box(run.local, run.box_before(i)));
+  for (int64_t i = 0; i < run.parts(); ++i) {
+    outputs.push_back(empty_box(run.local, run.box_before(i)));
+  }
   run.group().all_gather(outputs, run.local.contiguous())->wait();
   return at::cat(outputs, run.step.from.dim);
 }
@@ -118,7 +124,9 @@ at::Tensor all_to_all(const StepRun& run) {
   run.group().all_to_all(outputs, inputs)->wait();
   at::Tensor result = empty_box(run.local, after);
   for (size_t i = 0; i < outputs.size(); ++i) {
-    if (outputs[i].numel() > 0) narrow_to(result, after, received[i]).copy_(outputs[i]);
+    if (outputs[i].numel() > 0) {
+      narrow_to(result, after, received[i]).copy_(outputs[i]);
+    }
   }
   return result;
 }
@@ -128,7 +136,9 @@ at::Tensor slice(const StepRun& run) { return narrow_to(run.local, run.my_box_be
 at::Tensor partialize(const StepRun& run) {
   const ReduceOp op = run.step.to.op;
   const bool all_keep = op != ReduceOp::kSum && op != ReduceOp::kProd;
-  if (all_keep || run.ctx.coord(run.step.before->mesh)[run.step.axis] == 0) return run.local;
+  if (all_keep || run.ctx.coord(run.step.before->mesh)[run.step.axis] == 0) {
+    return run.local;
+  }
   return at::full(run.local.sizes(), identity(op, run.local.scalar_type()), run.local.options());
 }
 
@@ -141,7 +151,8 @@ at::Tensor pad(const StepRun& run) {
 
 at::Tensor exchange(const StepRun& run) {
   const reshard::Exchange exchange(reshard::Holdings(run.step.before), reshard::Holdings(run.step.after));
-  return run_transfers(run.ctx.whole(run.step.before->mesh), exchange.transfers_of(run.ctx.rank), run.local, run.my_box_before(), run.my_box_after());
+  return run_transfers(run.ctx.whole(run.step.before->mesh), exchange.transfers_of(run.ctx.rank), run.local,
+                       run.my_box_before(), run.my_box_after());
 }
 
 at::Tensor run_step(const StepRun& run) {
@@ -160,7 +171,9 @@ at::Tensor run_step(const StepRun& run) {
 }
 
 at::Tensor run_step_of(comm::RankContext& ctx, const Step& step, const at::Tensor& local) {
-  if (step.blocks.empty()) return run_step({ctx, step, local});
+  if (step.blocks.empty()) {
+    return run_step({ctx, step, local});
+  }
   return folded(run_step({ctx, step, unfolded(local, step.blocks)}), step.blocks);
 }
 
@@ -173,7 +186,9 @@ std::string axis_name(const Step& step) {
 at::Tensor unfolded(const at::Tensor& local, c10::IntArrayRef blocks) {
   std::vector<int64_t> sizes;
   for (size_t d = 0; d < blocks.size(); ++d) {
-    if (blocks[d] > 1) sizes.push_back(blocks[d]);
+    if (blocks[d] > 1) {
+      sizes.push_back(blocks[d]);
+    }
     sizes.push_back(local.size(static_cast<int64_t>(d)) / blocks[d]);
   }
   return local.view(sizes);
@@ -185,7 +200,9 @@ void Moves::drop_unused() {
 }
 
 MovePtr Moves::find_or_plan(const Spec& from, const Spec& to) {
-  if (moves_.size() >= most_) drop_unused();
+  if (moves_.size() >= most_) {
+    drop_unused();
+  }
   MovePtr& entry = moves_[{from.get(), to.get()}];
   if (!entry) {
     auto move = std::make_shared<Move>();
@@ -205,11 +222,14 @@ at::Tensor run_move(comm::RankContext& ctx, const Move& move, const at::Tensor& 
   LocalScope scope;
   comm::Caller caller(ctx, op);
   std::optional<comm::FlightLayouts> layouts;
-  if (move.communicates) layouts.emplace(ctx, move.from, move.to);
+  if (move.communicates) {
+    layouts.emplace(ctx, move.from, move.to);
+  }
   at::Tensor current = local;
   for (const Step& step : move.path.steps) {
     if (!reshard::is_local(step.kind)) {
-      ctx.ledger.record(reshard::name_of(step.kind), axis_name(step), op, static_cast<int64_t>(std::llround(step.bytes)));
+      ctx.ledger.record(reshard::name_of(step.kind), axis_name(step), op,
+                        static_cast<int64_t>(std::llround(step.bytes)));
     }
     current = run_step_of(ctx, step, current);
   }

@@ -26,23 +26,31 @@ using Gradients = std::tuple<Tensor, Tensor, Tensor>;
 Tensor with_rows(const Tensor& x) { return x.stride(-1) == 1 ? x : x.contiguous(); }
 
 // libtorch's kernels take no tensors without elements, which a rank without heads has.
-std::tuple<Tensor, Tensor> fused_plain(const Tensor& query, const Tensor& key, const Tensor& value, bool is_causal, double scale) {
+std::tuple<Tensor, Tensor> fused_plain(const Tensor& query, const Tensor& key, const Tensor& value, bool is_causal,
+                                       double scale) {
   if (query.numel() == 0) {
-    return {at::zeros_like(query), at::zeros(query.sizes().slice(0, 3), query.options().dtype(at::toOpMathType(query.scalar_type())))};
+    return {at::zeros_like(query),
+            at::zeros(query.sizes().slice(0, 3), query.options().dtype(at::toOpMathType(query.scalar_type())))};
   }
-  return at::_scaled_dot_product_flash_attention_for_cpu(with_rows(query), with_rows(key), with_rows(value), /*dropout_p=*/0, is_causal,
+  return at::_scaled_dot_product_flash_attention_for_cpu(with_rows(query), with_rows(key), with_rows(value),
+                                                         /*dropout_p=*/0, is_causal,
                                                          /*attn_mask=*/{}, scale);
 }
 
-Gradients fused_backward_plain(const Tensor& grad, const Tensor& query, const Tensor& key, const Tensor& value, const Tensor& out, const Tensor& log_sums,
-                               bool is_causal, double scale) {
-  if (query.numel() == 0) return {at::zeros_like(query), at::zeros_like(key), at::zeros_like(value)};
-  return at::_scaled_dot_product_flash_attention_for_cpu_backward(with_rows(grad), with_rows(query), with_rows(key), with_rows(value), out, log_sums,
+Gradients fused_backward_plain(const Tensor& grad, const Tensor& query, const Tensor& key, const Tensor& value,
+                               const Tensor& out, const Tensor& log_sums, bool is_causal, double scale) {
+  if (query.numel() == 0) {
+    return {at::zeros_like(query), at::zeros_like(key), at::zeros_like(value)};
+  }
+  return at::_scaled_dot_product_flash_attention_for_cpu_backward(with_rows(grad), with_rows(query), with_rows(key),
+                                                                  with_rows(value), out, log_sums,
                                                                   /*dropout_p=*/0, is_causal, /*attn_mask=*/{}, scale);
 }
 
-std::tuple<Tensor, Tensor> call_fused(const Tensor& query, const Tensor& key, const Tensor& value, bool is_causal, double scale) {
-  static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("tessera::fused_attention", "").typed<decltype(fused_plain)>();
+std::tuple<Tensor, Tensor> call_fused(const Tensor& query, const Tensor& key, const Tensor& value, bool is_causal,
+                                      double scale) {
+  static const auto op =
+      c10::Dispatcher::singleton().findSchemaOrThrow("tessera::fused_attention", "").typed<decltype(fused_plain)>();
   const at::AutoDispatchBelowADInplaceOrView below;
   return op.call(query, key, value, is_causal, scale);
 }
@@ -55,20 +63,27 @@ struct FusedAttentionBackward final : torch::autograd::Node {
 
   variable_list apply(variable_list&& grads) override {
     const Tensor& grad = grads.at(0);
-    if (!grad.defined()) return variable_list(3);
+    if (!grad.defined()) {
+      return variable_list(3);
+    }
     const Tensor q = query.unpack(), k = key.unpack(), v = value.unpack();
     if (at::GradMode::is_enabled()) {
-      const auto [dq, dk, dv] = gradients_by_parts(grad, q, k, v, /*mask=*/{}, {.is_causal = is_causal, .scale = scale});
+      const auto [dq, dk, dv] =
+          gradients_by_parts(grad, q, k, v, /*mask=*/{}, {.is_causal = is_causal, .scale = scale});
       return {dq, dk, dv};
     }
-    static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("tessera::fused_attention_backward", "").typed<decltype(fused_backward_plain)>();
+    static const auto op = c10::Dispatcher::singleton()
+                               .findSchemaOrThrow("tessera::fused_attention_backward", "")
+                               .typed<decltype(fused_backward_plain)>();
     const at::AutoDispatchBelowADInplaceOrView below;
     const auto [dq, dk, dv] = op.call(grad, q, k, v, out.unpack(), log_sums.unpack(), is_causal, scale);
     return {dq, dk, dv};
   }
 
   void release_variables() override {
-    for (SavedVariable* saved : {&query, &key, &value, &out, &log_sums}) saved->reset_data();
+    for (SavedVariable* saved : {&query, &key, &value, &out, &log_sums}) {
+      saved->reset_data();
+    }
   }
 
   std::string name() const override { return "FusedAttentionBackward"; }
@@ -80,10 +95,13 @@ TORCH_LIBRARY_FRAGMENT(tessera, m) {
   m.def("fused_attention(Tensor query, Tensor key, Tensor value, bool is_causal, float scale) -> (Tensor, Tensor)");
   m.impl("fused_attention", c10::DispatchKey::CompositeExplicitAutograd, TORCH_FN(fused_plain));
   m.impl("fused_attention", torch::dispatch(c10::DispatchKey::Autograd, torch::CppFunction::makeFallthrough()));
-  m.def("fused_attention_backward(Tensor grad, Tensor query, Tensor key, Tensor value, Tensor out, Tensor log_sums, bool is_causal, float scale) "
-        "-> (Tensor, Tensor, Tensor)");
+  m.def(
+      "fused_attention_backward(Tensor grad, Tensor query, Tensor key, Tensor value, Tensor out, Tensor log_sums, bool "
+      "is_causal, float scale) "
+      "-> (Tensor, Tensor, Tensor)");
   m.impl("fused_attention_backward", c10::DispatchKey::CompositeExplicitAutograd, TORCH_FN(fused_backward_plain));
-  m.impl("fused_attention_backward", torch::dispatch(c10::DispatchKey::Autograd, torch::CppFunction::makeFallthrough()));
+  m.impl("fused_attention_backward",
+         torch::dispatch(c10::DispatchKey::Autograd, torch::CppFunction::makeFallthrough()));
 }
 
 Tensor fused_attention(const Tensor& query, const Tensor& key, const Tensor& value, bool is_causal, double scale) {

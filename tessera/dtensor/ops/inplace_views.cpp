@@ -23,13 +23,15 @@ using torch::jit::Stack;
 using Args = std::vector<IValue>;
 
 constexpr const char* kViewsInPlace[] = {
-    "aten::as_strided_", "aten::squeeze_", "aten::squeeze_.dim", "aten::squeeze_.dims", "aten::t_", "aten::transpose_", "aten::unsqueeze_",
+    "aten::as_strided_", "aten::squeeze_",   "aten::squeeze_.dim", "aten::squeeze_.dims",
+    "aten::t_",          "aten::transpose_", "aten::unsqueeze_",
 };
 
 // The call as a step of what is replayed in backward.
 class Step final : public ViewFunc {
  public:
-  Step(std::unique_ptr<ViewFunc> before, const OpInfo& op, Args args) : before_(std::move(before)), op_(op), args_(std::move(args)) {}
+  Step(std::unique_ptr<ViewFunc> before, const OpInfo& op, Args args)
+      : before_(std::move(before)), op_(op), args_(std::move(args)) {}
 
   at::Tensor operator()(const at::Tensor& base) const override {
     Stack stack = {(*before_)(base)};
@@ -37,7 +39,8 @@ class Step final : public ViewFunc {
     op_.op.callBoxed(stack);
     return stack.back().toTensor();
   }
-  std::unique_ptr<ViewFunc> clone_and_set(std::optional<std::vector<c10::SymInt>>, std::optional<std::vector<at::Tensor>>) const override {
+  std::unique_ptr<ViewFunc> clone_and_set(std::optional<std::vector<c10::SymInt>>,
+                                          std::optional<std::vector<at::Tensor>>) const override {
     return std::make_unique<Step>(before_->clone_and_set(), op_, args_);
   }
 
@@ -52,10 +55,13 @@ const torch::autograd::DifferentiableViewMeta* view_meta_of(const at::Tensor& te
   return meta && meta->has_bw_view() ? meta : nullptr;
 }
 
-// libtorch gives this record out as it was made, for reading: where strides rebuild a view, a view in place needs no other.
+// libtorch gives this record out as it was made, for reading: where strides rebuild a view, a view in place needs no
+// other.
 void add_step(const ViewInfo& info, const OpInfo& op, const Args& args) {
   std::unique_ptr<ViewFunc>& replayed = const_cast<ViewInfo&>(info).view_fn_;
-  if (replayed) replayed = std::make_unique<Step>(std::move(replayed), op, args);
+  if (replayed) {
+    replayed = std::make_unique<Step>(std::move(replayed), op, args);
+  }
 }
 
 const OpInfo& view_of(const std::string& op) {
@@ -74,10 +80,14 @@ void replayed_in_place(const c10::OperatorHandle& op, c10::DispatchKeySet keys, 
     call_below(op, keys, stack);
   }
   const auto* how = view_meta_of(self);
-  if (!how) return;
+  if (!how) {
+    return;
+  }
   const OpInfo& view = view_of(c10::toString(op.operator_name()));
   add_step(how->get_backward_view(), view, args);
-  if (!how->shared_view_info() && how->has_fw_view()) add_step(how->get_forward_view(), view, args);
+  if (!how->shared_view_info() && how->has_fw_view()) {
+    add_step(how->get_forward_view(), view, args);
+  }
 }
 
 bool can_have_gradient(const at::Tensor& tensor) { return tensor.is_floating_point() || tensor.is_complex(); }
@@ -85,14 +95,17 @@ bool can_have_gradient(const at::Tensor& tensor) { return tensor.is_floating_poi
 // Throws if the tensor has views that would be replayed from other sizes than they were made from.
 void check_no_views(const RankState& state, const OpInfo& info, const OpInfo& view, const at::Tensor& self) {
   const bool may_have_views = meta_of(self)->memory().has_views && !self.unsafeGetTensorImpl()->unique_version();
-  TESSERA_CHECK(!may_have_views || !can_have_gradient(self) || view_meta_of(self), "[", info.name, "] other tensors are views of this one, ",
-                meta_of(self)->spec.str(), " (rank ", state.ctx.rank, "): their gradients would be taken for the sizes that it has afterwards. Use ", view.name,
+  TESSERA_CHECK(!may_have_views || !can_have_gradient(self) || view_meta_of(self), "[", info.name,
+                "] other tensors are views of this one, ", meta_of(self)->spec.str(), " (rank ", state.ctx.rank,
+                "): their gradients would be taken for the sizes that it has afterwards. Use ", view.name,
                 ", which gives a new tensor and leaves this one as it is.");
 }
 
 }  // namespace
 
-bool is_view_in_place(const std::string& op) { return std::find(std::begin(kViewsInPlace), std::end(kViewsInPlace), op) != std::end(kViewsInPlace); }
+bool is_view_in_place(const std::string& op) {
+  return std::find(std::begin(kViewsInPlace), std::end(kViewsInPlace), op) != std::end(kViewsInPlace);
+}
 
 void view_in_place(RankState& state, const OpInfo& info, Stack& stack) {
   const OpInfo& view = view_of(info.name);
@@ -104,8 +117,12 @@ void view_in_place(RankState& state, const OpInfo& info, Stack& stack) {
   impl->set_sizes_and_strides(made.sizes(), made.strides());  // throws, as on one device, for x.data
   impl->set_backend_meta(MetaPtr::reclaim_copy(meta_of(made)));
   Meta& meta = *meta_of(self);
-  if (const Derived* derived = meta.derived(); derived && !derived->shares_memory) drop_unseen_base(meta);
-  if (!view_meta_of(self)) meta.memory().has_views = false;  // but for the tensor itself
+  if (const Derived* derived = meta.derived(); derived && !derived->shares_memory) {
+    drop_unseen_base(meta);
+  }
+  if (!view_meta_of(self)) {
+    meta.memory().has_views = false;  // but for the tensor itself
+  }
   stack.back() = self;
 }
 
@@ -119,7 +136,9 @@ void conjugate(RankState& state, const OpInfo& info, Stack& stack) {
 
 void register_views_in_place(KernelRegistry& registry) {
   torch::Library& library = registry.library("aten", kIntercept);
-  for (const char* op : kViewsInPlace) library.impl(op, torch::CppFunction::makeFromBoxedFunction<&replayed_in_place>());
+  for (const char* op : kViewsInPlace) {
+    library.impl(op, torch::CppFunction::makeFromBoxedFunction<&replayed_in_place>());
+  }
 }
 
 }  // namespace tessera::dtensor

@@ -35,14 +35,16 @@ struct Layout : torch::CustomClassHolder {
 using LayoutPtr = c10::intrusive_ptr<Layout>;
 
 at::Tensor redistribute_to(const at::Tensor& tensor, const LayoutPtr& to) {
-  static const auto op =
-      c10::Dispatcher::singleton().findSchemaOrThrow("tessera::redistribute", "").typed<at::Tensor(const at::Tensor&, const LayoutPtr&)>();
+  static const auto op = c10::Dispatcher::singleton()
+                             .findSchemaOrThrow("tessera::redistribute", "")
+                             .typed<at::Tensor(const at::Tensor&, const LayoutPtr&)>();
   return op.call(tensor, to);
 }
 
 at::Tensor call_from_plain(const at::Tensor& part, const LayoutPtr& layout) {
-  static const auto op =
-      c10::Dispatcher::singleton().findSchemaOrThrow("tessera::from_plain", "").typed<at::Tensor(const at::Tensor&, const LayoutPtr&)>();
+  static const auto op = c10::Dispatcher::singleton()
+                             .findSchemaOrThrow("tessera::from_plain", "")
+                             .typed<at::Tensor(const at::Tensor&, const LayoutPtr&)>();
   return op.call(part, layout);
 }
 
@@ -50,21 +52,29 @@ at::Tensor call_from_plain(const at::Tensor& part, const LayoutPtr& layout) {
 Meta& readable(RankState& state, const at::Tensor& tensor, const char* op) {
   Meta& meta = *meta_of(tensor);
   refresh(meta);
-  if (!meta.is_pending()) return meta;
+  if (!meta.is_pending()) {
+    return meta;
+  }
   const Unobserved unobserved(state);
   settle(state, meta, op);
   return meta;
 }
 
 at::Tensor moved_to(RankState& state, Meta& meta, const Spec& to, const char* op) {
-  if (meta.spec == to) return meta.local;
+  if (meta.spec == to) {
+    return meta.local;
+  }
   at::Tensor local = run_move(state.ctx, *state.moves.find_or_plan(meta.spec, to), meta.local, op);
-  if (meta.spec->has_partial && !to->has_partial && meta.spec->mesh == to->mesh) meta.replace(local, to);
+  if (meta.spec->has_partial && !to->has_partial && meta.spec->mesh == to->mesh) {
+    meta.replace(local, to);
+  }
   return local;
 }
 
-// A part of its own, if `local` is still that of `meta`. Copied at once: memory that copies itself when it is written first
-// (_lazy_clone) may not be handed to a kernel that asks for its memory from several threads, which is an assertion of libtorch's.
+// A part of its own, if `local` is still that of `meta`. Copied at once: memory that copies itself when it is written
+// first
+// (_lazy_clone) may not be handed to a kernel that asks for its memory from several threads, which is an assertion of
+// libtorch's.
 at::Tensor unshared(const Meta& meta, at::Tensor local) {
   LocalScope scope;
   return local.is_alias_of(meta.local) ? local.clone() : local;
@@ -74,7 +84,9 @@ at::Tensor unshared(const Meta& meta, at::Tensor local) {
 at::Tensor shared_part(const Meta& meta) {
   c10::TensorImpl* part = meta.local.unsafeGetTensorImpl();
   c10::TensorImpl* owner = meta.memory().local.unsafeGetTensorImpl();
-  if (part->is_inference() || owner->is_inference()) return meta.local.detach();
+  if (part->is_inference() || owner->is_inference()) {
+    return meta.local.detach();
+  }
   part->set_version_counter(owner->version_counter());
   return at::Tensor(part->shallow_copy_and_detach(owner->version_counter(), /*allow_tensor_metadata_change=*/true));
 }
@@ -84,7 +96,8 @@ at::Tensor run_redistribute(const at::Tensor& tensor, const LayoutPtr& layout) {
   Meta& meta = readable(state, tensor, "redistribute");
   const Origin* origin = meta.origin;
   const Spec& from = meta.spec;
-  const Spec to = Spec::make(layout->spec->mesh, layout->spec->placements, from->sizes, from->strides, from->dtype, from->labels);
+  const Spec to =
+      Spec::make(layout->spec->mesh, layout->spec->placements, from->sizes, from->strides, from->dtype, from->labels);
   state.ctx.program.note("redistribute", base::hash_combine(from->hash, to->hash));
   at::Tensor local = moved_to(state, meta, to, "redistribute");
   return wrap(unshared(meta, std::move(local)), to, origin);
@@ -95,7 +108,9 @@ at::Tensor run_to_plain(const at::Tensor& tensor, bool whole) {
   const char* op = whole ? "full_tensor" : "to_local";
   Meta& meta = readable(state, tensor, op);
   state.ctx.program.note(op, meta.spec->hash);
-  if (!whole) return shared_part(meta);
+  if (!whole) {
+    return shared_part(meta);
+  }
   return unshared(meta, moved_to(state, meta, meta.spec.with(Placements(meta.spec->mesh.ndim())), op));
 }
 
@@ -118,21 +133,28 @@ using Transposed = std::function<at::Tensor(const at::Tensor& grad)>;
 struct LinearBackward final : torch::autograd::Node {
   Transposed transposed;
 
-  variable_list apply(variable_list&& grads) override { return {grads.at(0).defined() ? transposed(grads[0]) : at::Tensor()}; }
+  variable_list apply(variable_list&& grads) override {
+    return {grads.at(0).defined() ? transposed(grads[0]) : at::Tensor()};
+  }
   std::string name() const override { return "LinearBackward"; }
 };
 
-// What `call` gives below autograd, with its node in the graph where a gradient is wanted; `make` makes the gradient's function.
+// What `call` gives below autograd, with its node in the graph where a gradient is wanted; `make` makes the gradient's
+// function.
 template <typename Call, typename Make>
 at::Tensor recorded(const at::Tensor& input, const Call& call, const Make& make) {
   Transposed transposed;
-  if (at::GradMode::is_enabled() && input.requires_grad()) transposed = make();
+  if (at::GradMode::is_enabled() && input.requires_grad()) {
+    transposed = make();
+  }
   at::Tensor result;
   {
     at::AutoDispatchBelowADInplaceOrView below;
     result = call();
   }
-  if (!transposed) return result;
+  if (!transposed) {
+    return result;
+  }
   auto node = make_node<LinearBackward>();
   node->set_next_edges(torch::autograd::collect_next_edges(input));
   node->transposed = std::move(transposed);
@@ -145,10 +167,14 @@ bool holds_dtensor(const at::Tensor& tensor) { return is_dtensor(unwrapped(tenso
 // A layout for the gradient of `tensor`: its own without Partial. What vmap hides a dim of lies anywhere: Replicate.
 LayoutPtr layout_of_gradient(const at::Tensor& tensor, bool whole) {
   const at::Tensor& inner = unwrapped(tensor);
-  TESSERA_CHECK(is_dtensor(inner), "[tessera::", whole ? "to_plain" : "redistribute", "] expected a DTensor, got a plain tensor of ", tensor.sizes());
+  TESSERA_CHECK(is_dtensor(inner), "[tessera::", whole ? "to_plain" : "redistribute",
+                "] expected a DTensor, got a plain tensor of ", tensor.sizes());
   const Spec& spec = meta_of(inner)->spec;
-  if (!whole && inner.dim() == tensor.dim()) return c10::make_intrusive<Layout>(spec.with(without_partial(spec->placements)));
-  return c10::make_intrusive<Layout>(Spec::make(spec->mesh, Placements(spec->mesh.ndim()), tensor.sizes(), tensor.strides(), spec->dtype));
+  if (!whole && inner.dim() == tensor.dim()) {
+    return c10::make_intrusive<Layout>(spec.with(without_partial(spec->placements)));
+  }
+  return c10::make_intrusive<Layout>(
+      Spec::make(spec->mesh, Placements(spec->mesh.ndim()), tensor.sizes(), tensor.strides(), spec->dtype));
 }
 
 // The tangent as a DTensor: a plain one counts as replicated.
@@ -166,18 +192,24 @@ at::Tensor redistribute_autograd(const at::Tensor& tensor, const LayoutPtr& to) 
     };
   };
   at::Tensor result = recorded(tensor, [&] { return redistribute_to(tensor, to); }, back);
-  if (has_tangent(tensor)) result._set_fw_grad(redistribute_to(tangent_of(tensor), to), /*level=*/0, /*is_inplace_op=*/false);
+  if (has_tangent(tensor)) {
+    result._set_fw_grad(redistribute_to(tangent_of(tensor), to), /*level=*/0, /*is_inplace_op=*/false);
+  }
   return result;
 }
 
 // A part's tangent is the part of the tangent where the tensor lies.
 at::Tensor plain_tangent(const at::Tensor& tensor, bool whole) {
   const at::Tensor along = tensor._fw_grad(/*level=*/0);
-  if (whole) return holds_dtensor(along) ? call_to_plain(along, whole) : along;
+  if (whole) {
+    return holds_dtensor(along) ? call_to_plain(along, whole) : along;
+  }
   const Spec& spec = meta_of(unwrapped(tensor))->spec;
   for (const layout::Placement& placement : spec->placements) {
-    const bool is_choice = placement.is_partial() && placement.op != layout::ReduceOp::kSum && placement.op != layout::ReduceOp::kAvg;
-    TESSERA_CHECK(!is_choice, "[to_local] forward mode: the terms of ", spec.str(), " have no derivative of their own (rank ", RankState::require().ctx.rank,
+    const bool is_choice =
+        placement.is_partial() && placement.op != layout::ReduceOp::kSum && placement.op != layout::ReduceOp::kAvg;
+    TESSERA_CHECK(!is_choice, "[to_local] forward mode: the terms of ", spec.str(),
+                  " have no derivative of their own (rank ", RankState::require().ctx.rank,
                   "). Redistribute it first: the derivative is that of the whole value.");
   }
   return call_to_plain(call_redistribute(tangent_of(tensor), spec), whole);
@@ -185,10 +217,14 @@ at::Tensor plain_tangent(const at::Tensor& tensor, bool whole) {
 
 at::Tensor to_plain_autograd(const at::Tensor& tensor, bool whole) {
   const auto back = [&]() -> Transposed {
-    return [layout = layout_of_gradient(tensor, whole)](const at::Tensor& grad) { return holds_dtensor(grad) ? grad : call_from_plain(grad, layout); };
+    return [layout = layout_of_gradient(tensor, whole)](const at::Tensor& grad) {
+      return holds_dtensor(grad) ? grad : call_from_plain(grad, layout);
+    };
   };
   at::Tensor result = recorded(tensor, [&] { return call_to_plain(tensor, whole); }, back);
-  if (has_tangent(tensor)) result._set_fw_grad(plain_tangent(tensor, whole), /*level=*/0, /*is_inplace_op=*/false);
+  if (has_tangent(tensor)) {
+    result._set_fw_grad(plain_tangent(tensor, whole), /*level=*/0, /*is_inplace_op=*/false);
+  }
   return result;
 }
 
@@ -197,13 +233,16 @@ at::Tensor from_plain_autograd(const at::Tensor& part, const LayoutPtr& layout) 
     return [layout](const at::Tensor& grad) { return call_to_plain(redistribute_to(grad, layout), /*whole=*/false); };
   };
   at::Tensor result = recorded(part, [&] { return call_from_plain(part, layout); }, back);
-  if (has_tangent(part)) result._set_fw_grad(call_from_plain(part._fw_grad(/*level=*/0), layout), /*level=*/0, /*is_inplace_op=*/false);
+  if (has_tangent(part)) {
+    result._set_fw_grad(call_from_plain(part._fw_grad(/*level=*/0), layout), /*level=*/0, /*is_inplace_op=*/false);
+  }
   return result;
 }
 
 using BatchDim = std::optional<int64_t>;
 
-// Inside vmap: `call` on all samples at once, and the dim that they lie along; nothing if every sample has the same tensor.
+// Inside vmap: `call` on all samples at once, and the dim that they lie along; nothing if every sample has the same
+// tensor.
 template <typename Call>
 at::Tensor on_batch(const at::Tensor& tensor, const Call& call) {
   const c10::impl::ExcludeDispatchKeyGuard below(c10::DispatchKey::FuncTorchBatched);
@@ -215,11 +254,15 @@ at::Tensor on_batch(const at::Tensor& tensor, const Call& call) {
 
 // The layout of one sample as that of all of them, in `batch`: the dim that they lie along is not cut.
 LayoutPtr of_batch(const LayoutPtr& sample, const at::Tensor& batch, BatchDim dim) {
-  if (!dim) return sample;
+  if (!dim) {
+    return sample;
+  }
   const layout::SpecData& spec = *sample->spec;
   Placements placements = spec.placements;
   for (layout::Placement& placement : placements) {
-    if (placement.is_shard() && placement.dim >= *dim) ++placement.dim;
+    if (placement.is_shard() && placement.dim >= *dim) {
+      ++placement.dim;
+    }
   }
   std::vector<int64_t> sizes = spec.sizes;
   sizes.insert(sizes.begin() + *dim, batch.size(*dim));
@@ -227,7 +270,8 @@ LayoutPtr of_batch(const LayoutPtr& sample, const at::Tensor& batch, BatchDim di
 }
 
 at::Tensor redistribute_batch(const at::Tensor& tensor, const LayoutPtr& to) {
-  return on_batch(tensor, [&](const at::Tensor& all, BatchDim dim) { return redistribute_to(all, of_batch(to, all, dim)); });
+  return on_batch(tensor,
+                  [&](const at::Tensor& all, BatchDim dim) { return redistribute_to(all, of_batch(to, all, dim)); });
 }
 
 // A part is asked for only of what redistribute_batch placed.
@@ -236,26 +280,39 @@ at::Tensor to_plain_batch(const at::Tensor& tensor, bool whole) {
 }
 
 at::Tensor from_plain_batch(const at::Tensor& part, const LayoutPtr& layout) {
-  return on_batch(part, [&](const at::Tensor& all, BatchDim dim) { return call_from_plain(all, of_batch(layout, all, dim)); });
+  return on_batch(
+      part, [&](const at::Tensor& all, BatchDim dim) { return call_from_plain(all, of_batch(layout, all, dim)); });
 }
 
 }  // namespace
 
 const at::Tensor& unwrapped(const at::Tensor& tensor) {
-  if (!tensor.defined()) return tensor;
-  if (const auto* wrapper = at::functorch::maybeGetTensorWrapper(tensor)) return unwrapped(wrapper->value());
-  if (const auto* batch = at::functorch::maybeGetBatchedImpl(tensor)) return unwrapped(batch->value());
+  if (!tensor.defined()) {
+    return tensor;
+  }
+  if (const auto* wrapper = at::functorch::maybeGetTensorWrapper(tensor)) {
+    return unwrapped(wrapper->value());
+  }
+  if (const auto* batch = at::functorch::maybeGetBatchedImpl(tensor)) {
+    return unwrapped(batch->value());
+  }
   return tensor;
 }
 
-at::Tensor call_redistribute(const at::Tensor& tensor, const Spec& to) { return redistribute_to(tensor, c10::make_intrusive<Layout>(to)); }
+at::Tensor call_redistribute(const at::Tensor& tensor, const Spec& to) {
+  return redistribute_to(tensor, c10::make_intrusive<Layout>(to));
+}
 
 at::Tensor call_to_plain(const at::Tensor& tensor, bool whole) {
-  static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("tessera::to_plain", "").typed<at::Tensor(const at::Tensor&, bool)>();
+  static const auto op = c10::Dispatcher::singleton()
+                             .findSchemaOrThrow("tessera::to_plain", "")
+                             .typed<at::Tensor(const at::Tensor&, bool)>();
   return op.call(tensor, whole);
 }
 
-at::Tensor call_from_plain(const at::Tensor& part, const Spec& layout) { return call_from_plain(part, c10::make_intrusive<Layout>(layout)); }
+at::Tensor call_from_plain(const at::Tensor& part, const Spec& layout) {
+  return call_from_plain(part, c10::make_intrusive<Layout>(layout));
+}
 
 TORCH_LIBRARY_FRAGMENT(tessera, m) {
   m.class_<Layout>("Layout");

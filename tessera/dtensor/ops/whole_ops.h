@@ -5,8 +5,9 @@
 
 namespace tessera::dtensor {
 
-// Whether `op` (with overload, as in aten::linalg_cross) is computed on every rank from operands that are gathered: its results
-// need all of their elements, and no rule says how parts could be combined. None of them writes an operand or gives a view.
+// Whether `op` (with overload, as in aten::linalg_cross) is computed on every rank from operands that are gathered: its
+// results need all of their elements, and no rule says how parts could be combined. None of them writes an operand or
+// gives a view.
 bool is_whole_op(const std::string& op);
 
 // Whether result `index` stays a plain tensor, equal on every rank: counts that the program reads from memory.

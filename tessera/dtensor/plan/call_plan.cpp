@@ -9,8 +9,12 @@ rules::LocalCall make_local_call(const OpInfo& info, const rules::Propagation& d
   local.op = &info.op;
   local.operands = decided.operands;
   local.outputs = decided.outputs;
-  for (const Spec& spec : decided.operands) local.operand_ranges.push_back(spec.first_runs(coord));
-  for (const Spec& spec : decided.outputs) local.output_ranges.push_back(spec.first_runs(coord));
+  for (const Spec& spec : decided.operands) {
+    local.operand_ranges.push_back(spec.first_runs(coord));
+  }
+  for (const Spec& spec : decided.outputs) {
+    local.output_ranges.push_back(spec.first_runs(coord));
+  }
   return local;
 }
 

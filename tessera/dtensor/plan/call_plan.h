@@ -31,15 +31,15 @@ struct CallPlan {
     layout::Spec spec;
     bool defined = true;
     bool is_view = false;
-    bool detached_view = false;         // a view whose operand had to communicate
-    MovePtr move;                       // to the layout that the plan wants
-    layout::Spec final_spec;            // after `move`
+    bool detached_view = false;  // a view whose operand had to communicate
+    MovePtr move;                // to the layout that the plan wants
+    layout::Spec final_spec;     // after `move`
   };
 
   std::vector<OperandMove> moves;
-  std::vector<Output> outputs;             // of all returns, lists flattened
-  std::vector<int> list_returns;           // for each return: the length of the list, or -1 for a single tensor
-  bool reshape = false;                    // the local call gives operand 0 the shape `local_shape` (view and its kin)
+  std::vector<Output> outputs;    // of all returns, lists flattened
+  std::vector<int> list_returns;  // for each return: the length of the list, or -1 for a single tensor
+  bool reshape = false;           // the local call gives operand 0 the shape `local_shape` (view and its kin)
   std::vector<int64_t> local_shape;
   std::vector<std::pair<int, c10::IValue>> rewritten;
   rules::LocalKernel local = nullptr;
@@ -47,8 +47,8 @@ struct CallPlan {
   std::unique_ptr<ExactSum> exact;        // in `exact` numerics, of a call that sums
   std::unique_ptr<PerSample> per_sample;  // ... of one whose kernel runs for each sample
   rules::Decomposition decompose = nullptr;
-  uint64_t program_key = 0;           // equal on every rank that runs the same call
-  std::vector<layout::Spec> operands;   // as the call came in, before moves
+  uint64_t program_key = 0;            // equal on every rank that runs the same call
+  std::vector<layout::Spec> operands;  // as the call came in, before moves
   std::vector<bool> operand_is_parameter;
   bool is_long = false;  // libtorch would give a loop over an operand to several threads
 };

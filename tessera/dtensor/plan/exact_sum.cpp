@@ -21,7 +21,9 @@ using layout::SpecData;
 int64_t dim_of_factor(const rules::FactorMap& map, size_t operand, int factor) {
   const rules::TensorFactors& dims = map.operands[operand];
   for (size_t d = 0; d < dims.size(); ++d) {
-    if (dims[d].size() == 1 && dims[d][0] == factor) return static_cast<int64_t>(d);
+    if (dims[d].size() == 1 && dims[d][0] == factor) {
+      return static_cast<int64_t>(d);
+    }
   }
   return -1;
 }
@@ -42,14 +44,19 @@ class Planner {
       : ctx_(ctx), lattice_(lattice), call_(call), map_(map), decided_(decided), sum_(sum) {}
 
   void run(const std::vector<int>& factors) {
-    for (int factor : factors) summed_.push_back(find(factor));
-    const bool over_samples = std::any_of(summed_.begin(), summed_.end(), [](const Summed& s) { return rules::counts_samples(s.labels); });
+    for (int factor : factors) {
+      summed_.push_back(find(factor));
+    }
+    const bool over_samples =
+        std::any_of(summed_.begin(), summed_.end(), [](const Summed& s) { return rules::counts_samples(s.labels); });
     over_samples ? plan_samples() : plan_node();
   }
 
  private:
   Summed find(int factor) const {
-    Summed found{.factor = factor, .extent = map_.factors[factor].extent, .labels = rules::labels_of_factor(call_, map_, factor)};
+    Summed found{.factor = factor,
+                 .extent = map_.factors[factor].extent,
+                 .labels = rules::labels_of_factor(call_, map_, factor)};
     for (size_t i = 0; i < call_.operands.size() && found.dim < 0; ++i) {
       found.dim = dim_of_factor(map_, i, factor);
       found.operand = i;
@@ -61,7 +68,9 @@ class Planner {
   const layout::Mesh& mesh() const { return call_.operands[0].spec->mesh; }
 
   int64_t leaves_of(const Summed& summed) const {
-    if (rules::counts_positions(summed.labels)) return lattice_.sequence;
+    if (rules::counts_positions(summed.labels)) {
+      return lattice_.sequence;
+    }
     return rules::sums_whole_rows(call_) ? 1 : lattice_.feature;
   }
 
@@ -69,19 +78,22 @@ class Planner {
   Range range_at(const Summed& summed, const std::vector<int64_t>& whole, const Coord& coord) const {
     const SpecData& spec = *decided_.operands[summed.operand];
     layout::Placements placements = spec.placements;
-    for (int64_t axis : whole) placements[axis] = layout::Replicate();
+    for (int64_t axis : whole) {
+      placements[axis] = layout::Replicate();
+    }
     return layout::local_range(spec.mesh, placements, summed.dim, spec.sizes[summed.dim], coord);
   }
 
   // The leaves that each member of `axis` holds. Throws if a cut is inside a leaf.
-  std::vector<Node> members_of(const Summed& summed, int64_t leaves, const std::vector<int64_t>& merged, int64_t axis) const {
+  std::vector<Node> members_of(const Summed& summed, int64_t leaves, const std::vector<int64_t>& merged,
+                               int64_t axis) const {
     std::vector<Node> members;
     Coord coord = ctx_.coord(mesh());
     for (coord[axis] = 0; coord[axis] < mesh().axis(axis).size; ++coord[axis]) {
       const Range held = range_at(summed, merged, coord);
-      TESSERA_CHECK(layout::is_of_whole_leaves(held, summed.extent, leaves), "[", rules::describe(call_), "] numerics exact: ",
-                    layout::describe_cut(summed.dim, held, summed.extent, leaves), " of axis ", mesh().axis(axis).name, ", or another lattice (rank ",
-                    ctx_.rank, ")");
+      TESSERA_CHECK(layout::is_of_whole_leaves(held, summed.extent, leaves), "[", rules::describe(call_),
+                    "] numerics exact: ", layout::describe_cut(summed.dim, held, summed.extent, leaves), " of axis ",
+                    mesh().axis(axis).name, ", or another lattice (rank ", ctx_.rank, ")");
       members.push_back(layout::leaves_of(held, summed.extent, leaves));
     }
     return members;
@@ -97,7 +109,8 @@ class Planner {
   void plan_node() {
     TESSERA_CHECK(summed_.size() == 1, "[", rules::describe(call_), "] numerics exact: a sum over ", summed_.size(),
                   " dims at once has no exact form here; sum one dim after the other");
-    TESSERA_CHECK(sum_.rule->node, "[", rules::describe(call_), "] numerics exact: this operator sums over samples only");
+    TESSERA_CHECK(sum_.rule->node, "[", rules::describe(call_),
+                  "] numerics exact: this operator sums over samples only");
     const Summed& summed = summed_.front();
     auto plan = std::make_unique<NodePlan>();
     const int64_t leaves = leaves_of(summed), leaf = std::max<int64_t>(layout::leaf_length(summed.extent, leaves), 1);
@@ -107,7 +120,9 @@ class Planner {
     std::vector<int64_t> merged;
     for (int64_t axis : axes_of(summed)) {
       comm::MergePlan::Nodes nodes;
-      for (const Node& held : members_of(summed, leaves, merged, axis)) nodes.push_back(layout::cover(held, plan->root.end));
+      for (const Node& held : members_of(summed, leaves, merged, axis)) {
+        nodes.push_back(layout::cover(held, plan->root.end));
+      }
       plan->axes.push_back({axis, comm::MergePlan(std::move(nodes), plan->root), {}});
       merged.push_back(axis);
     }
@@ -122,25 +137,30 @@ class Planner {
   void add_dims(NodePlan& plan, const Summed& summed) const {
     for (size_t i = 0; i < call_.operands.size(); ++i) {
       const int64_t dim = dim_of_factor(map_, i, summed.factor);
-      if (dim >= 0) plan.dims.push_back({call_.operands[i].arg, dim});
+      if (dim >= 0) {
+        plan.dims.push_back({call_.operands[i].arg, dim});
+      }
     }
   }
 
   static int64_t extent_of(layout::DimLabels::const_iterator begin, layout::DimLabels::const_iterator end) {
-    return std::accumulate(begin, end, int64_t{1}, [](int64_t product, const layout::Factor& factor) { return product * factor.extent; });
+    return std::accumulate(begin, end, int64_t{1},
+                           [](int64_t product, const layout::Factor& factor) { return product * factor.extent; });
   }
 
   // The samples that this rank holds of a dim of [outer, samples, inner].
   Range rows_of(const Summed& batch, int64_t outer, int64_t inner) const {
     const Range rows = range_at(batch, {}, ctx_.coord(mesh()));
     TESSERA_ASSERT(outer == 1 || axes_of(batch).empty(), rules::describe(call_), " cuts dim ", batch.dim);
-    TESSERA_CHECK(rows.begin % (outer * inner) == 0 && rows.end % (outer * inner) == 0, "[", rules::describe(call_), "] numerics exact: a cut falls inside a sample");
+    TESSERA_CHECK(rows.begin % (outer * inner) == 0 && rows.end % (outer * inner) == 0, "[", rules::describe(call_),
+                  "] numerics exact: a cut falls inside a sample");
     return {rows.begin / (outer * inner), rows.end / (outer * inner)};
   }
 
   // The step's samples, the positions of a sample, and how both lie.
   void plan_samples() {
-    TESSERA_CHECK(sum_.rule->sample, "[", rules::describe(call_), "] numerics exact: this operator has no form that sums sample by sample");
+    TESSERA_CHECK(sum_.rule->sample, "[", rules::describe(call_),
+                  "] numerics exact: this operator has no form that sums sample by sample");
     auto plan = std::make_unique<SamplePlan>();
     const Summed* batch = nullptr;
     const Summed* sequence = nullptr;
@@ -152,18 +172,21 @@ class Planner {
         continue;
       }
       const Summed*& slot = is_batch ? batch : sequence;
-      TESSERA_CHECK(!slot, "[", rules::describe(call_), "] numerics exact: ", is_batch ? "samples" : "positions", " stand in two dims, which have no order");
+      TESSERA_CHECK(!slot, "[", rules::describe(call_), "] numerics exact: ", is_batch ? "samples" : "positions",
+                    " stand in two dims, which have no order");
       slot = &summed;
     }
     const layout::DimLabels& factors = batch->labels;
     const auto is_batch = [](const layout::Factor& factor) { return factor.label == layout::Label::kBatch; };
     const auto found = std::find_if(factors.begin(), factors.end(), is_batch);
-    TESSERA_CHECK(std::count_if(factors.begin(), factors.end(), is_batch) == 1, "[", rules::describe(call_), "] numerics exact: the samples of dim ", batch->dim,
-                  " of operand ", batch->operand, " stand in groups, which have no order. Keep them in one dim that is not split.");
+    TESSERA_CHECK(std::count_if(factors.begin(), factors.end(), is_batch) == 1, "[", rules::describe(call_),
+                  "] numerics exact: the samples of dim ", batch->dim, " of operand ", batch->operand,
+                  " stand in groups, which have no order. Keep them in one dim that is not split.");
     const layout::Factor& samples = *found;
     const int64_t outer = extent_of(factors.begin(), found), inner = extent_of(found + 1, factors.end());
     const int64_t positions = sequence ? sequence->extent : outer * inner;
-    TESSERA_CHECK(!sequence || outer * inner == 1, "[", rules::describe(call_), "] numerics exact: positions stand in two dims");
+    TESSERA_CHECK(!sequence || outer * inner == 1, "[", rules::describe(call_),
+                  "] numerics exact: positions stand in two dims");
 
     TokenLeaves& leaves = plan->leaves;
     leaves.samples = samples.total;
@@ -178,15 +201,23 @@ class Planner {
     plan->positions = sequence ? 1 : positions;
     const Range mine = sequence ? range_at(*sequence, {}, ctx_.coord(mesh())) : Range{0, positions};
     if (sequence) {
-      for (int64_t axis : axes_of(*sequence)) members_of(*sequence, lattice_.sequence, plan->merge_axes, axis), plan->merge_axes.push_back(axis);
+      for (int64_t axis : axes_of(*sequence)) {
+        members_of(*sequence, lattice_.sequence, plan->merge_axes, axis), plan->merge_axes.push_back(axis);
+      }
     }
-    for (int64_t axis : axes_of(*batch)) plan->merge_axes.push_back(axis);
+    for (int64_t axis : axes_of(*batch)) {
+      plan->merge_axes.push_back(axis);
+    }
     for (int64_t begin = mine.begin; begin < mine.end; begin += position_leaf) {
-      plan->pieces.push_back({begin / position_leaf, begin - mine.begin, std::min(begin + position_leaf, mine.end) - begin});
+      plan->pieces.push_back(
+          {begin / position_leaf, begin - mine.begin, std::min(begin + position_leaf, mine.end) - begin});
     }
     for (size_t i = 0; i < call_.operands.size(); ++i) {
       const int64_t row_dim = dim_of_factor(map_, i, batch->factor);
-      if (row_dim >= 0) plan->operands.push_back({call_.operands[i].arg, row_dim, sequence ? dim_of_factor(map_, i, sequence->factor) : -1});
+      if (row_dim >= 0) {
+        plan->operands.push_back(
+            {call_.operands[i].arg, row_dim, sequence ? dim_of_factor(map_, i, sequence->factor) : -1});
+      }
     }
     plan->terms = decided_.outputs[0].with(without_partial(decided_.outputs[0]->placements));
     sum_.sample = std::move(plan);
@@ -209,28 +240,38 @@ bool has_sum(const SpecData& spec) {
 
 }  // namespace
 
-Range TokenLeaves::samples_of(int64_t leaf) const { return {leaf * sample_leaf, std::min((leaf + 1) * sample_leaf, samples)}; }
+Range TokenLeaves::samples_of(int64_t leaf) const {
+  return {leaf * sample_leaf, std::min((leaf + 1) * sample_leaf, samples)};
+}
 
-std::unique_ptr<ExactSum> plan_exact_sum(comm::RankContext& ctx, const Lattice& lattice, const rules::Call& call, const rules::ExactRule& rule,
-                                         const rules::FactorMap& map, const rules::Propagation& decided) {
+std::unique_ptr<ExactSum> plan_exact_sum(comm::RankContext& ctx, const Lattice& lattice, const rules::Call& call,
+                                         const rules::ExactRule& rule, const rules::FactorMap& map,
+                                         const rules::Propagation& decided) {
   const bool is_float = c10::isFloatingType(decided.outputs.empty() ? at::kLong : decided.outputs[0]->dtype);
   if (!is_float || (!rule.node && !rule.sample)) {
     for (const layout::Spec& output : decided.outputs) {
-      TESSERA_CHECK(!has_sum(*output) || rule.adds_zeros || !c10::isFloatingType(output->dtype), "[", rules::describe(call),
-                    "] numerics exact: this operator would leave a sum over ranks in no fixed order. Gather the operand first, or use numerics fast.");
+      TESSERA_CHECK(!has_sum(*output) || rule.adds_zeros || !c10::isFloatingType(output->dtype), "[",
+                    rules::describe(call),
+                    "] numerics exact: this operator would leave a sum over ranks in no fixed order. Gather the "
+                    "operand first, or use numerics fast.");
     }
     return nullptr;
   }
   const std::vector<int> factors = rules::summed_factors(call, map, 0);
-  const bool of_samples = std::any_of(factors.begin(), factors.end(), [&](int factor) { return rules::counts_samples(rules::labels_of_factor(call, map, factor)); });
-  if (factors.empty() || (rule.keeps_whole && !of_samples)) return nullptr;
+  const bool of_samples = std::any_of(factors.begin(), factors.end(), [&](int factor) {
+    return rules::counts_samples(rules::labels_of_factor(call, map, factor));
+  });
+  if (factors.empty() || (rule.keeps_whole && !of_samples)) {
+    return nullptr;
+  }
   auto sum = std::make_unique<ExactSum>();
   sum->rule = &rule;
   Planner(ctx, lattice, call, map, decided, *sum).run(factors);
   return sum;
 }
 
-std::vector<comm::NodeSum> run_merge(comm::RankContext& ctx, const layout::Mesh& mesh, int64_t axis, const char* op, const comm::Merge& merge) {
+std::vector<comm::NodeSum> run_merge(comm::RankContext& ctx, const layout::Mesh& mesh, int64_t axis, const char* op,
+                                     const comm::Merge& merge) {
   comm::Communicator& group = ctx.axis(mesh, axis);
   ctx.ledger.record("exact_merge", mesh.axis(axis).name, op, comm::bytes_sent(merge, group.rank()));
   return group.merge(merge);
@@ -247,15 +288,21 @@ Merging ScatteringMove::next(int64_t axis) {
 
 layout::Spec ScatteringMove::with_sums() const {
   layout::Placements placements = now_->placements;
-  for (int64_t axis : left_) placements[axis] = layout::Partial();
+  for (int64_t axis : left_) {
+    placements[axis] = layout::Partial();
+  }
   return now_.with(placements);
 }
 
 std::optional<comm::Merge::Scatter> ScatteringMove::scatter_over(int64_t axis) {
   const MovePtr move = rest();
-  if (!move || move->path.steps.empty()) return std::nullopt;
+  if (!move || move->path.steps.empty()) {
+    return std::nullopt;
+  }
   const reshard::Step& step = move->path.steps.front();
-  if (step.kind != reshard::StepKind::kSlice || step.axis != axis || !step.blocks.empty()) return std::nullopt;
+  if (step.kind != reshard::StepKind::kSlice || step.axis != axis || !step.blocks.empty()) {
+    return std::nullopt;
+  }
   const int64_t dim = step.to.dim;
   Coord coord = ctx_.coord(step.before->mesh);
   const Range whole = step.before.local_ranges(coord)[dim];
@@ -275,12 +322,18 @@ std::vector<comm::NodeSum> own_sums(const ExactSum& sum, c10::ArrayRef<IValue> a
   const rules::ExactCall call{&sum.local, sum.leaf};
   const auto sum_of = [&](int64_t begin, int64_t length) {
     std::vector<IValue> cut(args.begin(), args.end());
-    for (const SummedDim& at : sum.node->dims) cut[at.arg] = cut[at.arg].toTensor().narrow(at.dim, begin, length);
+    for (const SummedDim& at : sum.node->dims) {
+      cut[at.arg] = cut[at.arg].toTensor().narrow(at.dim, begin, length);
+    }
     return sum.rule->node(call, cut);
   };
   std::vector<comm::NodeSum> mine;
-  for (const NodePlan::Run& run : sum.node->runs) mine.push_back({run.node, sum_of(run.begin, run.length)});
-  if (mine.empty()) mine.push_back({{}, sum_of(0, 0)});  // the sizes of a sum of nothing
+  for (const NodePlan::Run& run : sum.node->runs) {
+    mine.push_back({run.node, sum_of(run.begin, run.length)});
+  }
+  if (mine.empty()) {
+    mine.push_back({{}, sum_of(0, 0)});  // the sizes of a sum of nothing
+  }
   return mine;
 }
 
@@ -291,16 +344,23 @@ bool is_alone(const at::Tensor& tensor) { return tensor.use_count() == 1 && tens
 at::Tensor run_node_sum(comm::RankContext& ctx, const ExactSum& sum, c10::ArrayRef<IValue> args, const char* op) {
   const NodePlan& plan = *sum.node;
   std::vector<comm::NodeSum> mine = own_sums(sum, args);
-  if (plan.axes.empty() && mine.size() == 1) return mine[0].sum;
+  if (plan.axes.empty() && mine.size() == 1) {
+    return mine[0].sum;
+  }
   comm::Caller caller(ctx, op);
   std::vector<int64_t> sizes = mine[0].sum.sizes().vec();
   const at::TensorOptions options = mine[0].sum.options();
-  if (plan.runs.empty()) mine.clear();
+  if (plan.runs.empty()) {
+    mine.clear();
+  }
   for (const NodePlan::Axis& step : plan.axes) {
-    const bool may_reuse = std::all_of(mine.begin(), mine.end(), [](const comm::NodeSum& node) { return is_alone(node.sum); });
+    const bool may_reuse =
+        std::all_of(mine.begin(), mine.end(), [](const comm::NodeSum& node) { return is_alone(node.sum); });
     comm::Merge merge{.plan = step.plan, .sizes = sizes, .options = options, .scatter = step.merging.scatter};
     merge.memory = may_reuse ? comm::Merge::Memory::kReuse : comm::Merge::Memory::kKeep;
-    for (comm::NodeSum& node : mine) merge.sums.push_back(node.sum.contiguous());
+    for (comm::NodeSum& node : mine) {
+      merge.sums.push_back(node.sum.contiguous());
+    }
     const comm::FlightLayouts layouts(ctx, step.merging.from, step.merging.to);
     mine = run_merge(ctx, sum.local.operands[0]->mesh, step.axis, op, merge);
     sizes = merge.sizes_at(ctx.axis(sum.local.operands[0]->mesh, step.axis).rank());

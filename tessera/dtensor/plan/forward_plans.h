@@ -12,14 +12,15 @@
 
 namespace tessera::dtensor {
 
-// Which plan built which autograd node, by the node's sequence number: a gradient takes the layout of its forward value (mechanisms: C2).
-// First write wins.
+// Which plan built which autograd node, by the node's sequence number: a gradient takes the layout of its forward value
+// (mechanisms: C2). First write wins.
 //
-// The newest nodes are kept: kFewest of them, and as many as are newer than any whose gradient was taken. So a forward pass of any
-// length, up to kMost nodes, is known to its backward, and what its records need is used again by the next pass. What older graphs
-// lost is told apart from what was never recorded: see `is_lost`.
+// The newest nodes are kept: kFewest of them, and as many as are newer than any whose gradient was taken. So a forward
+// pass of any length, up to kMost nodes, is known to its backward, and what its records need is used again by the next
+// pass. What older graphs lost is told apart from what was never recorded: see `is_lost`.
 //
-// A record holds its plan (Note [Plans that do not come back]) until its gradient was taken in a pass that does not keep the graph.
+// A record holds its plan (Note [Plans that do not come back]) until its gradient was taken in a pass that does not
+// keep the graph.
 class ForwardPlans {
  public:
   static constexpr size_t kFewest = size_t{1} << 14, kMost = size_t{1} << 20;
@@ -34,9 +35,15 @@ class ForwardPlans {
   void record(uint64_t node, CallPlan& plan, uint64_t use) {
     const auto sequence = static_cast<int64_t>(node);
     Slot* slot = &slot_of(sequence);
-    if (slot->sequence == sequence) return;
-    if (C10_UNLIKELY(slot->sequence > differentiated_)) slot = &grow(sequence);
-    if (C10_UNLIKELY(slot->holds_plan)) --slot->plan->holders;
+    if (slot->sequence == sequence) {
+      return;
+    }
+    if (C10_UNLIKELY(slot->sequence > differentiated_)) {
+      slot = &grow(sequence);
+    }
+    if (C10_UNLIKELY(slot->holds_plan)) {
+      --slot->plan->holders;
+    }
     *slot = {sequence, &plan, use, !plan.is_kept};
     plan.holders += !plan.is_kept;
   }
@@ -45,16 +52,20 @@ class ForwardPlans {
   const Slot* find(uint64_t node) {
     const auto sequence = static_cast<int64_t>(node);
     const Slot& slot = slot_of(sequence);
-    if (slot.sequence != sequence || !slot.plan) return nullptr;
+    if (slot.sequence != sequence || !slot.plan) {
+      return nullptr;
+    }
     differentiated_ = std::max(differentiated_, sequence);
-    if (C10_UNLIKELY(slot.holds_plan)) note_pass(sequence);
+    if (C10_UNLIKELY(slot.holds_plan)) {
+      note_pass(sequence);
+    }
     return &slot;
   }
 
   bool holds(uint64_t node) const { return slots_[node & mask_].sequence == static_cast<int64_t>(node); }
 
-  // Whether the node, which `find` does not know, may have been recorded and given its place to newer ones, or was differentiated for
-  // the last time.
+  // Whether the node, which `find` does not know, may have been recorded and given its place to newer ones, or was
+  // differentiated for the last time.
   bool is_lost(uint64_t node) const;
 
   // Lets go of plans whose gradients were taken, if no backward pass runs.
@@ -73,9 +84,9 @@ class ForwardPlans {
 
   std::vector<Slot> slots_ = std::vector<Slot>(kFewest);
   size_t mask_ = kFewest - 1;
-  int64_t differentiated_ = kNone;     // the newest node whose gradient was taken
-  std::vector<int64_t> last_time_;     // nodes of graphs that were not kept
-  int last_task_ = -1;                 // the pass whose nodes were added to them last
+  int64_t differentiated_ = kNone;  // the newest node whose gradient was taken
+  std::vector<int64_t> last_time_;  // nodes of graphs that were not kept
+  int last_task_ = -1;              // the pass whose nodes were added to them last
 };
 
 }  // namespace tessera::dtensor

@@ -18,8 +18,11 @@ using torch::jit::Stack;
 int sample_factor(const rules::Call& call, const rules::FactorMap& map) {
   int found = -1;
   for (size_t f = 0; f < map.factors.size(); ++f) {
-    if (!rules::counts_samples(rules::labels_of_factor(call, map, static_cast<int>(f)))) continue;
-    TESSERA_CHECK(found < 0, "[", rules::describe(call), "] numerics exact: two dims hold samples, so it has no form for one sample");
+    if (!rules::counts_samples(rules::labels_of_factor(call, map, static_cast<int>(f)))) {
+      continue;
+    }
+    TESSERA_CHECK(found < 0, "[", rules::describe(call),
+                  "] numerics exact: two dims hold samples, so it has no form for one sample");
     found = static_cast<int>(f);
   }
   return found;
@@ -30,9 +33,13 @@ at::Tensor aligned_copy(const at::Tensor& tensor) { return tensor.clone(at::Memo
 // The call on rows [begin, begin + length) of the operands that hold samples.
 Stack run_on(const PerSample& plan, const OpInfo& info, c10::ArrayRef<IValue> args, int64_t begin, int64_t length) {
   Stack stack(args.begin(), args.end());
-  for (const PerSample::Operand& operand : plan.operands) stack[operand.arg] = stack[operand.arg].toTensor().narrow(operand.dim, begin, length);
+  for (const PerSample::Operand& operand : plan.operands) {
+    stack[operand.arg] = stack[operand.arg].toTensor().narrow(operand.dim, begin, length);
+  }
   for (IValue& value : stack) {
-    if (value.isTensor() && value.toTensor().defined()) value = aligned_copy(value.toTensor());
+    if (value.isTensor() && value.toTensor().defined()) {
+      value = aligned_copy(value.toTensor());
+    }
   }
   info.op.callBoxed(stack);
   return stack;
@@ -43,8 +50,12 @@ Stack run_on(const PerSample& plan, const OpInfo& info, c10::ArrayRef<IValue> ar
 std::unique_ptr<PerSample> plan_per_sample(const rules::Call& call, rules::FactorMap& map) {
   auto plan = std::make_unique<PerSample>();
   const int samples = sample_factor(call, map);
-  for (size_t f = 0; f < map.factors.size(); ++f) map.factors[f].can_shard = map.factors[f].can_shard && static_cast<int>(f) == samples;
-  if (samples < 0) return plan;
+  for (size_t f = 0; f < map.factors.size(); ++f) {
+    map.factors[f].can_shard = map.factors[f].can_shard && static_cast<int>(f) == samples;
+  }
+  if (samples < 0) {
+    return plan;
+  }
 
   const layout::DimLabels labels = rules::labels_of_factor(call, map, samples);
   plan->rows = map.factors[samples].extent / labels.front().extent;
@@ -54,14 +65,17 @@ std::unique_ptr<PerSample> plan_per_sample(const rules::Call& call, rules::Facto
     return found == tensor.end() ? -1 : found - tensor.begin();
   };
   for (size_t i = 0; i < call.operands.size(); ++i) {
-    if (const int64_t dim = dim_of(map.operands[i]); dim >= 0) plan->operands.push_back({call.operands[i].arg, dim});
+    if (const int64_t dim = dim_of(map.operands[i]); dim >= 0) {
+      plan->operands.push_back({call.operands[i].arg, dim});
+    }
   }
   bool has_all = labels.front().label == layout::Label::kBatch;
   for (const rules::TensorFactors& output : map.outputs) {
     plan->outputs.push_back(dim_of(output));
     has_all = has_all && plan->outputs.back() >= 0;
   }
-  TESSERA_CHECK(has_all, "[", rules::describe(call), "] numerics exact: samples meet in this operator, whose kernel has no order of its own for them. "
+  TESSERA_CHECK(has_all, "[", rules::describe(call),
+                "] numerics exact: samples meet in this operator, whose kernel has no order of its own for them. "
                 "Write it with sums and products, compute it on full_tensor(x), or use numerics fast.");
   return plan;
 }
@@ -70,12 +84,15 @@ void run_per_sample(const PerSample& plan, const OpInfo& info, Stack& stack) {
   const size_t begin = stack.size() - info.num_args();
   const std::vector<IValue> args(stack.begin() + static_cast<int64_t>(begin), stack.end());
   stack.resize(begin);
-  const int64_t held = plan.operands.empty() ? plan.rows : args[plan.operands[0].arg].toTensor().size(plan.operands[0].dim);
+  const int64_t held =
+      plan.operands.empty() ? plan.rows : args[plan.operands[0].arg].toTensor().size(plan.operands[0].dim);
   const kernels::OneThread one_thread;
   std::vector<std::vector<at::Tensor>> parts(info.num_returns());
   for (int64_t row = 0; row < std::max<int64_t>(held, 1); row += plan.rows) {
     const Stack results = run_on(plan, info, args, row, std::min(plan.rows, held));
-    for (size_t i = 0; i < results.size(); ++i) parts[i].push_back(results[i].toTensor());
+    for (size_t i = 0; i < results.size(); ++i) {
+      parts[i].push_back(results[i].toTensor());
+    }
   }
   for (size_t i = 0; i < parts.size(); ++i) {
     const at::Tensor result = parts[i].size() == 1 ? parts[i][0] : at::cat(parts[i], plan.outputs[i]);

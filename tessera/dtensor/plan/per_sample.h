@@ -13,9 +13,9 @@
 
 namespace tessera::dtensor {
 
-// A vectorised kernel may compute an element by another function where its vector ends, or add in another order when more rows are
-// there. Called with one sample at a time, contiguous, from aligned memory and on one thread, it sees the same on every layout.
-// Its bits belong to one kind of processor. A call without samples is one sample.
+// A vectorised kernel may compute an element by another function where its vector ends, or add in another order when
+// more rows are there. Called with one sample at a time, contiguous, from aligned memory and on one thread, it sees the
+// same on every layout. Its bits belong to one kind of processor. A call without samples is one sample.
 struct PerSample {
   struct Operand {
     int arg = 0;

@@ -12,11 +12,12 @@
 
 namespace tessera::dtensor {
 
-// Note [Plans that do not come back]. A program whose sizes depend on data (`x[mask]`) makes plans that no later call asks for. So a new
-// plan is on trial. It is kept, with its layouts, as soon as its call comes back: once kYoung other plans were made meanwhile, or kCalm
-// times while none was. When 2 * kYoung plans are on trial, the older half goes, but for those that run or that a backward pass may yet
-// ask for (ForwardPlans). The kind of what went is remembered, and what is made again is kept; so a program of however many different calls
-// plans each of them at most twice. A program without such calls drops nothing.
+// Note [Plans that do not come back]. A program whose sizes depend on data (`x[mask]`) makes plans that no later call
+// asks for. So a new plan is on trial. It is kept, with its layouts, as soon as its call comes back: once kYoung other
+// plans were made meanwhile, or kCalm times while none was. When 2 * kYoung plans are on trial, the older half goes,
+// but for those that run or that a backward pass may yet ask for (ForwardPlans). The kind of what went is remembered,
+// and what is made again is kept; so a program of however many different calls plans each of them at most twice. A
+// program without such calls drops nothing.
 class PlanCache {
  public:
   static constexpr size_t kYoung = 64, kCalm = size_t{1} << 14;

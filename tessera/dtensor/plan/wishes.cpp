@@ -2,7 +2,6 @@
 
 #include "tessera/dtensor/record/arguments.h"
 
-
 namespace tessera::dtensor {
 
 using layout::Placements;
@@ -11,7 +10,9 @@ namespace {
 
 bool sizes_match(const Placements& placements, const layout::SpecData& spec) {
   for (const layout::Placement& placement : placements) {
-    if (placement.is_shard() && placement.dim >= spec.ndim()) return false;
+    if (placement.is_shard() && placement.dim >= spec.ndim()) {
+      return false;
+    }
   }
   return true;
 }
@@ -20,11 +21,15 @@ bool sizes_match(const Placements& placements, const layout::SpecData& spec) {
 
 rules::Wishes wishes_of(const rules::Call& call, const CallPlan* forward) {
   rules::Wishes wishes;
-  if (!forward) return wishes;
+  if (!forward) {
+    return wishes;
+  }
   wishes.operands.resize(call.operands.size());
   wishes.outputs.resize(call.outputs.size());
   for (size_t i = 0; i < call.operands.size(); ++i) {
-    if (!call.operands[i].spec->has_partial) continue;
+    if (!call.operands[i].spec->has_partial) {
+      continue;
+    }
     for (const CallPlan::Output& output : forward->outputs) {
       if (output.defined && output.final_spec->sizes == call.operands[i].spec->sizes) {
         wishes.operands[i] = output.final_spec->placements;
@@ -36,11 +41,17 @@ rules::Wishes wishes_of(const rules::Call& call, const CallPlan* forward) {
     int matches = 0;
     const layout::SpecData* found = nullptr;
     for (size_t k = 0; k < forward->operands.size(); ++k) {
-      if (forward->operands[k]->sizes != call.outputs[i].sizes) continue;
+      if (forward->operands[k]->sizes != call.outputs[i].sizes) {
+        continue;
+      }
       ++matches;
-      if (forward->operand_is_parameter[k]) found = forward->operands[k].get();
+      if (forward->operand_is_parameter[k]) {
+        found = forward->operands[k].get();
+      }
     }
-    if (found && matches == 1) wishes.outputs[i] = found->placements;
+    if (found && matches == 1) {
+      wishes.outputs[i] = found->placements;
+    }
   }
   return wishes;
 }
@@ -49,19 +60,27 @@ const ParameterInfo* wanting_parameter(c10::ArrayRef<c10::IValue> args) {
   const ParameterInfo* found = nullptr;
   bool has_activation = false;
   for_each_tensor(args, [&](const at::Tensor& tensor, int, int) {
-    if (!is_dtensor(tensor)) return;
+    if (!is_dtensor(tensor)) {
+      return;
+    }
     const Meta& meta = *meta_of(tensor);
-    if (meta.parameter && (meta.parameter->input || meta.parameter->output)) found = meta.parameter;
+    if (meta.parameter && (meta.parameter->input || meta.parameter->output)) {
+      found = meta.parameter;
+    }
     has_activation |= !meta.parameter && !meta.spec->labels.empty();
   });
   return has_activation ? found : nullptr;
 }
 
 layout::Spec with_wish(const layout::Spec& spec, Placements wants) {
-  if (!sizes_match(wants, *spec)) return spec;
+  if (!sizes_match(wants, *spec)) {
+    return spec;
+  }
   for (size_t axis = 0; axis < wants.size(); ++axis) {
     const layout::Placement& now = spec->placements[axis];
-    if (now.is_shard() && wants[axis].is_shard(now.dim)) wants[axis] = now;
+    if (now.is_shard() && wants[axis].is_shard(now.dim)) {
+      wants[axis] = now;
+    }
   }
   return spec.with(wants);
 }

@@ -11,12 +11,12 @@ namespace tessera::dtensor {
 // parameter's gradient is cut as the parameter is. No wishes if there is no forward plan.
 rules::Wishes wishes_of(const rules::Call& call, const CallPlan* forward);
 
-// The parameter whose wishes the call should meet: one that reads labelled activations beside it, as a model does. An optimizer,
-// which reads parameters with gradients and moments, is none of the plan's business. Null if there is none.
+// The parameter whose wishes the call should meet: one that reads labelled activations beside it, as a model does. An
+// optimizer, which reads parameters with gradients and moments, is none of the plan's business. Null if there is none.
 const ParameterInfo* wanting_parameter(c10::ArrayRef<c10::IValue> args);
 
-// `spec` laid out as the plan wants; where the tensor is cut along the dim already it keeps its cuts, uneven micro-batches
-// above all. A wish for dims that the tensor lacks changes nothing.
+// `spec` laid out as the plan wants; where the tensor is cut along the dim already it keeps its cuts, uneven
+// micro-batches above all. A wish for dims that the tensor lacks changes nothing.
 layout::Spec with_wish(const layout::Spec& spec, layout::Placements wants);
 
 }  // namespace tessera::dtensor

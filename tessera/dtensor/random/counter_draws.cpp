@@ -17,8 +17,9 @@ using Args = c10::ArrayRef<IValue>;
 
 // 16-bit weights are drawn with in float32: their quotients by exponential numbers would often be equal.
 at::Tensor weights_of(const at::Tensor& weights) {
-  TESSERA_CHECK(weights.is_floating_point() && (weights.dim() == 1 || weights.dim() == 2), "[multinomial] weights of ", weights.scalar_type(), " and ",
-                weights.dim(), " dims; accepted: floating-point weights of one distribution, or of one in each row");
+  TESSERA_CHECK(weights.is_floating_point() && (weights.dim() == 1 || weights.dim() == 2), "[multinomial] weights of ",
+                weights.scalar_type(), " and ", weights.dim(),
+                " dims; accepted: floating-point weights of one distribution, or of one in each row");
   const at::Tensor wide = at::elementSize(weights.scalar_type()) < 4 ? weights.to(at::kFloat) : weights;
   const at::Tensor valid = wide.ge(0).logical_and(wide.lt(std::numeric_limits<double>::infinity()));
   TESSERA_CHECK(valid.all().item<bool>(), "[multinomial] the weights hold `inf`, `nan` or a value below 0");
@@ -26,14 +27,15 @@ at::Tensor weights_of(const at::Tensor& weights) {
   return wide;
 }
 
-// The class whose weight over an exponential number is largest has probability weight / sum; the next are a draw without
-// replacement (Efraimidis and Spirakis, "Weighted random sampling with a reservoir", 2006).
+// The class whose weight over an exponential number is largest has probability weight / sum; the next are a draw
+// without replacement (Efraimidis and Spirakis, "Weighted random sampling with a reservoir", 2006).
 at::Tensor multinomial(Args args) {
   const int64_t count = args[1].toInt();
   const bool replacement = args[2].toBool();
   const at::Tensor weights = weights_of(args[0].toTensor().detach());
   TESSERA_CHECK(count > 0, "[multinomial] ", count, " samples; it must be at least 1");
-  TESSERA_CHECK(replacement || count <= weights.size(-1), "[multinomial] ", count, " samples without replacement of ", weights.size(-1), " classes");
+  TESSERA_CHECK(replacement || count <= weights.size(-1), "[multinomial] ", count, " samples without replacement of ",
+                weights.size(-1), " classes");
   if (replacement && count > 1) {
     std::vector<int64_t> sizes = weights.sizes().vec();
     sizes.insert(sizes.end() - 1, count);
@@ -73,7 +75,9 @@ at::Tensor rrelu_with_noise(Args args) {
   const at::Tensor self = args[0].toTensor();
   at::Tensor noise = args[1].toTensor();
   const double lower = args[2].toScalar().toDouble(), upper = args[3].toScalar().toDouble();
-  if (!args[4].toBool()) return at::leaky_relu(self, (lower + upper) / 2);
+  if (!args[4].toBool()) {
+    return at::leaky_relu(self, (lower + upper) / 2);
+  }
   noise.copy_(at::where(self.le(0), at::empty_like(self).uniform_(lower, upper), at::ones_like(self)));
   return self.mul(noise);
 }
@@ -100,7 +104,8 @@ CounterDraw find_counter_draw(const std::string& op) {
 
 at::Generator generator_for_draw(RankState& state) {
   const random::Stream stream = state.sites.next();
-  return at::make_generator<at::CPUGeneratorImpl>(base::hash_combine(base::hash_combine(base::hash_mix(stream.seed), stream.site), stream.step));
+  return at::make_generator<at::CPUGeneratorImpl>(
+      base::hash_combine(base::hash_combine(base::hash_mix(stream.seed), stream.site), stream.step));
 }
 
 }  // namespace tessera::dtensor

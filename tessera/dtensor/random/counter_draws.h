@@ -1,5 +1,5 @@
-// Draws according to values, from the `counter` generator: made of its plain fills, so that they follow the sample and the element
-// as those do, on plain tensors and on DTensors in any layout.
+// Draws according to values, from the `counter` generator: made of its plain fills, so that they follow the sample and
+// the element as those do, on plain tensors and on DTensors in any layout.
 #pragma once
 
 #include <string>
@@ -18,8 +18,8 @@ using CounterDraw = at::Tensor (*)(c10::ArrayRef<c10::IValue> args);
 // How `op` (with overload, as in aten::multinomial) is drawn; null for operators that no fills make up.
 CounterDraw find_counter_draw(const std::string& op);
 
-// For those: a generator of libtorch's kind for one draw, seeded by the next place of the rank's stream, so that every rank that
-// computes the whole draws the same.
+// For those: a generator of libtorch's kind for one draw, seeded by the next place of the rank's stream, so that every
+// rank that computes the whole draws the same.
 at::Generator generator_for_draw(RankState& state);
 
 }  // namespace tessera::dtensor

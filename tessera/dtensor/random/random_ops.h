@@ -12,8 +12,10 @@
 
 namespace tessera::dtensor {
 
-// What a random operator draws from the `counter` generator, from its arguments; nothing for operators that are not plain fills.
-std::optional<random::Distribution> distribution_of(const std::string& op, c10::ArrayRef<c10::IValue> args, c10::ScalarType dtype);
+// What a random operator draws from the `counter` generator, from its arguments; nothing for operators that are not
+// plain fills.
+std::optional<random::Distribution> distribution_of(const std::string& op, c10::ArrayRef<c10::IValue> args,
+                                                    c10::ScalarType dtype);
 
 // What a random operator or factory draws, from the generator that the rank uses.
 struct Draw {
@@ -23,7 +25,8 @@ struct Draw {
 };
 
 // Nothing for operators that are not plain fills, or that the rank's generator does not draw.
-std::optional<Draw> draw_of(RankState& state, const std::string& op, c10::ArrayRef<c10::IValue> args, c10::ScalarType dtype);
+std::optional<Draw> draw_of(RankState& state, const std::string& op, c10::ArrayRef<c10::IValue> args,
+                            c10::ScalarType dtype);
 
 // What a random factory (rand, randn, randint and their overloads) draws; nothing for any other operator.
 std::optional<random::Distribution> factory_distribution(const std::string& op, c10::ArrayRef<c10::IValue> args);

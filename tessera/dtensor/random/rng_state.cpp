@@ -22,7 +22,9 @@ uint64_t site_of(const ParameterInfo* parameter) { return parameter ? parameter-
 
 const ParameterInfo* find_parameter(const RankState& state, uint64_t site) {
   for (const ParameterInfo& parameter : state.parameters) {
-    if (parameter.site == site) return &parameter;
+    if (parameter.site == site) {
+      return &parameter;
+    }
   }
   return nullptr;
 }
@@ -33,9 +35,13 @@ bool in_backward(const RankState& state) { return torch::autograd::get_current_n
 Words words_of(const RankState& state) {
   const Sites& sites = state.sites;
   const Sites::Position here = sites.position();
-  Words words = {kMagic, sites.seed, here.step, here.evaluation, sites.passes, in_backward(state), site_of(here.parameter), here.reading, here.draws, here.calls};
+  Words words = {
+      kMagic,       sites.seed, here.step, here.evaluation, sites.passes, in_backward(state), site_of(here.parameter),
+      here.reading, here.draws, here.calls};
   words.push_back(here.readings.size());
-  for (const auto& [parameter, count] : here.readings) words.insert(words.end(), {site_of(parameter), count});
+  for (const auto& [parameter, count] : here.readings) {
+    words.insert(words.end(), {site_of(parameter), count});
+  }
   return words;
 }
 
@@ -46,7 +52,8 @@ class Reader {
 
   uint64_t next() {
     uint64_t word = 0;
-    TESSERA_CHECK(at_ + static_cast<int64_t>(sizeof word) <= bytes_.numel(), "[set_rng_state] the state ends too early: ", bytes_.numel(), " bytes");
+    TESSERA_CHECK(at_ + static_cast<int64_t>(sizeof word) <= bytes_.numel(),
+                  "[set_rng_state] the state ends too early: ", bytes_.numel(), " bytes");
     std::memcpy(&word, bytes_.const_data_ptr<uint8_t>() + at_, sizeof word);
     at_ += sizeof word;
     return word;
@@ -75,12 +82,14 @@ at::Tensor rng_state() {
 void set_rng_state(const at::Tensor& given) {
   RankState& state = RankState::require();
   const LocalScope scope;
-  TESSERA_CHECK(!is_dtensor(given) && given.scalar_type() == at::kByte && given.dim() == 1, "[set_rng_state] expected what rng_state() returned, got ",
-                given.scalar_type(), given.sizes());
+  TESSERA_CHECK(!is_dtensor(given) && given.scalar_type() == at::kByte && given.dim() == 1,
+                "[set_rng_state] expected what rng_state() returned, got ", given.scalar_type(), given.sizes());
   const at::Tensor bytes = given.contiguous();
   Reader reader(bytes);
-  TESSERA_CHECK(reader.next() == kMagic, "[set_rng_state] these bytes are no state of a rank's generator; inside a rank, keep what rng_state() (in "
-                "Python, torch.get_rng_state()) returned there");
+  TESSERA_CHECK(
+      reader.next() == kMagic,
+      "[set_rng_state] these bytes are no state of a rank's generator; inside a rank, keep what rng_state() (in "
+      "Python, torch.get_rng_state()) returned there");
   Sites& sites = state.sites;
   sites.seed = reader.next();
   Sites::Position position;
@@ -99,8 +108,11 @@ void set_rng_state(const at::Tensor& given) {
   position.stock = sites.stock;
   sites.restore(position);
   const at::Tensor stream = reader.rest();
-  TESSERA_CHECK((stream.numel() > 0) == static_cast<bool>(sites.stock), "[set_rng_state] the state was taken under another generator (counter or stock)");
-  if (sites.stock) sites.stock.handle().set_state(stream.clone());
+  TESSERA_CHECK((stream.numel() > 0) == static_cast<bool>(sites.stock),
+                "[set_rng_state] the state was taken under another generator (counter or stock)");
+  if (sites.stock) {
+    sites.stock.handle().set_state(stream.clone());
+  }
   state.recomputing = torch::autograd::get_current_node() && !taken_in_backward;
 }
 

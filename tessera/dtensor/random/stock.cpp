@@ -36,7 +36,9 @@ StockDraw integers(int64_t from, std::optional<int64_t> to) {
   return {[=](Target x, From g) { x.random_(from, to, g); }};
 }
 
-std::optional<int64_t> integer_or_none(const IValue& value) { return value.isNone() ? std::nullopt : std::optional(value.toInt()); }
+std::optional<int64_t> integer_or_none(const IValue& value) {
+  return value.isNone() ? std::nullopt : std::optional(value.toInt());
+}
 
 using Maker = StockDraw (*)(Args);
 
@@ -44,19 +46,23 @@ const std::unordered_map<std::string, Maker>& makers() {
   static const std::unordered_map<std::string, Maker> table = {
       {"aten::bernoulli.p", [](Args args) { return bernoulli(number(args[1])); }},
       {"aten::bernoulli_.float", [](Args args) { return bernoulli(number(args[1])); }},
-      {"aten::cauchy_", [](Args args) {
+      {"aten::cauchy_",
+       [](Args args) {
          const double median = number(args[1]), sigma = number(args[2]);
          return StockDraw{[=](Target x, From g) { x.cauchy_(median, sigma, g); }};
        }},
-      {"aten::exponential_", [](Args args) {
+      {"aten::exponential_",
+       [](Args args) {
          const double lambda = number(args[1]);
          return StockDraw{[=](Target x, From g) { x.exponential_(lambda, g); }};
        }},
-      {"aten::geometric_", [](Args args) {
+      {"aten::geometric_",
+       [](Args args) {
          const double p = number(args[1]);
          return StockDraw{[=](Target x, From g) { x.geometric_(p, g); }};
        }},
-      {"aten::log_normal_", [](Args args) {
+      {"aten::log_normal_",
+       [](Args args) {
          const double mean = number(args[1]), std = number(args[2]);
          return StockDraw{[=](Target x, From g) { x.log_normal_(mean, std, g); }};
        }},
@@ -82,7 +88,9 @@ const std::unordered_map<std::string, Maker>& makers() {
 // The overload with a generator as the one without is called: `aten::rand.generator`, `aten::randint.low_generator`.
 std::string without_generator(std::string op) {
   for (const std::string ending : {".generator", "_generator"}) {
-    if (op.ends_with(ending)) op.resize(op.size() - ending.size());
+    if (op.ends_with(ending)) {
+      op.resize(op.size() - ending.size());
+    }
   }
   return op;
 }
@@ -95,7 +103,9 @@ int argument_named_generator(const c10::FunctionSchema& schema) {
 c10::OperatorHandle overload_with_generator(const c10::OperatorHandle& op) {
   c10::OperatorName name = op.operator_name();
   const std::string& overload = name.overload_name;
-  name.overload_name = overload.empty() ? "generator" : overload == "low_dtype" ? "low_generator_dtype" : overload + "_generator";
+  name.overload_name = overload.empty()          ? "generator"
+                       : overload == "low_dtype" ? "low_generator_dtype"
+                                                 : overload + "_generator";
   return c10::Dispatcher::singleton().findSchemaOrThrow(name.name.c_str(), name.overload_name.c_str());
 }
 
@@ -103,13 +113,17 @@ c10::OperatorHandle overload_with_generator(const c10::OperatorHandle& op) {
 
 std::optional<StockDraw> stock_draw_of(const std::string& op, Args args) {
   const auto found = makers().find(without_generator(op));
-  if (found == makers().end()) return std::nullopt;
+  if (found == makers().end()) {
+    return std::nullopt;
+  }
   return found->second(args);
 }
 
 at::Generator named_generator(Args args) {
   for (const IValue& value : args) {
-    if (value.isGenerator() && value.toGenerator().defined()) return value.toGenerator();
+    if (value.isGenerator() && value.toGenerator().defined()) {
+      return value.toGenerator();
+    }
   }
   return {};
 }
@@ -130,20 +144,27 @@ void call_with_stock(RankState& state, const c10::OperatorHandle& op, Stack& sta
     stack.insert(stack.begin() + begin + index, IValue());
   }
   IValue& generator = stack[static_cast<size_t>(begin + index)];
-  if (generator.isNone()) generator = state.sites.stock.handle();
+  if (generator.isNone()) {
+    generator = state.sites.stock.handle();
+  }
   const LocalScope scope;
   called.callBoxed(stack);
 }
 
-void skip_recorded(RankState& state, const c10::OperatorHandle& op, std::vector<IValue>& args, const at::Tensor& result) {
+void skip_recorded(RankState& state, const c10::OperatorHandle& op, std::vector<IValue>& args,
+                   const at::Tensor& result) {
   const std::string name = c10::toString(op.operator_name());
   const LocalScope scope;
   at::Generator generator = stock_generator_of(state, args);
   Stack called(args.begin(), args.end());
   for (IValue& value : args) {
-    if (value.isGenerator()) value = generator.clone();
+    if (value.isGenerator()) {
+      value = generator.clone();
+    }
   }
-  if (op.schema().name() == "aten::randperm") return call_with_stock(state, op, called);
+  if (op.schema().name() == "aten::randperm") {
+    return call_with_stock(state, op, called);
+  }
   random::StockTensor tensor{result.sizes().vec(), result.strides().vec(), result.scalar_type()};
   std::optional<StockDraw> draw = stock_draw_of(name, args);
   if (name == "aten::bernoulli" || name == "aten::bernoulli_.Tensor") {
@@ -151,7 +172,8 @@ void skip_recorded(RankState& state, const c10::OperatorHandle& op, std::vector<
     tensor.dtype = p.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
     draw = uniform(0, 1);
   }
-  TESSERA_CHECK(draw, "[deferred] ", name, " draws according to values, which do not exist before parallelize (or place). "
+  TESSERA_CHECK(draw, "[deferred] ", name,
+                " draws according to values, which do not exist before parallelize (or place). "
                 "Initialise that tensor afterwards, or build the model without `deferred`.");
   random::skip_stock(tensor, *draw, generator);
 }

@@ -12,14 +12,20 @@ void for_each_tensor(c10::ArrayRef<c10::IValue> args, Visit&& visit) {
   for (size_t i = 0; i < args.size(); ++i) {
     const c10::IValue& value = args[i];
     if (value.isTensor()) {
-      if (value.toTensor().defined()) visit(value.toTensor(), static_cast<int>(i), -1);
+      if (value.toTensor().defined()) {
+        visit(value.toTensor(), static_cast<int>(i), -1);
+      }
     } else if (value.isTensorList()) {
       const auto list = value.toTensorList();
-      for (size_t k = 0; k < list.size(); ++k) visit(list.get(k), static_cast<int>(i), static_cast<int>(k));
+      for (size_t k = 0; k < list.size(); ++k) {
+        visit(list.get(k), static_cast<int>(i), static_cast<int>(k));
+      }
     } else if (value.isList() && value.toListRef().size() > 0) {
       const auto items = value.toListRef();  // List[Optional[Tensor]]
       for (size_t k = 0; k < items.size(); ++k) {
-        if (items[k].isTensor() && items[k].toTensor().defined()) visit(items[k].toTensor(), static_cast<int>(i), static_cast<int>(k));
+        if (items[k].isTensor() && items[k].toTensor().defined()) {
+          visit(items[k].toTensor(), static_cast<int>(i), static_cast<int>(k));
+        }
       }
     }
   }

@@ -13,8 +13,9 @@ namespace tessera::dtensor {
 namespace {
 
 c10::DispatchKeySet dtensor_keys() {
-  static const c10::DispatchKeySet keys = c10::DispatchKeySet(kKey) | c10::DispatchKeySet(c10::DispatchKey::AutocastCPU) |
-                                          c10::getAutogradRelatedKeySetFromBackend(c10::BackendComponent::PrivateUse3Bit);
+  static const c10::DispatchKeySet keys =
+      c10::DispatchKeySet(kKey) | c10::DispatchKeySet(c10::DispatchKey::AutocastCPU) |
+      c10::getAutogradRelatedKeySetFromBackend(c10::BackendComponent::PrivateUse3Bit);
   return keys;
 }
 
@@ -29,8 +30,8 @@ struct Maker final : c10::TensorImpl {
 };
 
 std::string no_storage() {
-  return c10::str("A DTensor has no storage of its own: call ", base::in_library("to_local(x)"), " for this rank's part, or ",
-                  base::in_library("full_tensor(x)"), " for the whole value.");
+  return c10::str("A DTensor has no storage of its own: call ", base::in_library("to_local(x)"),
+                  " for this rank's part, or ", base::in_library("full_tensor(x)"), " for the whole value.");
 }
 
 }  // namespace
@@ -40,12 +41,16 @@ const Origin* Origin::make(std::vector<Piece> pieces) {
   static auto* table = new std::map<std::vector<Piece>, std::unique_ptr<Origin>>();
   std::lock_guard<std::mutex> lock(mutex);
   auto& entry = (*table)[pieces];
-  if (!entry) entry = std::make_unique<Origin>(Origin{std::move(pieces)});
+  if (!entry) {
+    entry = std::make_unique<Origin>(Origin{std::move(pieces)});
+  }
   return entry.get();
 }
 
 Rare& Meta::make_rare() {
-  if (!rare) rare = std::make_unique<Rare>();
+  if (!rare) {
+    rare = std::make_unique<Rare>();
+  }
   return *rare;
 }
 
@@ -61,7 +66,9 @@ void Meta::replace(at::Tensor new_local, Spec new_spec) {
   local = std::move(new_local);
   spec = new_spec;
   ++epoch;
-  if (!rare) return;
+  if (!rare) {
+    return;
+  }
   rare->gathered = at::Tensor();
   rare->gathered_spec = Spec();
   if (rare->derived) {
@@ -74,7 +81,8 @@ void Meta::replace(at::Tensor new_local, Spec new_spec) {
 at::Tensor wrap(MetaPtr meta) {
   const layout::SpecData& spec = *meta->spec;
   const c10::Device device = meta->local.device();
-  return at::detail::make_tensor<Maker>(std::move(meta), spec.sizes, spec.strides, caffe2::TypeMeta::fromScalarType(spec.dtype), device);
+  return at::detail::make_tensor<Maker>(std::move(meta), spec.sizes, spec.strides,
+                                        caffe2::TypeMeta::fromScalarType(spec.dtype), device);
 }
 
 at::Tensor wrap(at::Tensor local, Spec spec, const Origin* origin) {
@@ -90,7 +98,8 @@ at::Tensor wrap_deferred(const at::Tensor& like, std::shared_ptr<Recorder> recor
   Rare& rare = meta->make_rare();
   rare.recorder = std::move(recorder);
   rare.recorded = recorded;
-  return at::detail::make_tensor<Maker>(std::move(meta), like.sizes(), like.strides(), like.dtype(), c10::Device(c10::kCPU));
+  return at::detail::make_tensor<Maker>(std::move(meta), like.sizes(), like.strides(), like.dtype(),
+                                        c10::Device(c10::kCPU));
 }
 
 void become(const at::Tensor& tensor, const at::Tensor& value) {
@@ -103,7 +112,9 @@ void become(const at::Tensor& tensor, const at::Tensor& value) {
     to->replace(from->local, from->spec);
     to->origin = from->origin;
     to->parameter = from->parameter;
-    if (to->rare) to->rare->recorder = nullptr;
+    if (to->rare) {
+      to->rare->recorder = nullptr;
+    }
     return;
   }
   impl->shallow_copy_from(value.getIntrusivePtr());

@@ -18,17 +18,18 @@ namespace tessera::dtensor {
 
 using layout::Spec;
 
-// A DTensor is an ordinary TensorImpl whose key set says so (Note [Keys]) and whose BackendMeta is a Meta. It has no storage;
-// its sizes and strides are those of the one-device program.
+// A DTensor is an ordinary TensorImpl whose key set says so (Note [Keys]) and whose BackendMeta is a Meta. It has no
+// storage; its sizes and strides are those of the one-device program.
 //
-// Note [Keys]. PrivateUse3 below autograd, so that derivative formulas, views, version counters, hooks and optimizers work
-// unchanged; PrivateUse1 stays free for vendors. The CPU's autocast key, as the local tensors are CPU tensors (a CUDA local
-// brings its own).
+// Note [Keys]. PrivateUse3 below autograd, so that derivative formulas, views, version counters, hooks and optimizers
+// work unchanged; PrivateUse1 stays free for vendors. The CPU's autocast key, as the local tensors are CPU tensors (a
+// CUDA local brings its own).
 constexpr c10::DispatchKey kKey = c10::DispatchKey::PrivateUse3;
 
-// Which samples of the step the rows of a micro-batch are. Interned and immortal; beside the Spec, not in it, so that equal
-// micro-batches share plans. Rows from `row` on, up to the next piece, are samples from `sample` on: each data-parallel rank
-// owns one contiguous block of the step's samples, so a micro-batch is made of one run from every block.
+// Which samples of the step the rows of a micro-batch are. Interned and immortal; beside the Spec, not in it, so that
+// equal micro-batches share plans. Rows from `row` on, up to the next piece, are samples from `sample` on: each
+// data-parallel rank owns one contiguous block of the step's samples, so a micro-batch is made of one run from every
+// block.
 struct Origin {
   struct Piece {
     int64_t row = 0;
@@ -42,8 +43,8 @@ struct Origin {
 // What the plan says about a parameter; owned by the rank, outlives its tensors' use.
 struct ParameterInfo {
   std::string name;
-  uint64_t site = 0;                                  // hash of the name: equal on every rank
-  std::optional<layout::Placements> input, output;    // wanted of the operator that reads it
+  uint64_t site = 0;                                // hash of the name: equal on every rank
+  std::optional<layout::Placements> input, output;  // wanted of the operator that reads it
 };
 
 struct Meta;
@@ -67,8 +68,8 @@ struct Moment {
 
 struct OpInfo;
 
-// How a view is made from its base again, of a view that does not share its base's memory for good: its elements had to be
-// moved, or the base is a Partial that will be merged. See views.h.
+// How a view is made from its base again, of a view that does not share its base's memory for good: its elements had to
+// be moved, or the base is a Partial that will be merged. See views.h.
 struct Derived {
   MetaPtr base;
   const OpInfo* op = nullptr;
@@ -100,9 +101,9 @@ struct Meta final : c10::BackendMeta {
   Spec spec;
   const Origin* origin = nullptr;
   const ParameterInfo* parameter = nullptr;
-  MetaPtr root;         // of a view: the tensor whose memory it shows
-  uint32_t epoch = 0;   // how often `local` was replaced
-  uint32_t writes = 0;  // to this memory, counted at the root
+  MetaPtr root;            // of a view: the tensor whose memory it shows
+  uint32_t epoch = 0;      // how often `local` was replaced
+  uint32_t writes = 0;     // to this memory, counted at the root
   bool has_views = false;  // of this memory, marked at the root: one was made
   std::unique_ptr<Rare> rare;
 

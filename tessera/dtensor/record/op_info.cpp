@@ -17,16 +17,22 @@ OpInfo::OpInfo(const c10::OperatorHandle& handle, int number)
   for (const c10::Argument& argument : schema.arguments()) {
     const c10::AliasInfo* alias = argument.alias_info();
     args.push_back({alias && alias->isWrite(), is_tensor_list(*argument.type())});
-    if (argument.is_out()) is_out = true;
+    if (argument.is_out()) {
+      is_out = true;
+    }
     writes |= args.back().written;
   }
   for (const c10::Argument& result : schema.returns()) {
     int written = -1;
     if (const c10::AliasInfo* alias = result.alias_info()) {
-      if (!alias->isWrite()) is_view = true;
+      if (!alias->isWrite()) {
+        is_view = true;
+      }
       for (size_t i = 0; alias->isWrite() && i < args.size(); ++i) {
         const c10::AliasInfo* of_argument = schema.arguments()[i].alias_info();
-        if (of_argument && *of_argument == *alias) written = static_cast<int>(i);
+        if (of_argument && *of_argument == *alias) {
+          written = static_cast<int>(i);
+        }
       }
     }
     written_return.push_back(written);

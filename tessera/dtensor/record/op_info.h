@@ -22,7 +22,7 @@ struct OpInfo {
 
   c10::OperatorHandle op;
   int id;
-  std::string name;                 // `aten::add.Tensor`
+  std::string name;  // `aten::add.Tensor`
   std::vector<Arg> args;
   std::vector<int> written_return;  // for each return: the argument it is, or -1
   bool is_view = false;             // returns alias an argument without writing

@@ -13,8 +13,8 @@
 
 namespace tessera::dtensor {
 
-// A site is the parameter that the program read last, which reading of it in this forward pass, and the index of the draw
-// since: known below autograd without module hooks, the same under every layout, schedule and micro-batch count.
+// A site is the parameter that the program read last, which reading of it in this forward pass, and the index of the
+// draw since: known below autograd without module hooks, the same under every layout, schedule and micro-batch count.
 class Sites {
  public:
   // A value that recomputation takes at the entry of what it will run again, and restores before it does.
@@ -30,7 +30,8 @@ class Sites {
 
   uint64_t seed = 0;
   uint64_t step = 0;
-  uint64_t evaluation = 0;  // which forward pass without gradients this is since the last one with; 0: one with gradients
+  uint64_t evaluation =
+      0;                // which forward pass without gradients this is since the last one with; 0: one with gradients
   uint64_t passes = 0;  // begun so far
   random::StockGenerator stock;  // if there is one, draws come from it, one after the other, and sites do not matter
 
@@ -41,12 +42,12 @@ class Sites {
     position_.calls = 0;
   }
 
-  // What names a call of the forward pass: the parameter that it reads and which reading it is, or else the place after the
-  // last reading. Equal on every rank and in every micro-batch.
+  // What names a call of the forward pass: the parameter that it reads and which reading it is, or else the place after
+  // the last reading. Equal on every rank and in every micro-batch.
   uint64_t use(bool reads_parameter);
 
-  // What names a sum that the autograd node `node` makes, of a forward call's `use`: which backward pass of this forward pass
-  // it is in (one for each graph task), and which of the node's sums it is.
+  // What names a sum that the autograd node `node` makes, of a forward call's `use`: which backward pass of this
+  // forward pass it is in (one for each graph task), and which of the node's sums it is.
   uint64_t use_of_sum(uint64_t use, int graph_task, uint64_t node);
 
   // The same for a call that will be differentiated again (create_graph).
@@ -69,7 +70,8 @@ class Sites {
     position.stock = {};
     position_ = std::move(position);
   }
-  // A new forward pass (a micro-batch, a step). What it draws before it reads a parameter is not what initialisation drew.
+  // A new forward pass (a micro-batch, a step). What it draws before it reads a parameter is not what initialisation
+  // drew.
   void begin_pass() {
     position_ = {};
     position_.reading = 1;

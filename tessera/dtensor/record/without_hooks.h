@@ -11,15 +11,19 @@
 
 namespace tessera::dtensor {
 
-// Takes away the hooks of leaves while their gradients are computed aside: they run once, when a node hands the gradients on.
-// `leaves` must live longer.
+// Takes away the hooks of leaves while their gradients are computed aside: they run once, when a node hands the
+// gradients on. `leaves` must live longer.
 class WithoutHooks {
  public:
   explicit WithoutHooks(const std::vector<at::Tensor>& leaves) : leaves_(leaves) {
-    for (const at::Tensor& leaf : leaves) kept_.push_back(std::exchange(torch::autograd::impl::hooks(leaf), {}));
+    for (const at::Tensor& leaf : leaves) {
+      kept_.push_back(std::exchange(torch::autograd::impl::hooks(leaf), {}));
+    }
   }
   ~WithoutHooks() {
-    for (size_t i = 0; i < leaves_.size(); ++i) torch::autograd::impl::hooks(leaves_[i]) = std::move(kept_[i]);
+    for (size_t i = 0; i < leaves_.size(); ++i) {
+      torch::autograd::impl::hooks(leaves_[i]) = std::move(kept_[i]);
+    }
   }
   WithoutHooks(const WithoutHooks&) = delete;
   WithoutHooks& operator=(const WithoutHooks&) = delete;

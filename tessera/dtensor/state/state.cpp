@@ -7,17 +7,23 @@ namespace tessera::dtensor {
 
 void GatherCache::add(const MetaPtr& meta, int64_t bytes) {
   std::erase_if(entries_, [&](const Entry& entry) {  // its earlier copy is gone already
-    if (entry.tensor != meta.get()) return false;
+    if (entry.tensor != meta.get()) {
+      return false;
+    }
     bytes_ -= entry.bytes;
     return true;
   });
   entries_.push_back({meta.get(), c10::weak_intrusive_ptr<Meta>(meta), bytes});
   bytes_ += bytes;
-  while (entries_.size() > 1 && bytes_ > budget) drop_oldest();
+  while (entries_.size() > 1 && bytes_ > budget) {
+    drop_oldest();
+  }
 }
 
 void GatherCache::clear() {
-  while (!entries_.empty()) drop_oldest();
+  while (!entries_.empty()) {
+    drop_oldest();
+  }
 }
 
 void GatherCache::drop_oldest() {
@@ -35,11 +41,17 @@ RankState* RankState::current() {
   static thread_local RankState* state = nullptr;
   static thread_local uint64_t known_id = 0;
   comm::RankContext* ctx = comm::RankContext::current();
-  if (C10_LIKELY(ctx == known && ctx && ctx->id == known_id)) return state;
-  if (!ctx) return nullptr;
+  if (C10_LIKELY(ctx == known && ctx && ctx->id == known_id)) {
+    return state;
+  }
+  if (!ctx) {
+    return nullptr;
+  }
   static const char kSlot = 0;
   std::shared_ptr<void>& slot = ctx->slot(&kSlot);
-  if (!slot) slot = std::make_shared<RankState>(*ctx);
+  if (!slot) {
+    slot = std::make_shared<RankState>(*ctx);
+  }
   state = static_cast<RankState*>(slot.get());
   known = ctx;
   known_id = ctx->id;
@@ -57,13 +69,17 @@ uint64_t Sites::use(bool reads_parameter) {
 }
 
 Sites::NodeCalls& Sites::calls_of(uint64_t node) {
-  if (node_calls_.node != node) node_calls_ = {node};
+  if (node_calls_.node != node) {
+    node_calls_ = {node};
+  }
   return node_calls_;
 }
 
 uint64_t Sites::number_of(int graph_task) {
   auto found = std::find(graph_tasks_.begin(), graph_tasks_.end(), graph_task);
-  if (found == graph_tasks_.end()) found = graph_tasks_.insert(found, graph_task);
+  if (found == graph_tasks_.end()) {
+    found = graph_tasks_.insert(found, graph_task);
+  }
   return static_cast<uint64_t>(found - graph_tasks_.begin());
 }
 
@@ -79,7 +95,9 @@ random::Stream Sites::next() {
   // Equal to the hash of (name, reading, draw): the name's own hash is the parameter's site.
   uint64_t site = position_.parameter ? position_.parameter->site : base::hash_string("start");
   site = base::hash_combine(base::hash_combine(site, position_.reading), position_.draws++);
-  if (evaluation > 0) site = base::hash_combine(site, evaluation);
+  if (evaluation > 0) {
+    site = base::hash_combine(site, evaluation);
+  }
   return {seed, site, step};
 }
 

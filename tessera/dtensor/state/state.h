@@ -41,7 +41,8 @@ class GatherCache {
 
 // What means over some of the step's samples are; see part_means.h.
 struct StepMeans {
-  int64_t parts = 1, samples = 0;  // of a step that the program takes in a loop of its own: its passes, and their samples together; 0: none yet
+  int64_t parts = 1, samples = 0;  // of a step that the program takes in a loop of its own: its passes, and their
+                                   // samples together; 0: none yet
   bool in_job = false;             // the micro-batches are a job's, of any sizes
   bool as_shares = false;          // such a mean is its share of the step's, not that of its own samples
   bool told_undivided = false;     // the program knows that its losses are not divided
@@ -63,16 +64,16 @@ struct RankState {
   GatherCache gathered;
   Sites sites;
   Mode mode = Mode::kImplicit;
-  bool recomputing = false;               // a forward run inside backward
-  bool check_plain = false;               // hash plain operands across ranks
-  std::optional<layout::Lattice> lattice;  // set: numerics are exact
-  class Continuation* continuation = nullptr;  // of the step's earlier micro-batches; see pending.h
-  uint64_t sums_made = 0;                 // sums over samples, for telling copies of one from another
-  int64_t step_tokens = 0;                // that the step's mean loss divides by; 0: as many as there are
-  std::optional<layout::Mesh> region;     // factories on plain tensors give DTensors on this mesh
+  bool recomputing = false;                     // a forward run inside backward
+  bool check_plain = false;                     // hash plain operands across ranks
+  std::optional<layout::Lattice> lattice;       // set: numerics are exact
+  class Continuation* continuation = nullptr;   // of the step's earlier micro-batches; see pending.h
+  uint64_t sums_made = 0;                       // sums over samples, for telling copies of one from another
+  int64_t step_tokens = 0;                      // that the step's mean loss divides by; 0: as many as there are
+  std::optional<layout::Mesh> region;           // factories on plain tensors give DTensors on this mesh
   std::optional<layout::Mesh> backward_region;  // and inside backward passes on this one
   std::deque<ParameterInfo> parameters;
-  OpObserver* observer = nullptr;         // not owned; see observer.h
+  OpObserver* observer = nullptr;  // not owned; see observer.h
   StepMeans means;
 };
 

@@ -5,10 +5,13 @@
 
 namespace tessera::dtensor {
 
-at::Tensor part_at(RankState& state, const OpInfo& info, const at::Tensor& tensor, const layout::Placements& placements) {
+at::Tensor part_at(RankState& state, const OpInfo& info, const at::Tensor& tensor,
+                   const layout::Placements& placements) {
   Meta& meta = *meta_of(tensor);
   const Spec to = meta.spec.with(placements);
-  if (meta.spec == to) return meta.local;
+  if (meta.spec == to) {
+    return meta.local;
+  }
   const MovePtr move = state.moves.find_or_plan(meta.spec, to);
   check_explicit(state, c10::str(info.name, " ", meta.spec.str()), "x", *move);
   at::Tensor local = run_move(state.ctx, *move, meta.local, info.name.c_str());

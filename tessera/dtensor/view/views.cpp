@@ -24,14 +24,18 @@ namespace {
 
 using Args = std::vector<c10::IValue>;
 
-std::optional<int64_t> maybe_int(const c10::IValue& value) { return value.isNone() ? std::nullopt : std::optional(value.toInt()); }
+std::optional<int64_t> maybe_int(const c10::IValue& value) {
+  return value.isNone() ? std::nullopt : std::optional(value.toInt());
+}
 
 at::Tensor put_rows(const at::Tensor& base, const at::Tensor& view, int64_t dim, int64_t begin) {
   return at::slice_scatter(base, view, dim, begin, begin + view.size(dim));
 }
 
 at::Tensor put_split(const Args& args, int64_t output, const at::Tensor& base, const at::Tensor& view) {
-  if (args[0].isInt()) return put_rows(base, view, args[1].toInt(), output * args[0].toInt());
+  if (args[0].isInt()) {
+    return put_rows(base, view, args[1].toInt(), output * args[0].toInt());
+  }
   const auto sizes = args[0].toIntVector();
   return put_rows(base, view, args[1].toInt(), std::accumulate(sizes.begin(), sizes.begin() + output, int64_t{0}));
 }
@@ -39,27 +43,35 @@ at::Tensor put_split(const Args& args, int64_t output, const at::Tensor& base, c
 at::Tensor put_permuted(const Args& args, int64_t, const at::Tensor&, const at::Tensor& view) {
   const auto dims = args[0].toIntVector();
   std::vector<int64_t> back(dims.size());
-  for (size_t i = 0; i < dims.size(); ++i) back[dims[i] < 0 ? dims[i] + dims.size() : dims[i]] = static_cast<int64_t>(i);
+  for (size_t i = 0; i < dims.size(); ++i) {
+    back[dims[i] < 0 ? dims[i] + dims.size() : dims[i]] = static_cast<int64_t>(i);
+  }
   return view.permute(back);
 }
 
-at::Tensor put_shaped(const Args&, int64_t, const at::Tensor& base, const at::Tensor& view) { return view.reshape(base.sizes()); }
+at::Tensor put_shaped(const Args&, int64_t, const at::Tensor& base, const at::Tensor& view) {
+  return view.reshape(base.sizes());
+}
 
 // The base's value when the view's is `view`.
 using PutBack = at::Tensor (*)(const Args& args, int64_t output, const at::Tensor& base, const at::Tensor& view);
 
 PutBack find_put_back(const std::string& op) {
   static const std::unordered_map<std::string, PutBack> table = {
-      {"aten::_conj", [](const Args&, int64_t, const at::Tensor&, const at::Tensor& view) { return at::_conj_physical(view); }},
+      {"aten::_conj",
+       [](const Args&, int64_t, const at::Tensor&, const at::Tensor& view) { return at::_conj_physical(view); }},
       {"aten::_reshape_alias", put_shaped},
-      {"aten::diagonal", [](const Args& args, int64_t, const at::Tensor& base, const at::Tensor& view) {
+      {"aten::diagonal",
+       [](const Args& args, int64_t, const at::Tensor& base, const at::Tensor& view) {
          return at::diagonal_scatter(base, view, args[0].toInt(), args[1].toInt(), args[2].toInt());
        }},
       {"aten::permute", put_permuted},
-      {"aten::select.int", [](const Args& args, int64_t, const at::Tensor& base, const at::Tensor& view) {
+      {"aten::select.int",
+       [](const Args& args, int64_t, const at::Tensor& base, const at::Tensor& view) {
          return at::select_scatter(base, view, args[0].toInt(), args[1].toInt());
        }},
-      {"aten::slice.Tensor", [](const Args& args, int64_t, const at::Tensor& base, const at::Tensor& view) {
+      {"aten::slice.Tensor",
+       [](const Args& args, int64_t, const at::Tensor& base, const at::Tensor& view) {
          return at::slice_scatter(base, view, args[0].toInt(), maybe_int(args[1]), maybe_int(args[2]), args[3].toInt());
        }},
       {"aten::split.Tensor", put_split},
@@ -68,16 +80,18 @@ PutBack find_put_back(const std::string& op) {
       {"aten::squeeze.dim", put_shaped},
       {"aten::squeeze.dims", put_shaped},
       {"aten::t", [](const Args&, int64_t, const at::Tensor&, const at::Tensor& view) { return view.t(); }},
-      {"aten::transpose.int", [](const Args& args, int64_t, const at::Tensor&, const at::Tensor& view) {
-         return view.transpose(args[0].toInt(), args[1].toInt());
-       }},
-      {"aten::unbind.int", [](const Args& args, int64_t output, const at::Tensor& base, const at::Tensor& view) {
+      {"aten::transpose.int", [](const Args& args, int64_t, const at::Tensor&,
+                                 const at::Tensor& view) { return view.transpose(args[0].toInt(), args[1].toInt()); }},
+      {"aten::unbind.int",
+       [](const Args& args, int64_t output, const at::Tensor& base, const at::Tensor& view) {
          return at::select_scatter(base, view, args[0].toInt(), output);
        }},
       {"aten::unsqueeze", put_shaped},
       {"aten::view", put_shaped},
-      {"aten::view_as_complex", [](const Args&, int64_t, const at::Tensor&, const at::Tensor& view) { return at::view_as_real(view); }},
-      {"aten::view_as_real", [](const Args&, int64_t, const at::Tensor&, const at::Tensor& view) { return at::view_as_complex(view); }},
+      {"aten::view_as_complex",
+       [](const Args&, int64_t, const at::Tensor&, const at::Tensor& view) { return at::view_as_real(view); }},
+      {"aten::view_as_real",
+       [](const Args&, int64_t, const at::Tensor&, const at::Tensor& view) { return at::view_as_complex(view); }},
   };
   const auto found = table.find(op);
   return found == table.end() ? nullptr : found->second;
@@ -102,7 +116,8 @@ at::Tensor stand_in(const Meta& meta) { return wrap(meta.local, meta.spec, meta.
 void put_back(Meta& meta, Derived& derived) {
   Unseen unseen;
   Meta& base = *derived.base;
-  const at::Tensor value = find_put_back(derived.op->name)(derived.args, derived.output, stand_in(base), stand_in(meta));
+  const at::Tensor value =
+      find_put_back(derived.op->name)(derived.args, derived.output, stand_in(base), stand_in(meta));
   const Meta& whole = *meta_of(value);
   if (base.spec->has_partial) {
     base.replace(whole.local, whole.spec);
@@ -110,7 +125,8 @@ void put_back(Meta& meta, Derived& derived) {
   }
   RankState& state = RankState::require();
   const Spec target = whole.spec.with(base.spec->placements);
-  const at::Tensor local = run_move(state.ctx, *state.moves.find_or_plan(whole.spec, target), whole.local, derived.op->name.c_str());
+  const at::Tensor local =
+      run_move(state.ctx, *state.moves.find_or_plan(whole.spec, target), whole.local, derived.op->name.c_str());
   LocalScope scope;
   base.local.copy_(local);
 }
@@ -118,14 +134,18 @@ void put_back(Meta& meta, Derived& derived) {
 }  // namespace
 
 at::Tensor wrap_view(MetaPtr meta, bool base_is_inference) {
-  if (C10_LIKELY(c10::InferenceMode::is_enabled() == base_is_inference)) return wrap(std::move(meta));
+  if (C10_LIKELY(c10::InferenceMode::is_enabled() == base_is_inference)) {
+    return wrap(std::move(meta));
+  }
   const c10::InferenceMode mode_of_base(base_is_inference);
   return wrap(std::move(meta));
 }
 
 void record_view(Meta& view, MetaPtr base, const OpInfo& op, Args args, int64_t output, bool shares_memory) {
   auto derived = std::make_unique<Derived>();
-  if (shares_memory) view.root = base->root ? base->root : base;
+  if (shares_memory) {
+    view.root = base->root ? base->root : base;
+  }
   derived->made = base->moment();
   derived->base = std::move(base);
   derived->op = &op;
@@ -137,46 +157,64 @@ void record_view(Meta& view, MetaPtr base, const OpInfo& op, Args args, int64_t 
 
 bool refresh(Meta& meta) {
   Derived* derived = meta.derived();
-  if (C10_LIKELY(!derived)) return false;
+  if (C10_LIKELY(!derived)) {
+    return false;
+  }
   Meta& base = *derived->base;
   refresh(base);
   const bool current = derived->shares_memory ? base.epoch == derived->made.epoch : base.unchanged_since(derived->made);
-  if (current) return false;
+  if (current) {
+    return false;
+  }
   Unseen unseen;
   torch::jit::Stack stack = {stand_in(base)};
   stack.insert(stack.end(), derived->args.begin(), derived->args.end());
   derived->op->op.callBoxed(stack);
-  const at::Tensor made = stack.back().isTensor() ? stack.back().toTensor() : stack.back().toTensorList().get(derived->output);
+  const at::Tensor made =
+      stack.back().isTensor() ? stack.back().toTensor() : stack.back().toTensorList().get(derived->output);
   const Meta& fresh = *meta_of(made);
   const Derived* how = fresh.derived();
   meta.replace(fresh.local, fresh.spec);
   derived->shares_memory = !how || how->shares_memory;
-  if (derived->shares_memory) meta.root = base.root ? base.root : derived->base;
+  if (derived->shares_memory) {
+    meta.root = base.root ? base.root : derived->base;
+  }
   return true;
 }
 
 void check_writable(const OpInfo& info, const Meta& meta) {
   for (const Meta* view = &meta; const Derived* derived = view->derived(); view = derived->base.get()) {
-    TESSERA_CHECK(derived->shares_memory || find_put_back(derived->op->name), "[", info.name, "] cannot write through a view made by ",
-                  derived->op->name, " whose elements had to be moved to other ranks (the view is ", meta.spec.str(), ", its base ",
-                  derived->base->spec.str(), "): the write would not reach its base. Write into the base itself (index_put_, masked_fill_, copy_), "
-                  "or redistribute the base so that the view needs no communication.");
+    TESSERA_CHECK(
+        derived->shares_memory || find_put_back(derived->op->name), "[", info.name,
+        "] cannot write through a view made by ", derived->op->name,
+        " whose elements had to be moved to other ranks (the view is ", meta.spec.str(), ", its base ",
+        derived->base->spec.str(),
+        "): the write would not reach its base. Write into the base itself (index_put_, masked_fill_, copy_), "
+        "or redistribute the base so that the view needs no communication.");
   }
 }
 
 void note_write(Meta& meta) {
   ++meta.memory().writes;
-  if (C10_UNLIKELY(meta.is_pending())) meta.rare->pending.reset();  // the value is the program's own now
+  if (C10_UNLIKELY(meta.is_pending())) {
+    meta.rare->pending.reset();  // the value is the program's own now
+  }
   Derived* derived = meta.derived();
-  if (C10_LIKELY(!derived)) return;
-  if (!derived->shares_memory) put_back(meta, *derived);
+  if (C10_LIKELY(!derived)) {
+    return;
+  }
+  if (!derived->shares_memory) {
+    put_back(meta, *derived);
+  }
   note_write(*derived->base);
   derived->made = derived->base->moment();
 }
 
 void drop_unseen_base(Meta& meta) {
   const Derived* derived = meta.derived();
-  if (derived && derived->base.use_count() == 1 && !derived->base->derived()) meta.rare->derived.reset();
+  if (derived && derived->base.use_count() == 1 && !derived->base->derived()) {
+    meta.rare->derived.reset();
+  }
 }
 
 }  // namespace tessera::dtensor

@@ -19,9 +19,9 @@ struct ExplainOptions {
 //     job(tokens, targets).backward();
 //     std::cout << explain.report().text();
 //
-// The numbers of the program stay the same; it is slower. Operators are those of the observers (observer.h); a collective that none
-// of them needed stands under the name of what asked for it. One per rank and at a time: of several, or with a NanFinder, the
-// one made last is told. Made, used and destroyed by the rank's thread.
+// The numbers of the program stay the same; it is slower. Operators are those of the observers (observer.h); a
+// collective that none of them needed stands under the name of what asked for it. One per rank and at a time: of
+// several, or with a NanFinder, the one made last is told. Made, used and destroyed by the rank's thread.
 class Explain {
  public:
   explicit Explain(ExplainOptions options = {});

@@ -13,21 +13,28 @@ using layout::Placements;
 using layout::SpecData;
 
 bool is_cut(const SpecData& spec, int64_t dim) {
-  return std::any_of(spec.placements.begin(), spec.placements.end(), [&](const layout::Placement& placement) { return placement.is_shard(dim); });
+  return std::any_of(spec.placements.begin(), spec.placements.end(),
+                     [&](const layout::Placement& placement) { return placement.is_shard(dim); });
 }
 
 // Activations [batch, sequence, features], which a plan can ask to lie in parts of the sequence.
 bool is_activation(const SpecData& spec) {
   const auto is_sequence = [](const layout::Factor& factor) { return factor.label == Label::kSequence; };
-  return spec.ndim() == 3 && !spec.labels.empty() && std::any_of(spec.labels[1].begin(), spec.labels[1].end(), is_sequence);
+  return spec.ndim() == 3 && !spec.labels.empty() &&
+         std::any_of(spec.labels[1].begin(), spec.labels[1].end(), is_sequence);
 }
 
-// `to`, with parts of `dim` on the axis where `from` is merged into whole values; nothing if there is no such axis or the dim
-// does not give every rank a part.
+// `to`, with parts of `dim` on the axis where `from` is merged into whole values; nothing if there is no such axis or
+// the dim does not give every rank a part.
 std::optional<Placements> merged_into_parts(const SpecData& from, const SpecData& to, int64_t dim) {
-  if (dim >= to.ndim() || is_cut(to, dim)) return std::nullopt;
+  if (dim >= to.ndim() || is_cut(to, dim)) {
+    return std::nullopt;
+  }
   for (int64_t axis = 0; axis < from.mesh.ndim(); ++axis) {
-    if (!from.placements[axis].is_partial() || !to.placements[axis].is_replicate() || to.sizes[dim] < from.mesh.axis(axis).size) continue;
+    if (!from.placements[axis].is_partial() || !to.placements[axis].is_replicate() ||
+        to.sizes[dim] < from.mesh.axis(axis).size) {
+      continue;
+    }
     Placements parts = to.placements;
     parts[axis] = layout::Shard(static_cast<int>(dim));
     return parts;
@@ -35,7 +42,9 @@ std::optional<Placements> merged_into_parts(const SpecData& from, const SpecData
   return std::nullopt;
 }
 
-std::string in_plan(const std::string& parameter, const std::string& what) { return "plan: \"" + folded_name(parameter) + "\" " + what; }
+std::string in_plan(const std::string& parameter, const std::string& what) {
+  return "plan: \"" + folded_name(parameter) + "\" " + what;
+}
 
 std::string in_program(const std::string& argument, const std::string& layout) {
   return base::redistribute_line(argument.empty() || argument == "result" ? "x" : argument, layout);
@@ -63,7 +72,9 @@ void advise_merge(const Place& place, const SpecData& from, const SpecData& to, 
 void advise(const Place& place, const SpecData& from, const SpecData& to, Redistribution& move) {
   const bool is_backward = place.phase == OpPhase::kBackward;
   if (from.has_partial) {
-    if (place.phase == OpPhase::kForward) advise_merge(place, from, to, move);
+    if (place.phase == OpPhase::kForward) {
+      advise_merge(place, from, to, move);
+    }
   } else if (!move.parameter.empty()) {
     set(move, Remedy::kStore, in_plan(move.parameter, move.to));
   } else if (is_backward) {

@@ -1,4 +1,5 @@
-// What `explain` has seen: operators with their layouts, redistributions, bytes and time; and what to write where they cost most.
+// What `explain` has seen: operators with their layouts, redistributions, bytes and time; and what to write where they
+// cost most.
 #pragma once
 
 #include <cstdint>
@@ -16,18 +17,19 @@ enum class Remedy : uint8_t {
   kStore,      // keep the parameter as the operator wants it
   kOnce,       // make the operand so once, before what reads it
   kKeep,       // keep the forward value as its gradient comes
-  kPlanPart,   // have the plan merge into parts of the sequence (sequence parallelism): as many bytes, less work and memory between
+  kPlanPart,   // have the plan merge into parts of the sequence (sequence parallelism): as many bytes, less work and
+               // memory between
   kMergePart,  // merge into parts where the value is made: half of the bytes, if nothing needs it whole
 };
 
 // One redistribution of an operator: planned (a plan's wish, the operator's rule) or written by the program.
 struct Redistribution {
   std::string from = {}, to = {};  // `{tp: P}`, `{tp: R}`
-  std::string argument = {};  // of the operator; `result`; empty: not known
-  std::string parameter = {};  // the name, if the argument is one
-  bool is_gradient = false;    // of an operator of backward: else a value of forward
-  std::string collectives = {};  // `reduce_scatter dp, all_gather tp`
-  std::string line = {};  // to write; empty: none
+  std::string argument = {};       // of the operator; `result`; empty: not known
+  std::string parameter = {};      // the name, if the argument is one
+  bool is_gradient = false;        // of an operator of backward: else a value of forward
+  std::string collectives = {};    // `reduce_scatter dp, all_gather tp`
+  std::string line = {};           // to write; empty: none
   Remedy remedy = Remedy::kNone;
   int64_t count = 0;             // over all calls
   int64_t collective_calls = 0;  // as the ledger counts them
@@ -38,12 +40,12 @@ struct Redistribution {
 // Calls of one operator in one place with the same layouts and redistributions.
 struct ExplainedCall {
   Place place = {};
-  std::string op = {};                                  // `aten::mm`; what the program called, if it is no operator: `redistribute`
+  std::string op = {};  // `aten::mm`; what the program called, if it is no operator: `redistribute`
   std::vector<std::string> inputs = {}, outputs = {};  // the DTensors: `Float[8, 16] {dp: S(0)}`
   std::vector<Redistribution> moves = {};
   bool is_op = true;
   int64_t calls = 0;
-  double seconds = 0;        // inside of it, waiting for other ranks included, without operators that it calls
+  double seconds = 0;  // inside of it, waiting for other ranks included, without operators that it calls
   int64_t bytes() const;
   int64_t redistributions() const;
 };
@@ -60,7 +62,7 @@ struct Worst {
   Redistribution move = {};
   Place place = {};
   std::string op = {};
-  int64_t operators = 0;    // that needed it
+  int64_t operators = 0;     // that needed it
   std::string text() const;  // the line to write, and why
 };
 
@@ -81,9 +83,11 @@ struct ExplainReport {
   // The same with `*` for the numbers in module and parameter names, and alike calls merged.
   ExplainReport folded() const;
 
-  // Folded tables for people: totals, the worst redistributions, modules, operators. No line is longer than `width` characters.
+  // Folded tables for people: totals, the worst redistributions, modules, operators. No line is longer than `width`
+  // characters.
   std::string text(size_t width = 160) const;
-  // Everything, not folded: {"rank", "world_size", "bytes", "seconds", "redistributions", "calls": [...], "modules": [...], "worst": [...]}.
+  // Everything, not folded: {"rank", "world_size", "bytes", "seconds", "redistributions", "calls": [...], "modules":
+  // [...], "worst": [...]}.
   std::string json() const;
 };
 

@@ -22,8 +22,9 @@ namespace {
 
 // Memory that nobody has written yet.
 bool has_no_value(const std::string& op) {
-  static const std::unordered_set<std::string> names = {"aten::empty.memory_format", "aten::empty_like", "aten::empty_strided", "aten::new_empty",
-                                                        "aten::new_empty_strided", "aten::resize_"};
+  static const std::unordered_set<std::string> names = {"aten::empty.memory_format", "aten::empty_like",
+                                                        "aten::empty_strided",       "aten::new_empty",
+                                                        "aten::new_empty_strided",   "aten::resize_"};
   return names.contains(op);
 }
 
@@ -32,15 +33,20 @@ at::Tensor part_of(const at::Tensor& tensor) {
   at::Tensor part = tensor;
   if (is_dtensor(tensor)) {
     const Meta& meta = *meta_of(tensor);
-    if (meta.is_pending()) return {};
+    if (meta.is_pending()) {
+      return {};
+    }
     part = meta.local;
   }
-  const bool can_be_bad = part.defined() && (part.is_floating_point() || part.is_complex()) && part.layout() == at::kStrided;
+  const bool can_be_bad =
+      part.defined() && (part.is_floating_point() || part.is_complex()) && part.layout() == at::kStrided;
   return can_be_bad ? part.detach() : at::Tensor();
 }
 
 std::string layout_text(const at::Tensor& tensor) {
-  if (!is_dtensor(tensor)) return c10::str(tensor.scalar_type(), tensor.sizes(), " plain");
+  if (!is_dtensor(tensor)) {
+    return c10::str(tensor.scalar_type(), tensor.sizes(), " plain");
+  }
   return text_of(*meta_of(tensor)->spec);
 }
 
@@ -62,24 +68,32 @@ struct PlainScope {
 }  // namespace
 
 std::string NanFinding::text() const {
-  return c10::str(op, " gave ", is_nan ? "NaN" : "an infinity", " on rank ", rank, " (", count, " of ", elements, " elements of its part, operator ",
-                  number, ", ", name_of(place.phase), ", ", str(place), "); its operands had none: ", layouts);
+  return c10::str(op, " gave ", is_nan ? "NaN" : "an infinity", " on rank ", rank, " (", count, " of ", elements,
+                  " elements of its part, operator ", number, ", ", name_of(place.phase), ", ", str(place),
+                  "); its operands had none: ", layouts);
 }
 
 NanFinder::NanFinder(FindNanOptions options)
-    : state_(RankState::require()), previous_(state_.observer), action_(options.action), places_(std::move(options.locate)) {
+    : state_(RankState::require()),
+      previous_(state_.observer),
+      action_(options.action),
+      places_(std::move(options.locate)) {
   state_.observer = this;
 }
 
 NanFinder::~NanFinder() { stop(); }
 
 void NanFinder::stop() {
-  if (RankState::current() == &state_ && state_.observer == this) state_.observer = previous_;
+  if (RankState::current() == &state_ && state_.observer == this) {
+    state_.observer = previous_;
+  }
 }
 
 void NanFinder::add(Badness& all, const at::Tensor& tensor) {
   const at::Tensor part = part_of(tensor);
-  if (!part.defined() || at::isfinite(part).all().item<bool>()) return;
+  if (!part.defined() || at::isfinite(part).all().item<bool>()) {
+    return;
+  }
   const bool has_nan = at::isnan(part).any().item<bool>();
   all.has_nan |= has_nan;
   all.has_infinity |= !has_nan || at::isinf(part).any().item<bool>();
@@ -89,7 +103,9 @@ NanFinder::Badness NanFinder::of(c10::ArrayRef<c10::IValue> values) {
   Badness all;
   for_each_tensor(values, [&](const at::Tensor& tensor, int, int) { add(all, tensor); });
   for (const c10::IValue& value : values) {
-    if (!value.isDouble()) continue;
+    if (!value.isDouble()) {
+      continue;
+    }
     all.has_nan |= std::isnan(value.toDouble());
     all.has_infinity |= std::isinf(value.toDouble());
   }
@@ -110,7 +126,9 @@ void NanFinder::on_begin(RankState& state, const OpInfo& info, c10::ArrayRef<c10
 
 void NanFinder::on_results(RankState& state, const OpInfo& info, c10::ArrayRef<c10::IValue> results) {
   places_.end(open_.back().place);
-  if (found_ || has_no_value(info.name)) return;
+  if (found_ || has_no_value(info.name)) {
+    return;
+  }
   {
     const PlainScope plain;
     look_at(state, info, results);
@@ -122,14 +140,24 @@ void NanFinder::look_at(RankState& state, const OpInfo& info, c10::ArrayRef<c10:
   for_each_tensor(results, [&](const at::Tensor& result, int, int) {
     Badness made;
     add(made, result);
-    if (found_ || (!made.has_nan && !made.has_infinity)) return;
+    if (found_ || (!made.has_nan && !made.has_infinity)) {
+      return;
+    }
     const Open& open = open_.back();
     const Badness given = open.given ? *open.given : of(open.args);
-    if (made.has_nan ? given.has_nan : given.has_nan || given.has_infinity) return;
+    if (made.has_nan ? given.has_nan : given.has_nan || given.has_infinity) {
+      return;
+    }
     const at::Tensor part = part_of(result);
     const at::Tensor bad = made.has_nan ? at::isnan(part) : at::isinf(part);
-    found_ = {.op = info.name, .place = *open.place, .number = open.number, .rank = state.ctx.rank, .is_nan = made.has_nan,
-              .count = bad.sum().item<int64_t>(), .elements = part.numel(), .layouts = layouts_text(info, open.args, result)};
+    found_ = {.op = info.name,
+              .place = *open.place,
+              .number = open.number,
+              .rank = state.ctx.rank,
+              .is_nan = made.has_nan,
+              .count = bad.sum().item<int64_t>(),
+              .elements = part.numel(),
+              .layouts = layouts_text(info, open.args, result)};
   });
 }
 
@@ -144,7 +172,9 @@ std::optional<std::string> NanFinder::first() {
   const at::Tensor best = at::full({1}, found_ ? found_->number * world.size() + world.rank() : kNone, integers);
   world.all_reduce(best, comm::ReduceOp::kMin)->wait();
   const int64_t winner = best.item<int64_t>();
-  if (winner == kNone) return std::nullopt;
+  if (winner == kNone) {
+    return std::nullopt;
+  }
   const int64_t root = winner % world.size();
   std::string text = root == world.rank() ? found_->text() : std::string();
   const at::Tensor length = at::full({1}, static_cast<int64_t>(text.size()), integers);

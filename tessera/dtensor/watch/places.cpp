@@ -21,7 +21,9 @@ Read read_by(c10::ArrayRef<c10::IValue> args) {
   Read read;
   for_each_tensor(args, [&](const at::Tensor& tensor, int, int) {
     const ParameterInfo* next = is_dtensor(tensor) ? meta_of(tensor)->parameter : nullptr;
-    if (!next) return;
+    if (!next) {
+      return;
+    }
     read.is_mixed |= read.parameter && module_of(read.parameter->name) != module_of(next->name);
     read.parameter = next;
   });
@@ -54,12 +56,16 @@ const Place* Places::begin(RankState& state, c10::ArrayRef<c10::IValue> args) {
   const Read read = read_by(args);
   start_pass(state);
   const auto node = torch::autograd::get_current_node();
-  if (read.parameter && (!node || state.recomputing)) parameter_ = read.is_mixed ? nullptr : read.parameter;
+  if (read.parameter && (!node || state.recomputing)) {
+    parameter_ = read.is_mixed ? nullptr : read.parameter;
+  }
   return here(state);
 }
 
 void Places::start_pass(RankState& state) {
-  if (state.sites.passes == pass_) return;
+  if (state.sites.passes == pass_) {
+    return;
+  }
   pass_ = state.sites.passes;
   parameter_ = nullptr;
   after_backward_ = false;
@@ -68,13 +74,21 @@ void Places::start_pass(RankState& state) {
 const Place* Places::here(RankState& state) {
   start_pass(state);
   const auto node = torch::autograd::get_current_node();
-  if (node && modules_.empty() && !state.recomputing) return of_backward(*node);
+  if (node && modules_.empty() && !state.recomputing) {
+    return of_backward(*node);
+  }
   const bool is_update = !node && after_backward_ && modules_.empty() && !at::GradMode::is_enabled();
-  if (!node && !is_update) after_backward_ = false;
+  if (!node && !is_update) {
+    after_backward_ = false;
+  }
   const OpPhase phase = node ? OpPhase::kBackward : is_update ? OpPhase::kUpdate : OpPhase::kForward;
   const std::string parameter = name_or_nothing(parameter_);
   const bool is_by_parameter = is_update || !names_modules_;
-  return intern({phase, !modules_.empty() ? modules_.back() : is_by_parameter ? module_of(parameter) : std::string(), line(), parameter});
+  return intern({phase,
+                 !modules_.empty() ? modules_.back()
+                 : is_by_parameter ? module_of(parameter)
+                                   : std::string(),
+                 line(), parameter});
 }
 
 const Place* Places::of_backward(const torch::autograd::Node& node) {
@@ -92,7 +106,9 @@ const Place* Places::of_backward(const torch::autograd::Node& node) {
 }
 
 void Places::end(const Place* place) {
-  if (place->phase == OpPhase::kForward && at::GradMode::is_enabled()) of_node_.try_emplace(at::sequence_number::peek() - 1, place);
+  if (place->phase == OpPhase::kForward && at::GradMode::is_enabled()) {
+    of_node_.try_emplace(at::sequence_number::peek() - 1, place);
+  }
 }
 
 }  // namespace tessera::dtensor

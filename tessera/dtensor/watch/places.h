@@ -35,9 +35,9 @@ std::string module_of(const std::string& parameter);
 
 // Follows one rank's program from operator to operator; for observers of operators.
 //
-// The module is the innermost one that `enter` named. A program that never names one (C++ modules have no hooks), and an update, are in the
-// module whose parameter they read last. An operator of backward stands where the forward operator does whose derivative it is. The update is what
-// runs without gradients after backward.
+// The module is the innermost one that `enter` named. A program that never names one (C++ modules have no hooks), and
+// an update, are in the module whose parameter they read last. An operator of backward stands where the forward
+// operator does whose derivative it is. The update is what runs without gradients after backward.
 class Places {
  public:
   // The line of the program that runs now; empty if it has none.
@@ -49,7 +49,9 @@ class Places {
     names_modules_ = true;
   }
   void leave() {
-    if (!modules_.empty()) modules_.pop_back();
+    if (!modules_.empty()) {
+      modules_.pop_back();
+    }
   }
 
   // The place of the call that begins. Valid as long as this lives; equal places are one pointer.

@@ -26,8 +26,8 @@ std::unique_ptr<T[]> make_array(int64_t count) {
 
 // Query rows [begin, begin + rows) of one head against keys [0, keys).
 //
-// Under a causal mask `keys` may end with the last that any of the rows sees: what lies beyond would add zeros to the sums.
-// That gives the same bits unless something is not finite or a sum is -0, to which adding zeros matters.
+// Under a causal mask `keys` may end with the last that any of the rows sees: what lies beyond would add zeros to the
+// sums. That gives the same bits unless something is not finite or a sum is -0, to which adding zeros matters.
 struct Block {
   int64_t sample, head, begin, rows, keys;
 };
@@ -41,9 +41,12 @@ class HeadRows {
   bool make_weights(T* weights) const {
     const AttentionShape& s = call_.shape;
     const int64_t n = block_.keys;
-    run_product(Product<T>{.m = block_.rows, .n = n, .k = s.width, .a = queries(), .b = {key(), 1, call_.k.row}, .out = {weights, n, 1}});
+    run_product(Product<T>{
+        .m = block_.rows, .n = n, .k = s.width, .a = queries(), .b = {key(), 1, call_.k.row}, .out = {weights, n, 1}});
     bool is_ordinary = true;
-    for (int64_t r = 0; r < block_.rows; ++r) is_ordinary = std::isfinite(table_.attention_weights(row(r), weights + r * n)) && is_ordinary;
+    for (int64_t r = 0; r < block_.rows; ++r) {
+      is_ordinary = std::isfinite(table_.attention_weights(row(r), weights + r * n)) && is_ordinary;
+    }
     return is_ordinary;
   }
 
@@ -52,7 +55,9 @@ class HeadRows {
     const int64_t n = block_.keys;
     for (int64_t r = 0; r < block_.rows; ++r) {
       const T* keep = row(r).keep;
-      for (int64_t j = 0; j < n; ++j) kept[r * n + j] = weights[r * n + j] * keep[j];
+      for (int64_t j = 0; j < n; ++j) {
+        kept[r * n + j] = weights[r * n + j] * keep[j];
+      }
     }
   }
 
@@ -60,8 +65,12 @@ class HeadRows {
   bool make_slopes(Heads<const T> grad, const T* weights, T* slopes) const {
     const AttentionShape& s = call_.shape;
     const int64_t n = block_.keys;
-    run_product(Product<T>{.m = block_.rows, .n = n, .k = s.value_width, .a = {grad.at(block_.sample, block_.head, block_.begin), grad.row, 1},
-                           .b = {value(), 1, call_.v.row}, .out = {slopes, n, 1}});
+    run_product(Product<T>{.m = block_.rows,
+                           .n = n,
+                           .k = s.value_width,
+                           .a = {grad.at(block_.sample, block_.head, block_.begin), grad.row, 1},
+                           .b = {value(), 1, call_.v.row},
+                           .out = {slopes, n, 1}});
     bool is_ordinary = true;
     for (int64_t r = 0; r < block_.rows; ++r) {
       const T sum = table_.attention_slopes(row(r), weights + r * n, slopes + r * n);
@@ -71,12 +80,22 @@ class HeadRows {
   }
 
   // out = factors times the keys' rows of `other`, which are `width` wide. False if the keys must not have been cut.
-  bool sum_over_keys(const T* factors, const T* other, int64_t other_row, int64_t width, T* out, int64_t out_row) const {
-    run_product(Product<T>{.m = block_.rows, .n = width, .k = block_.keys, .a = {factors, block_.keys, 1}, .b = {other, other_row, 1},
-                           .out = {out, out_row, 1}, .leaf = call_.key_leaf});
-    if (block_.keys == call_.shape.keys) return true;
+  bool sum_over_keys(const T* factors, const T* other, int64_t other_row, int64_t width, T* out,
+                     int64_t out_row) const {
+    run_product(Product<T>{.m = block_.rows,
+                           .n = width,
+                           .k = block_.keys,
+                           .a = {factors, block_.keys, 1},
+                           .b = {other, other_row, 1},
+                           .out = {out, out_row, 1},
+                           .leaf = call_.key_leaf});
+    if (block_.keys == call_.shape.keys) {
+      return true;
+    }
     for (int64_t r = 0; r < block_.rows; ++r) {
-      if (table_.has_minus_zero(width, out + r * out_row)) return false;
+      if (table_.has_minus_zero(width, out + r * out_row)) {
+        return false;
+      }
     }
     return true;
   }
@@ -90,8 +109,15 @@ class HeadRows {
 
   AttentionRow<T> row(int64_t r) const {
     const int64_t i = block_.begin + r, n = block_.keys;
-    const auto at = [&](const auto& heads) { return heads.data == nullptr ? nullptr : heads.at(block_.sample, block_.head, i); };
-    return {n, call_.is_causal ? std::min(n, i + 1) : n, static_cast<T>(call_.scale), at(call_.allowed), at(call_.added), at(call_.keep)};
+    const auto at = [&](const auto& heads) {
+      return heads.data == nullptr ? nullptr : heads.at(block_.sample, block_.head, i);
+    };
+    return {n,
+            call_.is_causal ? std::min(n, i + 1) : n,
+            static_cast<T>(call_.scale),
+            at(call_.allowed),
+            at(call_.added),
+            at(call_.keep)};
   }
 
   const Attention<T>& call_;
@@ -102,7 +128,9 @@ class HeadRows {
 template <typename T>
 bool is_finite(Heads<const T> x, int64_t sample, int64_t head, int64_t rows, int64_t width) {
   bool result = true;
-  for (int64_t p = 0; p < rows && result; ++p) result = table<T>().is_finite(width, x.at(sample, head, p));
+  for (int64_t p = 0; p < rows && result; ++p) {
+    result = table<T>().is_finite(width, x.at(sample, head, p));
+  }
   return result;
 }
 
@@ -112,12 +140,14 @@ int64_t cut_keys(const AttentionShape& s, bool is_cut, int64_t end) { return is_
 template <typename T>
 void verify(const Attention<T>& call) {
   const AttentionShape& s = call.shape;
-  TESSERA_CHECK(s.batch >= 0 && s.queries >= 0 && s.keys >= 0 && s.width >= 0 && s.value_width >= 0 && s.heads >= 0 && call.key_leaf >= 0,
-                "[attention] batch ", s.batch, ", ", s.heads, " heads, ", s.queries, " queries, ", s.keys, " keys, widths ", s.width, " and ",
-                s.value_width, ", leaves of ", call.key_leaf, ": one is negative");
-  TESSERA_CHECK(s.heads == 0 || (s.key_heads > 0 && s.heads % s.key_heads == 0), "[attention] ", s.heads, " query heads in groups of ", s.key_heads,
-                " key heads; accepted: a multiple");
-  const int masks = (call.is_causal ? 1 : 0) + (call.allowed.data != nullptr ? 1 : 0) + (call.added.data != nullptr ? 1 : 0);
+  TESSERA_CHECK(s.batch >= 0 && s.queries >= 0 && s.keys >= 0 && s.width >= 0 && s.value_width >= 0 && s.heads >= 0 &&
+                    call.key_leaf >= 0,
+                "[attention] batch ", s.batch, ", ", s.heads, " heads, ", s.queries, " queries, ", s.keys,
+                " keys, widths ", s.width, " and ", s.value_width, ", leaves of ", call.key_leaf, ": one is negative");
+  TESSERA_CHECK(s.heads == 0 || (s.key_heads > 0 && s.heads % s.key_heads == 0), "[attention] ", s.heads,
+                " query heads in groups of ", s.key_heads, " key heads; accepted: a multiple");
+  const int masks =
+      (call.is_causal ? 1 : 0) + (call.allowed.data != nullptr ? 1 : 0) + (call.added.data != nullptr ? 1 : 0);
   TESSERA_CHECK(masks <= 1, "[attention] takes one of is_causal, allowed and added, not ", masks);
 }
 
@@ -125,8 +155,12 @@ template <typename T>
 bool run_block(const Attention<T>& call, const Block& block, T* weights, Heads<T> out) {
   const HeadRows<T> rows(call, block);
   bool is_right = rows.make_weights(weights);
-  if (call.keep.data != nullptr) rows.apply_keep(weights, weights);
-  is_right = rows.sum_over_keys(weights, rows.value(), call.v.row, call.shape.value_width, out.at(block.sample, block.head, block.begin), out.row) && is_right;
+  if (call.keep.data != nullptr) {
+    rows.apply_keep(weights, weights);
+  }
+  is_right = rows.sum_over_keys(weights, rows.value(), call.v.row, call.shape.value_width,
+                                out.at(block.sample, block.head, block.begin), out.row) &&
+             is_right;
   return is_right || block.keys == call.shape.keys;
 }
 
@@ -138,7 +172,9 @@ class Tree {
 
   // Where the next piece goes. Valid until the next call.
   T* push() {
-    if (used_ == waiting_.size()) waiting_.push_back(make_array<T>(size_));
+    if (used_ == waiting_.size()) {
+      waiting_.push_back(make_array<T>(size_));
+    }
     return waiting_[used_++].get();
   }
 
@@ -147,7 +183,9 @@ class Tree {
     for (; closes > 0; --closes, --used_) {
       T* left = waiting_[used_ - 2].get();
       const T* right = waiting_[used_ - 1].get();
-      for (int64_t i = 0; i < size_; ++i) left[i] = left[i] + right[i];
+      for (int64_t i = 0; i < size_; ++i) {
+        left[i] = left[i] + right[i];
+      }
     }
   }
 
@@ -164,11 +202,17 @@ template <typename T>
 class HeadBackward {
  public:
   HeadBackward(const Attention<T>& call, Heads<const T> grad, const AttentionGradients<T>& out)
-      : call_(call), grad_(grad), out_(out), s_(call.shape), order_(detail::make_order(s_.queries, leaf(), 0, kChainSteps)) {
+      : call_(call),
+        grad_(grad),
+        out_(out),
+        s_(call.shape),
+        order_(detail::make_order(s_.queries, leaf(), 0, kChainSteps)) {
     const int64_t most = std::min(kChainSteps, s_.queries) * s_.keys;
     weights_ = make_array<T>(most);
     slopes_ = make_array<T>(most);
-    if (call.keep.data != nullptr) kept_ = make_array<T>(most);
+    if (call.keep.data != nullptr) {
+      kept_ = make_array<T>(most);
+    }
   }
 
   void run(int64_t sample, int64_t head, bool is_cut, Tree<T>& dk, Tree<T>& dv) {
@@ -194,7 +238,9 @@ class HeadBackward {
   bool run_rows(const Block& block) {
     const HeadRows<T> rows(call_, block);
     bool is_right = rows.make_weights(weights_.get());
-    if (call_.keep.data != nullptr) rows.apply_keep(weights_.get(), kept_.get());
+    if (call_.keep.data != nullptr) {
+      rows.apply_keep(weights_.get(), kept_.get());
+    }
     is_right = rows.make_slopes(grad_, weights_.get(), slopes_.get()) && is_right;
     T* dq = out_.q.at(block.sample, block.head, block.begin);
     is_right = rows.sum_over_keys(slopes_.get(), rows.key(), call_.k.row, s_.width, dq, out_.q.row) && is_right;
@@ -203,7 +249,12 @@ class HeadBackward {
 
   // One piece: out = factors^T times rows of `other`; +0 for the keys that were cut.
   void sum_over_queries(const Block& block, const T* factors, Matrices<const T> other, int64_t width, T* out) const {
-    run_product(Product<T>{.m = block.keys, .n = width, .k = block.rows, .a = {factors, 1, block.keys}, .b = other, .out = {out, width, 1}});
+    run_product(Product<T>{.m = block.keys,
+                           .n = width,
+                           .k = block.rows,
+                           .a = {factors, 1, block.keys},
+                           .b = other,
+                           .out = {out, width, 1}});
     std::fill(out + block.keys * width, out + s_.keys * width, T(0));
   }
 
@@ -217,12 +268,15 @@ class HeadBackward {
 
 // Position by position, the sum of the query heads' parts.
 template <typename T>
-void add_group(const std::vector<Tree<T>>& parts, int64_t leaf, int64_t positions, int64_t width, T* out, int64_t out_row) {
+void add_group(const std::vector<Tree<T>>& parts, int64_t leaf, int64_t positions, int64_t width, T* out,
+               int64_t out_row) {
   const auto times = static_cast<int64_t>(parts.size());
   std::vector<T> terms(static_cast<size_t>(width * times));
   for (int64_t p = 0; p < positions; ++p, out += out_row) {
     for (int64_t t = 0; t < times; ++t) {
-      for (int64_t e = 0; e < width; ++e) terms[static_cast<size_t>(e * times + t)] = parts[static_cast<size_t>(t)].root()[p * width + e];
+      for (int64_t e = 0; e < width; ++e) {
+        terms[static_cast<size_t>(e * times + t)] = parts[static_cast<size_t>(t)].root()[p * width + e];
+      }
     }
     if (times == 1) {
       std::copy(terms.begin(), terms.end(), out);
@@ -248,10 +302,13 @@ void attention(const Attention<T>& call, Heads<T> out) {
       const int64_t head = i / blocks, first = i % blocks * rows;
       Block block{head / s.heads, head % s.heads, first, std::min(rows, s.queries - first), 0};
       if (std::exchange(checked, head) != head) {
-        is_cut = call.is_causal && is_finite(call.v, block.sample, block.head / (s.heads / s.key_heads), s.keys, s.value_width);
+        is_cut = call.is_causal &&
+                 is_finite(call.v, block.sample, block.head / (s.heads / s.key_heads), s.keys, s.value_width);
       }
       block.keys = cut_keys(s, is_cut, first + block.rows);
-      if (run_block(call, block, weights.get(), out)) continue;
+      if (run_block(call, block, weights.get(), out)) {
+        continue;
+      }
       block.keys = s.keys;
       run_block(call, block, weights.get(), out);
     }
@@ -261,10 +318,12 @@ void attention(const Attention<T>& call, Heads<T> out) {
 template <typename T>
 void attention_backward(const Attention<T>& call, Heads<const T> grad, const AttentionGradients<T>& out) {
   verify(call);
-  TESSERA_CHECK(out.query_leaf >= 0 && out.group_leaf >= 0, "[attention_backward] leaves of ", out.query_leaf, " queries and ", out.group_leaf,
-                " heads: must be 0 (one leaf) or more");
+  TESSERA_CHECK(out.query_leaf >= 0 && out.group_leaf >= 0, "[attention_backward] leaves of ", out.query_leaf,
+                " queries and ", out.group_leaf, " heads: must be 0 (one leaf) or more");
   const AttentionShape& s = call.shape;
-  if (s.heads == 0) return;
+  if (s.heads == 0) {
+    return;
+  }
   const int64_t times = s.heads / s.key_heads, group_leaf = out.group_leaf == 0 ? kWholeRow : out.group_leaf;
   parallel_for(s.batch * s.key_heads, 1, [&](int64_t begin, int64_t end) {
     HeadBackward<T> backward(call, grad, out);
@@ -286,8 +345,8 @@ void attention_backward(const Attention<T>& call, Heads<const T> grad, const Att
   });
 }
 
-#define TESSERA_INSTANTIATE(T)                               \
-  template void attention(const Attention<T>&, Heads<T>);   \
+#define TESSERA_INSTANTIATE(T)                            \
+  template void attention(const Attention<T>&, Heads<T>); \
   template void attention_backward(const Attention<T>&, Heads<const T>, const AttentionGradients<T>&);
 TESSERA_INSTANTIATE(float)
 TESSERA_INSTANTIATE(double)

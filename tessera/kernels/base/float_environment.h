@@ -9,9 +9,9 @@
 
 namespace tessera::kernels {
 
-// While it lives, this thread rounds to nearest, keeps denormals and traps nothing; then the caller's environment is back,
-// its exception flags included. On x86-64 that is MXCSR: kernels use no x87 unit. A few nanoseconds. It belongs to one
-// thread: parallel_for makes one in each of its own.
+// While it lives, this thread rounds to nearest, keeps denormals and traps nothing; then the caller's environment is
+// back, its exception flags included. On x86-64 that is MXCSR: kernels use no x87 unit. A few nanoseconds. It belongs
+// to one thread: parallel_for makes one in each of its own.
 class FloatEnvironment {
  public:
 #if defined(__x86_64__)

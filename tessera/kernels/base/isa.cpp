@@ -51,17 +51,15 @@ bool is_supported(Isa isa) {
     case Isa::kScalar: return true;
     case Isa::kAvx2: return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
     case Isa::kAvx512:
-      return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
-             __builtin_cpu_supports("avx512vl") && is_supported(Isa::kAvx2);
+      return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+             __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") && is_supported(Isa::kAvx2);
   }
   TESSERA_ASSERT(false, "Isa ", static_cast<int>(isa));
 }
 
 #else
 
-bool is_supported(Isa isa) {
-  return isa == Isa::kScalar;
-}
+bool is_supported(Isa isa) { return isa == Isa::kScalar; }
 
 #endif
 
@@ -75,9 +73,7 @@ std::vector<Isa> supported_isas() {
   return result;
 }
 
-Isa best_isa() {
-  return supported_isas().back();
-}
+Isa best_isa() { return supported_isas().back(); }
 
 Isa current_isa() {
   const int now = scoped.load(std::memory_order_relaxed);
@@ -89,12 +85,11 @@ Isa current_isa() {
 }
 
 ScopedIsa::ScopedIsa(Isa isa) : before_(scoped.load()) {
-  TESSERA_CHECK(is_supported(isa), "[kernels] ScopedIsa(", name_of(isa), "); this processor and build run ", supported_names());
+  TESSERA_CHECK(is_supported(isa), "[kernels] ScopedIsa(", name_of(isa), "); this processor and build run ",
+                supported_names());
   scoped.store(static_cast<int>(isa));
 }
 
-ScopedIsa::~ScopedIsa() {
-  scoped.store(before_);
-}
+ScopedIsa::~ScopedIsa() { scoped.store(before_); }
 
 }  // namespace tessera::kernels

@@ -21,8 +21,8 @@ std::vector<Isa> supported_isas();
 // The widest that is supported.
 Isa best_isa();
 
-// What kernels use now: the innermost ScopedIsa, or else the environment variable TESSERA_ISA (read once, at the first call),
-// or else best_isa(). Throws ConfigError if TESSERA_ISA names none or one that is not supported. Thread-safe.
+// What kernels use now: the innermost ScopedIsa, or else the environment variable TESSERA_ISA (read once, at the first
+// call), or else best_isa(). Throws ConfigError if TESSERA_ISA names none or one that is not supported. Thread-safe.
 Isa current_isa();
 
 // While it lives, kernels of the whole process use `isa`: for tests and benchmarks. Throws if `isa` is not supported.

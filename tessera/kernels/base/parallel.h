@@ -12,13 +12,14 @@ using RangeBody = void (*)(const void* context, int64_t begin, int64_t end);
 void run_parallel(int64_t count, int64_t grain, RangeBody body, const void* context);
 }  // namespace detail
 
-// Calls body(begin, end) for disjoint ranges that together are [0, count), on up to thread_count() threads, each range (but
-// the last) of at least `grain` items. Every call runs in the FloatEnvironment. Returns when all have; the first exception
-// of a body is thrown again. No call for count 0.
+// Calls body(begin, end) for disjoint ranges that together are [0, count), on up to thread_count() threads, each range
+// (but the last) of at least `grain` items. Every call runs in the FloatEnvironment. Returns when all have; the first
+// exception of a body is thrown again. No call for count 0.
 template <typename Body>
 void parallel_for(int64_t count, int64_t grain, const Body& body) {
   detail::run_parallel(
-      count, grain, [](const void* context, int64_t begin, int64_t end) { (*static_cast<const Body*>(context))(begin, end); }, &body);
+      count, grain,
+      [](const void* context, int64_t begin, int64_t end) { (*static_cast<const Body*>(context))(begin, end); }, &body);
 }
 
 }  // namespace tessera::kernels

@@ -1,7 +1,7 @@
 // What each instruction set implements: one table of functions for each element type. Internal to this floor.
 //
-// Shapes, orders of sums and meanings are those of the public functions of the same names, which cut the work over threads
-// and call these on the pieces. Functions of a range [begin, end) of columns leave the others alone.
+// Shapes, orders of sums and meanings are those of the public functions of the same names, which cut the work over
+// threads and call these on the pieces. Functions of a range [begin, end) of columns leave the others alone.
 #pragma once
 
 #include <cstdint>
@@ -52,7 +52,8 @@ struct Table {
   void (*log_softmax_backward)(Shape, In grad, In y, Out dx);
   void (*cross_entropy_backward)(Shape, In x, const T* max, const T* sum, const T* grad, Out dx);
 
-  // x: scores to weights; grad: that of the weights to that of the scores. The sum by which, or which, a row was normed.
+  // x: scores to weights; grad: that of the weights to that of the scores. The sum by which, or which, a row was
+  // normed.
   T (*attention_weights)(const AttentionRow<T>&, T* x);
   T (*attention_slopes)(const AttentionRow<T>&, const T* weights, T* grad);
   bool (*is_finite)(int64_t n, const T* x);

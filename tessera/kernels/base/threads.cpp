@@ -9,13 +9,17 @@ namespace {
 thread_local int the_share = 0;  // 0: all that libtorch may use
 
 void set_libtorch(int count) {
-  if (at::get_num_threads() != count) at::set_num_threads(count);
+  if (at::get_num_threads() != count) {
+    at::set_num_threads(count);
+  }
 }
 
 }  // namespace
 
 OneThread::OneThread() : share_before_(the_share), libtorch_before_(at::get_num_threads()) {
-  if (the_share == 0) the_share = libtorch_before_;
+  if (the_share == 0) {
+    the_share = libtorch_before_;
+  }
   set_libtorch(1);
 }
 
@@ -25,13 +29,17 @@ OneThread::~OneThread() {
 }
 
 AllThreads::AllThreads() : libtorch_before_(at::get_num_threads()) {
-  if (the_share != 0) set_libtorch(the_share);
+  if (the_share != 0) {
+    set_libtorch(the_share);
+  }
 }
 
 AllThreads::~AllThreads() { set_libtorch(libtorch_before_); }
 
 int64_t thread_count() {
-  if (at::in_parallel_region()) return 1;
+  if (at::in_parallel_region()) {
+    return 1;
+  }
   return the_share != 0 ? the_share : at::get_num_threads();
 }
 

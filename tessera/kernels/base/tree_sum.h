@@ -13,13 +13,17 @@ class TreeSum {
  public:
   void add(T value) {
     int level = 0;
-    for (int64_t bits = count_++; bits & 1; bits >>= 1) value = waiting_[level++] + value;
+    for (int64_t bits = count_++; bits & 1; bits >>= 1) {
+      value = waiting_[level++] + value;
+    }
     waiting_[level] = value;
   }
 
   // +0 if nothing was added.
   T root() const {
-    if (count_ == 0) return T{};
+    if (count_ == 0) {
+      return T{};
+    }
     T value = waiting_[__builtin_ctzll(static_cast<uint64_t>(count_))];
     for (int64_t rest = count_ & (count_ - 1); rest != 0; rest &= rest - 1) {
       value = waiting_[__builtin_ctzll(static_cast<uint64_t>(rest))] + value;

@@ -69,9 +69,7 @@ struct VectorMath {
     return times_sigmoid(x, a, scaled_exp(-a));
   }
 
-  static V silu_backward(V grad, V x) {
-    return grad * logistic_slope(x, x, exp_below_zero(-magnitude(x)));
-  }
+  static V silu_backward(V grad, V x) { return grad * logistic_slope(x, x, exp_below_zero(-magnitude(x))); }
 
   // x Phi(x), in place, for packs side by side.
   template <int kPacks>
@@ -79,7 +77,9 @@ struct VectorMath {
     if constexpr (sizeof(T) == 4) {
       gelu_by_pieces(x);
     } else {
-      for (V& pack : x) pack = gelu_by_halves(pack);
+      for (V& pack : x) {
+        pack = gelu_by_halves(pack);
+      }
     }
   }
 
@@ -147,7 +147,8 @@ struct VectorMath {
     return (below ? small : large) * fma(factor, below ? large : small, splat<T>(1));
   }
 
-  // x times the logistic function of v or -v, likewise, for e = e^-|v| in two parts and a = |x|, cut off where the product underflows for negative x.
+  // x times the logistic function of v or -v, likewise, for e = e^-|v| in two parts and a = |x|, cut off where the
+  // product underflows for negative x.
   static V times_sigmoid(V x, V a, Scaled e) {
     const auto below = x < T(0);
     const V product = e.significand * -a;
@@ -162,7 +163,9 @@ struct VectorMath {
   static V polynomial(const T (&coefficients)[kCount], V x) {
     V result = splat(coefficients[kCount - 1]);
 #pragma GCC unroll 32
-    for (int i = kCount - 2; i >= 0; --i) result = fma(result, x, splat(coefficients[i]));
+    for (int i = kCount - 2; i >= 0; --i) {
+      result = fma(result, x, splat(coefficients[i]));
+    }
     return result;
   }
 
@@ -194,8 +197,8 @@ struct VectorMath {
     return a < F::kGeluEdge ? near : far;
   }
 
-  // x above zero, nothing below, less g e^(-a^2/2) m(a) for a = |x|, g = min(a, 1/2): m is a polynomial for each piece of the line, and pieces
-  // end where a + 1 is 1.5, 2, 3, 4, 6, 8 or 12. Each pack is one long chain.
+  // x above zero, nothing below, less g e^(-a^2/2) m(a) for a = |x|, g = min(a, 1/2): m is a polynomial for each piece
+  // of the line, and pieces end where a + 1 is 1.5, 2, 3, 4, 6, 8 or 12. Each pack is one long chain.
   template <int kPacks>
   static void gelu_by_pieces(V (&x)[kPacks]) {
     constexpr T kShift = Types::kRounder + kRaise + 127;  // brings 2^n / kLower out of the sum's last bits
@@ -223,7 +226,8 @@ struct VectorMath {
       const V centre = picked(F::kGeluPieces[0], piece[k]), beside = p[k] * t[k];
       const V rest = fma(r[k] * r[k], e[k], r[k]);
       const V tail = fma(beside + centre, rest, beside) + centre;
-      const V factor = min(splat(T(0.5)), a[k]) * reinterpret_cast<V>(reinterpret_cast<B>(shifted[k]) << Types::kMantissaBits);
+      const V factor =
+          min(splat(T(0.5)), a[k]) * reinterpret_cast<V>(reinterpret_cast<B>(shifted[k]) << Types::kMantissaBits);
       x[k] = fma(tail * factor, splat(-kLower), x[k] - min(x[k], V{}));  // x - x: NaN for minus infinity
     }
   }
@@ -232,10 +236,14 @@ struct VectorMath {
   static V picked(const T (&table)[8], B at) {
     V result;
     if constexpr (kWidth<T> >= 8) {
-      for (int j = 0; j < kWidth<T>; ++j) result[j] = table[j % 8];
+      for (int j = 0; j < kWidth<T>; ++j) {
+        result[j] = table[j % 8];
+      }
       result = __builtin_shuffle(result, at);
     } else {
-      for (int j = 0; j < kWidth<T>; ++j) result[j] = table[at[j] & 7];
+      for (int j = 0; j < kWidth<T>; ++j) {
+        result[j] = table[at[j] & 7];
+      }
     }
     return result;
   }

@@ -54,7 +54,8 @@ template <typename T>
 void dropout(int64_t n, const T* x, const bool* keep, double scale, T* y) {
   const auto run = table<T>().dropout;
   const T factor = static_cast<T>(scale);
-  parallel_for(n, kGrain, [=](int64_t begin, int64_t end) { run(end - begin, x + begin, keep + begin, factor, y + begin); });
+  parallel_for(n, kGrain,
+               [=](int64_t begin, int64_t end) { run(end - begin, x + begin, keep + begin, factor, y + begin); });
 }
 
 template void map(Function, int64_t, const float*, float*);

@@ -47,7 +47,9 @@ void dropout(int64_t n, const T* x, const bool* keep, T scale, T* y) {
   for_each_pack<T>(n, [=](int64_t at, auto access) {
     T mask[kWidth<T>] = {};
     const int64_t count = n - at < kWidth<T> ? n - at : kWidth<T>;
-    for (int64_t j = 0; j < count; ++j) mask[j] = static_cast<T>(keep[at + j]);
+    for (int64_t j = 0; j < count; ++j) {
+      mask[j] = static_cast<T>(keep[at + j]);
+    }
     access.store(y + at, (access.load(x + at) * load<T>(mask)) * scale);
   });
 }

@@ -1,7 +1,8 @@
-// One step of AdamW and of SGD on n elements. An element's bits depend on its own values alone, so shards give the whole's bits.
+// One step of AdamW and of SGD on n elements. An element's bits depend on its own values alone, so shards give the
+// whole's bits.
 //
-// The formulas are those of torch.optim with foreach=False, fused=False in their order; hyperparameters are computed in double
-// and rounded once. T is float or double. Arrays of one call do not overlap.
+// The formulas are those of torch.optim with foreach=False, fused=False in their order; hyperparameters are computed in
+// double and rounded once. T is float or double. Arrays of one call do not overlap.
 #pragma once
 
 #include <cstdint>
@@ -32,9 +33,9 @@ struct Sgd {
   bool nesterov = false;
 };
 
-// g = fma(weight_decay, parameter, grad); if momentum is not 0: buffer = fma(1 - dampening, g, buffer * momentum), then g is
-// the buffer, or with nesterov fma(momentum, buffer, g); parameter = fma(-lr, g, parameter).
-// Without momentum `buffer` may be null.
+// g = fma(weight_decay, parameter, grad); if momentum is not 0: buffer = fma(1 - dampening, g, buffer * momentum), then
+// g is the buffer, or with nesterov fma(momentum, buffer, g); parameter = fma(-lr, g, parameter). Without momentum
+// `buffer` may be null.
 template <typename T>
 void sgd_step(const Sgd& options, int64_t n, T* parameter, const T* grad, T* buffer);
 

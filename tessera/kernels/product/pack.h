@@ -1,4 +1,5 @@
-// Pack<T>: one vector register of T, with the operators of the compiler's vector types (+ - * / < ?: and a scalar operand).
+// Pack<T>: one vector register of T, with the operators of the compiler's vector types (+ - * / < ?: and a scalar
+// operand).
 //
 // For the sources of one instruction set alone, through pack_<isa>.h, which sets the width of a register and adds:
 //   fma(a, b, c)             rounds once
@@ -6,10 +7,11 @@
 //   max(a, b), min(a, b)     a > b ? a : b and a < b ? a : b, so that b passes if either is NaN
 //   load_first(from, count, fill), store_first(to, value, count)    the first `count` lanes, touching no other memory
 //   keep_first(count, value, other)    the first `count` lanes of value, the others of other
-//   scale(a, n)              a * 2^n rounded once, for whole n (up to 250 for float, 2000 for double, either sign) and a so
+//   scale(a, n)              a * 2^n rounded once, for whole n (up to 250 for float, 2000 for double, either sign) and
+//   a so
 //                            that a and a * 2^(n/2) are normal, or zero, or NaN
-// Everything is in an anonymous namespace and calls no function of the standard library: whatever is compiled here runs on
-// one instruction set only, and no other file may get to share it.
+// Everything is in an anonymous namespace and calls no function of the standard library: whatever is compiled here runs
+// on one instruction set only, and no other file may get to share it.
 #pragma once
 
 #include <cstdint>
@@ -27,7 +29,8 @@ struct PackTypes<float> {
   using Unaligned = float __attribute__((vector_size(TESSERA_REGISTER_BYTES), aligned(4), may_alias));
   static constexpr int kMantissaBits = 23;
   static constexpr int32_t kOne = 0x3F800000;  // the bits of 1
-  static constexpr float kRounder = 0x1.8p23f;  // x + kRounder - kRounder is x rounded to the nearest integer, ties to even
+  static constexpr float kRounder =
+      0x1.8p23f;  // x + kRounder - kRounder is x rounded to the nearest integer, ties to even
 };
 template <>
 struct PackTypes<double> {

@@ -37,7 +37,9 @@ inline Doubles load_first(const double* from, int64_t count, Doubles fill) {
 inline Floats keep_first(int64_t count, Floats value, Floats other) {
   return first_lanes(static_cast<int>(count), value) ? value : other;
 }
-inline Doubles keep_first(int64_t count, Doubles value, Doubles other) { return first_lanes(count, value) ? value : other; }
+inline Doubles keep_first(int64_t count, Doubles value, Doubles other) {
+  return first_lanes(count, value) ? value : other;
+}
 inline void store_first(float* to, Floats value, int64_t count) {
   _mm256_maskstore_ps(to, reinterpret_cast<__m256i>(first_lanes(static_cast<int>(count), value)), value);
 }

@@ -17,23 +17,33 @@ struct Scalar {
   using V = Pack<T>;
 
   static V fma(V a, V b, V c) {
-    for (int j = 0; j < kWidth<T>; ++j) c[j] = fma_one(a[j], b[j], c[j]);
+    for (int j = 0; j < kWidth<T>; ++j) {
+      c[j] = fma_one(a[j], b[j], c[j]);
+    }
     return c;
   }
   static V sqrt(V a) {
-    for (int j = 0; j < kWidth<T>; ++j) a[j] = sqrt_one(a[j]);
+    for (int j = 0; j < kWidth<T>; ++j) {
+      a[j] = sqrt_one(a[j]);
+    }
     return a;
   }
   static V load_first(const T* from, int64_t count, V fill) {
-    for (int64_t j = 0; j < count; ++j) fill[j] = from[j];
+    for (int64_t j = 0; j < count; ++j) {
+      fill[j] = from[j];
+    }
     return fill;
   }
   static V keep_first(int64_t count, V value, V other) {
-    for (int64_t j = 0; j < count; ++j) other[j] = value[j];
+    for (int64_t j = 0; j < count; ++j) {
+      other[j] = value[j];
+    }
     return other;
   }
   static void store_first(T* to, V value, int64_t count) {
-    for (int64_t j = 0; j < count; ++j) to[j] = value[j];
+    for (int64_t j = 0; j < count; ++j) {
+      to[j] = value[j];
+    }
   }
 };
 
@@ -48,10 +58,18 @@ inline Floats max(Floats a, Floats b) { return a > b ? a : b; }
 inline Doubles max(Doubles a, Doubles b) { return a > b ? a : b; }
 inline Floats min(Floats a, Floats b) { return a < b ? a : b; }
 inline Doubles min(Doubles a, Doubles b) { return a < b ? a : b; }
-inline Floats load_first(const float* from, int64_t count, Floats fill) { return Scalar<float>::load_first(from, count, fill); }
-inline Doubles load_first(const double* from, int64_t count, Doubles fill) { return Scalar<double>::load_first(from, count, fill); }
-inline Floats keep_first(int64_t count, Floats value, Floats other) { return Scalar<float>::keep_first(count, value, other); }
-inline Doubles keep_first(int64_t count, Doubles value, Doubles other) { return Scalar<double>::keep_first(count, value, other); }
+inline Floats load_first(const float* from, int64_t count, Floats fill) {
+  return Scalar<float>::load_first(from, count, fill);
+}
+inline Doubles load_first(const double* from, int64_t count, Doubles fill) {
+  return Scalar<double>::load_first(from, count, fill);
+}
+inline Floats keep_first(int64_t count, Floats value, Floats other) {
+  return Scalar<float>::keep_first(count, value, other);
+}
+inline Doubles keep_first(int64_t count, Doubles value, Doubles other) {
+  return Scalar<double>::keep_first(count, value, other);
+}
 inline void store_first(float* to, Floats value, int64_t count) { Scalar<float>::store_first(to, value, count); }
 inline void store_first(double* to, Doubles value, int64_t count) { Scalar<double>::store_first(to, value, count); }
 inline Floats scale(Floats a, Floats n) { return scale_in_two_steps<float>(a, n); }

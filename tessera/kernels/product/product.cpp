@@ -19,16 +19,14 @@ using detail::ProductOrder;
 
 namespace {
 
-constexpr int64_t kBlockSteps = 1024;           // of k that are packed at a time
-constexpr int64_t kPackedA = 96 * 1024;          // elements of A packed at a time: they stay in the second cache
-constexpr int64_t kPackedB = 1 * 1024 * 1024;   // elements of B packed at a time
-constexpr int64_t kNearB = 128 * 1024;          // elements that b spans per block, up to which the second cache holds it
-constexpr int64_t kNearTiles = 24;              // row tiles up to which such a b is read where it lies
-constexpr int64_t kParallelWork = 1 << 20;      // multiply-adds of a call from which on threads help
+constexpr int64_t kBlockSteps = 1024;          // of k that are packed at a time
+constexpr int64_t kPackedA = 96 * 1024;        // elements of A packed at a time: they stay in the second cache
+constexpr int64_t kPackedB = 1 * 1024 * 1024;  // elements of B packed at a time
+constexpr int64_t kNearB = 128 * 1024;         // elements that b spans per block, up to which the second cache holds it
+constexpr int64_t kNearTiles = 24;             // row tiles up to which such a b is read where it lies
+constexpr int64_t kParallelWork = 1 << 20;     // multiply-adds of a call from which on threads help
 
-int64_t ceil_div(int64_t a, int64_t b) {
-  return (a + b - 1) / b;
-}
+int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // Memory of one thread that is kept between calls.
 class Buffer {
@@ -147,7 +145,8 @@ class SerialProduct {
       int64_t b_step = tile_columns_;
       const T* b = panel(block, j0 + j, j, width, i0 == 0, b_step);
       for (int64_t i = 0; i < rows; i += tile_rows_) {
-        run_tile(block, i0 + i, std::min(tile_rows_, rows - i), j0 + j, width, packed_a_ + i * block.steps, b, b_step, waiting);
+        run_tile(block, i0 + i, std::min(tile_rows_, rows - i), j0 + j, width, packed_a_ + i * block.steps, b, b_step,
+                 waiting);
         waiting += order_.blocks.size() == 1 ? 0 : waiting_size();
       }
     }
@@ -167,13 +166,23 @@ class SerialProduct {
     return packed;
   }
 
-  void run_tile(const Block& block, int64_t i, int64_t rows, int64_t j, int64_t width, const T* a, const T* b, int64_t b_step,
-                T* waiting) {
+  void run_tile(const Block& block, int64_t i, int64_t rows, int64_t j, int64_t width, const T* a, const T* b,
+                int64_t b_step, T* waiting) {
     const auto tile = kernel_.tile[rows][std::countr_zero(static_cast<uint64_t>(tile_columns_ / kernel_.lanes))];
     const bool is_last = &block == &order_.blocks.back();
     T* out = p_.out.data + i * p_.out.row + j * p_.out.column;
-    detail::TileTask<T> task{order_.pieces.data() + block.first_piece, block.pieces, a, b, b_step, waiting, block.depth,
-                             is_last ? out : nullptr, p_.out.row, width, order_.has_empty_leaf, p_.accumulate};
+    detail::TileTask<T> task{order_.pieces.data() + block.first_piece,
+                             block.pieces,
+                             a,
+                             b,
+                             b_step,
+                             waiting,
+                             block.depth,
+                             is_last ? out : nullptr,
+                             p_.out.row,
+                             width,
+                             order_.has_empty_leaf,
+                             p_.accumulate};
     if (!is_last || p_.out.column == 1) {
       tile(task);
       return;
@@ -202,11 +211,12 @@ class SerialProduct {
 
 template <typename T>
 void verify(const Product<T>& p) {
-  TESSERA_CHECK(p.batch >= 0 && p.m >= 0 && p.n >= 0 && p.k >= 0, "[product] ", p.batch, " times ", p.m, " x ", p.k, " times ", p.k,
-                " x ", p.n, ": a size is negative");
-  TESSERA_CHECK(p.leaf >= 0 && p.leaves >= 0, "[product] ", p.leaves, " leaves of ", p.leaf, ": must be 0 (the default) or more");
-  TESSERA_CHECK(p.leaves == 0 || (p.leaf == 0 ? p.k == 0 || p.leaves == 1 : ceil_div(p.k, p.leaf) <= p.leaves), "[product] ", p.leaves,
-                " leaves of ", p.leaf, " do not hold k = ", p.k);
+  TESSERA_CHECK(p.batch >= 0 && p.m >= 0 && p.n >= 0 && p.k >= 0, "[product] ", p.batch, " times ", p.m, " x ", p.k,
+                " times ", p.k, " x ", p.n, ": a size is negative");
+  TESSERA_CHECK(p.leaf >= 0 && p.leaves >= 0, "[product] ", p.leaves, " leaves of ", p.leaf,
+                ": must be 0 (the default) or more");
+  TESSERA_CHECK(p.leaves == 0 || (p.leaf == 0 ? p.k == 0 || p.leaves == 1 : ceil_div(p.k, p.leaf) <= p.leaves),
+                "[product] ", p.leaves, " leaves of ", p.leaf, " do not hold k = ", p.k);
 }
 
 // The same product with rows and columns in each other's place: fma(a, b, c) and fma(b, a, c) are one number.
@@ -264,7 +274,8 @@ void run(const Product<T>& given) {
   const Product<T> other = transposed(given);
   const Product<T>& p = cost_of(other, kernel.lanes) < cost_of(given, kernel.lanes) ? other : given;
   const int64_t leaf = p.leaf == 0 ? std::max<int64_t>(p.k, 1) : p.leaf;
-  const ProductOrder order = detail::make_order(p.k, leaf, p.leaves, p.m <= 2 * kernel.rows ? kChainSteps : kBlockSteps);
+  const ProductOrder order =
+      detail::make_order(p.k, leaf, p.leaves, p.m <= 2 * kernel.rows ? kChainSteps : kBlockSteps);
   const bool is_small = p.batch * p.m * p.n * (p.k + 1) < kParallelWork;
   const int64_t threads = is_small ? 1 : thread_count();
   const Grid grid = make_grid(kernel, p, ceil_div(threads, p.batch));
@@ -282,12 +293,8 @@ void run(const Product<T>& given) {
 
 }  // namespace
 
-void run_product(const Product<float>& product) {
-  run(product);
-}
+void run_product(const Product<float>& product) { run(product); }
 
-void run_product(const Product<double>& product) {
-  run(product);
-}
+void run_product(const Product<double>& product) { run(product); }
 
 }  // namespace tessera::kernels

@@ -18,11 +18,11 @@ struct Matrices {
 
 // out[i,j] = sum over k of a[i,k] * b[k,j], for each matrix of the batch. T is float or double.
 //
-// The sum, exactly: k is cut into leaves of `leaf` elements and a leaf into pieces of kChainSteps, the last of each may be
-// short. A piece is acc = fma(a[i,k], b[k,j], acc) in order of k, from acc = +0. A leaf is the tree of its pieces, the
-// result the tree of the leaves (layout/lattice.h; left + right). So a call computes one node of the tree over a longer k.
-// Neither sizes, strides, addresses, instruction set nor threads enter: equal rows and columns give equal bits, and only
-// the payload of a NaN is left open.
+// The sum, exactly: k is cut into leaves of `leaf` elements and a leaf into pieces of kChainSteps, the last of each may
+// be short. A piece is acc = fma(a[i,k], b[k,j], acc) in order of k, from acc = +0. A leaf is the tree of its pieces,
+// the result the tree of the leaves (layout/lattice.h; left + right). So a call computes one node of the tree over a
+// longer k. Neither sizes, strides, addresses, instruction set nor threads enter: equal rows and columns give equal
+// bits, and only the payload of a NaN is left open.
 template <typename T>
 struct Product {
   int64_t batch = 1;
@@ -35,8 +35,8 @@ struct Product {
   bool accumulate = false;      // out[i,j] = out[i,j] + sum, one addition, instead of out[i,j] = sum
 };
 
-// On torch's threads, over batch, m and n only, in the FloatEnvironment of this floor. Throws if a size is negative or the
-// leaves do not hold k; nothing is written then.
+// On torch's threads, over batch, m and n only, in the FloatEnvironment of this floor. Throws if a size is negative or
+// the leaves do not hold k; nothing is written then.
 void run_product(const Product<float>& product);
 void run_product(const Product<double>& product);
 

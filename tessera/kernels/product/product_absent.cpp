@@ -4,12 +4,8 @@
 
 namespace tessera::kernels {
 
-const detail::ProductKernels& detail::product_avx2() {
-  TESSERA_ASSERT(false, "is_supported() is false here");
-}
+const detail::ProductKernels& detail::product_avx2() { TESSERA_ASSERT(false, "is_supported() is false here"); }
 
-const detail::ProductKernels& detail::product_avx512() {
-  TESSERA_ASSERT(false, "is_supported() is false here");
-}
+const detail::ProductKernels& detail::product_avx512() { TESSERA_ASSERT(false, "is_supported() is false here"); }
 
 }  // namespace tessera::kernels

@@ -9,9 +9,7 @@ namespace tessera::kernels::detail {
 
 namespace {
 
-int64_t ceil_div(int64_t a, int64_t b) {
-  return (a + b - 1) / b;
-}
+int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 std::vector<Piece> make_pieces(int64_t k, int64_t leaf) {
   std::vector<Piece> result;

@@ -16,14 +16,15 @@ struct Block {
 };
 
 struct ProductOrder {
-  std::vector<Piece> pieces;   // at least one; of no steps for k = 0
-  std::vector<Block> blocks;   // of at most `most_steps` steps, or one piece
-  int64_t depth = 0;           // how many sums wait at most
-  int64_t most_steps = 0;      // of a block
+  std::vector<Piece> pieces;  // at least one; of no steps for k = 0
+  std::vector<Block> blocks;  // of at most `most_steps` steps, or one piece
+  int64_t depth = 0;          // how many sums wait at most
+  int64_t most_steps = 0;     // of a block
   bool has_empty_leaf = false;
 };
 
-// Leaves of `leaf` steps hold `k` steps: pieces of kChainSteps make a leaf, leaves make the whole. `leaf` is at least 1.
+// Leaves of `leaf` steps hold `k` steps: pieces of kChainSteps make a leaf, leaves make the whole. `leaf` is at
+// least 1.
 ProductOrder make_order(int64_t k, int64_t leaf, int64_t leaves, int64_t most_steps);
 
 }  // namespace tessera::kernels::detail

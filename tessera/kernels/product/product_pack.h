@@ -10,8 +10,8 @@ namespace {
 
 using detail::PackTask;
 
-// Rows become steps: squares of 16 bytes change sides inside a register, which holds one or two of them. Narrower than the
-// widest registers on purpose: rows a power of two apart share a set of the first cache, which holds eight.
+// Rows become steps: squares of 16 bytes change sides inside a register, which holds one or two of them. Narrower than
+// the widest registers on purpose: rows a power of two apart share a set of the first cache, which holds eight.
 template <typename T>
 struct Square {
   static constexpr int kBytes = TESSERA_REGISTER_BYTES < 32 ? 16 : 32;
@@ -26,7 +26,9 @@ struct Square {
 #pragma GCC unroll 4
     for (int i = 0; i < kSide; ++i) {
       Half parts[kLanes / kSide];
-      for (int part = 0; part < kLanes / kSide; ++part) __builtin_memcpy(&parts[part], from[i + part * kSide] + step, 16);
+      for (int part = 0; part < kLanes / kSide; ++part) {
+        __builtin_memcpy(&parts[part], from[i + part * kSide] + step, 16);
+      }
       if constexpr (kLanes == kSide) {
         row[i] = parts[0];
       } else {
@@ -37,9 +39,10 @@ struct Square {
 
   void transpose() {
     if constexpr (kSide == 4) {
-      const Square half{{zip<1, 0>(row[0], row[1]), zip<1, 2>(row[0], row[1]), zip<1, 0>(row[2], row[3]), zip<1, 2>(row[2], row[3])}};
-      *this = {{zip<2, 0>(half.row[0], half.row[2]), zip<2, 2>(half.row[0], half.row[2]), zip<2, 0>(half.row[1], half.row[3]),
-                zip<2, 2>(half.row[1], half.row[3])}};
+      const Square half{
+          {zip<1, 0>(row[0], row[1]), zip<1, 2>(row[0], row[1]), zip<1, 0>(row[2], row[3]), zip<1, 2>(row[2], row[3])}};
+      *this = {{zip<2, 0>(half.row[0], half.row[2]), zip<2, 2>(half.row[0], half.row[2]),
+                zip<2, 0>(half.row[1], half.row[3]), zip<2, 2>(half.row[1], half.row[3])}};
     } else {
       *this = {{zip<1, 0>(row[0], row[1]), zip<1, 1>(row[0], row[1])}};
     }
@@ -47,7 +50,9 @@ struct Square {
 
   void store(T* packed, int64_t width) const {
 #pragma GCC unroll 4
-    for (int i = 0; i < kSide; ++i) __builtin_memcpy(packed + i * width, &row[i], kBytes);
+    for (int i = 0; i < kSide; ++i) {
+      __builtin_memcpy(packed + i * width, &row[i], kBytes);
+    }
   }
 
  private:
@@ -70,10 +75,13 @@ struct Square {
 
 // Some lanes of a panel whose steps lie next to each other. Lanes of the register beyond the last repeat it.
 template <typename T>
-void pack_across(const PackTask<T>& task, int64_t begin, int64_t end, int64_t first, int64_t lanes, int64_t width, T* packed) {
+void pack_across(const PackTask<T>& task, int64_t begin, int64_t end, int64_t first, int64_t lanes, int64_t width,
+                 T* packed) {
   constexpr int kLanes = Square<T>::kLanes, kSide = Square<T>::kSide;
   const T* from[kLanes];
-  for (int i = 0; i < kLanes; ++i) from[i] = task.from + (first + (i < lanes ? i : lanes - 1)) * task.lane_stride;
+  for (int i = 0; i < kLanes; ++i) {
+    from[i] = task.from + (first + (i < lanes ? i : lanes - 1)) * task.lane_stride;
+  }
   int64_t step = begin;
   for (; step + kSide <= end; step += kSide) {
     Square<T> square;
@@ -82,17 +90,22 @@ void pack_across(const PackTask<T>& task, int64_t begin, int64_t end, int64_t fi
     square.store(packed + step * width, width);
   }
   for (; step < end; ++step) {
-    for (int i = 0; i < kLanes; ++i) packed[step * width + i] = from[i][step];
+    for (int i = 0; i < kLanes; ++i) {
+      packed[step * width + i] = from[i][step];
+    }
   }
 }
 
-// One step of a panel whose lanes lie next to each other. A register may spill over the end of the step unless it is `exact`.
+// One step of a panel whose lanes lie next to each other. A register may spill over the end of the step unless it is
+// `exact`.
 template <typename T>
 void pack_step(const T* from, int64_t lanes, T* to, int64_t width, bool exact) {
   constexpr int64_t kLanes = kWidth<T>;
   for (int64_t i = 0; i < width; i += kLanes) {
     const int64_t left = lanes - i;
-    const Pack<T> value = left >= kLanes ? load(from + i) : left > 0 ? load_first(from + i, left, Pack<T>{}) : Pack<T>{};
+    const Pack<T> value = left >= kLanes ? load(from + i)
+                          : left > 0     ? load_first(from + i, left, Pack<T>{})
+                                         : Pack<T>{};
     if (exact && width - i < kLanes) {
       store_first(to + i, value, width - i);
     } else {
@@ -123,12 +136,14 @@ template <typename T>
 void pack_strided(const PackTask<T>& task, int64_t first, int64_t lanes, int64_t width, T* packed) {
   for (int64_t step = 0; step < task.steps; ++step) {
     const T* from = task.from + first * task.lane_stride + step * task.step_stride;
-    for (int64_t i = 0; i < width; ++i) packed[step * width + i] = i < lanes ? from[i * task.lane_stride] : T(0);
+    for (int64_t i = 0; i < width; ++i) {
+      packed[step * width + i] = i < lanes ? from[i * task.lane_stride] : T(0);
+    }
   }
 }
 
-// A register that reaches beyond a step's width spills into the next step's first lanes, which are written after it. A few
-// steps at a time, because their cache lines are written again by the next lanes.
+// A register that reaches beyond a step's width spills into the next step's first lanes, which are written after it. A
+// few steps at a time, because their cache lines are written again by the next lanes.
 template <typename T>
 void pack_panel_across(const PackTask<T>& task, int64_t first, int64_t lanes, int64_t width, T* packed) {
   constexpr int64_t kLanes = Square<T>::kLanes, kSteps = 128;
@@ -139,7 +154,9 @@ void pack_panel_across(const PackTask<T>& task, int64_t first, int64_t lanes, in
         pack_across(task, begin, end, first + i, lanes - i, width, packed + i);
       } else {
         for (int64_t step = begin; step < end; ++step) {
-          for (int64_t lane = i; lane < i + kLanes; ++lane) packed[step * width + lane] = T(0);
+          for (int64_t lane = i; lane < i + kLanes; ++lane) {
+            packed[step * width + lane] = T(0);
+          }
         }
       }
     }

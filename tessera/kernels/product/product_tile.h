@@ -25,22 +25,30 @@ struct Tile {
 #pragma GCC unroll 16
     for (int i = 0; i < M; ++i) {
 #pragma GCC unroll 8
-      for (int j = 0; j < N; ++j) sum[i][j] = V{};
+      for (int j = 0; j < N; ++j) {
+        sum[i][j] = V{};
+      }
     }
 #pragma GCC unroll 2
     for (int64_t step = 0; step < steps; ++step, a += M, b += b_step) {
       V right[N];
       if constexpr (N >= 4) {  // few rows: b comes from afar, and its rows are no stream that the processor sees
 #pragma GCC unroll 8
-        for (int j = 0; j < N; j += kLine) __builtin_prefetch(b + 8 * b_step + j * kLanes);
+        for (int j = 0; j < N; j += kLine) {
+          __builtin_prefetch(b + 8 * b_step + j * kLanes);
+        }
       }
 #pragma GCC unroll 8
-      for (int j = 0; j < N; ++j) right[j] = load(b + j * kLanes);
+      for (int j = 0; j < N; ++j) {
+        right[j] = load(b + j * kLanes);
+      }
 #pragma GCC unroll 16
       for (int i = 0; i < M; ++i) {
         const V left = splat(a[i]);
 #pragma GCC unroll 8
-        for (int j = 0; j < N; ++j) sum[i][j] = fma(left, right[j], sum[i][j]);
+        for (int j = 0; j < N; ++j) {
+          sum[i][j] = fma(left, right[j], sum[i][j]);
+        }
       }
     }
   }
@@ -49,7 +57,9 @@ struct Tile {
 #pragma GCC unroll 16
     for (int i = 0; i < M; ++i) {
 #pragma GCC unroll 8
-      for (int j = 0; j < N; ++j) sum[i][j] = load(from + (i * N + j) * kLanes) + sum[i][j];
+      for (int j = 0; j < N; ++j) {
+        sum[i][j] = load(from + (i * N + j) * kLanes) + sum[i][j];
+      }
     }
   }
 
@@ -57,13 +67,17 @@ struct Tile {
 #pragma GCC unroll 16
     for (int i = 0; i < M; ++i) {
 #pragma GCC unroll 8
-      for (int j = 0; j < N; ++j) store(to + (i * N + j) * kLanes, sum[i][j]);
+      for (int j = 0; j < N; ++j) {
+        store(to + (i * N + j) * kLanes, sum[i][j]);
+      }
     }
   }
 
   void add_zero() {
     for (auto& row : sum) {
-      for (V& value : row) value = value + V{};
+      for (V& value : row) {
+        value = value + V{};
+      }
     }
   }
 
@@ -92,8 +106,12 @@ struct Tile {
     const Piece* last = task.pieces + task.count - 1;
     for (const Piece* piece = task.pieces;; ++piece) {
       tile.run_chain(piece->steps, a, b, task.b_step);
-      for (int32_t closes = piece->closes; closes > 0; --closes) tile.add_from(top -= kSize);
-      if (piece == last) break;
+      for (int32_t closes = piece->closes; closes > 0; --closes) {
+        tile.add_from(top -= kSize);
+      }
+      if (piece == last) {
+        break;
+      }
       tile.put(top);
       top += kSize;
       a += piece->steps * M;
@@ -103,7 +121,9 @@ struct Tile {
       tile.put(top);
       return;
     }
-    if (task.add_zero) tile.add_zero();
+    if (task.add_zero) {
+      tile.add_zero();
+    }
     tile.finish(task.out, task.out_row, task.columns, task.accumulate);
   }
 };
@@ -123,8 +143,8 @@ constexpr detail::ProductKernel<T> make_kernel(int64_t unpacked_tiles, std::inte
           Rows,
           Registers,
           unpacked_tiles,
-          {{choose_tile<T, Rows, Registers, I, 0>(), choose_tile<T, Rows, Registers, I, 1>(), choose_tile<T, Rows, Registers, I, 2>(),
-            choose_tile<T, Rows, Registers, I, 3>()}...},
+          {{choose_tile<T, Rows, Registers, I, 0>(), choose_tile<T, Rows, Registers, I, 1>(),
+            choose_tile<T, Rows, Registers, I, 2>(), choose_tile<T, Rows, Registers, I, 3>()}...},
           &pack<T>};
 }
 
@@ -132,7 +152,8 @@ constexpr detail::ProductKernel<T> make_kernel(int64_t unpacked_tiles, std::inte
 template <int Rows, int Registers>
 constexpr detail::ProductKernels make_kernels(int64_t unpacked_tiles) {
   using Range = std::make_integer_sequence<int, detail::kMostRows + 1>;
-  return {make_kernel<float, Rows, Registers>(unpacked_tiles, Range{}), make_kernel<double, Rows, Registers>(unpacked_tiles, Range{})};
+  return {make_kernel<float, Rows, Registers>(unpacked_tiles, Range{}),
+          make_kernel<double, Rows, Registers>(unpacked_tiles, Range{})};
 }
 
 }  // namespace

@@ -13,7 +13,9 @@ bool is_in_part(int64_t target, int64_t first, int64_t n) { return target >= fir
 template <typename T>
 void loss_of_rows(int64_t rows, const T* max, const T* sum, const T* picked, const int64_t* target, T* loss) {
   table<T>().log(rows, sum, loss);
-  for (int64_t r = 0; r < rows; ++r) loss[r] = target[r] < 0 ? T(0) : loss[r] - (picked[r] - max[r]);
+  for (int64_t r = 0; r < rows; ++r) {
+    loss[r] = target[r] < 0 ? T(0) : loss[r] - (picked[r] - max[r]);
+  }
 }
 
 }  // namespace
@@ -54,8 +56,8 @@ void cross_entropy(Shape shape, int64_t leaf, Rows<const T> logits, const int64_
 }
 
 template <typename T>
-void cross_entropy_backward(Shape shape, Rows<const T> logits, const T* max, const T* sum, const int64_t* target, int64_t first,
-                            const T* grad, Rows<T> dx) {
+void cross_entropy_backward(Shape shape, Rows<const T> logits, const T* max, const T* sum, const int64_t* target,
+                            int64_t first, const T* grad, Rows<T> dx) {
   const auto run = table<T>().cross_entropy_backward;
   for_row_ranges(shape, [=](Shape part, int64_t begin) {
     for (int64_t r = begin; r < begin + part.rows; ++r) {
@@ -64,16 +66,19 @@ void cross_entropy_backward(Shape shape, Rows<const T> logits, const T* max, con
         continue;
       }
       run({1, shape.n}, logits.from(r), max + r, sum + r, grad + r, dx.from(r));
-      if (is_in_part(target[r], first, shape.n)) dx.row(r)[target[r] - first] -= grad[r];
+      if (is_in_part(target[r], first, shape.n)) {
+        dx.row(r)[target[r] - first] -= grad[r];
+      }
     }
   });
 }
 
-#define TESSERA_INSTANTIATE(T)                                                                                            \
-  template void pick_targets(Shape, Rows<const T>, const int64_t*, int64_t, T*);                                          \
-  template void cross_entropy_loss(int64_t, const T*, const T*, const T*, const int64_t*, T*);                            \
-  template void cross_entropy(Shape, int64_t, Rows<const T>, const int64_t*, T*, T*, T*);                                 \
-  template void cross_entropy_backward(Shape, Rows<const T>, const T*, const T*, const int64_t*, int64_t, const T*, Rows<T>);
+#define TESSERA_INSTANTIATE(T)                                                                                      \
+  template void pick_targets(Shape, Rows<const T>, const int64_t*, int64_t, T*);                                    \
+  template void cross_entropy_loss(int64_t, const T*, const T*, const T*, const int64_t*, T*);                      \
+  template void cross_entropy(Shape, int64_t, Rows<const T>, const int64_t*, T*, T*, T*);                           \
+  template void cross_entropy_backward(Shape, Rows<const T>, const T*, const T*, const int64_t*, int64_t, const T*, \
+                                       Rows<T>);
 TESSERA_INSTANTIATE(float)
 TESSERA_INSTANTIATE(double)
 #undef TESSERA_INSTANTIATE

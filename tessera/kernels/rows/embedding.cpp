@@ -16,9 +16,12 @@ std::vector<int64_t> tokens_by_id(int64_t count, const int64_t* ids, TablePart p
   std::vector<int64_t> tokens;
   tokens.reserve(static_cast<size_t>(count));
   for (int64_t t = 0; t < count; ++t) {
-    if (holds(part, ids[t])) tokens.push_back(t);
+    if (holds(part, ids[t])) {
+      tokens.push_back(t);
+    }
   }
-  std::sort(tokens.begin(), tokens.end(), [=](int64_t a, int64_t b) { return ids[a] != ids[b] ? ids[a] < ids[b] : a < b; });
+  std::sort(tokens.begin(), tokens.end(),
+            [=](int64_t a, int64_t b) { return ids[a] != ids[b] ? ids[a] < ids[b] : a < b; });
   return tokens;
 }
 
@@ -27,8 +30,11 @@ std::vector<int64_t> group_bounds(const std::vector<int64_t>& tokens, const int6
   std::vector<int64_t> bounds;
   const int64_t count = static_cast<int64_t>(tokens.size());
   for (int64_t i = 0; i < count; ++i) {
-    const bool joins = i > 0 && ids[tokens[i]] == ids[tokens[i - 1]] && tokens[i] / sample_tokens == tokens[i - 1] / sample_tokens;
-    if (!joins) bounds.push_back(i);
+    const bool joins =
+        i > 0 && ids[tokens[i]] == ids[tokens[i - 1]] && tokens[i] / sample_tokens == tokens[i - 1] / sample_tokens;
+    if (!joins) {
+      bounds.push_back(i);
+    }
   }
   bounds.push_back(count);
   return bounds;
@@ -51,11 +57,13 @@ void embedding(Shape shape, const int64_t* ids, TablePart part, Rows<const T> ta
 }
 
 template <typename T>
-void add_embedding_gradient(Samples samples, int64_t n, const int64_t* ids, TablePart part, Rows<const T> grad, Rows<T> total) {
+void add_embedding_gradient(Samples samples, int64_t n, const int64_t* ids, TablePart part, Rows<const T> grad,
+                            Rows<T> total) {
   const std::vector<int64_t> tokens = tokens_by_id(samples.samples * samples.tokens, ids, part);
   const std::vector<int64_t> bounds = group_bounds(tokens, ids, samples.tokens);
   const auto run = table<T>().picked_sum;
-  const int64_t grain = std::max<int64_t>(64, kElementGrain / std::max<int64_t>(1, static_cast<int64_t>(tokens.size())));
+  const int64_t grain =
+      std::max<int64_t>(64, kElementGrain / std::max<int64_t>(1, static_cast<int64_t>(tokens.size())));
   parallel_for(n, grain, [&](int64_t begin, int64_t end) {
     const Rows<const T> columns{grad.data + begin, grad.stride};
     for (size_t g = 0; g + 1 < bounds.size(); ++g) {
@@ -65,8 +73,8 @@ void add_embedding_gradient(Samples samples, int64_t n, const int64_t* ids, Tabl
   });
 }
 
-#define TESSERA_INSTANTIATE(T)                                                              \
-  template void embedding(Shape, const int64_t*, TablePart, Rows<const T>, Rows<T>);        \
+#define TESSERA_INSTANTIATE(T)                                                       \
+  template void embedding(Shape, const int64_t*, TablePart, Rows<const T>, Rows<T>); \
   template void add_embedding_gradient(Samples, int64_t, const int64_t*, TablePart, Rows<const T>, Rows<T>);
 TESSERA_INSTANTIATE(float)
 TESSERA_INSTANTIATE(double)

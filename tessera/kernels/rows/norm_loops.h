@@ -18,7 +18,9 @@ struct Weight {
   const T* data;
 
   Pack<T> times(Pack<T> value, int64_t at, auto access) const { return value * access.load(data + at); }
-  Pack<T> times_plus(Pack<T> value, Pack<T> add, int64_t at, auto access) const { return fma(value, access.load(data + at), add); }
+  Pack<T> times_plus(Pack<T> value, Pack<T> add, int64_t at, auto access) const {
+    return fma(value, access.load(data + at), add);
+  }
 };
 template <typename T>
 struct NoWeight {
@@ -77,7 +79,8 @@ void layer_norm_rows(Shape shape, Rows<const T> x, W w, const T* bias, T eps, Ro
     const T* in = x.row(r);
     T* out = y.row(r);
     const T middle = mean[r] =
-        sum_lanes<T>(shape.n, [=](Pack<T> lane, int64_t at, auto access) { return lane + access.load(in + at); }) / count;
+        sum_lanes<T>(shape.n, [=](Pack<T> lane, int64_t at, auto access) { return lane + access.load(in + at); }) /
+        count;
     const T squares = sum_lanes<T>(shape.n, [=](Pack<T> lane, int64_t at, auto access) {
       const Pack<T> centred = access.load(in + at) - middle;
       return fma(centred, centred, lane);
@@ -96,7 +99,8 @@ void layer_norm(Shape shape, Rows<const T> x, const T* weight, const T* bias, T 
 }
 
 template <typename T>
-void layer_norm_backward(Shape shape, Rows<const T> grad, Rows<const T> x, const T* weight, const T* mean, const T* rstd, Rows<T> dx) {
+void layer_norm_backward(Shape shape, Rows<const T> grad, Rows<const T> x, const T* weight, const T* mean,
+                         const T* rstd, Rows<T> dx) {
   const T count = static_cast<T>(shape.n);
   with_weight(weight, [&](auto w) {
     for (int64_t r = 0; r < shape.rows; ++r) {
@@ -130,21 +134,28 @@ void add_columns(Shape tokens, T* out, const Step& step) {
     Pack<T> sums[kBlock] = {};
     for (int64_t t = 0; t < tokens.rows; ++t) {
 #pragma GCC unroll 4
-      for (int p = 0; p < kBlock; ++p) sums[p] = step(sums[p], t, at + p * kWidth<T>, Whole<T>{});
+      for (int p = 0; p < kBlock; ++p) {
+        sums[p] = step(sums[p], t, at + p * kWidth<T>, Whole<T>{});
+      }
     }
 #pragma GCC unroll 4
-    for (int p = 0; p < kBlock; ++p) store<T>(out + at + p * kWidth<T>, load<T>(out + at + p * kWidth<T>) + sums[p]);
+    for (int p = 0; p < kBlock; ++p) {
+      store<T>(out + at + p * kWidth<T>, load<T>(out + at + p * kWidth<T>) + sums[p]);
+    }
   }
   for_each_pack<T>(tokens.n - at, [&](int64_t rest, auto access) {
     Pack<T> sum = {};
-    for (int64_t t = 0; t < tokens.rows; ++t) sum = step(sum, t, at + rest, access);
+    for (int64_t t = 0; t < tokens.rows; ++t) {
+      sum = step(sum, t, at + rest, access);
+    }
     access.store(out + at + rest, access.load(out + at + rest) + sum);
   });
 }
 
 template <typename T>
 void column_sum(Shape tokens, Rows<const T> grad, T* out) {
-  add_columns<T>(tokens, out, [=](Pack<T> sum, int64_t t, int64_t at, auto access) { return sum + access.load(grad.row(t) + at); });
+  add_columns<T>(tokens, out,
+                 [=](Pack<T> sum, int64_t t, int64_t at, auto access) { return sum + access.load(grad.row(t) + at); });
 }
 
 template <typename T>

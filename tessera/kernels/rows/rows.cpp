@@ -18,7 +18,9 @@ void row_mean(Shape shape, int64_t leaf, Rows<const T> x, T* out) {
   const auto run = table<T>().row_sum;
   for_row_ranges(shape, [=](Shape part, int64_t begin) {
     run(part, leaf, x.from(begin), out + begin);
-    for (int64_t r = begin; r < begin + part.rows; ++r) out[r] /= static_cast<T>(shape.n);
+    for (int64_t r = begin; r < begin + part.rows; ++r) {
+      out[r] /= static_cast<T>(shape.n);
+    }
   });
 }
 
@@ -32,7 +34,9 @@ template <typename T>
 T tree_sum(int64_t count, const T* values) {
   const FloatEnvironment environment;
   TreeSum<T> tree;
-  for (int64_t i = 0; i < count; ++i) tree.add(values[i]);
+  for (int64_t i = 0; i < count; ++i) {
+    tree.add(values[i]);
+  }
   return tree.root();
 }
 
@@ -72,16 +76,16 @@ void log_softmax_backward(Shape shape, Rows<const T> grad, Rows<const T> y, Rows
   for_row_ranges(shape, [=](Shape part, int64_t begin) { run(part, grad.from(begin), y.from(begin), dx.from(begin)); });
 }
 
-#define TESSERA_INSTANTIATE(T)                                                       \
-  template void row_sum(Shape, int64_t, Rows<const T>, T*);                          \
-  template void row_mean(Shape, int64_t, Rows<const T>, T*);                         \
-  template void row_squares(Shape, int64_t, Rows<const T>, T*);                      \
-  template T tree_sum(int64_t, const T*);                                            \
-  template void row_max(Shape, Rows<const T>, T*);                                   \
-  template void row_exp_sum(Shape, int64_t, Rows<const T>, const T*, T*);            \
-  template void softmax(Shape, Rows<const T>, Rows<T>);                              \
-  template void log_softmax(Shape, Rows<const T>, Rows<T>);                          \
-  template void softmax_backward(Shape, Rows<const T>, Rows<const T>, Rows<T>);      \
+#define TESSERA_INSTANTIATE(T)                                                  \
+  template void row_sum(Shape, int64_t, Rows<const T>, T*);                     \
+  template void row_mean(Shape, int64_t, Rows<const T>, T*);                    \
+  template void row_squares(Shape, int64_t, Rows<const T>, T*);                 \
+  template T tree_sum(int64_t, const T*);                                       \
+  template void row_max(Shape, Rows<const T>, T*);                              \
+  template void row_exp_sum(Shape, int64_t, Rows<const T>, const T*, T*);       \
+  template void softmax(Shape, Rows<const T>, Rows<T>);                         \
+  template void log_softmax(Shape, Rows<const T>, Rows<T>);                     \
+  template void softmax_backward(Shape, Rows<const T>, Rows<const T>, Rows<T>); \
   template void log_softmax_backward(Shape, Rows<const T>, Rows<const T>, Rows<T>);
 TESSERA_INSTANTIATE(float)
 TESSERA_INSTANTIATE(double)

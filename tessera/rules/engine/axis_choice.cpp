@@ -23,7 +23,12 @@ int leading_factor(const FactorMap& map, c10::ArrayRef<int> dim) {
 }
 
 Frame::Frame(const Call& call, const FactorMap& map)
-    : call_(call), map_(map), factors_(map.factors.size()), can_shard_(factors_), leads_(factors_, 1), most_blocks_(factors_, 1) {
+    : call_(call),
+      map_(map),
+      factors_(map.factors.size()),
+      can_shard_(factors_),
+      leads_(factors_, 1),
+      most_blocks_(factors_, 1) {
   for (size_t f = 0; f < factors_; ++f) {
     can_shard_[f] = map.factors[f].can_shard ? 1 : 0;
   }
@@ -62,12 +67,14 @@ constexpr int64_t kMostBlocks = 255;
 
 // The cut of a dim that cuts the factor standing in it.
 Placement shard_of(const Choice& choice, const Stand& stand) {
-  return layout::Shard(stand.dim, {.unit = choice.unit * std::max<int64_t>(stand.inner, 1), .blocks = std::max<int64_t>(choice.blocks * stand.outer, 1)});
+  return layout::Shard(stand.dim, {.unit = choice.unit * std::max<int64_t>(stand.inner, 1),
+                                   .blocks = std::max<int64_t>(choice.blocks * stand.outer, 1)});
 }
 
 }  // namespace
 
-std::optional<Choice> factor_cut(const Frame& frame, const DimFactors& dim, const Placement& shard, int64_t run, int64_t parts) {
+std::optional<Choice> factor_cut(const Frame& frame, const DimFactors& dim, const Placement& shard, int64_t run,
+                                 int64_t parts) {
   const FactorMap& map = frame.map();
   int64_t left = shard.blocks;  // blocks that the factors so far do not make up
   c10::ArrayRef<int> rest(dim);
@@ -88,7 +95,8 @@ std::optional<Choice> factor_cut(const Frame& frame, const DimFactors& dim, cons
     return std::nullopt;
   }
   const bool falls_into_blocks = left == 1 || cut.extent % (left * cut.unit) == 0;
-  if (!falls_into_blocks || (left > 1 && !frame.can_interleave(factor)) || left * frame.most_blocks(factor) > kMostBlocks) {
+  if (!falls_into_blocks || (left > 1 && !frame.can_interleave(factor)) ||
+      left * frame.most_blocks(factor) > kMostBlocks) {
     return std::nullopt;
   }
   int64_t inner = 1;
@@ -101,8 +109,7 @@ std::optional<Choice> factor_cut(const Frame& frame, const DimFactors& dim, cons
 
 Placement operand_target(const Frame& frame, const Choice& choice, size_t operand) {
   switch (choice.kind) {
-    case Choice::Kind::kReplicate:
-      break;
+    case Choice::Kind::kReplicate: break;
     case Choice::Kind::kFactor: {
       const Stand& stand = frame.at_operand(operand, choice.factor);
       return stand.dim < 0 ? layout::Replicate() : shard_of(choice, stand);
@@ -117,8 +124,7 @@ Placement operand_target(const Frame& frame, const Choice& choice, size_t operan
 
 std::optional<Placement> output_target(const Frame& frame, const Choice& choice, size_t output) {
   switch (choice.kind) {
-    case Choice::Kind::kReplicate:
-      break;
+    case Choice::Kind::kReplicate: break;
     case Choice::Kind::kFactor: {
       const Stand& stand = frame.at_output(output, choice.factor);
       if (stand.dim >= 0) {
@@ -127,8 +133,7 @@ std::optional<Placement> output_target(const Frame& frame, const Choice& choice,
       const auto& reduce = frame.map().factors[choice.factor].reduce;
       return reduce ? std::optional(layout::Partial(*reduce)) : std::nullopt;
     }
-    case Choice::Kind::kPartial:
-      return layout::Partial(choice.op);
+    case Choice::Kind::kPartial: return layout::Partial(choice.op);
   }
   return layout::Replicate();
 }
@@ -151,9 +156,15 @@ struct Score {
 
 class AxisChooser {
  public:
-  AxisChooser(const Frame& frame, const Wishes& wishes, int64_t axis, const std::vector<ReduceOp>& partials, const std::vector<Choice>& choices)
-      : frame_(frame), call_(frame.call()), wishes_(wishes), axis_(axis), parts_(frame.mesh().axis(axis).size),
-        partials_(partials), choices_(choices) {}
+  AxisChooser(const Frame& frame, const Wishes& wishes, int64_t axis, const std::vector<ReduceOp>& partials,
+              const std::vector<Choice>& choices)
+      : frame_(frame),
+        call_(frame.call()),
+        wishes_(wishes),
+        axis_(axis),
+        parts_(frame.mesh().axis(axis).size),
+        partials_(partials),
+        choices_(choices) {}
 
   std::optional<Decision> run() {
     add_candidates();
@@ -319,16 +330,16 @@ class AxisChooser {
     if (output.written_operand >= 0 && *target != operand_target(frame_, choice, output.written_operand)) {
       return false;
     }
-    if (target->is_partial() && std::any_of(partials_.begin(), partials_.end(),
-                                            [&](ReduceOp op) { return !commute(op, target->op); })) {
+    if (target->is_partial() &&
+        std::any_of(partials_.begin(), partials_.end(), [&](ReduceOp op) { return !commute(op, target->op); })) {
       return false;
     }
     score.whole += target->is_shard() ? 0 : 1;
     const Placement* wished = output_wish(index);
     if (wished && wished->is_shard()) {
       const int64_t size = output.sizes.at(wished->dim) / wished->blocks;
-      score.missed += target->is_shard(wished->dim) && target->blocks == wished->blocks && layout::cut(size, parts_, 0, target->unit) ==
-                                                           layout::cut(size, parts_, 0, wished->unit)
+      score.missed += target->is_shard(wished->dim) && target->blocks == wished->blocks &&
+                              layout::cut(size, parts_, 0, target->unit) == layout::cut(size, parts_, 0, wished->unit)
                           ? 0
                           : 1;
     }

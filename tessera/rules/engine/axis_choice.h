@@ -59,9 +59,10 @@ struct Choice {
   bool operator==(const Choice&) const = default;
 };
 
-// The cut of a factor that the cut `shard` of a dim is; nothing if the operator cannot take that. `run` is the longest run that
-// slower axes leave of the dim (of each block of it), `parts` the size of the axis.
-std::optional<Choice> factor_cut(const Frame& frame, const DimFactors& dim, const layout::Placement& shard, int64_t run, int64_t parts);
+// The cut of a factor that the cut `shard` of a dim is; nothing if the operator cannot take that. `run` is the longest
+// run that slower axes leave of the dim (of each block of it), `parts` the size of the axis.
+std::optional<Choice> factor_cut(const Frame& frame, const DimFactors& dim, const layout::Placement& shard, int64_t run,
+                                 int64_t parts);
 
 // Where the operand (output) is on the axis under a choice; of an output, nothing if the operator cannot give it.
 layout::Placement operand_target(const Frame& frame, const Choice& choice, size_t operand);
@@ -72,9 +73,9 @@ struct Decision {
   double bytes = 0;
 };
 
-// The best choice for `axis`, or nothing if none is allowed. `partials` are the kinds of Partial that other axes gave the
-// outputs: a choice that does not commute with them is not allowed. `choices` holds those of the axes before this one: one that
-// would cut a dim in other blocks than they do is not allowed either.
+// The best choice for `axis`, or nothing if none is allowed. `partials` are the kinds of Partial that other axes gave
+// the outputs: a choice that does not commute with them is not allowed. `choices` holds those of the axes before this
+// one: one that would cut a dim in other blocks than they do is not allowed either.
 std::optional<Decision> choose(const Frame& frame, const Wishes& wishes, int64_t axis,
                                const std::vector<layout::ReduceOp>& partials, const std::vector<Choice>& choices);
 

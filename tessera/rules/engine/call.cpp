@@ -77,8 +77,8 @@ std::vector<int64_t> Call::dims(const char* name, int64_t ndim) const {
 
 int64_t wrap_dim(int64_t dim, int64_t ndim) {
   const int64_t count = std::max<int64_t>(ndim, 1);
-  TESSERA_CHECK(dim >= -count && dim < count, "[rules] dim ", dim, " of a tensor with ", ndim, " dims; accepted: ", -count,
-                " to ", count - 1);
+  TESSERA_CHECK(dim >= -count && dim < count, "[rules] dim ", dim, " of a tensor with ", ndim,
+                " dims; accepted: ", -count, " to ", count - 1);
   return dim < 0 ? dim + count : dim;
 }
 

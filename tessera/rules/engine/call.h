@@ -12,7 +12,8 @@
 
 namespace tessera::rules {
 
-// A tensor that the call reads or writes. Tensor lists count element by element; undefined optional tensors do not count.
+// A tensor that the call reads or writes. Tensor lists count element by element; undefined optional tensors do not
+// count.
 struct Operand {
   layout::Spec spec;          // a plain tensor counts as replicated
   int arg = 0;                // index of the argument it belongs to
@@ -22,8 +23,8 @@ struct Operand {
   bool is_written = false;    // in place, or out=
 };
 
-// A tensor that the call returns, as the one-device program would make it. Tensor lists count element by element; results that
-// stay undefined (a gradient that the call's output_mask declines) do not count.
+// A tensor that the call returns, as the one-device program would make it. Tensor lists count element by element;
+// results that stay undefined (a gradient that the call's output_mask declines) do not count.
 struct Output {
   std::vector<int64_t> sizes;
   std::vector<int64_t> strides;
@@ -47,9 +48,9 @@ struct Call {
   const c10::IValue& arg(const char* name) const;
   int arg_index(const char* name) const;
   bool has_arg(const char* name) const;
-  std::vector<int64_t> ints(const char* name) const;      // [] for None
+  std::vector<int64_t> ints(const char* name) const;  // [] for None
   int64_t integer(const char* name, int64_t if_none = 0) const;
-  bool flag(const char* name) const;                      // false for None
+  bool flag(const char* name) const;  // false for None
   // Index of the operand that argument `name` became, or -1 if it is undefined; of a list, the first.
   int operand_of(const char* name) const;
 

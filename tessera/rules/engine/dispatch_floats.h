@@ -14,7 +14,8 @@ void dispatch_floats(const at::Tensor& tensor, const char* what, Body&& body) {
     case at::kFloat: return body.template operator()<float>();
     case at::kDouble: return body.template operator()<double>();
     default:
-      TESSERA_CHECK(false, "[", what, "] has no exact form in ", tensor.scalar_type(), "; accepted: float32 and float64, or numerics fast");
+      TESSERA_CHECK(false, "[", what, "] has no exact form in ", tensor.scalar_type(),
+                    "; accepted: float32 and float64, or numerics fast");
   }
 }
 

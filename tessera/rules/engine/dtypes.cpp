@@ -54,6 +54,8 @@ c10::ScalarType asked_dtype(const Call& call, c10::ScalarType otherwise) {
   return call.arg("dtype").toScalarType();
 }
 
-at::Tensor widened(const at::Tensor& x) { return x.is_floating_point() && x.element_size() < 4 ? x.to(c10::kFloat) : x; }
+at::Tensor widened(const at::Tensor& x) {
+  return x.is_floating_point() && x.element_size() < 4 ? x.to(c10::kFloat) : x;
+}
 
 }  // namespace tessera::rules

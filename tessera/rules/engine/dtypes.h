@@ -1,4 +1,5 @@
-// Dtypes of results, for operators that libtorch cannot run on meta tensors (ShapeSource::kFactors), and of sums inside.
+// Dtypes of results, for operators that libtorch cannot run on meta tensors (ShapeSource::kFactors), and of sums
+// inside.
 #pragma once
 
 #include <ATen/core/Tensor.h>

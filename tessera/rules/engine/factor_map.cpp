@@ -50,9 +50,7 @@ class Parser {
     return false;
   }
 
-  void expect(char c) {
-    TESSERA_ASSERT(take(c), "factors ", text_, " of ", call_.name, ": expected ", c, " at ", at_);
-  }
+  void expect(char c) { TESSERA_ASSERT(take(c), "factors ", text_, " of ", call_.name, ": expected ", c, " at ", at_); }
 
   std::string_view parse_name() {
     const size_t begin = at_;
@@ -116,8 +114,8 @@ class Parser {
 
   void set_extents() {
     const auto& operands = call_.operands;
-    TESSERA_ASSERT(operands.size() >= map_.operands.size(), "factors ", text_, " of ", call_.name, ": ", operands.size(),
-                   " operands");
+    TESSERA_ASSERT(operands.size() >= map_.operands.size(), "factors ", text_, " of ", call_.name, ": ",
+                   operands.size(), " operands");
     bool learned = true;
     while (learned) {
       learned = false;

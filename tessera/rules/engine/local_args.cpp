@@ -32,7 +32,8 @@ at::Tensor StackArgs::tensor(const char* name) {
 
 void StackArgs::close_gaps() {
   for (size_t i = begin_; i < stack_.size(); ++i) {
-    if (stack_[i].isTensor() && stack_[i].toTensor().defined() && !stack_[i].toTensor().is_non_overlapping_and_dense()) {
+    if (stack_[i].isTensor() && stack_[i].toTensor().defined() &&
+        !stack_[i].toTensor().is_non_overlapping_and_dense()) {
       stack_[i] = stack_[i].toTensor().contiguous();
     }
   }

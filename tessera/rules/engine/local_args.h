@@ -18,7 +18,8 @@ class StackArgs {
   // The tensor; undefined for None.
   at::Tensor tensor(const char* name);
 
-  // Copies tensors whose memory has gaps, as that of a part of a tensor has: for kernels of libtorch that read on as if it had none.
+  // Copies tensors whose memory has gaps, as that of a part of a tensor has: for kernels of libtorch that read on as if
+  // it had none.
   void close_gaps();
   // Calls the operator with the arguments as they are now; its results replace them.
   void run();

@@ -13,11 +13,12 @@ struct Window {
   at::Tensor outside;  // which are outside
 };
 
-// `index` into a dim of `size` (negative ones count from its end) for the holder of `range`. On the CPU, throws if an index is out
-// of bounds: the ranks that do not own it would not notice.
+// `index` into a dim of `size` (negative ones count from its end) for the holder of `range`. On the CPU, throws if an
+// index is out of bounds: the ranks that do not own it would not notice.
 Window make_window(const at::Tensor& index, layout::Range range, int64_t size, int64_t elsewhere);
 
-// `self` with one more element at the end of each of `dims`, where writes that belong to others go; and without it again.
+// `self` with one more element at the end of each of `dims`, where writes that belong to others go; and without it
+// again.
 at::Tensor with_spare(const at::Tensor& self, const std::vector<int64_t>& dims);
 at::Tensor without_spare(at::Tensor padded, const std::vector<int64_t>& dims);
 

@@ -36,9 +36,9 @@ void verify_tensor(const Call& call, const FactorMap& map, const TensorFactors& 
 
 void verify(const Call& call, const FactorMap& map) {
   TESSERA_ASSERT(!call.operands.empty(), call.name, " without operands has no layout to start from");
-  TESSERA_ASSERT(map.operands.size() == call.operands.size() && map.outputs.size() == call.outputs.size(), "the rule of ",
-                 call.name, " gives ", map.str(), " for ", call.operands.size(), " operands and ", call.outputs.size(),
-                 " outputs");
+  TESSERA_ASSERT(map.operands.size() == call.operands.size() && map.outputs.size() == call.outputs.size(),
+                 "the rule of ", call.name, " gives ", map.str(), " for ", call.operands.size(), " operands and ",
+                 call.outputs.size(), " outputs");
   for (size_t i = 0; i < call.operands.size(); ++i) {
     TESSERA_ASSERT(call.spec(i)->mesh == call.spec(0)->mesh, "operands of ", call.name, " on two meshes");
     verify_tensor(call, map, map.operands[i], call.spec(i)->sizes);
@@ -48,7 +48,8 @@ void verify(const Call& call, const FactorMap& map) {
   }
 }
 
-// The operands of out= arguments, which the rule of the functional form does not know, have the factors of what they receive.
+// The operands of out= arguments, which the rule of the functional form does not know, have the factors of what they
+// receive.
 FactorMap with_written_outputs(const Call& call, FactorMap map) {
   for (size_t i = map.operands.size(); i < call.operands.size(); ++i) {
     for (size_t o = 0; o < std::min(call.outputs.size(), map.outputs.size()); ++o) {
@@ -105,7 +106,11 @@ std::string accepted(const Frame& frame) {
 class Propagator {
  public:
   Propagator(const Call& call, const FactorMap& map, const Wishes& wishes)
-      : call_(call), map_(map), wishes_(wishes), frame_(call, map), choices_(frame_.mesh().ndim()),
+      : call_(call),
+        map_(map),
+        wishes_(wishes),
+        frame_(call, map),
+        choices_(frame_.mesh().ndim()),
         orders_(frame_.mesh().ndim(), -1) {}
 
   Propagation run() {
@@ -161,8 +166,8 @@ class Propagator {
     return detail::factor_cut(frame_, dim, placement, run, frame_.mesh().axis(axis).size).value_or(Choice{});
   }
 
-  // Axes that cut one factor must do so in one order everywhere: that of an operand which they cut already, those that stay
-  // where they are first; else mesh order.
+  // Axes that cut one factor must do so in one order everywhere: that of an operand which they cut already, those that
+  // stay where they are first; else mesh order.
   void set_orders() {
     std::vector<char> done(map_.factors.size(), 0);
     for (size_t axis = 0; axis < choices_.size(); ++axis) {

@@ -14,8 +14,8 @@
 
 namespace tessera::rules {
 
-// What a local kernel may know of its place: for each operand (after redistribution) and output, the run of every dim that this
-// rank holds; of an interleaved dim, the run in its first block.
+// What a local kernel may know of its place: for each operand (after redistribution) and output, the run of every dim
+// that this rank holds; of an interleaved dim, the run in its first block.
 struct LocalCall {
   const c10::OperatorHandle* op = nullptr;
   std::vector<layout::Spec> operands;
@@ -24,12 +24,12 @@ struct LocalCall {
   std::vector<std::vector<layout::Range>> output_ranges;
 };
 
-// Replaces the plain local call: the stack holds the arguments with local tensors, sizes rewritten (FactorMap::sizes), and
-// leaves with local results. It is right for whole tensors too.
+// Replaces the plain local call: the stack holds the arguments with local tensors, sizes rewritten (FactorMap::sizes),
+// and leaves with local results. It is right for whole tensors too.
 using LocalKernel = void (*)(const LocalCall&, torch::jit::Stack&);
 
-// Replaces the whole call by other operators on DTensors, below autograd: the stack holds the arguments as the user gave
-// them and leaves with the results.
+// Replaces the whole call by other operators on DTensors, below autograd: the stack holds the arguments as the user
+// gave them and leaves with the results.
 using Decomposition = void (*)(const c10::OperatorHandle&, torch::jit::Stack&);
 
 // Where the shapes of the outputs come from.
@@ -47,7 +47,8 @@ struct Rule {
   // Decompose when `decompose_when` says so (always, if it is null). It is asked first: the call has no outputs yet.
   Decomposition decompose = nullptr;
   bool (*decompose_when)(const Call&) = nullptr;
-  // The map reads number arguments (not only ints, bools, dtypes and their lists): their values become part of the cache key.
+  // The map reads number arguments (not only ints, bools, dtypes and their lists): their values become part of the
+  // cache key.
   bool reads_numbers = false;
   ShapeSource shape = ShapeSource::kMeta;
 };
@@ -64,8 +65,8 @@ class RuleTable {
   // For an operator that some releases of libtorch lack, or that a higher floor defines.
   void add_optional(std::string_view op, Rule rule);
 
-  // The rule of `op`, of its functional form for an in-place or out= operator, or null. In-place operators that change sizes
-  // (squeeze_) have none.
+  // The rule of `op`, of its functional form for an in-place or out= operator, or null. In-place operators that change
+  // sizes (squeeze_) have none.
   const Rule* find(std::string_view op) const;
   std::vector<std::string> names() const;
 

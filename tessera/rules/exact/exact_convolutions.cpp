@@ -1,7 +1,8 @@
 // Convolutions in `exact` numerics: products of a weight with windows of its input, one sample at a time.
 //
-// The input of a convolution and the result of a transposed one are `large`: a window of kernel places stands at each place of the
-// other, the `small` one. Every element is one fixed expression of a sample's values, whatever channels and samples are here.
+// The input of a convolution and the result of a transposed one are `large`: a window of kernel places stands at each
+// place of the other, the `small` one. Every element is one fixed expression of a sample's values, whatever channels
+// and samples are here.
 #include "tessera/rules/exact/exact_kernels.h"
 
 #include <ATen/ops/constant_pad_nd.h>
@@ -26,7 +27,9 @@ using Ints = std::vector<int64_t>;
 // A list of one number holds for every dim.
 Ints for_each_place(const c10::IValue& list, size_t count) {
   Ints all = list.toIntVector();
-  if (all.size() == 1) all.resize(count, all[0]);
+  if (all.size() == 1) {
+    all.resize(count, all[0]);
+  }
   return all;
 }
 
@@ -54,11 +57,14 @@ struct Windows {
   // [samples, groups, channels of a group, kernel..., places...] of a padded tensor, as a view.
   at::Tensor of(const at::Tensor& padded) const {
     const int64_t channels = padded.size(1) / groups;
-    Ints sizes = {padded.size(0), groups, channels}, strides = {padded.stride(0), padded.stride(1) * channels, padded.stride(1)};
+    Ints sizes = {padded.size(0), groups, channels},
+         strides = {padded.stride(0), padded.stride(1) * channels, padded.stride(1)};
     sizes.insert(sizes.end(), kernel.begin(), kernel.end());
     sizes.insert(sizes.end(), places.begin(), places.end());
     for (const Ints* step : {&dilation, &stride}) {
-      for (size_t d = 0; d < kernel.size(); ++d) strides.push_back(padded.stride(static_cast<int64_t>(d) + 2) * step->at(d));
+      for (size_t d = 0; d < kernel.size(); ++d) {
+        strides.push_back(padded.stride(static_cast<int64_t>(d) + 2) * step->at(d));
+      }
     }
     return padded.as_strided(sizes, strides);
   }
@@ -69,7 +75,12 @@ template <typename Get>
 Windows windows_of(Get&& get, c10::IntArrayRef weight, const at::Tensor& small, int64_t groups) {
   const Ints kernel = weight.slice(2).vec(), places = small.sizes().slice(2).vec();
   const auto list = [&](const char* name) { return for_each_place(get(name), kernel.size()); };
-  return {.groups = groups, .kernel = kernel, .stride = list("stride"), .padding = list("padding"), .dilation = list("dilation"), .places = places};
+  return {.groups = groups,
+          .kernel = kernel,
+          .stride = list("stride"),
+          .padding = list("padding"),
+          .dilation = list("dilation"),
+          .places = places};
 }
 
 // The groups that are here; operand `input` has their channels in dim 1.
@@ -85,8 +96,14 @@ kernels::Matrices<T> matrices(const at::Tensor& tensor) {
 // out = a b for each group, or out = out + a b by one addition. A sum is one leaf.
 void multiply(const at::Tensor& a, const at::Tensor& b, const at::Tensor& out, bool accumulate) {
   dispatch_floats(out, "convolution", [&]<typename T>() {
-    kernels::run_product(kernels::Product<T>{.batch = out.size(0), .m = out.size(1), .n = out.size(2), .k = a.size(2),
-                                             .a = matrices<const T>(a), .b = matrices<const T>(b), .out = matrices<T>(out), .accumulate = accumulate});
+    kernels::run_product(kernels::Product<T>{.batch = out.size(0),
+                                             .m = out.size(1),
+                                             .n = out.size(2),
+                                             .k = a.size(2),
+                                             .a = matrices<const T>(a),
+                                             .b = matrices<const T>(b),
+                                             .out = matrices<T>(out),
+                                             .accumulate = accumulate});
   });
 }
 
@@ -94,16 +111,20 @@ void multiply(const at::Tensor& a, const at::Tensor& b, const at::Tensor& out, b
 void gather(const Windows& windows, const at::Tensor& large, const at::Tensor& weight, const at::Tensor& out) {
   const at::Tensor all = windows.of(windows.pad(large));
   for (int64_t n = 0; n < out.size(0); ++n) {
-    multiply(weight, all[n].reshape({windows.groups, weight.size(2), -1}), out[n].view({windows.groups, weight.size(1), -1}), /*accumulate=*/false);
+    multiply(weight, all[n].reshape({windows.groups, weight.size(2), -1}),
+             out[n].view({windows.groups, weight.size(1), -1}), /*accumulate=*/false);
   }
 }
 
-// The windows weight[g]^T x[g] of each sample, added up where they overlap, one kernel place after the other. `weight` is [groups,
-// channels of a group, window].
+// The windows weight[g]^T x[g] of each sample, added up where they overlap, one kernel place after the other. `weight`
+// is [groups, channels of a group, window].
 void scatter(const Windows& windows, const at::Tensor& x, const at::Tensor& weight, const at::Tensor& out) {
-  const int64_t groups = windows.groups, kernel = c10::multiply_integers(windows.kernel), channels = weight.size(2) / kernel;
+  const int64_t groups = windows.groups, kernel = c10::multiply_integers(windows.kernel),
+                channels = weight.size(2) / kernel;
   Ints sizes = out.sizes().vec();
-  for (size_t d = 0; d < windows.kernel.size(); ++d) sizes[d + 2] = windows.padded(d, sizes[d + 2]);
+  for (size_t d = 0; d < windows.kernel.size(); ++d) {
+    sizes[d + 2] = windows.padded(d, sizes[d + 2]);
+  }
   at::Tensor sums = at::zeros(sizes, out.options());
   const at::Tensor all = windows.of(sums);
   const at::Tensor terms = at::empty({groups, weight.size(2), c10::multiply_integers(windows.places)}, out.options());
@@ -113,21 +134,29 @@ void scatter(const Windows& windows, const at::Tensor& x, const at::Tensor& weig
     multiply(weight.transpose(1, 2), x[n].reshape({groups, weight.size(1), -1}), terms, /*accumulate=*/false);
     for (int64_t k = 0; k < kernel; ++k) {
       at::Tensor target = all[n];
-      for (size_t d = windows.kernel.size(), rest = static_cast<size_t>(k); d-- > 0; rest /= static_cast<size_t>(windows.kernel[d])) {
+      for (size_t d = windows.kernel.size(), rest = static_cast<size_t>(k); d-- > 0;
+           rest /= static_cast<size_t>(windows.kernel[d])) {
         target = target.select(static_cast<int64_t>(d) + 2, static_cast<int64_t>(rest) % windows.kernel[d]);
       }
       target.add_(terms.view(shape).select(2, k));
     }
   }
-  for (size_t d = 0; d < windows.kernel.size(); ++d) sums = sums.narrow(static_cast<int64_t>(d) + 2, windows.padding[d], out.size(static_cast<int64_t>(d) + 2));
+  for (size_t d = 0; d < windows.kernel.size(); ++d) {
+    sums = sums.narrow(static_cast<int64_t>(d) + 2, windows.padding[d], out.size(static_cast<int64_t>(d) + 2));
+  }
   out.copy_(sums);
 }
 
 // Adds the gradient of a weight, the sum over all places of all samples that are here, onto `onto` by one addition.
-void add_weight_gradient(const Windows& windows, const at::Tensor& small, const at::Tensor& large, const at::Tensor& onto) {
-  const int64_t groups = windows.groups, window = onto.numel() / std::max<int64_t>(onto.size(0), 1), samples = small.size(0);
-  const at::Tensor rows = small.reshape({samples, groups, onto.size(0) / groups, -1}).movedim(0, 2).reshape({groups, onto.size(0) / groups, -1});
-  const int64_t behind = 2 + static_cast<int64_t>(windows.kernel.size());  // the kernel's last dim, without that of the samples
+void add_weight_gradient(const Windows& windows, const at::Tensor& small, const at::Tensor& large,
+                         const at::Tensor& onto) {
+  const int64_t groups = windows.groups, window = onto.numel() / std::max<int64_t>(onto.size(0), 1),
+                samples = small.size(0);
+  const at::Tensor rows = small.reshape({samples, groups, onto.size(0) / groups, -1})
+                              .movedim(0, 2)
+                              .reshape({groups, onto.size(0) / groups, -1});
+  const int64_t behind =
+      2 + static_cast<int64_t>(windows.kernel.size());  // the kernel's last dim, without that of the samples
   const at::Tensor columns = windows.of(windows.pad(large)).movedim(0, behind).reshape({groups, window, -1});
   multiply(rows, columns.transpose(1, 2), onto.view({groups, onto.size(0) / groups, window}), /*accumulate=*/true);
 }
@@ -136,7 +165,9 @@ void add_weight_gradient(const Windows& windows, const at::Tensor& small, const 
 template <typename Get>
 void add_weight_gradient(Get&& get, int64_t groups, const at::Tensor& onto) {
   const at::Tensor grad = get("grad").toTensor(), input = get("input").toTensor();
-  if (onto.numel() == 0 || grad.numel() == 0 || input.numel() == 0) return;
+  if (onto.numel() == 0 || grad.numel() == 0 || input.numel() == 0) {
+    return;
+  }
   const bool transposed = get("transposed").toBool();
   const at::Tensor &small = transposed ? input : grad, &large = transposed ? grad : input;
   add_weight_gradient(windows_of(get, onto.sizes(), small, groups), small, large, onto);
@@ -147,9 +178,10 @@ constexpr size_t kInputOfWeight = 1;  // which operand of tessera::convolution_w
 at::Tensor convolution_weight(const at::Tensor& grad, const at::Tensor& input, StackArgs& args, bool transposed) {
   static const auto op = c10::Dispatcher::singleton()
                              .findSchemaOrThrow("tessera::convolution_weight", "")
-                             .typed<at::Tensor(const at::Tensor&, const at::Tensor&, c10::IntArrayRef, c10::IntArrayRef, c10::IntArrayRef, c10::IntArrayRef, bool, int64_t)>();
-  return op.call(grad, input, args.tensor("weight").sizes(), args["stride"].toIntVector(), args["padding"].toIntVector(), args["dilation"].toIntVector(),
-                 transposed, args["groups"].toInt());
+                             .typed<at::Tensor(const at::Tensor&, const at::Tensor&, c10::IntArrayRef, c10::IntArrayRef,
+                                               c10::IntArrayRef, c10::IntArrayRef, bool, int64_t)>();
+  return op.call(grad, input, args.tensor("weight").sizes(), args["stride"].toIntVector(),
+                 args["padding"].toIntVector(), args["dilation"].toIntVector(), transposed, args["groups"].toInt());
 }
 
 // The gradient of the input: the transposed convolution, and the other way round.
@@ -161,11 +193,15 @@ at::Tensor convolution_input(const at::Tensor& grad, const at::Tensor& input, St
   Ints extra(count, 0);
   for (size_t d = 0; d < count && !transposed; ++d) {
     const auto dim = static_cast<int64_t>(d) + 2;
-    extra[d] = input.size(dim) - ((grad.size(dim) - 1) * stride[d] - 2 * padding[d] + dilation[d] * (weight.size(dim) - 1) + 1);
+    extra[d] = input.size(dim) -
+               ((grad.size(dim) - 1) * stride[d] - 2 * padding[d] + dilation[d] * (weight.size(dim) - 1) + 1);
   }
-  at::Tensor result = at::convolution(grad, weight, {}, stride, padding, dilation, !transposed, extra, args["groups"].toInt());
+  at::Tensor result =
+      at::convolution(grad, weight, {}, stride, padding, dilation, !transposed, extra, args["groups"].toInt());
   for (int64_t dim = 2; dim < input.dim(); ++dim) {  // a long output_padding leaves places that no input had
-    if (result.size(dim) != input.size(dim)) result = result.narrow(dim, 0, input.size(dim));
+    if (result.size(dim) != input.size(dim)) {
+      result = result.narrow(dim, 0, input.size(dim));
+    }
   }
   return result;
 }
@@ -175,9 +211,12 @@ at::Tensor convolution_input(const at::Tensor& grad, const at::Tensor& input, St
 // libtorch would choose another kernel for other sizes, threads and processors.
 void run_convolution(const LocalCall& call, torch::jit::Stack& stack) {
   StackArgs args(*call.op, stack);
-  const at::Tensor input = args.tensor("input").contiguous(), weight = args.tensor("weight").contiguous(), bias = args.tensor("bias");
+  const at::Tensor input = args.tensor("input").contiguous(), weight = args.tensor("weight").contiguous(),
+                   bias = args.tensor("bias");
   const at::Tensor out = at::zeros(sizes_of(call.output_ranges[0]), input.options());
-  if (out.numel() == 0 || input.numel() == 0 || weight.numel() == 0) return args.give_value(out);
+  if (out.numel() == 0 || input.numel() == 0 || weight.numel() == 0) {
+    return args.give_value(out);
+  }
   const int64_t groups = groups_here(call, args["groups"].toInt(), 0);
   const bool transposed = args["transposed"].toBool();
   const auto get = [&](const char* name) -> const c10::IValue& { return args[name]; };
@@ -195,7 +234,8 @@ void run_convolution(const LocalCall& call, torch::jit::Stack& stack) {
 void run_convolution_weight(const LocalCall& call, torch::jit::Stack& stack) {
   StackArgs args(*call.op, stack);
   const at::Tensor onto = at::zeros(sizes_of(call.output_ranges[0]), args.tensor("grad").options());
-  add_weight_gradient([&](const char* name) -> const c10::IValue& { return args[name]; }, groups_here(call, args["groups"].toInt(), kInputOfWeight), onto);
+  add_weight_gradient([&](const char* name) -> const c10::IValue& { return args[name]; },
+                      groups_here(call, args["groups"].toInt(), kInputOfWeight), onto);
   args.give_value(onto);
 }
 
@@ -211,11 +251,17 @@ void decompose_convolution_backward(const c10::OperatorHandle& op, torch::jit::S
   const bool transposed = args["transposed"].toBool();
   const std::vector<bool> asked = args["output_mask"].toBoolList().vec();
   at::Tensor of_input, of_weight, of_bias;
-  if (asked.at(0)) of_input = convolution_input(grad, input, args, transposed);
-  if (asked.at(1)) of_weight = convolution_weight(grad, input, args, transposed);
+  if (asked.at(0)) {
+    of_input = convolution_input(grad, input, args, transposed);
+  }
+  if (asked.at(1)) {
+    of_weight = convolution_weight(grad, input, args, transposed);
+  }
   if (asked.at(2)) {
     Ints others = {0};
-    for (int64_t d = 2; d < grad.dim(); ++d) others.push_back(d);
+    for (int64_t d = 2; d < grad.dim(); ++d) {
+      others.push_back(d);
+    }
     of_bias = at::sum(grad, others);
   }
   args.give(of_input, of_weight, of_bias);
@@ -223,8 +269,11 @@ void decompose_convolution_backward(const c10::OperatorHandle& op, torch::jit::S
 
 }  // namespace tessera::rules::exact
 
-// The gradient of a convolution's weight, which is a sum over samples; `weight_sizes` are the weight's. Of DTensors only.
+// The gradient of a convolution's weight, which is a sum over samples; `weight_sizes` are the weight's. Of DTensors
+// only.
 TORCH_LIBRARY_FRAGMENT(tessera, m) {
-  m.def("convolution_weight(Tensor grad, Tensor input, int[] weight_sizes, int[] stride, int[] padding, int[] dilation, bool transposed, int groups) -> Tensor");
+  m.def(
+      "convolution_weight(Tensor grad, Tensor input, int[] weight_sizes, int[] stride, int[] padding, int[] dilation, "
+      "bool transposed, int groups) -> Tensor");
   m.impl("convolution_weight", torch::dispatch(c10::DispatchKey::Autograd, torch::CppFunction::makeFallthrough()));
 }

@@ -37,7 +37,9 @@ Function function_of(const std::string& name, StackArgs& args) {
   static const std::unordered_map<std::string, Function> table = {
       {"aten::erf", Function::kErf},   {"aten::exp", Function::kExp},         {"aten::log", Function::kLog},
       {"aten::silu", Function::kSilu}, {"aten::sigmoid", Function::kSigmoid}, {"aten::tanh", Function::kTanh}};
-  if (name == "aten::gelu") return is_tanh_form(args) ? Function::kGeluTanh : Function::kGelu;
+  if (name == "aten::gelu") {
+    return is_tanh_form(args) ? Function::kGeluTanh : Function::kGelu;
+  }
   return table.at(name);
 }
 
@@ -58,15 +60,23 @@ struct AlongDim {
 kernels::Shape shape_of(const at::Tensor& rows, int64_t n) { return {n == 0 ? 0 : rows.numel() / n, n}; }
 
 template <typename T>
-Rows<const T> read(const at::Tensor& rows, int64_t n) { return {rows.const_data_ptr<T>(), n}; }
+Rows<const T> read(const at::Tensor& rows, int64_t n) {
+  return {rows.const_data_ptr<T>(), n};
+}
 template <typename T>
-Rows<T> write(const at::Tensor& rows, int64_t n) { return {rows.data_ptr<T>(), n}; }
+Rows<T> write(const at::Tensor& rows, int64_t n) {
+  return {rows.data_ptr<T>(), n};
+}
 
 template <typename T>
-const T* data_or_null(const at::Tensor& tensor) { return tensor.defined() ? tensor.const_data_ptr<T>() : nullptr; }
+const T* data_or_null(const at::Tensor& tensor) {
+  return tensor.defined() ? tensor.const_data_ptr<T>() : nullptr;
+}
 
 c10::Scalar product_of(const c10::Scalar& a, const c10::Scalar& b) {
-  if (a.isFloatingPoint() || b.isFloatingPoint()) return a.toDouble() * b.toDouble();
+  if (a.isFloatingPoint() || b.isFloatingPoint()) {
+    return a.toDouble() * b.toDouble();
+  }
   return a.toLong() * b.toLong();
 }
 
@@ -77,7 +87,8 @@ void run_map(const LocalCall& call, torch::jit::Stack& stack) {
   const at::Tensor x = args.tensor("self").contiguous();
   const Function function = function_of(base_name(*call.op), args);
   const at::Tensor y = at::empty_like(x);
-  dispatch_floats(x, "elementwise", [&]<typename T>() { kernels::map<T>(function, x.numel(), x.const_data_ptr<T>(), y.data_ptr<T>()); });
+  dispatch_floats(x, "elementwise",
+                  [&]<typename T>() { kernels::map<T>(function, x.numel(), x.const_data_ptr<T>(), y.data_ptr<T>()); });
   args.give_value(y);
 }
 
@@ -90,7 +101,8 @@ void run_map_backward(const LocalCall& call, torch::jit::Stack& stack) {
                                                                              : Derivative::kGelu;
   const at::Tensor result = at::empty_like(x);
   dispatch_floats(x, "elementwise", [&]<typename T>() {
-    kernels::map_backward<T>(derivative, x.numel(), grad.const_data_ptr<T>(), x.const_data_ptr<T>(), result.data_ptr<T>());
+    kernels::map_backward<T>(derivative, x.numel(), grad.const_data_ptr<T>(), x.const_data_ptr<T>(),
+                             result.data_ptr<T>());
   });
   args.give_value(result);
 }
@@ -101,7 +113,8 @@ void run_softmax(const LocalCall& call, torch::jit::Stack& stack) {
   const at::Tensor x = along.rows(args.tensor("self"));
   const int64_t n = x.size(-1);
   const at::Tensor y = at::empty_like(x);
-  dispatch_floats(x, "softmax", [&]<typename T>() { kernels::softmax<T>(shape_of(x, n), read<T>(x, n), write<T>(y, n)); });
+  dispatch_floats(x, "softmax",
+                  [&]<typename T>() { kernels::softmax<T>(shape_of(x, n), read<T>(x, n), write<T>(y, n)); });
   args.give_value(along.back(y));
 }
 
@@ -127,8 +140,8 @@ void run_layer_norm(const LocalCall& call, torch::jit::Stack& stack) {
   const at::Tensor y = at::empty_like(x), mean = at::empty(statistics, x.options()), rstd = at::empty_like(mean);
   const double eps = args["eps"].toDouble();
   dispatch_floats(x, "layer_norm", [&]<typename T>() {
-    kernels::layer_norm<T>(shape_of(x, n), read<T>(x, n), data_or_null<T>(weight), data_or_null<T>(bias), eps, write<T>(y, n),
-                           mean.data_ptr<T>(), rstd.data_ptr<T>());
+    kernels::layer_norm<T>(shape_of(x, n), read<T>(x, n), data_or_null<T>(weight), data_or_null<T>(bias), eps,
+                           write<T>(y, n), mean.data_ptr<T>(), rstd.data_ptr<T>());
   });
   args.give(y, mean, rstd);
 }
@@ -155,7 +168,9 @@ void decompose_scaled_sum(const c10::OperatorHandle& op, torch::jit::Stack& stac
   const at::Tensor self = args.tensor("self");
   const c10::Scalar alpha = args["alpha"].toScalar();
   const std::string name = base_name(op);
-  if (name == "aten::rsub") return args.give_value(at::rsub(at::mul(self, alpha), args["other"].toScalar()));
+  if (name == "aten::rsub") {
+    return args.give_value(at::rsub(at::mul(self, alpha), args["other"].toScalar()));
+  }
   if (!args["other"].isTensor()) {
     const c10::Scalar scaled = product_of(args["other"].toScalar(), alpha);
     return args.give_value(name == "aten::add" ? at::add(self, scaled) : at::sub(self, scaled));
@@ -184,16 +199,23 @@ void decompose_layer_norm_backward(const c10::OperatorHandle& op, torch::jit::St
   const auto wanted = args["output_mask"].toBoolList();
   const at::Tensor rstd = args.tensor("rstd"), z = (x - args.tensor("mean")) * rstd;
   std::vector<int64_t> tokens, features;
-  for (int64_t d = 0; d < x.dim(); ++d) (d < x.dim() - normalized ? tokens : features).push_back(d);
+  for (int64_t d = 0; d < x.dim(); ++d) {
+    (d < x.dim() - normalized ? tokens : features).push_back(d);
+  }
 
   at::Tensor grad_input, grad_weight, grad_bias;
   if (wanted[0]) {
     const at::Tensor g = weight.defined() ? grad * weight : grad;
-    const at::Tensor from_mean = at::sum(g, features, /*keepdim=*/true) / n, from_scale = at::sum(g * z, features, /*keepdim=*/true) / n;
+    const at::Tensor from_mean = at::sum(g, features, /*keepdim=*/true) / n,
+                     from_scale = at::sum(g * z, features, /*keepdim=*/true) / n;
     grad_input = (g - from_mean - z * from_scale) * rstd;
   }
-  if (wanted[1]) grad_weight = at::sum(grad * z, tokens);
-  if (wanted[2]) grad_bias = at::sum(grad, tokens);
+  if (wanted[1]) {
+    grad_weight = at::sum(grad * z, tokens);
+  }
+  if (wanted[2]) {
+    grad_bias = at::sum(grad, tokens);
+  }
   args.give(grad_input, grad_weight, grad_bias);
 }
 

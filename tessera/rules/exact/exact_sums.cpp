@@ -52,9 +52,15 @@ Matrices<T> matrices(const at::Tensor& tensor) {
 
 void product(const at::Tensor& a, const at::Tensor& b, const at::Tensor& out, int64_t leaf, bool accumulate) {
   dispatch_floats(out, "contract", [&]<typename T>() {
-    kernels::run_product(kernels::Product<T>{.batch = out.size(0), .m = out.size(1), .n = out.size(2), .k = a.size(2),
-                                             .a = matrices<const T>(a), .b = matrices<const T>(b), .out = matrices<T>(out),
-                                             .leaf = leaf, .accumulate = accumulate});
+    kernels::run_product(kernels::Product<T>{.batch = out.size(0),
+                                             .m = out.size(1),
+                                             .n = out.size(2),
+                                             .k = a.size(2),
+                                             .a = matrices<const T>(a),
+                                             .b = matrices<const T>(b),
+                                             .out = matrices<T>(out),
+                                             .leaf = leaf,
+                                             .accumulate = accumulate});
   });
 }
 
@@ -72,8 +78,12 @@ Operands operands_of(const ExactCall& call, c10::ArrayRef<IValue> args) {
 
 std::vector<int64_t> sizes_by_role(const Equation& equation, const at::Tensor& a, const at::Tensor& b) {
   std::vector<int64_t> sizes;
-  for (char letter : equation.batch + equation.rows) sizes.push_back(a.size(static_cast<int64_t>(equation.a.find(letter))));
-  for (char letter : equation.columns) sizes.push_back(b.size(static_cast<int64_t>(equation.b.find(letter))));
+  for (char letter : equation.batch + equation.rows) {
+    sizes.push_back(a.size(static_cast<int64_t>(equation.a.find(letter))));
+  }
+  for (char letter : equation.columns) {
+    sizes.push_back(b.size(static_cast<int64_t>(equation.b.find(letter))));
+  }
   return sizes;
 }
 
@@ -87,10 +97,14 @@ Split split_dims(const ExactCall& call, c10::ArrayRef<IValue> args) {
   std::vector<char> is_reduced(ndim, 1);
   if (op_of(call).schema().argumentIndexWithName("dim") && !args[1].isNone() && !args[1].toIntVector().empty()) {
     is_reduced.assign(ndim, 0);
-    for (int64_t dim : args[1].toIntVector()) is_reduced[wrap_dim(dim, ndim)] = 1;
+    for (int64_t dim : args[1].toIntVector()) {
+      is_reduced[wrap_dim(dim, ndim)] = 1;
+    }
   }
   Split split;
-  for (int64_t d = 0; d < ndim; ++d) (is_reduced[d] ? split.reduced : split.kept).push_back(d);
+  for (int64_t d = 0; d < ndim; ++d) {
+    (is_reduced[d] ? split.reduced : split.kept).push_back(d);
+  }
   return split;
 }
 
@@ -101,10 +115,13 @@ at::Tensor rows_to_sum(const at::Tensor& tensor, const Split& split, bool tokens
   const size_t first = order.size();
   order.insert(order.end(), rest.begin(), rest.end());
   const at::Tensor ordered = tensor.permute(order).contiguous();
-  return ordered.view({c10::multiply_integers(ordered.sizes().slice(0, first)), c10::multiply_integers(ordered.sizes().slice(first))});
+  return ordered.view(
+      {c10::multiply_integers(ordered.sizes().slice(0, first)), c10::multiply_integers(ordered.sizes().slice(first))});
 }
 
-at::Tensor widened_to_result(const ExactCall& call, const at::Tensor& tensor) { return tensor.to(call.local->outputs.at(0)->dtype); }
+at::Tensor widened_to_result(const ExactCall& call, const at::Tensor& tensor) {
+  return tensor.to(call.local->outputs.at(0)->dtype);
+}
 
 }  // namespace
 
@@ -122,7 +139,9 @@ void contract_sample(const ExactCall& call, c10::ArrayRef<IValue> args, const at
   const Equation& equation = operands.equation;
   const std::string roles = equation.batch + equation.rows + equation.columns;
   std::vector<int64_t> order;
-  for (char letter : roles) order.push_back(static_cast<int64_t>(equation.out.find(letter)));
+  for (char letter : roles) {
+    order.push_back(static_cast<int64_t>(equation.out.find(letter)));
+  }
   const at::Tensor out = grouped(onto, order, equation.batch.size(), equation.rows.size());
   product(operands.a, operands.b, out, /*leaf=*/0, /*accumulate=*/true);
   if (!out.is_alias_of(onto)) {  // rows and columns of the product stand among each other in the result
@@ -139,11 +158,14 @@ at::Tensor sum_node(const ExactCall& call, c10::ArrayRef<IValue> args) {
   const bool keeps = op_of(call).schema().argumentIndexWithName("keepdim") && argument(call, args, "keepdim").toBool();
   for (int64_t d = 0; d < self.dim(); ++d) {
     const bool is_kept = std::find(split.kept.begin(), split.kept.end(), d) != split.kept.end();
-    if (is_kept || keeps) sizes.push_back(is_kept ? self.size(d) : 1);
+    if (is_kept || keeps) {
+      sizes.push_back(is_kept ? self.size(d) : 1);
+    }
   }
   const at::Tensor out = at::empty(sizes, rows.options());
   dispatch_floats(rows, "sum", [&]<typename T>() {
-    kernels::row_sum<T>({rows.size(0), rows.size(1)}, std::max<int64_t>(call.leaf, 1), {rows.const_data_ptr<T>(), rows.stride(0)}, out.data_ptr<T>());
+    kernels::row_sum<T>({rows.size(0), rows.size(1)}, std::max<int64_t>(call.leaf, 1),
+                        {rows.const_data_ptr<T>(), rows.stride(0)}, out.data_ptr<T>());
   });
   return out;
 }
@@ -152,17 +174,20 @@ void sum_sample(const ExactCall& call, c10::ArrayRef<IValue> args, const at::Ten
   const Split split = split_dims(call, args);
   const at::Tensor tokens = rows_to_sum(widened_to_result(call, args[0].toTensor()), split, /*tokens_first=*/true);
   dispatch_floats(tokens, "sum", [&]<typename T>() {
-    kernels::add_column_sum<T>({1, tokens.size(0)}, tokens.size(1), {tokens.const_data_ptr<T>(), tokens.stride(0)}, onto.data_ptr<T>());
+    kernels::add_column_sum<T>({1, tokens.size(0)}, tokens.size(1), {tokens.const_data_ptr<T>(), tokens.stride(0)},
+                               onto.data_ptr<T>());
   });
 }
 
 namespace {
 
 // Adds the gradients of the tokens [begin, end), in their order, onto the rows of the table that they read.
-void add_tokens(const ExactCall& call, c10::ArrayRef<IValue> args, const layout::Range& tokens, const at::Tensor& onto) {
+void add_tokens(const ExactCall& call, c10::ArrayRef<IValue> args, const layout::Range& tokens,
+                const at::Tensor& onto) {
   const layout::Range held = call.local->output_ranges[0][0];
   const int64_t n = args[0].toTensor().size(-1);
-  const at::Tensor grad = args[0].toTensor().reshape({args[1].toTensor().numel(), n}).narrow(0, tokens.begin, tokens.size()).contiguous();
+  const at::Tensor grad =
+      args[0].toTensor().reshape({args[1].toTensor().numel(), n}).narrow(0, tokens.begin, tokens.size()).contiguous();
   const at::Tensor ids = args[1].toTensor().reshape({-1}).narrow(0, tokens.begin, tokens.size()).to(at::kLong);
   const at::Tensor known = at::where(ids.eq(argument(call, args, "padding_idx").toInt()), -1, ids).contiguous();
   dispatch_floats(grad, "embedding_dense_backward", [&]<typename T>() {
@@ -172,10 +197,12 @@ void add_tokens(const ExactCall& call, c10::ArrayRef<IValue> args, const layout:
 }
 
 // The tree over the leaves [begin, end) of `tokens` tokens.
-at::Tensor sum_of_leaves(const ExactCall& call, c10::ArrayRef<IValue> args, const layout::Node& leaves, int64_t tokens, const at::Tensor& zeros) {
+at::Tensor sum_of_leaves(const ExactCall& call, c10::ArrayRef<IValue> args, const layout::Node& leaves, int64_t tokens,
+                         const at::Tensor& zeros) {
   if (leaves.size() > 1) {
     const int64_t middle = leaves.begin + layout::left_size(leaves.size());
-    return sum_of_leaves(call, args, {leaves.begin, middle}, tokens, zeros) + sum_of_leaves(call, args, {middle, leaves.end}, tokens, zeros);
+    return sum_of_leaves(call, args, {leaves.begin, middle}, tokens, zeros) +
+           sum_of_leaves(call, args, {middle, leaves.end}, tokens, zeros);
   }
   const at::Tensor sum = zeros.clone();
   add_tokens(call, args, {leaves.begin * call.leaf, std::min(leaves.end * call.leaf, tokens)}, sum);
@@ -202,19 +229,26 @@ void decompose_index_backward(const c10::OperatorHandle& op, torch::jit::Stack& 
   const at::Tensor index = args["indices"].toListRef()[0].toTensor();
   const int64_t rows = args.tensor("self").size(0);
   const at::Tensor ids = at::where(index < 0, index + rows, index);
-  args.give_value(at::embedding_dense_backward(args.tensor("values"), ids, rows, /*padding_idx=*/-1, /*scale_grad_by_freq=*/false));
+  args.give_value(
+      at::embedding_dense_backward(args.tensor("values"), ids, rows, /*padding_idx=*/-1, /*scale_grad_by_freq=*/false));
 }
 
 void decompose_sum(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
   StackArgs args(op, stack);
   at::Tensor sum = args.tensor("self");
   std::vector<int64_t> dims;
-  if (args.has("dim") && !args["dim"].isNone()) dims = args["dim"].toIntVector();
+  if (args.has("dim") && !args["dim"].isNone()) {
+    dims = args["dim"].toIntVector();
+  }
   if (dims.empty()) {
-    for (int64_t d = 0; d < sum.dim(); ++d) dims.push_back(d);
+    for (int64_t d = 0; d < sum.dim(); ++d) {
+      dims.push_back(d);
+    }
   }
   const bool keeps = args.has("keepdim") && args["keepdim"].toBool();
-  for (int64_t& dim : dims) dim = wrap_dim(dim, sum.dim());
+  for (int64_t& dim : dims) {
+    dim = wrap_dim(dim, sum.dim());
+  }
   std::sort(dims.begin(), dims.end());
   // The innermost dim of several elements, then the others, again as the rule decides.
   const auto inner = std::find_if(dims.rbegin(), dims.rend(), [&](int64_t dim) { return sum.size(dim) != 1; });
@@ -228,11 +262,16 @@ void decompose_mean(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
   StackArgs args(op, stack);
   const at::Tensor self = args.tensor("self");
   std::vector<int64_t> dims;
-  if (args.has("dim") && !args["dim"].isNone()) dims = args["dim"].toIntVector();
+  if (args.has("dim") && !args["dim"].isNone()) {
+    dims = args["dim"].toIntVector();
+  }
   int64_t count = 1;
   for (int64_t d = 0; d < self.dim(); ++d) {
-    const bool reduced = dims.empty() || std::any_of(dims.begin(), dims.end(), [&](int64_t dim) { return wrap_dim(dim, self.dim()) == d; });
-    if (reduced) count *= self.size(d);
+    const bool reduced = dims.empty() || std::any_of(dims.begin(), dims.end(),
+                                                     [&](int64_t dim) { return wrap_dim(dim, self.dim()) == d; });
+    if (reduced) {
+      count *= self.size(d);
+    }
   }
   const bool keeps = args.has("keepdim") && args["keepdim"].toBool();
   args.give_value(at::div(at::sum(self, dims, keeps, args["dtype"].toOptional<c10::ScalarType>()), count));
@@ -242,7 +281,9 @@ void decompose_norm(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
   StackArgs args(op, stack);
   const at::Tensor self = args.tensor("self");
   std::vector<int64_t> dims;
-  if (args.has("dim") && !args["dim"].isNone()) dims = args["dim"].toIntVector();
+  if (args.has("dim") && !args["dim"].isNone()) {
+    dims = args["dim"].toIntVector();
+  }
   const bool keeps = args.has("keepdim") && args["keepdim"].toBool();
   args.give_value(at::sqrt(at::sum(at::mul(self, self), dims, keeps)));
 }
@@ -251,13 +292,16 @@ void decompose_mse_loss(const c10::OperatorHandle& op, torch::jit::Stack& stack)
   StackArgs args(op, stack);
   const at::Tensor difference = args.tensor("self") - args.tensor("target"), each = at::mul(difference, difference);
   const int64_t reduction = args["reduction"].toInt();
-  args.give_value(reduction == at::Reduction::None ? each : reduction == at::Reduction::Mean ? at::mean(each) : at::sum(each));
+  args.give_value(reduction == at::Reduction::None   ? each
+                  : reduction == at::Reduction::Mean ? at::mean(each)
+                                                     : at::sum(each));
 }
 
 void decompose_mse_loss_backward(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
   StackArgs args(op, stack);
   const at::Tensor self = args.tensor("self"), difference = self - args.tensor("target");
-  const double scale = args["reduction"].toInt() == at::Reduction::Mean ? 2.0 / static_cast<double>(difference.numel()) : 2.0;
+  const double scale =
+      args["reduction"].toInt() == at::Reduction::Mean ? 2.0 / static_cast<double>(difference.numel()) : 2.0;
   args.give_value(at::mul(at::mul(difference, scale), args.tensor("grad_output")));
 }
 

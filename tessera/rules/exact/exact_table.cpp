@@ -46,8 +46,8 @@ constexpr std::string_view kStock[] = {
 };
 // clang-format on
 
-// Operators whose kernel computes an element by one function in its vectors and by another at their end, or whose order of
-// additions may depend on the rows, channels and memory that are there.
+// Operators whose kernel computes an element by one function in its vectors and by another at their end, or whose order
+// of additions may depend on the rows, channels and memory that are there.
 // clang-format off
 constexpr std::string_view kPerSample[] = {
     "aten::_adaptive_avg_pool2d", "aten::_adaptive_avg_pool2d_backward", "aten::_adaptive_avg_pool3d",
@@ -75,11 +75,13 @@ bool is_small_power(const Call& call) {
   return exponent.equal(1) || exponent.equal(2) || exponent.equal(3);
 }
 
-// a + alpha * b is one rounding in some of libtorch's loops and two in others: where an operand is spread over elements of the other.
-// (The value of an int is part of a plan's key, that of a double is not.)
+// a + alpha * b is one rounding in some of libtorch's loops and two in others: where an operand is spread over elements
+// of the other. (The value of an int is part of a plan's key, that of a double is not.)
 bool scales_what_is_spread(const Call& call) {
   const c10::IValue& alpha = call.arg("alpha");
-  if (alpha.isInt() && (alpha.toInt() == 1 || alpha.toInt() == -1)) return false;
+  if (alpha.isInt() && (alpha.toInt() == 1 || alpha.toInt() == -1)) {
+    return false;
+  }
   const auto is_spread = [&](const Operand& operand) {
     const layout::SpecData& spec = *operand.spec;
     const auto has_other_sizes = spec.sizes != call.spec(0)->sizes;
@@ -100,20 +102,26 @@ std::vector<int64_t> long_dims(const Call& call) {
   const auto dims = call.has_arg("dim") ? call.dims("dim", call.dim_of(0)) : std::vector<int64_t>();
   for (int64_t d = 0; d < call.dim_of(0); ++d) {
     const bool reduced = !call.has_arg("dim") || std::find(dims.begin(), dims.end(), d) != dims.end();
-    if (reduced && (sizes[d] != 1 || is_of_samples(call, d))) all.push_back(d);
+    if (reduced && (sizes[d] != 1 || is_of_samples(call, d))) {
+      all.push_back(d);
+    }
   }
   return all;
 }
 
-// A sum of one dim, or over the tokens of samples, is one tree; so is one whose samples are innermost, as they come last. Others are
-// taken apart, the innermost dim first.
+// A sum of one dim, or over the tokens of samples, is one tree; so is one whose samples are innermost, as they come
+// last. Others are taken apart, the innermost dim first.
 bool sums_several(const Call& call) {
   const auto dims = long_dims(call);
-  if (!dims.empty() && is_of_samples(call, dims.back())) return false;
+  if (!dims.empty() && is_of_samples(call, dims.back())) {
+    return false;
+  }
   const auto& labels = call.spec(0)->labels;
-  const bool over_samples = std::any_of(dims.begin(), dims.end(), [&](int64_t dim) { return is_of_samples(call, dim); });
+  const bool over_samples =
+      std::any_of(dims.begin(), dims.end(), [&](int64_t dim) { return is_of_samples(call, dim); });
   const auto others = std::count_if(dims.begin(), dims.end(), [&](int64_t dim) {
-    const bool of_tokens = over_samples && !labels.empty() && (counts_samples(labels[dim]) || counts_positions(labels[dim]));
+    const bool of_tokens =
+        over_samples && !labels.empty() && (counts_samples(labels[dim]) || counts_positions(labels[dim]));
     return !of_tokens;
   });
   return others + (over_samples ? 1 : 0) > 1;
@@ -122,9 +130,13 @@ bool sums_several(const Call& call) {
 // A mean over samples would divide by those of the micro-batch, not of the step.
 bool is_mean_of_step(const Call& call) {
   for (int64_t dim : long_dims(call)) {
-    if (!is_of_samples(call, dim)) continue;
+    if (!is_of_samples(call, dim)) {
+      continue;
+    }
     for (const layout::Factor& factor : call.spec(0)->labels[dim]) {
-      if (factor.extent != factor.total) return false;
+      if (factor.extent != factor.total) {
+        return false;
+      }
     }
   }
   return true;
@@ -132,9 +144,12 @@ bool is_mean_of_step(const Call& call) {
 
 // Statistics of some of the step's samples would depend on the micro-batches.
 bool normalises_whole_step(const Call& call) {
-  if (!call.flag(call.has_arg("train") ? "train" : "training")) return true;
+  if (!call.flag(call.has_arg("train") ? "train" : "training")) {
+    return true;
+  }
   const auto& labels = call.spec(static_cast<size_t>(call.operand_of("input")))->labels;
-  return labels.empty() || std::all_of(labels[0].begin(), labels[0].end(), [](const layout::Factor& factor) { return factor.extent == factor.total; });
+  return labels.empty() || std::all_of(labels[0].begin(), labels[0].end(),
+                                       [](const layout::Factor& factor) { return factor.extent == factor.total; });
 }
 
 bool is_euclidean(const Call& call) {
@@ -152,7 +167,8 @@ bool has_no_mask(const Call& call) {
 // The gradient of `table[ids]`, which libtorch writes into zeros of its own. (Programs' writes are safe ones.)
 bool is_gradient_of_lookup(const Call& call) {
   const auto indices = call.arg("indices").toListRef();
-  const bool is_of_rows = !indices.empty() && indices[0].isTensor() && indices[0].toTensor().defined() && call.operands.size() == 3;
+  const bool is_of_rows =
+      !indices.empty() && indices[0].isTensor() && indices[0].toTensor().defined() && call.operands.size() == 3;
   return call.flag("unsafe") && call.flag("accumulate") && call.dim_of(0) == 2 && is_of_rows && has_no_mask(call);
 }
 
@@ -160,13 +176,17 @@ bool is_unweighted(const Call& call) { return call.operand_of("weight") < 0; }
 bool is_unreduced(const Call& call) { return call.integer("reduction") == 0 && is_unweighted(call); }
 
 void add_maps(Table& table) {
-  for (std::string_view name : {"aten::add.Scalar", "aten::add.Tensor", "aten::rsub.Scalar", "aten::sub.Scalar", "aten::sub.Tensor"}) {
+  for (std::string_view name :
+       {"aten::add.Scalar", "aten::add.Tensor", "aten::rsub.Scalar", "aten::sub.Scalar", "aten::sub.Tensor"}) {
     table[name] = {.decompose = exact::decompose_scaled_sum, .decompose_when = scales_what_is_spread};
   }
-  for (std::string_view name : {"aten::exp", "aten::log", "aten::tanh", "aten::erf", "aten::sigmoid", "aten::silu", "aten::gelu"}) {
+  for (std::string_view name :
+       {"aten::exp", "aten::log", "aten::tanh", "aten::erf", "aten::sigmoid", "aten::silu", "aten::gelu"}) {
     table[name] = {.local = exact::run_map};
   }
-  for (std::string_view name : {"aten::silu_backward", "aten::gelu_backward"}) table[name] = {.local = exact::run_map_backward};
+  for (std::string_view name : {"aten::silu_backward", "aten::gelu_backward"}) {
+    table[name] = {.local = exact::run_map_backward};
+  }
   table["aten::tanh_backward"] = {.decompose = exact::decompose_tanh_backward};
   table["aten::sigmoid_backward"] = {.decompose = exact::decompose_sigmoid_backward};
 }
@@ -174,7 +194,8 @@ void add_maps(Table& table) {
 void add_convolutions(Table& table) {
   table["aten::convolution"] = {.local = exact::run_convolution, .keeps_whole = true};
   table["aten::convolution_backward"] = {.decompose = exact::decompose_convolution_backward};
-  table["tessera::convolution_weight"] = {.local = exact::run_convolution_weight, .sample = exact::convolution_weight_sample, .keeps_whole = true};
+  table["tessera::convolution_weight"] = {
+      .local = exact::run_convolution_weight, .sample = exact::convolution_weight_sample, .keeps_whole = true};
 }
 
 void add_rows(Table& table) {
@@ -192,10 +213,15 @@ void add_rows(Table& table) {
 }
 
 void add_sums(Table& table) {
-  for (std::string_view name : exact::product_names()) table[name] = {.decompose = exact::decompose_product};
+  for (std::string_view name : exact::product_names()) {
+    table[name] = {.decompose = exact::decompose_product};
+  }
   table["tessera::contract"] = {.node = exact::contract_node, .sample = exact::contract_sample};
   for (std::string_view name : {"aten::sum", "aten::sum.dim_IntList"}) {
-    table[name] = {.decompose = exact::decompose_sum, .decompose_when = sums_several, .node = exact::sum_node, .sample = exact::sum_sample};
+    table[name] = {.decompose = exact::decompose_sum,
+                   .decompose_when = sums_several,
+                   .node = exact::sum_node,
+                   .sample = exact::sum_sample};
   }
   for (std::string_view name : {"aten::mean", "aten::mean.dim"}) {
     table[name] = {.decompose = exact::decompose_mean, .accepts = is_mean_of_step};
@@ -214,9 +240,15 @@ void add_sums(Table& table) {
 
 Table make_table() {
   Table table;
-  for (std::string_view name : kMoves) table[name] = {.moves = true};
-  for (std::string_view name : kStock) table[name] = {};
-  for (std::string_view name : kPerSample) table[name] = {.per_sample = [](const Call&) { return true; }};
+  for (std::string_view name : kMoves) {
+    table[name] = {.moves = true};
+  }
+  for (std::string_view name : kStock) {
+    table[name] = {};
+  }
+  for (std::string_view name : kPerSample) {
+    table[name] = {.per_sample = [](const Call&) { return true; }};
+  }
   table["aten::pow.Tensor_Scalar"] = {.per_sample = [](const Call& call) { return !is_small_power(call); }};
   add_convolutions(table);
   add_maps(table);
@@ -228,7 +260,9 @@ Table make_table() {
 ExactRule* find_entry(std::string_view op) {
   static Table& table = *new Table(make_table());
   auto found = table.find(op);
-  if (found == table.end()) found = table.find(functional_name(op));
+  if (found == table.end()) {
+    found = table.find(functional_name(op));
+  }
   return found == table.end() ? nullptr : &found->second;
 }
 

@@ -10,8 +10,8 @@ namespace tessera::rules {
 // The exact rule of `op`, of its functional form for an in-place or out= operator; null: refused in `exact`.
 const ExactRule* find_exact_rule(std::string_view op);
 
-// For tests: while it lives, calls of `op` that are seen for the first time on a rank run by `rule`. `op` must be in the
-// table, and ranks start and end inside its life.
+// For tests: while it lives, calls of `op` that are seen for the first time on a rank run by `rule`. `op` must be in
+// the table, and ranks start and end inside its life.
 class ScopedExactRule {
  public:
   ScopedExactRule(std::string_view op, const ExactRule& rule);

@@ -1,5 +1,5 @@
-// Attention without [queries, keys] matrices, tessera::attention and tessera::fused_attention, and its gradient: samples and heads may
-// be cut, positions and widths stay whole.
+// Attention without [queries, keys] matrices, tessera::attention and tessera::fused_attention, and its gradient:
+// samples and heads may be cut, positions and widths stay whole.
 #include "tessera/rules/families/families.h"
 
 #include <ATen/OpMathType.h>
@@ -18,14 +18,18 @@ struct Dims {
 Dims add_dims(FactorMap& map, const Call& call) {
   const auto sizes = [&](const char* name) -> const std::vector<int64_t>& {
     const layout::Spec& spec = call.spec(call.operand_of(name));
-    TESSERA_CHECK(spec->ndim() == 4, "[attention] ", name, " of ", spec.str(), "; accepted: [samples, heads, positions, width]");
+    TESSERA_CHECK(spec->ndim() == 4, "[attention] ", name, " of ", spec.str(),
+                  "; accepted: [samples, heads, positions, width]");
     return spec->sizes;
   };
   const auto &query = sizes("query"), &key = sizes("key"), &value = sizes("value");
-  TESSERA_CHECK(key[1] > 0 && query[1] % key[1] == 0, "[attention] ", query[1], " query heads in groups of ", key[1], " key heads; accepted: a multiple");
+  TESSERA_CHECK(key[1] > 0 && query[1] % key[1] == 0, "[attention] ", query[1], " query heads in groups of ", key[1],
+                " key heads; accepted: a multiple");
   const int samples = map.add(query[0]), key_heads = map.add(key[1]);
   DimFactors heads = {key_heads};
-  if (const int64_t times = query[1] / key[1]; times > 1) heads.push_back(map.add(times, /*can_shard=*/false));
+  if (const int64_t times = query[1] / key[1]; times > 1) {
+    heads.push_back(map.add(times, /*can_shard=*/false));
+  }
   const auto whole = [&](int64_t extent) { return map.add(extent, /*can_shard=*/false); };
   const int queries = whole(query[2]), keys = whole(key[2]), width = whole(query[3]), value_width = whole(value[3]);
   return {.query = {{samples}, heads, {queries}, {width}},
@@ -39,13 +43,18 @@ void set_operands(FactorMap& map, const Call& call, const Dims& dims) {
   map.set_operand(call, "key", dims.key);
   map.set_operand(call, "value", dims.value);
   const int operand = call.has_arg("mask") ? call.operand_of("mask") : -1;
-  if (operand < 0) return;
+  if (operand < 0) {
+    return;
+  }
   const TensorFactors all = {dims.query[0], dims.query[1], dims.query[2], dims.key[2]};
   const auto& sizes = call.spec(operand)->sizes;
-  TESSERA_CHECK(sizes.size() <= 4, "[attention] a mask of ", sizes, "; accepted: what broadcasts to [samples, heads, queries, keys]");
+  TESSERA_CHECK(sizes.size() <= 4, "[attention] a mask of ", sizes,
+                "; accepted: what broadcasts to [samples, heads, queries, keys]");
   TensorFactors mask(all.end() - static_cast<int64_t>(sizes.size()), all.end());
   for (size_t d = 0; d < sizes.size(); ++d) {
-    if (sizes[d] == 1) mask[d].clear();
+    if (sizes[d] == 1) {
+      mask[d].clear();
+    }
   }
   map.set_operand(call, "mask", mask);
 }

@@ -16,9 +16,9 @@ namespace {
 
 bool trains(const Call& call) { return call.flag(call.has_arg("train") ? "train" : "training"); }
 
-// Training takes statistics of the whole batch and writes the running ones, though the schema does not say so: a batch that is
-// cut, and running ones that are not replicated, decompose, others are whole. Evaluation only reads them: samples, channels and
-// places may be cut.
+// Training takes statistics of the whole batch and writes the running ones, though the schema does not say so: a batch
+// that is cut, and running ones that are not replicated, decompose, others are whole. Evaluation only reads them:
+// samples, channels and places may be cut.
 FactorMap batch_norm_map(const Call& call) {
   FactorMap map;
   const TensorFactors input = map.add_all(call.spec(call.operand_of("input"))->sizes);
@@ -64,7 +64,8 @@ void run_batch_norm_backward(const LocalCall& call, torch::jit::Stack& stack) {
   }
   const std::vector<bool> asked = args["output_mask"].toBoolList().vec();
   const auto nothing = [&](size_t i) {
-    return asked.at(i) ? input.new_zeros(i == 0 ? input.sizes() : input.sizes().slice(1, 1), call.outputs[i]->dtype) : at::Tensor();
+    return asked.at(i) ? input.new_zeros(i == 0 ? input.sizes() : input.sizes().slice(1, 1), call.outputs[i]->dtype)
+                       : at::Tensor();
   };
   args.give(nothing(0), nothing(1), nothing(2));
 }
@@ -72,7 +73,8 @@ void run_batch_norm_backward(const LocalCall& call, torch::jit::Stack& stack) {
 bool is_cut(const Call& call, const char* arg) {
   const int operand = call.has_arg(arg) ? call.operand_of(arg) : -1;
   const auto cuts = [](const layout::Placement& placement) { return placement.is_shard(); };
-  return operand >= 0 && std::any_of(call.spec(operand)->placements.begin(), call.spec(operand)->placements.end(), cuts);
+  return operand >= 0 &&
+         std::any_of(call.spec(operand)->placements.begin(), call.spec(operand)->placements.end(), cuts);
 }
 
 // Running statistics that are plain tensors are written whole on every rank.
@@ -93,7 +95,8 @@ bool trains_on_cut_batch(const Call& call) {
   if (call.has_arg("output_mask")) {
     return is_cut(call, "input") || is_cut(call, "grad_out");
   }
-  return is_spread(call, "running_mean") || is_spread(call, "running_var") || (is_cut(call, "input") && !keeps_plain_statistics(call));
+  return is_spread(call, "running_mean") || is_spread(call, "running_var") ||
+         (is_cut(call, "input") && !keeps_plain_statistics(call));
 }
 
 // Sums over all but the channels, which each rank has a part of: what is added up is as small as a channel vector.
@@ -135,11 +138,12 @@ struct Statistics {
 };
 
 Statistics running_statistics(StackArgs& args, const Channels& channels) {
-  return {channels.spread(args.tensor("running_mean")), channels.spread(at::rsqrt(args.tensor("running_var") + args["eps"].toDouble()))};
+  return {channels.spread(args.tensor("running_mean")),
+          channels.spread(at::rsqrt(args.tensor("running_var") + args["eps"].toDouble()))};
 }
 
-// Those of the batch, which the running ones follow. Each sum is merged by the first operator that reads it (the subtraction, the
-// addition of eps), before the others.
+// Those of the batch, which the running ones follow. Each sum is merged by the first operator that reads it (the
+// subtraction, the addition of eps), before the others.
 Statistics batch_statistics(StackArgs& args, const Channels& channels, const at::Tensor& x) {
   const double momentum = args["momentum"].toDouble(), unbiased = channels.count / (channels.count - 1);
   const at::Tensor mean = channels.sum(x).div(channels.count), centred = x - mean;
@@ -164,7 +168,9 @@ void decompose_batch_norm(const c10::OperatorHandle& op, torch::jit::Stack& stac
   if (bias.defined()) {
     y = y + channels.spread(bias);
   }
-  const auto saved = [&](const at::Tensor& statistic) { return trains ? channels.flat(statistic, kept) : input.new_empty({0}, kept); };
+  const auto saved = [&](const at::Tensor& statistic) {
+    return trains ? channels.flat(statistic, kept) : input.new_empty({0}, kept);
+  };
   args.give(y.to(input.scalar_type()), saved(statistics.mean), saved(statistics.inverse));
 }
 
@@ -176,8 +182,9 @@ void decompose_batch_norm_backward(const c10::OperatorHandle& op, torch::jit::St
   const std::vector<bool> asked = args["output_mask"].toBoolList().vec();
   const bool trains = args["train"].toBool();
   const at::Tensor grad = widened(args.tensor("grad_out"));
-  const auto [mean, inverse] = trains ? Statistics{channels.spread(args.tensor("save_mean")), channels.spread(args.tensor("save_invstd"))}
-                                      : running_statistics(args, channels);
+  const auto [mean, inverse] =
+      trains ? Statistics{channels.spread(args.tensor("save_mean")), channels.spread(args.tensor("save_invstd"))}
+             : running_statistics(args, channels);
   const at::Tensor z = (widened(input) - mean) * inverse;
   const at::Tensor of_bias = channels.sum(grad), of_weight = channels.sum(grad * z);
   at::Tensor of_input;
@@ -186,14 +193,17 @@ void decompose_batch_norm_backward(const c10::OperatorHandle& op, torch::jit::St
     of_input = (trains ? grad.sub(of_bias, 1 / channels.count) - z * of_weight / channels.count : grad) * scale;
     of_input = of_input.to(input.scalar_type());
   }
-  args.give(of_input, asked.at(1) ? channels.flat(of_weight, kept) : at::Tensor(), asked.at(2) ? channels.flat(of_bias, kept) : at::Tensor());
+  args.give(of_input, asked.at(1) ? channels.flat(of_weight, kept) : at::Tensor(),
+            asked.at(2) ? channels.flat(of_bias, kept) : at::Tensor());
 }
 
 // The forms that PyTorch's exporters write: native_batch_norm under other names.
 std::tuple<at::Tensor, at::Tensor, at::Tensor> as_native(StackArgs& args, bool trains) {
   const bool has_running = args.has("running_mean");
-  return at::native_batch_norm(args.tensor("input"), args.tensor("weight"), args.tensor("bias"), has_running ? args.tensor("running_mean") : at::Tensor(),
-                               has_running ? args.tensor("running_var") : at::Tensor(), trains, args["momentum"].toDouble(), args["eps"].toDouble());
+  return at::native_batch_norm(args.tensor("input"), args.tensor("weight"), args.tensor("bias"),
+                               has_running ? args.tensor("running_mean") : at::Tensor(),
+                               has_running ? args.tensor("running_var") : at::Tensor(), trains,
+                               args["momentum"].toDouble(), args["eps"].toDouble());
 }
 
 void decompose_legit(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
@@ -214,15 +224,17 @@ void decompose_backward_with_reserve(const c10::OperatorHandle& op, torch::jit::
   StackArgs args(op, stack);
   const auto asked = args["output_mask"].toBoolList().vec();
   const auto [of_input, of_weight, of_bias] = at::native_batch_norm_backward(
-      args.tensor("grad_out"), args.tensor("input"), args.tensor("weight"), args.tensor("running_mean"), args.tensor("running_var"), args.tensor("save_mean"),
-      args.tensor("save_var"), args["update"].toBool(), args["eps"].toDouble(), {asked.at(0), asked.at(1), asked.at(2)});
+      args.tensor("grad_out"), args.tensor("input"), args.tensor("weight"), args.tensor("running_mean"),
+      args.tensor("running_var"), args.tensor("save_mean"), args.tensor("save_var"), args["update"].toBool(),
+      args["eps"].toDouble(), {asked.at(0), asked.at(1), asked.at(2)});
   args.give(of_input, of_weight, of_bias);
 }
 
 }  // namespace
 
 void add_batch_norm_rules(RuleTable& table) {
-  table.add_all({"aten::_native_batch_norm_legit", "aten::_native_batch_norm_legit.no_stats", "aten::_native_batch_norm_legit_no_training"},
+  table.add_all({"aten::_native_batch_norm_legit", "aten::_native_batch_norm_legit.no_stats",
+                 "aten::_native_batch_norm_legit_no_training"},
                 {.map = nullptr, .decompose = decompose_legit});
   table.add("aten::_batch_norm_with_update", {.map = nullptr, .decompose = decompose_with_reserve<true>});
   table.add("aten::_batch_norm_no_update", {.map = nullptr, .decompose = decompose_with_reserve<false>});

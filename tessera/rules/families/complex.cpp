@@ -75,7 +75,8 @@ FactorMap to_real_map(const Call& call) {
 
 FactorMap complex_map(const Call& call) { return transform_map(call, call.spec(0)->dtype, std::nullopt); }
 
-// The dims with those that are transformed at the end. Of transforms from or to reals the last one stays last: it is the halved one.
+// The dims with those that are transformed at the end. Of transforms from or to reals the last one stays last: it is
+// the halved one.
 std::vector<int64_t> transform_order(const std::string& op, int64_t ndim, std::vector<int64_t> dims) {
   std::sort(dims.begin(), dims.end() - (op == "aten::_fft_c2c" ? 0 : 1));
   std::vector<int64_t> order;
@@ -122,14 +123,19 @@ void run_transform(const LocalCall& call, torch::jit::Stack& stack) {
 }
 
 Rule transform(FactorMap (*map)(const Call&)) {
-  return {.map = map, .local = run_transform, .decompose = transform_innermost, .decompose_when = is_inside, .shape = ShapeSource::kFactors};
+  return {.map = map,
+          .local = run_transform,
+          .decompose = transform_innermost,
+          .decompose_when = is_inside,
+          .shape = ShapeSource::kFactors};
 }
 
 }  // namespace
 
 void add_complex_rules(RuleTable& table) {
   table.add_all({"aten::complex", "aten::polar"}, {.map = pair_map, .shape = ShapeSource::kFactors});
-  table.add_all({"aten::_conj_physical", "aten::conj_physical_"}, {.map = conjugate_map, .shape = ShapeSource::kFactors});
+  table.add_all({"aten::_conj_physical", "aten::conj_physical_"},
+                {.map = conjugate_map, .shape = ShapeSource::kFactors});
   table.add_all({"aten::view_as_real", "aten::view_as_real_copy"}, {.map = as_real_map});
   table.add_all({"aten::view_as_complex", "aten::view_as_complex_copy"}, {.map = as_complex_map});
   table.add("aten::_fft_r2c", transform(from_real_map));

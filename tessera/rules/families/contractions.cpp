@@ -19,8 +19,8 @@ Rule from_notation(const char* notation, ShapeSource shape = ShapeSource::kMeta)
   return {.map = [notation](const Call& call) { return parse_factors(notation, call); }, .shape = shape};
 }
 
-// Operand 0 is added to a product of the others, to whose result it broadcasts. The parts of a split sum must add it once:
-// see add_once.
+// Operand 0 is added to a product of the others, to whose result it broadcasts. The parts of a split sum must add it
+// once: see add_once.
 FactorMap with_addend(const char* notation, const Call& call) {
   Call product = call;
   product.operands.erase(product.operands.begin());
@@ -76,7 +76,10 @@ void add_once(const LocalCall& call, torch::jit::Stack& stack) {
 }
 
 Rule with_addend_rule(const char* notation, ShapeSource shape = ShapeSource::kMeta) {
-  return {.map = [notation](const Call& call) { return with_addend(notation, call); }, .local = add_once, .takes_interleaved = true, .shape = shape};
+  return {.map = [notation](const Call& call) { return with_addend(notation, call); },
+          .local = add_once,
+          .takes_interleaved = true,
+          .shape = shape};
 }
 
 // tessera::contract(a, b, equation, like): an einsum of two operands. `like` gives the layout that is wanted.
@@ -86,14 +89,19 @@ FactorMap contract_map(const Call& call) {
   std::map<char, int> factors;
   const auto add_factors = [&](const std::string& letters, size_t operand) {
     const auto& sizes = call.spec(operand)->sizes;
-    TESSERA_CHECK(letters.size() == sizes.size(), "[contract] equation ", call.arg("equation").toStringRef(), " for operand ", operand, " of sizes ", sizes);
+    TESSERA_CHECK(letters.size() == sizes.size(), "[contract] equation ", call.arg("equation").toStringRef(),
+                  " for operand ", operand, " of sizes ", sizes);
     for (size_t d = 0; d < letters.size(); ++d) {
-      if (!factors.contains(letters[d])) factors[letters[d]] = map.add(sizes[d]);
+      if (!factors.contains(letters[d])) {
+        factors[letters[d]] = map.add(sizes[d]);
+      }
     }
   };
   const auto dims_of = [&](const std::string& letters) {
     TensorFactors dims;
-    for (char letter : letters) dims.push_back({factors.at(letter)});
+    for (char letter : letters) {
+      dims.push_back({factors.at(letter)});
+    }
     return dims;
   };
   add_factors(equation.a, 0);
@@ -101,7 +109,9 @@ FactorMap contract_map(const Call& call) {
   map.operands = {dims_of(equation.a), dims_of(equation.b)};
   map.outputs = {dims_of(equation.out)};
   map.like = call.operand_of("like");
-  if (map.like >= 0) map.operands.push_back(map.outputs[0]);
+  if (map.like >= 0) {
+    map.operands.push_back(map.outputs[0]);
+  }
   return map;
 }
 
@@ -155,7 +165,9 @@ void expand_batches(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
 void run_distances(const LocalCall& call, torch::jit::Stack& stack) {
   StackArgs args(*call.op, stack);
   const at::Tensor a = args.tensor("x1");
-  a.numel() == 0 || args.tensor("x2").numel() == 0 ? args.give_value(at::zeros(sizes_of(call.output_ranges[0]), a.options())) : args.run();
+  a.numel() == 0 || args.tensor("x2").numel() == 0
+      ? args.give_value(at::zeros(sizes_of(call.output_ranges[0]), a.options()))
+      : args.run();
 }
 
 }  // namespace
@@ -170,11 +182,20 @@ void add_contraction_rules(RuleTable& table) {
   table.add("aten::addbmm", with_addend_rule("(b,i,k),(b,k,j)->(i,j)", ShapeSource::kFactors));
   table.add("aten::addmv", with_addend_rule("(i,k),(k)->(i)"));
   table.add("aten::addr", {.map = [](const Call& call) { return with_addend("(i),(j)->(i,j)", call); }});
-  table.add("aten::_cdist_forward", {.map = distances_map, .local = run_distances, .decompose = expand_batches, .decompose_when = broadcasts_batch,
+  table.add("aten::_cdist_forward", {.map = distances_map,
+                                     .local = run_distances,
+                                     .decompose = expand_batches,
+                                     .decompose_when = broadcasts_batch,
                                      .shape = ShapeSource::kFactors});
-  table.add("aten::_euclidean_dist", {.map = distances_map, .decompose = expand_batches, .decompose_when = broadcasts_batch, .shape = ShapeSource::kFactors});
-  table.add("aten::_cdist_backward", {.map = distances_backward_map, .local = run_distances, .decompose = expand_batches,
-                                      .decompose_when = broadcasts_batch, .shape = ShapeSource::kFactors});
+  table.add("aten::_euclidean_dist", {.map = distances_map,
+                                      .decompose = expand_batches,
+                                      .decompose_when = broadcasts_batch,
+                                      .shape = ShapeSource::kFactors});
+  table.add("aten::_cdist_backward", {.map = distances_backward_map,
+                                      .local = run_distances,
+                                      .decompose = expand_batches,
+                                      .decompose_when = broadcasts_batch,
+                                      .shape = ShapeSource::kFactors});
   table.add_optional("tessera::contract", {.map = contract_map, .shape = ShapeSource::kFactors});
 }
 

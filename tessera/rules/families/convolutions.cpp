@@ -16,21 +16,25 @@ int64_t along(const std::vector<int64_t>& list, size_t dim) { return list.size()
 
 // The places of the result along each dim.
 std::vector<int64_t> result_places(const Call& call, c10::IntArrayRef input, c10::IntArrayRef weight) {
-  const auto stride = call.ints("stride"), padding = call.ints("padding"), dilation = call.ints("dilation"), extra = call.ints("output_padding");
+  const auto stride = call.ints("stride"), padding = call.ints("padding"), dilation = call.ints("dilation"),
+             extra = call.ints("output_padding");
   std::vector<int64_t> places;
   for (size_t d = 0; d + 2 < input.size(); ++d) {
     const int64_t reach = along(dilation, d) * (weight[d + 2] - 1), size = input[d + 2];
-    places.push_back(call.flag("transposed") ? (size - 1) * along(stride, d) - 2 * along(padding, d) + reach + along(extra, d) + 1
-                                             : (size + 2 * along(padding, d) - reach - 1) / along(stride, d) + 1);
+    places.push_back(call.flag("transposed")
+                         ? (size - 1) * along(stride, d) - 2 * along(padding, d) + reach + along(extra, d) + 1
+                         : (size + 2 * along(padding, d) - reach - 1) / along(stride, d) + 1);
   }
   return places;
 }
 
-// The factors of a convolution. Channels of several groups are (group, channel within it): then groups may be cut, channels not.
+// The factors of a convolution. Channels of several groups are (group, channel within it): then groups may be cut,
+// channels not.
 struct Convolution {
   TensorFactors input, weight, bias, result;
 
-  Convolution(FactorMap& map, const Call& call, c10::IntArrayRef input_sizes, c10::IntArrayRef weight_sizes, c10::IntArrayRef places) {
+  Convolution(FactorMap& map, const Call& call, c10::IntArrayRef input_sizes, c10::IntArrayRef weight_sizes,
+              c10::IntArrayRef places) {
     const bool transposed = call.flag("transposed");
     const int64_t groups = call.integer("groups");
     const bool is_grouped = groups > 1;
@@ -93,7 +97,9 @@ FactorMap convolution_weight_map(const Call& call) {
 }
 
 // libtorch's kernels refuse a convolution without samples or channels.
-bool holds_nothing(const at::Tensor& input, const at::Tensor& weight) { return input.numel() == 0 || weight.numel() == 0; }
+bool holds_nothing(const at::Tensor& input, const at::Tensor& weight) {
+  return input.numel() == 0 || weight.numel() == 0;
+}
 
 // Which operand is the input of the convolution.
 constexpr size_t kInputOfBackward = 1;
@@ -131,7 +137,8 @@ void run_convolution_backward(const LocalCall& call, torch::jit::Stack& stack) {
   const at::Tensor grad = args.tensor("grad_output"), input = args.tensor("input"), weight = args.tensor("weight");
   const std::vector<bool> asked = args["output_mask"].toBoolList().vec();
   const auto zeros = [&](size_t i) {
-    return asked.at(i) ? at::zeros(sizes_of(call.output_ranges[i]), grad.options().dtype(call.outputs[i]->dtype)) : at::Tensor();
+    return asked.at(i) ? at::zeros(sizes_of(call.output_ranges[i]), grad.options().dtype(call.outputs[i]->dtype))
+                       : at::Tensor();
   };
   if (grad.numel() == 0 || holds_nothing(input, weight)) {
     at::Tensor of_bias = zeros(2);
@@ -154,8 +161,9 @@ void add_convolution_rules(RuleTable& table) {
   table.add("aten::convolution", {.map = convolution_map, .local = run_convolution, .shape = ShapeSource::kFactors});
   table.add("aten::convolution_backward",
             {.map = convolution_backward_map, .local = run_convolution_backward, .shape = ShapeSource::kFactors});
-  table.add_optional("tessera::convolution_weight",
-                     {.map = convolution_weight_map, .local = exact::run_convolution_weight, .shape = ShapeSource::kFactors});
+  table.add_optional(
+      "tessera::convolution_weight",
+      {.map = convolution_weight_map, .local = exact::run_convolution_weight, .shape = ShapeSource::kFactors});
 }
 
 }  // namespace tessera::rules

@@ -24,19 +24,22 @@ Rule elementwise(PartialFlow flow = PartialFlow::kMerge) {
 // For operators without a meta kernel: `dtype(call)` is that of the results.
 template <typename Dtype>
 Rule without_meta(Dtype dtype, PartialFlow flow = PartialFlow::kMerge) {
-  return {.map = [flow, dtype](const Call& call) {
-            FactorMap map = broadcast_factors(call);
-            map.partial = flow;
-            map.dtypes.assign(map.outputs.size(), dtype(call));
-            return map;
-          },
+  return {.map =
+              [flow, dtype](const Call& call) {
+                FactorMap map = broadcast_factors(call);
+                map.partial = flow;
+                map.dtypes.assign(map.outputs.size(), dtype(call));
+                return map;
+              },
           .shape = ShapeSource::kFactors};
 }
 
 c10::ScalarType first_dtype(const Call& call) { return call.spec(0)->dtype; }
 c10::ScalarType bool_dtype(const Call& call) { return call.operands[0].is_written ? first_dtype(call) : c10::kBool; }
 c10::ScalarType float_dtype(const Call& call) { return fractional_dtype(first_dtype(call)); }
-c10::ScalarType real_dtype(const Call& call) { return call.operands[0].is_written ? first_dtype(call) : c10::toRealValueType(first_dtype(call)); }
+c10::ScalarType real_dtype(const Call& call) {
+  return call.operands[0].is_written ? first_dtype(call) : c10::toRealValueType(first_dtype(call));
+}
 c10::ScalarType angle_dtype(const Call& call) { return c10::toRealValueType(float_dtype(call)); }
 c10::ScalarType any_dtype(const Call& call) { return promoted_dtype(call); }
 c10::ScalarType branch_dtype(const Call& call) { return promoted_dtype(call, 1); }
@@ -144,8 +147,9 @@ FactorMap log_sigmoid_backward_map(const Call& call) {
 }
 
 const Names& moving() {
-  static const Names names = {"aten::alias", "aten::alias_copy", "aten::clone", "aten::detach", "aten::detach_",
-                              "aten::detach_copy", "aten::lift_fresh", "aten::lift_fresh_copy", "aten::zero"};
+  static const Names names = {"aten::alias",      "aten::alias_copy",      "aten::clone",
+                              "aten::detach",     "aten::detach_",         "aten::detach_copy",
+                              "aten::lift_fresh", "aten::lift_fresh_copy", "aten::zero"};
   return names;
 }
 
@@ -213,13 +217,16 @@ const Names& special_pairs() {
   static const Names names = [] {
     Names all;
     const auto add = [&](const std::string& name, const char* left, const char* right) {
-      for (const std::string& overload : {std::string(), std::string(".") + left, std::string(".") + right}) all.push_back("aten::special_" + name + overload);
+      for (const std::string& overload : {std::string(), std::string(".") + left, std::string(".") + right}) {
+        all.push_back("aten::special_" + name + overload);
+      }
     };
     for (const char* name : {"xlog1py", "zeta"}) {
       add(name, "self_scalar", "other_scalar");
     }
-    for (const char* kind : {"chebyshev_polynomial_t", "chebyshev_polynomial_u", "chebyshev_polynomial_v", "chebyshev_polynomial_w",
-                             "hermite_polynomial_h", "hermite_polynomial_he", "laguerre_polynomial_l", "legendre_polynomial_p"}) {
+    for (const char* kind :
+         {"chebyshev_polynomial_t", "chebyshev_polynomial_u", "chebyshev_polynomial_v", "chebyshev_polynomial_w",
+          "hermite_polynomial_h", "hermite_polynomial_he", "laguerre_polynomial_l", "legendre_polynomial_p"}) {
       add(kind, "x_scalar", "n_scalar");
     }
     for (const char* kind : {"t", "u", "v", "w"}) {
@@ -248,22 +255,23 @@ void add_elementwise_rules(RuleTable& table) {
   table.add_all(special_pairs(), elementwise());
   table.add_all({"aten::add.Tensor", "aten::sub.Tensor", "aten::lerp.Scalar"}, elementwise(PartialFlow::kJoint));
   table.add_all({"aten::mul.Tensor", "aten::div.Tensor"}, {.map = scaling_map});
-  table.add_all({"aten::_standard_gamma_grad", "aten::_prelu_kernel", "aten::_prelu_kernel_backward", "aten::hardswish", "aten::hardswish_backward",
-                 "aten::hardtanh", "aten::hardtanh_backward", "aten::log_sigmoid_forward",
+  table.add_all({"aten::_standard_gamma_grad", "aten::_prelu_kernel", "aten::_prelu_kernel_backward", "aten::hardswish",
+                 "aten::hardswish_backward", "aten::hardtanh", "aten::hardtanh_backward", "aten::log_sigmoid_forward",
                  "aten::nan_to_num", "aten::relu", "aten::rrelu_with_noise_backward"},
                 without_meta(first_dtype));
   table.add("aten::_amp_update_scale_", without_meta(first_dtype));
   table.add("aten::native_dropout_backward", without_meta(first_dtype, PartialFlow::kLinear));
   table.add("aten::log_sigmoid_backward", {.map = log_sigmoid_backward_map, .shape = ShapeSource::kFactors});
-  table.add_all({"aten::isinf", "aten::isnan", "aten::logical_and", "aten::logical_not", "aten::logical_or",
-                 "aten::logical_xor"},
-                without_meta(bool_dtype));
+  table.add_all(
+      {"aten::isinf", "aten::isnan", "aten::logical_and", "aten::logical_not", "aten::logical_or", "aten::logical_xor"},
+      without_meta(bool_dtype));
   table.add("aten::abs", without_meta(real_dtype));
   table.add("aten::angle", without_meta(angle_dtype));
   table.add_all({"aten::logit", "aten::mvlgamma"}, without_meta(float_dtype));
   table.add("aten::frexp.Tensor", {.map = frexp_map, .shape = ShapeSource::kFactors});
   table.add("aten::dist", {.map = nullptr, .decompose = decompose_dist});
-  table.add_all({"aten::floor_divide", "aten::floor_divide.Scalar", "aten::floor_divide_.Tensor", "aten::remainder.Scalar_Tensor", "aten::rsub.Tensor"},
+  table.add_all({"aten::floor_divide", "aten::floor_divide.Scalar", "aten::floor_divide_.Tensor",
+                 "aten::remainder.Scalar_Tensor", "aten::rsub.Tensor"},
                 without_meta(any_dtype));
   table.add("aten::where.self", without_meta(branch_dtype));
   table.add("aten::_to_copy", {.map = cast_map});

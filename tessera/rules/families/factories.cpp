@@ -31,9 +31,9 @@ FactorMap new_map(const Call& call) {
 // The strides asked for are those of the whole; a part is contiguous.
 void run_new_empty_strided(const LocalCall& call, torch::jit::Stack& stack) {
   StackArgs args(*call.op, stack);
-  args.give(args.tensor("self").new_empty(args["size"].toIntVector(), args["dtype"].toOptional<at::ScalarType>(),
-                                          args["layout"].toOptional<at::Layout>(), args["device"].toOptional<at::Device>(),
-                                          args["pin_memory"].toOptional<bool>()));
+  args.give(args.tensor("self").new_empty(
+      args["size"].toIntVector(), args["dtype"].toOptional<at::ScalarType>(), args["layout"].toOptional<at::Layout>(),
+      args["device"].toOptional<at::Device>(), args["pin_memory"].toOptional<bool>()));
 }
 
 }  // namespace

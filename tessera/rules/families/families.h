@@ -1,7 +1,7 @@
 // The families of rules: each is one file of data that fills the table.
 //
-// There is no family of foreach operators: the engine calls their one-tensor forms, whose rules are here, so that tensors of
-// different layouts can stand in one list (dtensor/ops/lists.h).
+// There is no family of foreach operators: the engine calls their one-tensor forms, whose rules are here, so that
+// tensors of different layouts can stand in one list (dtensor/ops/lists.h).
 #pragma once
 
 #include "tessera/rules/engine/rule.h"

@@ -46,8 +46,9 @@ void run_embedding(const LocalCall& call, torch::jit::Stack& stack) {
   const at::Tensor weight = args.tensor("weight");
   const layout::Range range = call.operand_ranges[0][0];
   const Window window = make_window(args.tensor("indices"), range, call.operands[0]->sizes[0], 0);
-  args.give_value(range.size() == 0 ? zeros_of_output(call, weight)
-                                    : at::embedding(weight, window.index).masked_fill_(window.outside.unsqueeze(-1), 0));
+  args.give_value(range.size() == 0
+                      ? zeros_of_output(call, weight)
+                      : at::embedding(weight, window.index).masked_fill_(window.outside.unsqueeze(-1), 0));
 }
 
 FactorMap embedding_backward_map(const Call& call) {
@@ -90,7 +91,8 @@ FactorMap gather_map(const Call& call) {
   const auto& index = call.spec(1)->sizes;
   map.operands = {map.add_all(self), map.add_all(index)};
   const int64_t dim = wrap_dim(call.integer("dim"), call.dim_of(0));
-  for (size_t d = 0; d < index.size() && self.size() == index.size(); ++d) {  // else one of them has no dims, or no elements
+  for (size_t d = 0; d < index.size() && self.size() == index.size();
+       ++d) {  // else one of them has no dims, or no elements
     if (static_cast<int64_t>(d) != dim && self[d] == index[d]) {
       map.operands[1][d] = map.operands[0][d];
     } else if (static_cast<int64_t>(d) != dim) {
@@ -147,8 +149,8 @@ void run_index_select(const LocalCall& call, torch::jit::Stack& stack) {
                       : at::index_select(self, dim, window.index).masked_fill_(window.outside.view(shape), 0));
 }
 
-// Several tensors of one size, one after the other: the blocks of an interleaved dim (the gradients of Q, K and V), unless it
-// counts samples or positions.
+// Several tensors of one size, one after the other: the blocks of an interleaved dim (the gradients of Q, K and V),
+// unless it counts samples or positions.
 bool are_blocks(const Call& call, int64_t dim) {
   const auto is_block = [&](const Operand& operand) {
     const layout::SpecData& spec = *operand.spec;
@@ -281,7 +283,8 @@ void decompose_put(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
   StackArgs args(op, stack);
   const at::Tensor self = args.tensor("self");
   const c10::List<std::optional<at::Tensor>> index({args.tensor("index").reshape(-1)});
-  args.give(at::index_put(self.reshape(-1), index, args.tensor("source").reshape(-1), args["accumulate"].toBool()).view(self.sizes()));
+  args.give(at::index_put(self.reshape(-1), index, args.tensor("source").reshape(-1), args["accumulate"].toBool())
+                .view(self.sizes()));
 }
 
 // In place where no cut of self would do: the new value is computed, and copied.
@@ -324,7 +327,8 @@ void add_indexing_rules(RuleTable& table) {
                 {.map = place_of_number_map, .shape = ShapeSource::kFactors});
   table.add("aten::masked_scatter", {.map = replicated_map});
   table.add("aten::put", {.map = nullptr, .decompose = decompose_put});
-  table.add_all({"aten::masked_scatter_", "aten::put_", "aten::renorm_"}, {.map = nullptr, .decompose = decompose_in_place});
+  table.add_all({"aten::masked_scatter_", "aten::put_", "aten::renorm_"},
+                {.map = nullptr, .decompose = decompose_in_place});
   table.add("aten::linalg_qr", {.map = replicated_map});
   table.add("aten::take", {.map = take_map, .shape = ShapeSource::kFactors});
   table.add("aten::trace", {.map = [](const Call& call) { return parse_factors("(i,j)->();!i,!j", call); },

@@ -124,7 +124,8 @@ bool is_mean_of_parts(const Call& call) {
   return call.integer("reduction") == at::Reduction::Mean &&
          std::any_of(call.operands.begin(), call.operands.end(), [](const Operand& operand) {
            const auto& placements = operand.spec->placements;
-           return std::any_of(placements.begin(), placements.end(), [](const auto& placement) { return placement.is_shard(); });
+           return std::any_of(placements.begin(), placements.end(),
+                              [](const auto& placement) { return placement.is_shard(); });
          });
 }
 
@@ -187,12 +188,11 @@ void add_loss_rules(RuleTable& table) {
   table.add_all({"aten::binary_cross_entropy_backward", "aten::huber_loss_backward", "aten::mse_loss_backward",
                  "aten::smooth_l1_loss_backward", "aten::soft_margin_loss_backward"},
                 {.map = pointwise_backward_map, .local = run_pointwise_backward, .shape = ShapeSource::kFactors});
-  table.add_all({"aten::nll_loss_forward", "aten::nll_loss2d_forward"},
-                {.map = nll_map,
-                 .local = run_nll,
-                 .decompose = decompose_nll_mean,
-                 .decompose_when = is_mean_of_parts,
-                 .shape = ShapeSource::kFactors});
+  table.add_all({"aten::nll_loss_forward", "aten::nll_loss2d_forward"}, {.map = nll_map,
+                                                                         .local = run_nll,
+                                                                         .decompose = decompose_nll_mean,
+                                                                         .decompose_when = is_mean_of_parts,
+                                                                         .shape = ShapeSource::kFactors});
   table.add_all({"aten::nll_loss_backward", "aten::nll_loss2d_backward"},
                 {.map = nll_backward_map, .local = run_nll, .shape = ShapeSource::kFactors});
 }

@@ -94,8 +94,8 @@ void decompose_log_softmax_backward(const c10::OperatorHandle& op, torch::jit::S
   args.give_value(grad.to(args["input_dtype"].toScalarType()));
 }
 
-// Three results: one like the input, and two that are like the weight in their dtype (statistics, gradients; of these, one
-// that output_mask declines stays undefined, whatever its factors).
+// Three results: one like the input, and two that are like the weight in their dtype (statistics, gradients; of these,
+// one that output_mask declines stays undefined, whatever its factors).
 void set_results(FactorMap& map, const Call& call, const TensorFactors& input, const TensorFactors& others) {
   const int weight = call.operand_of("weight");
   const c10::ScalarType own = call.spec(call.operand_of("input"))->dtype;
@@ -223,7 +223,10 @@ void add_norm_rules(RuleTable& table) {
   table.add("aten::_softmax_backward_data", softmax(decompose_softmax_backward));
   table.add("aten::_log_softmax_backward_data", softmax(decompose_log_softmax_backward));
   table.add("aten::native_layer_norm", {.map = row_norm_map, .shape = ShapeSource::kFactors});
-  table.add("aten::native_layer_norm_backward", {.map = row_norm_backward_map, .local = run_row_norm_backward, .takes_interleaved = true, .shape = ShapeSource::kFactors});
+  table.add("aten::native_layer_norm_backward", {.map = row_norm_backward_map,
+                                                 .local = run_row_norm_backward,
+                                                 .takes_interleaved = true,
+                                                 .shape = ShapeSource::kFactors});
   table.add_all({"aten::native_group_norm", "aten::native_group_norm_backward"},
                 {.map = group_norm_map, .local = run_group_norm, .shape = ShapeSource::kFactors});
   table.add_all({"aten::_weight_norm_interface", "aten::_weight_norm_interface_backward"},

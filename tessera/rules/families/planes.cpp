@@ -1,5 +1,5 @@
-// Operators on the last dims of images and sequences: pooling, resampling, padding by what is there, unfolding. Samples and
-// channels may be cut, places stay whole.
+// Operators on the last dims of images and sequences: pooling, resampling, padding by what is there, unfolding. Samples
+// and channels may be cut, places stay whole.
 #include "tessera/rules/families/families.h"
 
 #include <ATen/native/Pool.h>
@@ -18,7 +18,8 @@ using Names = std::vector<std::string>;
 // The leading dims of a plane operator's tensors, which all have them, and the places of each.
 class Planes {
  public:
-  Planes(FactorMap& map, c10::IntArrayRef sizes, size_t places) : map_(map), leading_(map.add_all(sizes.slice(0, sizes.size() - places))) {}
+  Planes(FactorMap& map, c10::IntArrayRef sizes, size_t places)
+      : map_(map), leading_(map.add_all(sizes.slice(0, sizes.size() - places))) {}
 
   TensorFactors tensor(c10::IntArrayRef sizes) const {
     TensorFactors result = leading_;
@@ -63,7 +64,9 @@ void run_planes(const LocalCall& call, torch::jit::Stack& stack) {
     return;
   }
   const at::TensorOptions options = stack[stack.size() - call.op->schema().arguments().size()].toTensor().options();
-  const auto empty = [&](size_t i) { return at::empty(sizes_of(call.output_ranges[i]), options.dtype(call.outputs[i]->dtype)); };
+  const auto empty = [&](size_t i) {
+    return at::empty(sizes_of(call.output_ranges[i]), options.dtype(call.outputs[i]->dtype));
+  };
   call.outputs.size() == 1 ? args.give_value(empty(0)) : args.give(empty(0), empty(1));
 }
 
@@ -74,16 +77,17 @@ Rule planes(size_t places, PartialFlow flow = PartialFlow::kMerge) {
 // For operators without a meta kernel: `sizes(call)` are those of the result.
 template <typename Sizes>
 Rule without_meta(size_t places, PartialFlow flow, Sizes sizes) {
-  return {.map = [=](const Call& call) {
-            FactorMap map;
-            map.partial = flow;
-            const Planes planes(map, call.spec(0)->sizes, places);
-            for (const Operand& operand : call.operands) {
-              map.operands.push_back(planes.tensor(operand.spec->sizes));
-            }
-            map.outputs = {planes.tensor(sizes(call))};
-            return map;
-          },
+  return {.map =
+              [=](const Call& call) {
+                FactorMap map;
+                map.partial = flow;
+                const Planes planes(map, call.spec(0)->sizes, places);
+                for (const Operand& operand : call.operands) {
+                  map.operands.push_back(planes.tensor(operand.spec->sizes));
+                }
+                map.outputs = {planes.tensor(sizes(call))};
+                return map;
+              },
           .local = run_planes,
           .shape = ShapeSource::kFactors};
 }
@@ -117,7 +121,9 @@ FactorMap max_pool3d_map(const Call& call) {
   std::vector<int64_t> sizes = from;
   for (size_t d = 0; d < 3; ++d) {
     int64_t& size = sizes[sizes.size() - 3 + d];
-    size = at::native::pooling_output_shape<int64_t>(size, at_place(kernel, d), at_place(padding, d), at_place(stride, d), at_place(dilation, d), call.flag("ceil_mode"));
+    size =
+        at::native::pooling_output_shape<int64_t>(size, at_place(kernel, d), at_place(padding, d), at_place(stride, d),
+                                                  at_place(dilation, d), call.flag("ceil_mode"));
   }
   FactorMap map;
   map.dtypes = {call.spec(0)->dtype, c10::kLong};
@@ -149,10 +155,13 @@ struct Unfolded {
   TensorFactors image, windows;
 
   Unfolded(FactorMap& map, const Call& call, c10::IntArrayRef image_sizes) {
-    const auto kernel = call.ints("kernel_size"), dilation = call.ints("dilation"), padding = call.ints("padding"), stride = call.ints("stride");
+    const auto kernel = call.ints("kernel_size"), dilation = call.ints("dilation"), padding = call.ints("padding"),
+               stride = call.ints("stride");
     int64_t count = 1;
     for (size_t d = 0; d < 2; ++d) {
-      count *= (image_sizes[image_sizes.size() - 2 + d] + 2 * padding[d] - dilation[d] * (kernel[d] - 1) - 1) / stride[d] + 1;
+      count *=
+          (image_sizes[image_sizes.size() - 2 + d] + 2 * padding[d] - dilation[d] * (kernel[d] - 1) - 1) / stride[d] +
+          1;
     }
     image = map.add_all(image_sizes);
     windows.assign(image.begin(), image.end() - 2);
@@ -210,7 +219,8 @@ FactorMap shuffle_map(const Call& call, const char* factor, bool shuffles) {
   return map;
 }
 
-// Each point of a grid reads an image: (n,c,y,x), (n,i,j,2) -> (n,c,i,j), or a volume: (n,c,z,y,x), (n,h,i,j,3) -> (n,c,h,i,j).
+// Each point of a grid reads an image: (n,c,y,x), (n,i,j,2) -> (n,c,i,j), or a volume: (n,c,z,y,x), (n,h,i,j,3) ->
+// (n,c,h,i,j).
 struct Sampled {
   TensorFactors image, grid, result;
 
@@ -266,14 +276,16 @@ void run_grid_sampler(const LocalCall& call, torch::jit::Stack& stack) {
 void add_pools(RuleTable& table) {
   table.add("aten::max_pool2d_with_indices", planes(2));
   table.add("aten::max_pool2d_with_indices_backward", planes(2, PartialFlow::kLinear));
-  table.add("aten::max_pool3d_with_indices", {.map = max_pool3d_map, .local = run_planes, .shape = ShapeSource::kFactors});
+  table.add("aten::max_pool3d_with_indices",
+            {.map = max_pool3d_map, .local = run_planes, .shape = ShapeSource::kFactors});
   table.add("aten::max_pool3d_with_indices_backward", without_meta(3, PartialFlow::kLinear, input_sizes));
   for (const char* d : {"2d", "3d"}) {
     const size_t places = d[0] - '0';
     const std::string nd = d;
     table.add("aten::adaptive_max_pool" + nd, planes(places));
-    table.add_all({"aten::adaptive_max_pool" + nd + "_backward", "aten::avg_pool" + nd, "aten::avg_pool" + nd + "_backward"},
-                  planes(places, PartialFlow::kLinear));
+    table.add_all(
+        {"aten::adaptive_max_pool" + nd + "_backward", "aten::avg_pool" + nd, "aten::avg_pool" + nd + "_backward"},
+        planes(places, PartialFlow::kLinear));
     table.add("aten::max_unpool" + nd, without_meta(places, PartialFlow::kLinear, asked_sizes));
     table.add("aten::_adaptive_avg_pool" + nd, without_meta(places, PartialFlow::kLinear, asked_sizes));
     table.add("aten::_adaptive_avg_pool" + nd + "_backward", without_meta(places, PartialFlow::kLinear, input_sizes));
@@ -282,9 +294,10 @@ void add_pools(RuleTable& table) {
 
 void add_resamplings(RuleTable& table) {
   const std::vector<std::pair<std::string, size_t>> names = {
-      {"upsample_nearest1d", 1}, {"upsample_nearest2d", 2}, {"upsample_nearest3d", 3}, {"_upsample_nearest_exact1d", 1},
-      {"_upsample_nearest_exact2d", 2}, {"_upsample_nearest_exact3d", 3}, {"upsample_linear1d", 1}, {"upsample_bilinear2d", 2},
-      {"upsample_bicubic2d", 2}, {"upsample_trilinear3d", 3}, {"_upsample_bilinear2d_aa", 2}, {"_upsample_bicubic2d_aa", 2}};
+      {"upsample_nearest1d", 1},        {"upsample_nearest2d", 2},        {"upsample_nearest3d", 3},
+      {"_upsample_nearest_exact1d", 1}, {"_upsample_nearest_exact2d", 2}, {"_upsample_nearest_exact3d", 3},
+      {"upsample_linear1d", 1},         {"upsample_bilinear2d", 2},       {"upsample_bicubic2d", 2},
+      {"upsample_trilinear3d", 3},      {"_upsample_bilinear2d_aa", 2},   {"_upsample_bicubic2d_aa", 2}};
   for (const auto& [name, places] : names) {
     table.add_all({"aten::" + name, "aten::" + name + "_backward"}, planes(places, PartialFlow::kLinear));
   }
@@ -298,7 +311,9 @@ void add_paddings(RuleTable& table) {
   table.add("aten::reflection_pad2d", without_meta(2, PartialFlow::kAny, padded_sizes));
   for (const char* d : {"1d", "2d", "3d"}) {
     const Rule gradient = without_meta(d[0] - '0', PartialFlow::kLinear, input_sizes);
-    table.add_all({std::string("aten::reflection_pad") + d + "_backward", std::string("aten::replication_pad") + d + "_backward"}, gradient);
+    table.add_all(
+        {std::string("aten::reflection_pad") + d + "_backward", std::string("aten::replication_pad") + d + "_backward"},
+        gradient);
   }
 }
 
@@ -312,7 +327,8 @@ void add_plane_rules(RuleTable& table) {
   table.add("aten::col2im", {.map = col2im_map, .local = run_planes, .shape = ShapeSource::kFactors});
   for (const std::string op : {"aten::grid_sampler_2d", "aten::grid_sampler_3d"}) {
     table.add(op, {.map = grid_sampler_map, .local = run_grid_sampler, .shape = ShapeSource::kFactors});
-    table.add(op + "_backward", {.map = grid_sampler_backward_map, .local = run_grid_sampler, .shape = ShapeSource::kFactors});
+    table.add(op + "_backward",
+              {.map = grid_sampler_backward_map, .local = run_grid_sampler, .shape = ShapeSource::kFactors});
   }
   Rule affine_grid = without_meta(2, PartialFlow::kLinear, grid_sizes);
   affine_grid.local = run_affine_grid;
@@ -320,9 +336,10 @@ void add_plane_rules(RuleTable& table) {
   table.add("aten::pixel_shuffle", {.map = [](const Call& call) { return shuffle_map(call, "upscale_factor", true); },
                                     .local = run_planes,
                                     .shape = ShapeSource::kFactors});
-  table.add("aten::pixel_unshuffle", {.map = [](const Call& call) { return shuffle_map(call, "downscale_factor", false); },
-                                      .local = run_planes,
-                                      .shape = ShapeSource::kFactors});
+  table.add("aten::pixel_unshuffle",
+            {.map = [](const Call& call) { return shuffle_map(call, "downscale_factor", false); },
+             .local = run_planes,
+             .shape = ShapeSource::kFactors});
 }
 
 }  // namespace tessera::rules

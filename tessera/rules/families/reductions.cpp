@@ -55,18 +55,21 @@ FactorMap reduce_map(const Call& call, ReduceOp op, PartialFlow flow) {
 }
 
 Rule reduction(ReduceOp op, LocalKernel local = nullptr, ShapeSource shape = ShapeSource::kMeta) {
-  return {.map = [op](const Call& call) { return reduce_map(call, op, PartialFlow::kMerge); }, .local = local, .shape = shape};
+  return {.map = [op](const Call& call) { return reduce_map(call, op, PartialFlow::kMerge); },
+          .local = local,
+          .shape = shape};
 }
 
 // For operators without a meta kernel: `dtypes(call)` are those of the results.
 template <typename Map, typename Dtypes>
 Rule without_meta(Map make_map, Dtypes dtypes) {
-  return {.map = [make_map, dtypes](const Call& call) {
-            FactorMap map = make_map(call);
-            map.dtypes = dtypes(call);
-            map.outputs.resize(map.dtypes.size(), map.outputs.front());
-            return map;
-          },
+  return {.map =
+              [make_map, dtypes](const Call& call) {
+                FactorMap map = make_map(call);
+                map.dtypes = dtypes(call);
+                map.outputs.resize(map.dtypes.size(), map.outputs.front());
+                return map;
+              },
           .shape = ShapeSource::kFactors};
 }
 
@@ -74,7 +77,9 @@ using Dtypes = std::vector<c10::ScalarType>;
 
 Dtypes same_dtype(const Call& call) { return {asked_dtype(call, call.spec(0)->dtype)}; }
 Dtypes real_dtype(const Call& call) { return {c10::toRealValueType(call.spec(0)->dtype)}; }
-Dtypes real_and_same_dtype(const Call& call) { return {c10::toRealValueType(call.spec(0)->dtype), call.spec(0)->dtype}; }
+Dtypes real_and_same_dtype(const Call& call) {
+  return {c10::toRealValueType(call.spec(0)->dtype), call.spec(0)->dtype};
+}
 Dtypes value_and_index(const Call& call) { return {call.spec(0)->dtype, c10::kLong}; }
 Dtypes long_dtype(const Call&) { return {c10::kLong}; }
 Dtypes floating(const Call& call) { return {fractional_dtype(call.spec(0)->dtype)}; }
@@ -175,7 +180,9 @@ bool reduces_sharded(const Call& call) {
   });
 }
 
-bool reduces_sharded_reals(const Call& call) { return reduces_sharded(call) && !c10::isComplexType(call.spec(0)->dtype); }
+bool reduces_sharded_reals(const Call& call) {
+  return reduces_sharded(call) && !c10::isComplexType(call.spec(0)->dtype);
+}
 
 // What the square of a complex number is of in norms and variances.
 at::Tensor magnitude(const at::Tensor& x) { return x.is_complex() ? at::abs(x) : x; }
@@ -261,7 +268,8 @@ void decompose_var(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
 void decompose_var_mean(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
   StackArgs args(op, stack);
   const Moments moments = moments_of(args);
-  args.give(op.operator_name().name.starts_with("aten::std") ? at::sqrt(moments.variance) : moments.variance, moments.mean);
+  args.give(op.operator_name().name.starts_with("aten::std") ? at::sqrt(moments.variance) : moments.variance,
+            moments.mean);
 }
 
 Rule decomposed(Decomposition decompose, Rule rule, bool (*when)(const Call&) = reduces_sharded) {
@@ -285,7 +293,8 @@ void add_reduction_rules(RuleTable& table) {
   table.add_all({"aten::all", "aten::all.dim", "aten::all.dims", "aten::_is_all_true"}, reduction(ReduceOp::kMin));
   table.add("aten::prod", without_meta(product_map, accumulated));
   table.add("aten::prod.dim_int", reduction(ReduceOp::kProd));
-  table.add_all({"aten::argmax", "aten::argmin", "aten::max.dim", "aten::min.dim", "aten::aminmax"}, {.map = whole_map});
+  table.add_all({"aten::argmax", "aten::argmin", "aten::max.dim", "aten::min.dim", "aten::aminmax"},
+                {.map = whole_map});
   table.add_all({"aten::median", "aten::nanmedian"}, without_meta(whole_map, same_dtype));
   table.add_all({"aten::median.dim", "aten::nanmedian.dim", "aten::mode", "aten::kthvalue"},
                 without_meta(whole_map, value_and_index));
@@ -293,7 +302,8 @@ void add_reduction_rules(RuleTable& table) {
   table.add_all({"aten::cumprod", "aten::sort", "aten::sort.stable"}, {.map = merged_scan_map});
   table.add("aten::logcumsumexp", without_meta(merged_scan_map, same_dtype));
   table.add_all({"aten::cummax", "aten::cummin"}, without_meta(merged_scan_map, value_and_index));
-  table.add("aten::logsumexp", decomposed(decompose_logsumexp, without_meta(whole_map, floating), reduces_sharded_reals));
+  table.add("aten::logsumexp",
+            decomposed(decompose_logsumexp, without_meta(whole_map, floating), reduces_sharded_reals));
   table.add_all({"aten::linalg_vector_norm", "aten::norm.Scalar", "aten::norm.ScalarOpt_dim",
                  "aten::norm.ScalarOpt_dim_dtype", "aten::norm.ScalarOpt_dtype"},
                 decomposed(decompose_norm, {.map = whole_map}));

@@ -1,7 +1,8 @@
 // Reads and writes through index tensors for several dims, and writes along one dim.
 //
-// A dim that is written to may be cut: writes to what other ranks hold go to a spare element and are dropped. Where writes
-// add, the written values may be cut too: the rank that holds the first of them starts from self, the others from zeros.
+// A dim that is written to may be cut: writes to what other ranks hold go to a spare element and are dropped. Where
+// writes add, the written values may be cut too: the rank that holds the first of them starts from self, the others
+// from zeros.
 #include "tessera/rules/families/families.h"
 
 #include <ATen/ops/empty_like.h>
@@ -43,8 +44,8 @@ Indexed indexed_of(const std::vector<bool>& defined, SizesOf sizes_of_index) {
       size = size == 1 ? sizes[sizes.size() - i] : size;
     }
   }
-  const bool adjacent = !result.dims.empty() &&
-                        result.dims.back() - result.dims.front() + 1 == static_cast<int64_t>(result.dims.size());
+  const bool adjacent =
+      !result.dims.empty() && result.dims.back() - result.dims.front() + 1 == static_cast<int64_t>(result.dims.size());
   result.position = adjacent ? result.dims.front() : 0;
   return result;
 }
@@ -165,8 +166,8 @@ struct LocalIndices {
 template <typename Elsewhere>
 LocalIndices local_indices(const LocalCall& call, const c10::IValue& indices, Elsewhere elsewhere) {
   LocalIndices result;
-  result.indexed = indexed_of(defined_indices(indices),
-                              [&](size_t i) { return c10::IntArrayRef(call.operands[i + 1]->sizes); });
+  result.indexed =
+      indexed_of(defined_indices(indices), [&](size_t i) { return c10::IntArrayRef(call.operands[i + 1]->sizes); });
   int64_t dim = 0;
   for (std::optional<at::Tensor> index : indices.toOptionalTensorVector()) {
     if (index && index->defined() && !is_mask(index->scalar_type())) {
@@ -199,7 +200,8 @@ void run_index(const LocalCall& call, torch::jit::Stack& stack) {
       return;
     }
   }
-  const auto behind = static_cast<int64_t>(call.outputs[0]->sizes.size() - local.indexed.position - local.indexed.shape.size());
+  const auto behind =
+      static_cast<int64_t>(call.outputs[0]->sizes.size() - local.indexed.position - local.indexed.shape.size());
   std::vector<int64_t> shape = local.outside.sizes().vec();
   shape.insert(shape.end(), behind, 1);
   args.give_value(at::index(self, local.list).masked_fill_(local.outside.reshape(shape), 0));
@@ -310,9 +312,9 @@ Rule write(bool adds) {
 void add_scatter_rules(RuleTable& table) {
   table.add_all({"aten::index.Tensor", "aten::_unsafe_index.Tensor"},
                 {.map = index_map, .local = run_index, .decompose = expand_masks, .decompose_when = has_mask});
-  table.add_all({"aten::index_put", "aten::_unsafe_index_put", "aten::_index_put_impl"},
-                {.map = index_put_map, .local = run_index_put, .decompose = expand_masks,
-                 .decompose_when = has_mask_to_expand});
+  table.add_all(
+      {"aten::index_put", "aten::_unsafe_index_put", "aten::_index_put_impl"},
+      {.map = index_put_map, .local = run_index_put, .decompose = expand_masks, .decompose_when = has_mask_to_expand});
   table.add_all({"aten::scatter_add", "aten::index_add"}, write(true));
   table.add_all({"aten::scatter.src", "aten::scatter.value", "aten::scatter.reduce", "aten::scatter.value_reduce",
                  "aten::scatter_reduce.two", "aten::index_copy", "aten::index_fill.int_Scalar",

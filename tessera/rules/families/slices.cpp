@@ -42,7 +42,8 @@ Slice slice_of(const Call& call, c10::IntArrayRef sizes) {
   slice.step = call.integer("step", 1);
   slice.length = (end - slice.start + slice.step - 1) / slice.step;
   slice.is_whole = slice.start == 0 && slice.length == size && slice.step == 1;
-  const bool is_block = slice.step == 1 && slice.length > 0 && size % slice.length == 0 && slice.start % slice.length == 0;
+  const bool is_block =
+      slice.step == 1 && slice.length > 0 && size % slice.length == 0 && slice.start % slice.length == 0;
   slice.blocks = is_block ? size / slice.length : 1;
   return slice;
 }
@@ -67,13 +68,16 @@ FactorMap slice_map(const Call& call) {
 }
 
 bool is_interleaved(const layout::SpecData& spec) {
-  return std::any_of(spec.placements.begin(), spec.placements.end(), [](const layout::Placement& placement) { return placement.is_interleaved(); });
+  return std::any_of(spec.placements.begin(), spec.placements.end(),
+                     [](const layout::Placement& placement) { return placement.is_interleaved(); });
 }
 
-bool is_interleaved(const layout::SpecData& spec, int64_t dim) { return layout::blocks_of_dims(spec.placements, spec.ndim())[dim] > 1; }
+bool is_interleaved(const layout::SpecData& spec, int64_t dim) {
+  return layout::blocks_of_dims(spec.placements, spec.ndim())[dim] > 1;
+}
 
-// If the sliced dim is interleaved, `part` is a block of it: where this rank's part of the block lies in the rank's part of the dim,
-// which has the sizes `held`.
+// If the sliced dim is interleaved, `part` is a block of it: where this rank's part of the block lies in the rank's
+// part of the dim, which has the sizes `held`.
 void set_block(StackArgs& args, const layout::SpecData& whole, const layout::SpecData& part, c10::IntArrayRef held) {
   const int64_t dim = wrap_dim(args["dim"].toInt(), whole.ndim());
   const int64_t size = whole.sizes[dim], length = part.sizes[dim];
@@ -246,8 +250,8 @@ FactorMap diagonal_backward_map(const Call& call) {
 
 FactorMap unfold_backward_map(const Call& call) {
   const auto ndim = static_cast<int64_t>(call.ints("input_sizes").size());
-  return backward_map(call, ndim == 0 ? std::vector<int64_t>{} : std::vector<int64_t>{wrap_dim(call.integer("dim"), ndim)},
-                      true);
+  return backward_map(
+      call, ndim == 0 ? std::vector<int64_t>{} : std::vector<int64_t>{wrap_dim(call.integer("dim"), ndim)}, true);
 }
 
 // self with a part replaced by src: as the part's backward, joined with self.
@@ -282,8 +286,8 @@ FactorMap select_scatter_map(const Call& call) {
 }
 
 FactorMap diagonal_scatter_map(const Call& call) {
-  return scatter_of(call, {wrap_dim(call.integer("dim1"), call.dim_of(0)), wrap_dim(call.integer("dim2"), call.dim_of(0))},
-                    false);
+  return scatter_of(
+      call, {wrap_dim(call.integer("dim1"), call.dim_of(0)), wrap_dim(call.integer("dim2"), call.dim_of(0))}, false);
 }
 
 // Zeros around the parts are zeros around the whole; other values are not.
@@ -322,7 +326,8 @@ void run_triangle(const LocalCall& call, torch::jit::Stack& stack) {
 }  // namespace
 
 void add_slice_rules(RuleTable& table) {
-  table.add_all({"aten::slice.Tensor", "aten::slice_copy.Tensor"}, {.map = slice_map, .local = run_slice, .takes_interleaved = true});
+  table.add_all({"aten::slice.Tensor", "aten::slice_copy.Tensor"},
+                {.map = slice_map, .local = run_slice, .takes_interleaved = true});
   table.add_all({"aten::select.int", "aten::select_copy.int"}, {.map = select_map});
   table.add_all({"aten::split.Tensor", "aten::split_with_sizes", "aten::unbind.int", "aten::unsafe_split.Tensor",
                  "aten::unsafe_split_with_sizes"},
@@ -331,7 +336,8 @@ void add_slice_rules(RuleTable& table) {
                 {.map = parts_map, .local = run_copied_parts, .takes_interleaved = true});
   table.add_all({"aten::diagonal", "aten::diagonal_copy"}, {.map = diagonal_map});
   table.add_all({"aten::unfold", "aten::unfold_copy"}, {.map = unfold_map});
-  table.add("aten::slice_backward", {.map = slice_backward_map, .local = run_slice_backward, .takes_interleaved = true});
+  table.add("aten::slice_backward",
+            {.map = slice_backward_map, .local = run_slice_backward, .takes_interleaved = true});
   table.add("aten::select_backward", {.map = select_backward_map});
   table.add("aten::diagonal_backward", {.map = diagonal_backward_map});
   table.add("aten::unfold_backward", {.map = unfold_backward_map, .shape = ShapeSource::kFactors});

@@ -267,7 +267,8 @@ FactorMap repeat_map(const Call& call) {
 }
 
 // Whether these strides lead through the whole tensor as its own do; those of a dim of one element lead nowhere.
-bool is_identity(const layout::SpecData& whole, const std::vector<int64_t>& sizes, const std::vector<int64_t>& strides, int64_t offset) {
+bool is_identity(const layout::SpecData& whole, const std::vector<int64_t>& sizes, const std::vector<int64_t>& strides,
+                 int64_t offset) {
   if (sizes != whole.sizes || offset != 0) {
     return false;
   }
@@ -344,8 +345,10 @@ void add_view_rules(RuleTable& table) {
   table.add_all({"aten::transpose.int", "aten::transpose_copy.int"}, {.map = transpose_map});
   table.add_all({"aten::t", "aten::t_copy"}, {.map = t_map});
   table.add_all({"aten::unsqueeze", "aten::unsqueeze_copy"}, {.map = unsqueeze_map});
-  table.add_all({"aten::squeeze", "aten::squeeze.dim", "aten::squeeze.dims"}, {.map = squeeze_map, .local = run_squeeze});
-  table.add_all({"aten::squeeze_copy", "aten::squeeze_copy.dim", "aten::squeeze_copy.dims"}, {.map = squeeze_map, .local = run_squeeze_copy});
+  table.add_all({"aten::squeeze", "aten::squeeze.dim", "aten::squeeze.dims"},
+                {.map = squeeze_map, .local = run_squeeze});
+  table.add_all({"aten::squeeze_copy", "aten::squeeze_copy.dim", "aten::squeeze_copy.dims"},
+                {.map = squeeze_map, .local = run_squeeze_copy});
   table.add_all({"aten::expand", "aten::expand_copy"}, {.map = expand_map});
   table.add("aten::repeat", {.map = repeat_map});
   table.add("aten::as_strided", {.map = as_strided_map, .local = run_as_strided});

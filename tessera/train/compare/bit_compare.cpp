@@ -144,7 +144,8 @@ std::string what_differs(const StepBits& a, const StepBits& b) {
 }
 
 // The first record of `a` that `b` has too, with another value.
-const OpRecord* first_difference(const std::vector<OpRecord>& a, const std::vector<OpRecord>& b, const OpRecord*& of_b) {
+const OpRecord* first_difference(const std::vector<OpRecord>& a, const std::vector<OpRecord>& b,
+                                 const OpRecord*& of_b) {
   std::unordered_map<std::string, const OpRecord*> by_key;
   for (const auto& record : b) {
     by_key.emplace(record.key, &record);
@@ -223,7 +224,8 @@ BitComparison compare_bits(const std::vector<Side>& sides, int64_t steps) {
   const auto reference = bits_of(sides.front(), steps);
   comparison.tensors = static_cast<int64_t>(reference.back().tensors.size());
   for (size_t i = 1; i < sides.size(); ++i) {
-    comparison.sides.push_back({sides[i].text, find_difference(sides.front(), sides[i], reference, bits_of(sides[i], steps))});
+    comparison.sides.push_back(
+        {sides[i].text, find_difference(sides.front(), sides[i], reference, bits_of(sides[i], steps))});
   }
   return comparison;
 }

@@ -1,4 +1,5 @@
-// One configuration on several layouts in `exact` numerics: whether every bit is the same, and where the first one differs.
+// One configuration on several layouts in `exact` numerics: whether every bit is the same, and where the first one
+// differs.
 #pragma once
 
 #include <array>
@@ -12,19 +13,19 @@
 
 namespace tessera::train {
 
-// What every operator of the step gave, in program order, with the hashes of whole values. Trains up to the step, on ranks that
-// are threads of this process.
+// What every operator of the step gave, in program order, with the hashes of whole values. Trains up to the step, on
+// ranks that are threads of this process.
 std::vector<OpRecord> trace_step(const Side& side, int64_t step);
 
 // The first operator of a step, in program order, whose result differs between two layouts.
 struct OperatorDifference {
-  std::string op;               // tessera::contract
-  std::string phase;            // forward, backward or update
-  std::string site;             // the parameter read last, in backward by the forward operator; empty before the first
-  int64_t number = 0;           // of the operator in the first layout's step, from 1
-  std::vector<int64_t> sizes;   // of its result over the whole step
-  int64_t different = 0;        // elements that differ
-  std::vector<int64_t> index;   // of the first
+  std::string op;              // tessera::contract
+  std::string phase;           // forward, backward or update
+  std::string site;            // the parameter read last, in backward by the forward operator; empty before the first
+  int64_t number = 0;          // of the operator in the first layout's step, from 1
+  std::vector<int64_t> sizes;  // of its result over the whole step
+  int64_t different = 0;       // elements that differ
+  std::vector<int64_t> index;  // of the first
   std::array<std::string, 2> values;
   std::array<std::string, 2> layouts;
 };
@@ -58,9 +59,10 @@ struct BitComparison {
 // Whether these sides are compared bit by bit: all of them are exact.
 bool are_exact(const std::vector<Side>& sides);
 
-// Trains every side for `steps` steps of the configuration's schedule and compares the bits of loss, gradient norm, parameters,
-// moments and generator after each with the first side's. Tensors are compared by 64-bit hashes of all their elements and
-// places. Where a side differs, both run again up to that step, watched, and once more for the elements. At least two sides.
+// Trains every side for `steps` steps of the configuration's schedule and compares the bits of loss, gradient norm,
+// parameters, moments and generator after each with the first side's. Tensors are compared by 64-bit hashes of all
+// their elements and places. Where a side differs, both run again up to that step, watched, and once more for the
+// elements. At least two sides.
 BitComparison compare_bits(const std::vector<Side>& sides, int64_t steps);
 
 }  // namespace tessera::train

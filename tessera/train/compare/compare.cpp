@@ -71,13 +71,15 @@ struct Part {
   bool has_zero_gradient = false;
 };
 
-// A parameter, with the rows whose gradient is zero in exact arithmetic apart: a bias of K shifts all scores of a query alike.
+// A parameter, with the rows whose gradient is zero in exact arithmetic apart: a bias of K shifts all scores of a query
+// alike.
 std::vector<Part> parts_of(const Config& config, const std::string& name, const at::Tensor& value) {
   if (config.model.kind != "gpt" || !name.ends_with("attn.c_attn.bias")) {
     return {{name, value}};
   }
   const auto rows = value.unflatten(0, {config.model.heads, 3, -1});
-  return {{name + " (q)", rows.select(1, 0)}, {name + " (k)", rows.select(1, 1), true}, {name + " (v)", rows.select(1, 2)}};
+  return {
+      {name + " (q)", rows.select(1, 0)}, {name + " (k)", rows.select(1, 1), true}, {name + " (v)", rows.select(1, 2)}};
 }
 
 ParameterError error_of(const Part& a, const Part& b, double tolerance, double absolute_limit) {
@@ -121,7 +123,8 @@ SideResult result_of(const Side& side, const Run& a, const Run& b, double tolera
   }
   const auto limit = side.config.train.lr * static_cast<double>(a.steps.size());
   for (const auto& [name, value] : a.parameters.back()) {
-    const auto of_a = parts_of(side.config, name, value), of_b = parts_of(side.config, name, b.parameters.back().at(name));
+    const auto of_a = parts_of(side.config, name, value),
+               of_b = parts_of(side.config, name, b.parameters.back().at(name));
     for (size_t part = 0; part < of_a.size(); ++part) {
       result.parameters.push_back(error_of(of_a[part], of_b[part], tolerance, limit));
     }

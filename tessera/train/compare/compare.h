@@ -16,8 +16,9 @@ struct Side {
   Config config;
 };
 
-// `MESH[;option]...`: the mesh (`dp=2,tp=2`, or `1`) and what else differs: `sp` for sequence parallelism, `regather` for not
-// keeping gathered activations, `accumulate=2`, or any `section.key=value`. Throws ConfigError with the accepted form.
+// `MESH[;option]...`: the mesh (`dp=2,tp=2`, or `1`) and what else differs: `sp` for sequence parallelism, `regather`
+// for not keeping gathered activations, `accumulate=2`, or any `section.key=value`. Throws ConfigError with the
+// accepted form.
 Side parse_side(const Config& base, const std::string& text);
 
 // Throws ConfigError unless there are two sides, each of which has so many steps.
@@ -25,7 +26,7 @@ void verify_sides(const std::vector<Side>& sides, int64_t steps);
 
 struct CompareOptions {
   int64_t steps = 20;
-  double tolerance = 0;   // 0: what rounding explains in the configuration's dtype
+  double tolerance = 0;  // 0: what rounding explains in the configuration's dtype
 };
 
 // The error of one parameter after the last step.
@@ -40,8 +41,8 @@ struct ParameterError {
 // One side against the first.
 struct SideResult {
   std::string text;
-  double loss = 0;        // largest |a - b| / |a| over the steps
-  double grad_norm = 0;   // the same
+  double loss = 0;       // largest |a - b| / |a| over the steps
+  double grad_norm = 0;  // the same
   std::vector<ParameterError> parameters;
   bool is_inside = false;
   // The first step, counted from 1, at which any bit differs, and what did: `loss`, `grad_norm` or a parameter.
@@ -62,7 +63,7 @@ struct Comparison {
   std::vector<SideResult> sides;
 
   bool is_inside() const;
-  std::string text() const;   // one line a side
+  std::string text() const;  // one line a side
   std::string json() const;
 };
 

@@ -10,10 +10,10 @@ std::string Comparison::text() const {
                          every_step ? "" : "; parameters compared after the last step only");
   for (const auto& side : sides) {
     const auto& worst = side.worst();
-    out += fmt::format("{}: {}  loss {:.1e}  grad_norm {:.1e}  parameters {:.1e} ({}, limit {:.0e})  first difference {}\n",
-                       side.text, side.is_inside ? "inside" : "OUTSIDE", side.loss, side.grad_norm, worst.error, worst.name,
-                       worst.limit,
-                       side.first_step == 0 ? "none" : fmt::format("in step {} ({})", side.first_step, side.first_what));
+    out += fmt::format(
+        "{}: {}  loss {:.1e}  grad_norm {:.1e}  parameters {:.1e} ({}, limit {:.0e})  first difference {}\n", side.text,
+        side.is_inside ? "inside" : "OUTSIDE", side.loss, side.grad_norm, worst.error, worst.name, worst.limit,
+        side.first_step == 0 ? "none" : fmt::format("in step {} ({})", side.first_step, side.first_what));
   }
   return out;
 }

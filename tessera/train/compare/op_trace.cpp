@@ -16,8 +16,8 @@ namespace {
 
 // Aliases, and memory that nobody has written yet.
 bool has_no_value(const std::string& op) {
-  static const std::unordered_set<std::string> names = {"aten::alias", "aten::detach", "aten::empty_like", "aten::new_empty",
-                                                        "aten::new_empty_strided"};
+  static const std::unordered_set<std::string> names = {"aten::alias", "aten::detach", "aten::empty_like",
+                                                        "aten::new_empty", "aten::new_empty_strided"};
   return names.contains(op);
 }
 
@@ -69,9 +69,11 @@ OpTrace::Place OpTrace::place_of(dtensor::RankState& state) {
   return {Phase::kBackward, known != site_of_node_.end() ? known->second : site};
 }
 
-void OpTrace::add(dtensor::RankState& state, const Place& place, const dtensor::OpInfo& info, const at::Tensor& result, size_t output) {
+void OpTrace::add(dtensor::RankState& state, const Place& place, const dtensor::OpInfo& info, const at::Tensor& result,
+                  size_t output) {
   const auto& meta = *dtensor::meta_of(result);
-  const auto kind = c10::str(str(place.phase), " ", place.site, " ", info.name, " ", meta.spec->dtype, " ", meta.spec->ndim(), " ", output);
+  const auto kind = c10::str(str(place.phase), " ", place.site, " ", info.name, " ", meta.spec->dtype, " ",
+                             meta.spec->ndim(), " ", output);
   const auto key = c10::str(kind, " #", occurrences_[kind]++);
   const auto [entry, is_first] = by_key_.try_emplace(key, records_.size());
   if (is_first) {
@@ -96,8 +98,8 @@ void OpTrace::gather(const OpRecord& record, const at::Tensor& value) {
   }
 }
 
-// A handle of our own, so that what the program does with its handle stays between them; the program's sites do not see it made.
-// In backward a later micro-batch's sum goes on where the earlier one's stopped.
+// A handle of our own, so that what the program does with its handle stays between them; the program's sites do not see
+// it made. In backward a later micro-batch's sum goes on where the earlier one's stopped.
 void OpTrace::wait_for(dtensor::RankState& state, size_t record, const at::Tensor& handle) {
   const auto position = state.sites.position();
   const auto own = handle.view(handle.sizes());

@@ -18,19 +18,19 @@ const char* str(Phase phase);  // `forward`, `backward`, `update`
 
 // One result of an operator. Micro-batches run the same operators: their results are one record.
 struct OpRecord {
-  std::string op;            // aten::add.Tensor
+  std::string op;  // aten::add.Tensor
   Phase phase = Phase::kForward;
-  std::string site;          // the parameter read last; in backward, by the forward operator; empty before the first
-  int64_t number = 0;        // of the operator in the step, from 1
-  std::string key;           // equal on every layout
+  std::string site;    // the parameter read last; in backward, by the forward operator; empty before the first
+  int64_t number = 0;  // of the operator in the step, from 1
+  std::string key;     // equal on every layout
   layout::Spec spec;
   std::vector<int64_t> sizes;  // of the step's value
-  uint64_t hash = 0;         // of the step's value; of one rank: its part
+  uint64_t hash = 0;           // of the step's value; of one rank: its part
 };
 
-// Records the operators of one step on one rank. Results that hold samples are gathered over the micro-batches; sums over samples
-// are merged when backward is over; what depends on neither is taken from the first micro-batch.
-// Every rank must have one. Costs a pass over every result, and keeps a gradient for each use of a parameter.
+// Records the operators of one step on one rank. Results that hold samples are gathered over the micro-batches; sums
+// over samples are merged when backward is over; what depends on neither is taken from the first micro-batch. Every
+// rank must have one. Costs a pass over every result, and keeps a gradient for each use of a parameter.
 class OpTrace : public dtensor::OpObserver {
  public:
   // `value`, if given, takes the value of the record whose key is `wanted`.
@@ -49,7 +49,8 @@ class OpTrace : public dtensor::OpObserver {
     std::string site;
   };
   Place place_of(dtensor::RankState& state);
-  void add(dtensor::RankState& state, const Place& place, const dtensor::OpInfo& info, const at::Tensor& result, size_t output);
+  void add(dtensor::RankState& state, const Place& place, const dtensor::OpInfo& info, const at::Tensor& result,
+           size_t output);
   void gather(const OpRecord& record, const at::Tensor& value);
   void wait_for(dtensor::RankState& state, size_t record, const at::Tensor& handle);
   void merge_waiting(dtensor::RankState& state);
@@ -57,7 +58,7 @@ class OpTrace : public dtensor::OpObserver {
   std::string wanted_;
   StepValue* value_;
   std::vector<OpRecord> records_;
-  std::vector<at::Tensor> waiting_;                         // for each record: the sum so far, or nothing
+  std::vector<at::Tensor> waiting_;  // for each record: the sum so far, or nothing
   std::unordered_map<std::string, size_t> by_key_;
   std::unordered_map<std::string, int64_t> occurrences_;    // in this pass
   std::unordered_map<uint64_t, std::string> site_of_node_;  // by sequence number

@@ -95,7 +95,9 @@ std::vector<std::vector<uint64_t>> steps_of(const Part& part) {
   for (size_t d = sizes.size(); d-- > 0;) {
     for (const auto& run : part.runs[d]) {
       for (auto i = run.begin; i < run.end; ++i) {
-        const auto position = samples != nullptr && !part.spec->labels[d].empty() ? position_of(part, part.spec->labels[d], samples, i) : i;
+        const auto position = samples != nullptr && !part.spec->labels[d].empty()
+                                  ? position_of(part, part.spec->labels[d], samples, i)
+                                  : i;
         steps[d].push_back(stride * static_cast<uint64_t>(position));
       }
     }
@@ -115,7 +117,8 @@ void visit_elements(const Part& part, Visit visit) {
   const auto local = part.local.contiguous();
   const auto is_nan = local.is_floating_point() ? at::isnan(local) : at::Tensor();
   const auto item = local.itemsize();
-  TESSERA_CHECK(item <= sizeof(uint64_t), "[compare] elements of ", local.scalar_type(), "; accepted: types of up to 8 bytes");
+  TESSERA_CHECK(item <= sizeof(uint64_t), "[compare] elements of ", local.scalar_type(),
+                "; accepted: types of up to 8 bytes");
   const auto* data = static_cast<const char*>(local.const_data_ptr());
   const auto* nan = is_nan.defined() ? is_nan.const_data_ptr<bool>() : nullptr;
   const auto steps = steps_of(part);
@@ -150,7 +153,8 @@ std::vector<int64_t> step_sizes(const layout::SpecData& spec) {
 
 uint64_t hash_value(const at::Tensor& tensor) {
   uint64_t sum = 0;
-  visit_elements(part_of(tensor), [&](uint64_t index, uint64_t bits) { sum += base::hash_mix(base::hash_mix(index + 1) ^ bits); });
+  visit_elements(part_of(tensor),
+                 [&](uint64_t index, uint64_t bits) { sum += base::hash_mix(base::hash_mix(index + 1) ^ bits); });
   return sum;
 }
 
@@ -173,8 +177,11 @@ std::string StepValue::text_of(size_t element) const {
   switch (dtype_) {
     case c10::kFloat: return fmt::format("{:.9g}", std::bit_cast<float>(static_cast<uint32_t>(bits)));
     case c10::kDouble: return fmt::format("{:.17g}", std::bit_cast<double>(bits));
-    case c10::kHalf: return fmt::format("{:.5g}", static_cast<float>(c10::Half(static_cast<uint16_t>(bits), c10::Half::from_bits())));
-    case c10::kBFloat16: return fmt::format("{:.4g}", static_cast<float>(c10::BFloat16(static_cast<uint16_t>(bits), c10::BFloat16::from_bits())));
+    case c10::kHalf:
+      return fmt::format("{:.5g}", static_cast<float>(c10::Half(static_cast<uint16_t>(bits), c10::Half::from_bits())));
+    case c10::kBFloat16:
+      return fmt::format("{:.4g}",
+                         static_cast<float>(c10::BFloat16(static_cast<uint16_t>(bits), c10::BFloat16::from_bits())));
     default: return fmt::format("{}", static_cast<int64_t>(bits));
   }
 }

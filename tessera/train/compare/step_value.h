@@ -1,4 +1,5 @@
-// The value of a DTensor as the whole program sees it, element by element, from what each rank holds: the same on every layout.
+// The value of a DTensor as the whole program sees it, element by element, from what each rank holds: the same on every
+// layout.
 #pragma once
 
 #include <cstdint>
@@ -18,10 +19,10 @@ bool has_samples(const layout::SpecData& spec);
 // The sizes of the step's value: all samples of the step where a dim holds those of a micro-batch.
 std::vector<int64_t> step_sizes(const layout::SpecData& spec);
 
-// A hash of the step's value from the elements that this rank owns, which is a part of it: the hash of the whole is the sum,
-// modulo 2^64, over all ranks and over the micro-batches that hold its samples. Each element adds a mix of its row-major index
-// among step_sizes and its bits, all NaN alike; where ranks hold copies the first owns them. The value must not wait, and must
-// not be a Partial. No communication; plain tensors are owned by rank 0.
+// A hash of the step's value from the elements that this rank owns, which is a part of it: the hash of the whole is the
+// sum, modulo 2^64, over all ranks and over the micro-batches that hold its samples. Each element adds a mix of its
+// row-major index among step_sizes and its bits, all NaN alike; where ranks hold copies the first owns them. The value
+// must not wait, and must not be a Partial. No communication; plain tensors are owned by rank 0.
 uint64_t hash_value(const at::Tensor& tensor);
 
 // The step's value, filled in by all ranks. Thread-safe.

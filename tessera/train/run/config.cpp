@@ -97,8 +97,9 @@ std::vector<Field> fields(Config& config) {
 }
 
 std::string what_is_accepted(const Field& field) {
-  static constexpr const char* kKinds[] = {"a text", "a whole number", "a number", "true or false", "two numbers [a, b]",
-                                           "a text of leaf counts such as \"batch=8,sequence=1,feature=8\""};
+  static constexpr const char* kKinds[] = {
+      "a text",        "a whole number",     "a number",
+      "true or false", "two numbers [a, b]", "a text of leaf counts such as \"batch=8,sequence=1,feature=8\""};
   const auto limits = field.accepted.str();
   return field.accepted.texts.empty() ? kKinds[field.value.index()] + limits : limits;
 }
@@ -122,7 +123,8 @@ std::optional<T> read(const toml::node& node) {
 }
 
 bool is_accepted(const Accepted& accepted, const std::string& value) {
-  return accepted.texts.empty() || std::find(accepted.texts.begin(), accepted.texts.end(), value) != accepted.texts.end();
+  return accepted.texts.empty() ||
+         std::find(accepted.texts.begin(), accepted.texts.end(), value) != accepted.texts.end();
 }
 bool is_accepted(const Accepted&, bool) { return true; }
 bool is_accepted(const Accepted&, const layout::Lattice&) { return true; }
@@ -147,8 +149,8 @@ void assign(const Field& field, const toml::node& node, const std::string& where
         } catch (const ConfigError& error) {
           TESSERA_THROW(ConfigError, "[config] ", where, ": ", field.name, ": ", base::message_of(error));
         }
-        TESSERA_CHECK_AS(ConfigError, value && is_accepted(field.accepted, *value), "[config] ", where, ": ", field.name,
-                         " = ", text_of(node), "; accepted: ", what_is_accepted(field));
+        TESSERA_CHECK_AS(ConfigError, value && is_accepted(field.accepted, *value), "[config] ", where, ": ",
+                         field.name, " = ", text_of(node), "; accepted: ", what_is_accepted(field));
         *target = *value;
       },
       field.value);
@@ -161,9 +163,8 @@ const Field& find_field(const std::vector<Field>& all, const std::string& name, 
   }
   const auto names = field_names();
   const auto leaf = name.substr(name.find('.') + 1);
-  const auto elsewhere = std::find_if(names.begin(), names.end(), [&](const std::string& other) {
-    return other.substr(other.find('.') + 1) == leaf;
-  });
+  const auto elsewhere = std::find_if(
+      names.begin(), names.end(), [&](const std::string& other) { return other.substr(other.find('.') + 1) == leaf; });
   TESSERA_THROW(ConfigError, "[config] ", where, ": unknown key \"", name, "\"",
                 elsewhere != names.end() ? "; did you mean \"" + *elsewhere + "\"?" : base::did_you_mean(name, names));
 }
@@ -172,8 +173,9 @@ toml::table parse_toml(std::string_view text, const std::string& source) {
   try {
     return toml::parse(text, source);
   } catch (const toml::parse_error& error) {
-    TESSERA_THROW(ConfigError, "[config] ", source, " line ", error.source().begin.line, " is not TOML: ",
-                  error.description(), "; accepted: [section] lines and key = value lines, texts in quotes");
+    TESSERA_THROW(ConfigError, "[config] ", source, " line ", error.source().begin.line,
+                  " is not TOML: ", error.description(),
+                  "; accepted: [section] lines and key = value lines, texts in quotes");
   }
 }
 
@@ -189,7 +191,8 @@ Config parse_config(std::string_view text, const std::string& source) {
   const auto all = fields(config);
   for (const auto& [section, node] : parse_toml(text, source)) {
     const std::string name(section.str());
-    TESSERA_CHECK_AS(ConfigError, node.is_table() && std::find(kSections.begin(), kSections.end(), name) != kSections.end(),
+    TESSERA_CHECK_AS(ConfigError,
+                     node.is_table() && std::find(kSections.begin(), kSections.end(), name) != kSections.end(),
                      "[config] ", line_of(node, source), ": \"", name, "\" is no section",
                      base::did_you_mean(name, kSections), "; accepted: [", base::join(kSections, "], ["), "]");
     for (const auto& [key, value] : *node.as_table()) {
@@ -202,7 +205,8 @@ Config parse_config(std::string_view text, const std::string& source) {
 
 Config read_config(const std::string& path) {
   const auto text = base::try_read_file(path);
-  TESSERA_CHECK_AS(ConfigError, text, "[config] cannot read \"", path, "\"; accepted: a TOML file such as examples/llama.toml");
+  TESSERA_CHECK_AS(ConfigError, text, "[config] cannot read \"", path,
+                   "\"; accepted: a TOML file such as examples/llama.toml");
   auto config = parse_config(*text, path);
   const auto folder = std::filesystem::path(path).parent_path();
   for (auto* file_name : {&config.data.file, &config.data.tokenizer, &config.parallel.plan}) {
@@ -219,15 +223,16 @@ void set_field(Config& config, std::string_view assignment) {
   const auto all = fields(config);
   const auto& field = find_field(all, std::string(base::trim(assignment.substr(0, equals))), where);
   const auto value = base::trim(assignment.substr(equals + 1));
-  const bool is_bare_text = (std::holds_alternative<std::string*>(field.value) || std::holds_alternative<layout::Lattice*>(field.value)) && !value.starts_with('"');
-  const toml::table table =
-      is_bare_text ? toml::table{{"value", value}} : [&] {
-        try {
-          return toml::parse(c10::str("value = ", value));
-        } catch (const toml::parse_error&) {
-          return toml::table{{"value", value}};
-        }
-      }();
+  const bool is_bare_text =
+      (std::holds_alternative<std::string*>(field.value) || std::holds_alternative<layout::Lattice*>(field.value)) &&
+      !value.starts_with('"');
+  const toml::table table = is_bare_text ? toml::table{{"value", value}} : [&] {
+    try {
+      return toml::parse(c10::str("value = ", value));
+    } catch (const toml::parse_error&) {
+      return toml::table{{"value", value}};
+    }
+  }();
   assign(field, *table.get("value"), where);
 }
 
@@ -278,9 +283,9 @@ int64_t Config::ranks() const {
     return std::max<int64_t>(parallel.ranks, 1);
   }
   const auto size = mesh().size();
-  TESSERA_CHECK_AS(ConfigError, parallel.ranks == 0 || parallel.ranks == size, "[config] parallel.mesh {", parallel.mesh,
-                   "} has ", size, " ranks, but parallel.ranks is ", parallel.ranks, "; accepted: parallel.ranks = ", size,
-                   ", or a mesh whose sizes multiply to ", parallel.ranks);
+  TESSERA_CHECK_AS(ConfigError, parallel.ranks == 0 || parallel.ranks == size, "[config] parallel.mesh {",
+                   parallel.mesh, "} has ", size, " ranks, but parallel.ranks is ", parallel.ranks,
+                   "; accepted: parallel.ranks = ", size, ", or a mesh whose sizes multiply to ", parallel.ranks);
   return size;
 }
 
@@ -291,13 +296,16 @@ void Config::verify_lattice() const {
     tp *= own.axis(own.axis_index(axis)).size;
   }
   const auto verify_ranks = [](int64_t ranks, const char* kind, const char* what, int64_t leaves) {
-    TESSERA_CHECK_AS(ConfigError, ranks <= leaves, "[config] numerics exact: ", ranks, " ranks cut ", what, ", of which the lattice has ", leaves,
-                     leaves == 1 ? " leaf" : " leaves", "; accepted: a lattice with at least ", ranks, ", as in --lattice ", kind, "=", ranks,
+    TESSERA_CHECK_AS(ConfigError, ranks <= leaves, "[config] numerics exact: ", ranks, " ranks cut ", what,
+                     ", of which the lattice has ", leaves, leaves == 1 ? " leaf" : " leaves",
+                     "; accepted: a lattice with at least ", ranks, ", as in --lattice ", kind, "=", ranks,
                      " (the same for every run to be compared), a smaller mesh, or --numerics fast");
   };
   verify_ranks(own.size() / tp, "batch", "the samples of a step", train.lattice.batch);
   verify_ranks(tp, "feature", "features", train.lattice.feature);
-  if (parallel.sequence_parallel) verify_ranks(tp, "sequence", "positions (sequence parallelism)", train.lattice.sequence);
+  if (parallel.sequence_parallel) {
+    verify_ranks(tp, "sequence", "positions (sequence parallelism)", train.lattice.sequence);
+  }
 }
 
 void Config::verify() const {
@@ -314,19 +322,25 @@ void Config::verify() const {
     has_no_effect("model.hidden", model.hidden == defaults.hidden, "llama");
     has_no_effect("model.rope_theta", model.rope_theta == defaults.rope_theta, "llama");
   }
-  TESSERA_CHECK_AS(ConfigError, !data.file.empty(), "[config] data.file is not given; accepted: the path of a text file");
-  TESSERA_CHECK_AS(ConfigError, model.vocab_size == 0 || model.vocab_size >= 256 || data.file.ends_with(".bin"), "[config] model.vocab_size ",
-                   model.vocab_size, " is less than the 256 bytes that a text is made of; accepted: leave it out, or a whole number of at least 256");
+  TESSERA_CHECK_AS(ConfigError, !data.file.empty(),
+                   "[config] data.file is not given; accepted: the path of a text file");
+  TESSERA_CHECK_AS(
+      ConfigError, model.vocab_size == 0 || model.vocab_size >= 256 || data.file.ends_with(".bin"),
+      "[config] model.vocab_size ", model.vocab_size,
+      " is less than the 256 bytes that a text is made of; accepted: leave it out, or a whole number of at least 256");
   TESSERA_CHECK_AS(ConfigError, data.eos.empty() || !data.tokenizer.empty(), "[config] data.eos \"", data.eos,
                    "\" has no effect without data.tokenizer; accepted: leave it out, or the path of a tokenizer.json");
-  TESSERA_CHECK_AS(ConfigError, data.token_dtype == "uint16" || data.file.ends_with(".bin"), "[config] data.token_dtype has no effect on \"",
-                   data.file, "\"; accepted: leave it out, or a .bin file of tokens");
+  TESSERA_CHECK_AS(ConfigError, data.token_dtype == "uint16" || data.file.ends_with(".bin"),
+                   "[config] data.token_dtype has no effect on \"", data.file,
+                   "\"; accepted: leave it out, or a .bin file of tokens");
   TESSERA_CHECK_AS(ConfigError, train.batch >= train.accumulate, "[config] train.batch ", train.batch,
                    " is smaller than train.accumulate ", train.accumulate,
                    "; accepted: at least one sample for each micro-batch");
   TESSERA_CHECK_AS(ConfigError, train.min_lr <= train.lr, "[config] train.min_lr ", train.min_lr, " is above train.lr ",
                    train.lr, "; accepted: a floor of at most the peak");
-  if (is_exact()) verify_lattice();
+  if (is_exact()) {
+    verify_lattice();
+  }
 }
 
 }  // namespace tessera::train

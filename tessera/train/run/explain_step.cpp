@@ -36,10 +36,10 @@ class Explainer : public Observer {
 
 dtensor::ExplainReport explain_step(const Config& config, int64_t step, int64_t rank) {
   verify_run(config);
-  TESSERA_CHECK_AS(ConfigError, step >= 1 && step <= config.train.steps, "[explain] step ", step, " of a run of ", config.train.steps,
-                   " steps; accepted: steps 1 to ", config.train.steps);
-  TESSERA_CHECK_AS(ConfigError, rank >= 0 && rank < config.ranks(), "[explain] rank ", rank, " of ", config.ranks(), " ranks; accepted: ranks 0 to ",
-                   config.ranks() - 1);
+  TESSERA_CHECK_AS(ConfigError, step >= 1 && step <= config.train.steps, "[explain] step ", step, " of a run of ",
+                   config.train.steps, " steps; accepted: steps 1 to ", config.train.steps);
+  TESSERA_CHECK_AS(ConfigError, rank >= 0 && rank < config.ranks(), "[explain] rank ", rank, " of ", config.ranks(),
+                   " ranks; accepted: ranks 0 to ", config.ranks() - 1);
   const auto sampler = make_sampler(config);
   dtensor::ExplainReport report;
   comm::run_ranks(config.ranks(), [&](int64_t own) {

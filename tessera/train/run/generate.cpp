@@ -33,13 +33,16 @@ std::vector<Candidate> candidates_of(std::span<const double> logits, const Gener
   if (count == all.size() && options.top_p >= 1) {
     return all;
   }
-  std::partial_sort(all.begin(), all.begin() + static_cast<int64_t>(count), all.end(), [](const Candidate& a, const Candidate& b) {
-    return a.weight != b.weight ? a.weight > b.weight : a.id < b.id;
-  });
+  std::partial_sort(
+      all.begin(), all.begin() + static_cast<int64_t>(count), all.end(),
+      [](const Candidate& a, const Candidate& b) { return a.weight != b.weight ? a.weight > b.weight : a.id < b.id; });
   all.resize(count);
-  const double wanted = options.top_p * std::accumulate(all.begin(), all.end(), 0.0, [](double sum, const Candidate& each) { return sum + each.weight; });
+  const double wanted =
+      options.top_p *
+      std::accumulate(all.begin(), all.end(), 0.0, [](double sum, const Candidate& each) { return sum + each.weight; });
   double sum = 0;
-  const auto enough = std::find_if(all.begin(), all.end(), [&](const Candidate& each) { return (sum += each.weight) >= wanted; });
+  const auto enough =
+      std::find_if(all.begin(), all.end(), [&](const Candidate& each) { return (sum += each.weight) >= wanted; });
   all.erase(enough == all.end() ? enough : enough + 1, all.end());
   return all;
 }
@@ -51,10 +54,12 @@ double uniform_of(uint64_t seed, uint64_t step) {
 }
 
 // The logits behind the last of some tokens, which follow those in the cache.
-std::vector<double> logits_after(models::LanguageModel& model, std::span<const int32_t> tokens, int64_t vocabulary, nn::KeyValueCache& cache) {
+std::vector<double> logits_after(models::LanguageModel& model, std::span<const int32_t> tokens, int64_t vocabulary,
+                                 nn::KeyValueCache& cache) {
   std::vector<int64_t> wide(tokens.begin(), tokens.end());
   const auto input = at::from_blob(wide.data(), {1, static_cast<int64_t>(wide.size())}, at::kLong);
-  const auto last = model.forward(input, &cache).select(1, -1).select(0, 0).slice(0, 0, vocabulary).to(at::kDouble).contiguous();
+  const auto last =
+      model.forward(input, &cache).select(1, -1).select(0, 0).slice(0, 0, vocabulary).to(at::kDouble).contiguous();
   return {last.const_data_ptr<double>(), last.const_data_ptr<double>() + last.numel()};
 }
 
@@ -64,9 +69,11 @@ void GenerateOptions::verify() const {
   TESSERA_CHECK_AS(ConfigError, max_tokens >= 1, "[generate] max_tokens ", max_tokens, "; accepted: at least 1");
   TESSERA_CHECK_AS(ConfigError, temperature >= 0 && std::isfinite(temperature), "[generate] temperature ", temperature,
                    "; accepted: at least 0, which always takes the likeliest token");
-  TESSERA_CHECK_AS(ConfigError, top_k >= 0, "[generate] top_k ", top_k, "; accepted: at least 0, which means all tokens");
+  TESSERA_CHECK_AS(ConfigError, top_k >= 0, "[generate] top_k ", top_k,
+                   "; accepted: at least 0, which means all tokens");
   TESSERA_CHECK_AS(ConfigError, seed >= 0, "[generate] seed ", seed, "; accepted: at least 0");
-  TESSERA_CHECK_AS(ConfigError, top_p > 0 && top_p <= 1, "[generate] top_p ", top_p, "; accepted: above 0 and at most 1");
+  TESSERA_CHECK_AS(ConfigError, top_p > 0 && top_p <= 1, "[generate] top_p ", top_p,
+                   "; accepted: above 0 and at most 1");
 }
 
 int32_t choose_token(std::span<const double> logits, const GenerateOptions& options, double uniform) {
@@ -92,11 +99,12 @@ int32_t choose_token(std::span<const double> logits, const GenerateOptions& opti
   return likeliest;  // the sums' rounding left nothing behind `uniform`
 }
 
-std::vector<int32_t> generate(models::LanguageModel& model, const Continuation& continuation, const GenerateOptions& options,
-                              const std::function<void(int32_t)>& on_token) {
+std::vector<int32_t> generate(models::LanguageModel& model, const Continuation& continuation,
+                              const GenerateOptions& options, const std::function<void(int32_t)>& on_token) {
   options.verify();
-  TESSERA_CHECK(!continuation.prompt.empty() && continuation.context > 0, "[generate] a prompt of ", continuation.prompt.size(),
-                " tokens and a context of ", continuation.context, "; accepted: at least one of each");
+  TESSERA_CHECK(!continuation.prompt.empty() && continuation.context > 0, "[generate] a prompt of ",
+                continuation.prompt.size(), " tokens and a context of ", continuation.context,
+                "; accepted: at least one of each");
   const auto stops = comm::stop_requests();
   const at::NoGradGuard no_grad;
   const auto prompt = continuation.prompt.size(), context = static_cast<size_t>(continuation.context);
@@ -111,7 +119,8 @@ std::vector<int32_t> generate(models::LanguageModel& model, const Continuation& 
     }
     const auto logits = logits_after(model, std::span(tokens).subspan(seen), continuation.vocabulary, cache);
     seen = tokens.size();
-    const auto next = choose_token(logits, options, uniform_of(static_cast<uint64_t>(options.seed), static_cast<uint64_t>(step)));
+    const auto next =
+        choose_token(logits, options, uniform_of(static_cast<uint64_t>(options.seed), static_cast<uint64_t>(step)));
     if (next == continuation.end) {
       break;
     }
@@ -135,7 +144,10 @@ std::string generate_text(const TextModel& text_model, std::string_view prompt, 
     }
   };
   generate(*text_model.model,
-           {.prompt = vocabulary.encode_prompt(prompt), .context = text_model.context, .vocabulary = vocabulary.size(), .end = vocabulary.end()},
+           {.prompt = vocabulary.encode_prompt(prompt),
+            .context = text_model.context,
+            .vocabulary = vocabulary.size(),
+            .end = vocabulary.end()},
            options, [&](int32_t token) { add(stream.push(vocabulary.bytes_of(token))); });
   add(stream.finish());
   return text;

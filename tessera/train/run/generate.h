@@ -26,24 +26,25 @@ struct GenerateOptions {
   void verify() const;
 };
 
-// The token that a uniform number in [0, 1) chooses. Equal logits count in the order of their ids. Throws c10::Error if a
-// logit is not finite.
+// The token that a uniform number in [0, 1) chooses. Equal logits count in the order of their ids. Throws c10::Error if
+// a logit is not finite.
 int32_t choose_token(std::span<const double> logits, const GenerateOptions& options, double uniform);
 
 // What a model can continue.
 struct Continuation {
-  std::vector<int32_t> prompt;    // at least one token
-  int64_t context = 0;            // the model's longest sequence
-  int64_t vocabulary = 0;         // only ids below it are chosen
-  std::optional<int32_t> end;     // ends the text; is not part of it
+  std::vector<int32_t> prompt;  // at least one token
+  int64_t context = 0;          // the model's longest sequence
+  int64_t vocabulary = 0;       // only ids below it are chosen
+  std::optional<int32_t> end;   // ends the text; is not part of it
 };
 
 // The tokens that follow the prompt; `on_token` is told each as it comes. A model in evaluation mode, of plain tensors.
 //
-// The n-th token is a function of seed and n, of the logits, and of nothing else. Keys and values are kept. When the context
-// is full the text goes on from its later half, as if it had begun there. Throws Stopped when the job is asked to stop.
-std::vector<int32_t> generate(models::LanguageModel& model, const Continuation& continuation, const GenerateOptions& options,
-                              const std::function<void(int32_t)>& on_token = {});
+// The n-th token is a function of seed and n, of the logits, and of nothing else. Keys and values are kept. When the
+// context is full the text goes on from its later half, as if it had begun there. Throws Stopped when the job is asked
+// to stop.
+std::vector<int32_t> generate(models::LanguageModel& model, const Continuation& continuation,
+                              const GenerateOptions& options, const std::function<void(int32_t)>& on_token = {});
 
 // A model and how it reads.
 struct TextModel {

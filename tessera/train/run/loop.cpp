@@ -27,7 +27,10 @@ double value_of(const at::Tensor& scalar) {
 std::vector<at::Tensor> tensors_of(const data::Batch& batch) { return {batch.tokens, batch.targets}; }
 
 void verify_finite(const char* what, double value, int64_t step, const TrainConfig& train) {
-  TESSERA_CHECK(std::isfinite(value), "[train] the ", what, " of step ", step, " is ", std::isnan(value) ? "nan" : value > 0 ? "inf" : "-inf",
+  TESSERA_CHECK(std::isfinite(value), "[train] the ", what, " of step ", step, " is ",
+                std::isnan(value) ? "nan"
+                : value > 0       ? "inf"
+                                  : "-inf",
                 "; try a smaller train.lr (now ", train.lr, "), a longer train.warmup (now ", train.warmup,
                 "), a smaller train.clip (now ", train.clip, ", 0 is off), or train.dtype = \"float64\"");
 }
@@ -38,7 +41,8 @@ void set_rate(torch::optim::Optimizer& optimizer, double rate) {
   }
 }
 
-// The mean loss over the first `batches` batches of the held-out text (0: all whole ones); nothing if it holds no sample.
+// The mean loss over the first `batches` batches of the held-out text (0: all whole ones); nothing if it holds no
+// sample.
 std::optional<EvalRecord> evaluate(parallel::Job& job, models::LanguageModel& model, const data::Sampler& sampler,
                                    int64_t step, int64_t batch, int64_t batches) {
   const auto available = sampler.held_out_count();
@@ -56,8 +60,12 @@ std::optional<EvalRecord> evaluate(parallel::Job& job, models::LanguageModel& mo
     }));
   }
   model.train();
-  return EvalRecord{step, sum / static_cast<double>(batches), data::unigram_entropy(sampler.corpus().held_out()),
-                    batches * batch * sampler.length(), sampler.corpus().is_bytes(), sampler.corpus().bytes_per_token()};
+  return EvalRecord{step,
+                    sum / static_cast<double>(batches),
+                    data::unigram_entropy(sampler.corpus().held_out()),
+                    batches * batch * sampler.length(),
+                    sampler.corpus().is_bytes(),
+                    sampler.corpus().bytes_per_token()};
 }
 
 // One optimizer step; step numbers count from 0 in here.
@@ -68,9 +76,8 @@ StepRecord train_step(const Config& config, const data::Sampler& sampler, parall
   observer.on_begin(step + 1);
   StepRecord record{.step = step + 1, .lr = make_schedule(config)(step), .tokens = train.batch * sampler.length()};
   set_rate(optimizer, record.lr);
-  const auto loss = job.run_rows(train.batch, [&](int64_t begin, int64_t end) {
-    return tensors_of(sampler.rows(step, begin, end - begin));
-  });
+  const auto loss = job.run_rows(
+      train.batch, [&](int64_t begin, int64_t end) { return tensors_of(sampler.rows(step, begin, end - begin)); });
   record.loss = value_of(loss);
   verify_finite("loss", record.loss, record.step, train);
   loss.backward();
@@ -89,8 +96,11 @@ StepRecord train_step(const Config& config, const data::Sampler& sampler, parall
 
 data::Sampler make_sampler(const Config& config) {
   const auto width = config.data.token_dtype == "uint32" ? data::TokenWidth::kFour : data::TokenWidth::kTwo;
-  return {data::Corpus(config.data.file, make_vocabulary(config), {.held_out = config.data.held_out, .bin_width = width}),
-          {.seed = static_cast<uint64_t>(config.train.seed), .length = config.data.sequence, .vocabulary = config.model.vocab_size}};
+  return {
+      data::Corpus(config.data.file, make_vocabulary(config), {.held_out = config.data.held_out, .bin_width = width}),
+      {.seed = static_cast<uint64_t>(config.train.seed),
+       .length = config.data.sequence,
+       .vocabulary = config.model.vocab_size}};
 }
 
 void run_loop(const Config& config, const data::Sampler& sampler, const LoopOptions& options, Observer& observer) {
@@ -98,15 +108,14 @@ void run_loop(const Config& config, const data::Sampler& sampler, const LoopOpti
   dtensor::set_numerics(config.is_exact() ? dtensor::Numerics::kExact : dtensor::Numerics::kFast, train.lattice);
   dtensor::manual_seed(static_cast<uint64_t>(train.seed));
   const auto model = parallel::deferred([&] { return make_model(config); });
-  torch::optim::AdamW optimizer(
-      model->parameters(),
-      torch::optim::AdamWOptions(train.lr).betas({train.betas[0], train.betas[1]}).eps(train.eps).weight_decay(
-          train.weight_decay));
+  torch::optim::AdamW optimizer(model->parameters(), torch::optim::AdamWOptions(train.lr)
+                                                         .betas({train.betas[0], train.betas[1]})
+                                                         .eps(train.eps)
+                                                         .weight_decay(train.weight_decay));
   const auto plan = make_plan(config, *model);
   parallel::place(*model, plan, &optimizer);
-  parallel::Job job(
-      model, plan, [&](const std::vector<at::Tensor>& batch) { return model->loss(batch[0], batch[1]); },
-      {.accumulate = train.accumulate});
+  parallel::Job job(model, plan, [&](const std::vector<at::Tensor>& batch) { return model->loss(batch[0], batch[1]); },
+                    {.accumulate = train.accumulate});
   const Training training{*model, plan, optimizer};
   observer.on_start(training);
 
@@ -116,8 +125,7 @@ void run_loop(const Config& config, const data::Sampler& sampler, const LoopOpti
     observer.on_step(train_step(config, sampler, job, optimizer, step, observer), training);
     const bool is_last = step + 1 == steps;
     if (options.evaluate && (is_last || (train.eval_every > 0 && (step + 1) % train.eval_every == 0))) {
-      if (const auto record =
-              evaluate(job, *model, sampler, step + 1, train.batch, is_last ? 0 : train.eval_batches)) {
+      if (const auto record = evaluate(job, *model, sampler, step + 1, train.batch, is_last ? 0 : train.eval_batches)) {
         observer.on_eval(*record);
       }
     }

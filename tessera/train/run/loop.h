@@ -18,8 +18,8 @@ struct Training {
   torch::optim::AdamW& optimizer;
 };
 
-// Watches the loop of one rank, on its thread. Every rank's observer is told the same things in the same order, so that a
-// method may call collectives if it does so on every rank.
+// Watches the loop of one rank, on its thread. Every rank's observer is told the same things in the same order, so that
+// a method may call collectives if it does so on every rank.
 class Observer {
  public:
   virtual ~Observer() = default;
@@ -32,7 +32,8 @@ class Observer {
   // A step is complete, its gradients are gone.
   virtual void on_step(const StepRecord& record, const Training& training) {}
   virtual void on_eval(const EvalRecord& record) {}
-  // At the end, each parameter whole, one after the other; only if LoopOptions ask for it. The tensor may be the model's own.
+  // At the end, each parameter whole, one after the other; only if LoopOptions ask for it. The tensor may be the
+  // model's own.
   virtual void on_parameter(const std::string& name, const at::Tensor& parameter) {}
 };
 
@@ -46,9 +47,10 @@ struct LoopOptions {
 // A sampler over the configuration's text.
 data::Sampler make_sampler(const Config& config);
 
-// Trains in the configuration's numerics: deferred model, AdamW, plan, placement, then `steps` of loss, backward, clipping, update, with evaluations on the
-// way. Throws an error that names the step and what to try when the loss or the gradient norm is not finite, and Stopped
-// when the job is asked to stop. Collective over all ranks of the job, whose number must be the configuration's.
+// Trains in the configuration's numerics: deferred model, AdamW, plan, placement, then `steps` of loss, backward,
+// clipping, update, with evaluations on the way. Throws an error that names the step and what to try when the loss or
+// the gradient norm is not finite, and Stopped when the job is asked to stop. Collective over all ranks of the job,
+// whose number must be the configuration's.
 void run_loop(const Config& config, const data::Sampler& sampler, const LoopOptions& options, Observer& observer);
 
 }  // namespace tessera::train

@@ -64,7 +64,9 @@ class Profiler::Recording : public comm::Watcher, public std::enable_shared_from
 
   void update() { is_updating_ = true; }
 
-  void on_begin(const comm::Call& call) override { begin(c10::str(comm::name_of(call.kind), " ", call.group->name()), kCommunication, call.bytes(), false); }
+  void on_begin(const comm::Call& call) override {
+    begin(c10::str(comm::name_of(call.kind), " ", call.group->name()), kCommunication, call.bytes(), false);
+  }
   void on_end(const comm::Call&, bool) override { end(); }
 
   const trace::Spans& spans() const { return spans_; }
@@ -135,8 +137,8 @@ std::string ProfiledSteps::str() const { return std::to_string(first) + "-" + st
 ProfiledSteps parse_profiled_steps(std::string_view text) {
   const auto parts = base::split(text, '-');
   const auto first = base::try_parse_int(parts.front()), last = base::try_parse_int(parts.back());
-  TESSERA_CHECK_AS(ConfigError, parts.size() <= 2 && first && last && *first >= 1 && *first <= *last, "[profile] \"", text,
-                   "\" are no steps; accepted: 3-5, or 3, counted from 1");
+  TESSERA_CHECK_AS(ConfigError, parts.size() <= 2 && first && last && *first >= 1 && *first <= *last, "[profile] \"",
+                   text, "\" are no steps; accepted: 3-5, or 3, counted from 1");
   return {*first, *last};
 }
 
@@ -171,7 +173,8 @@ void Profiler::write() const {
   auto& context = comm::RankContext::require();
   const auto zero = at::full({1}, recording_->spans().first_ns(), at::TensorOptions().dtype(at::kLong));
   context.world->all_reduce(zero, comm::ReduceOp::kMin)->wait();
-  const auto lanes = comm::gather_texts(*context.world, recording_->spans().json(context.rank, *zero.const_data_ptr<int64_t>()));
+  const auto lanes =
+      comm::gather_texts(*context.world, recording_->spans().json(context.rank, *zero.const_data_ptr<int64_t>()));
   if (context.rank == 0) {
     std::error_code ignored;  // what is wrong shows when the file is written
     std::filesystem::create_directories(std::filesystem::path(path_).parent_path(), ignored);

@@ -21,10 +21,11 @@ struct ProfiledSteps {
 // `3-5` or `3`. Throws ConfigError.
 ProfiledSteps parse_profiled_steps(std::string_view text);
 
-// Records these steps on one rank, and passes everything on to `inner`. After the last of them rank 0 writes the file: a lane for each rank
-// with its steps, their phases (forward, backward, update), libtorch's operators inside of them as deep as they call each other
-// and autograd's nodes (category compute), and collectives with their bytes (communication). Every rank must have one, and the run as
-// many steps. The numbers of the run stay the same; profiled steps are slower. Throws DataError on a disk that fails.
+// Records these steps on one rank, and passes everything on to `inner`. After the last of them rank 0 writes the file:
+// a lane for each rank with its steps, their phases (forward, backward, update), libtorch's operators inside of them as
+// deep as they call each other and autograd's nodes (category compute), and collectives with their bytes
+// (communication). Every rank must have one, and the run as many steps. The numbers of the run stay the same; profiled
+// steps are slower. Throws DataError on a disk that fails.
 class Profiler : public Observer {
  public:
   Profiler(ProfiledSteps steps, std::string path, Observer& inner);
@@ -35,7 +36,9 @@ class Profiler : public Observer {
   void on_update() override;
   void on_step(const StepRecord& record, const Training& training) override;
   void on_eval(const EvalRecord& record) override { inner_.on_eval(record); }
-  void on_parameter(const std::string& name, const at::Tensor& parameter) override { inner_.on_parameter(name, parameter); }
+  void on_parameter(const std::string& name, const at::Tensor& parameter) override {
+    inner_.on_parameter(name, parameter);
+  }
 
   class Recording;
 

@@ -11,8 +11,9 @@
 namespace tessera::train {
 
 std::string progress_line(const StepRecord& record, int64_t steps, const Speed& speed) {
-  return fmt::format("step {}/{}  loss {:.4f}  grad_norm {:.2f}  mem {:.1f}GiB  tps {}  tflops {:.3g}  left {}", record.step, steps, record.loss,
-                     record.grad_norm, static_cast<double>(record.peak_bytes) / (1 << 30), with_commas(std::llround(speed.tps)),
+  return fmt::format("step {}/{}  loss {:.4f}  grad_norm {:.2f}  mem {:.1f}GiB  tps {}  tflops {:.3g}  left {}",
+                     record.step, steps, record.loss, record.grad_norm,
+                     static_cast<double>(record.peak_bytes) / (1 << 30), with_commas(std::llround(speed.tps)),
                      speed.tps * speed.flops_per_token * 1e-12, short_duration(speed.seconds_left));
 }
 
@@ -23,19 +24,21 @@ double training_flops_per_token(int64_t multiplied_parameters, int64_t layers, i
 std::string eval_line(const EvalRecord& record) {
   const double below = record.unigram - record.loss;
   const double bits = record.loss / std::numbers::ln2;
-  const auto bits_text = record.is_bytes               ? fmt::format("bits/byte {:.3f}", bits)
-                         : record.bytes_per_token > 0 ? fmt::format("bits/token {:.3f} ({:.3f} bits/byte)", bits, bits / record.bytes_per_token)
-                                                      : fmt::format("bits/token {:.3f}", bits);
-  return fmt::format("held out after {} steps  loss {:.4f}  {}  unigram {:.4f} ({:.3f} {})  over {} {}", record.step, record.loss,
-                     bits_text, record.unigram, std::abs(below), below >= 0 ? "below" : "above", with_commas(record.tokens),
-                     record.is_bytes ? "bytes" : "tokens");
+  const auto bits_text = record.is_bytes ? fmt::format("bits/byte {:.3f}", bits)
+                         : record.bytes_per_token > 0
+                             ? fmt::format("bits/token {:.3f} ({:.3f} bits/byte)", bits, bits / record.bytes_per_token)
+                             : fmt::format("bits/token {:.3f}", bits);
+  return fmt::format("held out after {} steps  loss {:.4f}  {}  unigram {:.4f} ({:.3f} {})  over {} {}", record.step,
+                     record.loss, bits_text, record.unigram, std::abs(below), below >= 0 ? "below" : "above",
+                     with_commas(record.tokens), record.is_bytes ? "bytes" : "tokens");
 }
 
 std::string metrics_line(const StepRecord& record) {
-  return fmt::format(R"({{"step": {}, "loss": {}, "grad_norm": {}, "lr": {}, "tokens": {}, "ms": {:.3f}, "tokens_per_s": {:.1f}, )"
-                     R"("peak_bytes": {}}})",
-                     record.step, base::exact_double(record.loss), base::exact_double(record.grad_norm), base::exact_double(record.lr), record.tokens,
-                     record.ms, record.tokens_per_s(), record.peak_bytes);
+  return fmt::format(
+      R"({{"step": {}, "loss": {}, "grad_norm": {}, "lr": {}, "tokens": {}, "ms": {:.3f}, "tokens_per_s": {:.1f}, )"
+      R"("peak_bytes": {}}})",
+      record.step, base::exact_double(record.loss), base::exact_double(record.grad_norm), base::exact_double(record.lr),
+      record.tokens, record.ms, record.tokens_per_s(), record.peak_bytes);
 }
 
 std::string with_commas(int64_t count) {

@@ -58,8 +58,8 @@ void remove_files(const fs::path& folder, const std::vector<std::string>& starts
   }
 }
 
-// Makes the folder, and keeps other runs out of it while the result lives. Where there are no locks (some network file systems) it
-// keeps out nobody.
+// Makes the folder, and keeps other runs out of it while the result lives. Where there are no locks (some network file
+// systems) it keeps out nobody.
 std::shared_ptr<void> lock(const std::string& folder) {
   std::error_code ignored;
   fs::create_directories(folder, ignored);
@@ -110,7 +110,9 @@ RunFolder::RunFolder(const std::string& folder, EarlierRun earlier) : lock_(lock
 }
 
 std::string trace_folder(const std::string& folder) { return fs::path(folder) / kTrace; }
-std::string profile_path(const std::string& folder, const std::string& steps) { return fs::path(folder) / kTrace / ("steps_" + steps + ".json"); }
+std::string profile_path(const std::string& folder, const std::string& steps) {
+  return fs::path(folder) / kTrace / ("steps_" + steps + ".json");
+}
 std::string curves_folder(const std::string& folder) { return fs::path(folder) / kCurves; }
 std::string metrics_path(const std::string& folder) { return fs::path(folder) / kMetrics; }
 
@@ -123,7 +125,8 @@ void save_run(const std::string& folder, const Config& config, const std::vector
   checkpoint::save_safetensors(to / kModel, parameters, {{"format", "pt"}});
 }
 
-TextModel make_text_model(const Config& config, const data::Vocabulary& vocabulary, const std::vector<checkpoint::NamedTensor>& parameters) {
+TextModel make_text_model(const Config& config, const data::Vocabulary& vocabulary,
+                          const std::vector<checkpoint::NamedTensor>& parameters) {
   TextModel text_model{make_model(config), vocabulary, config.data.sequence};
   const at::NoGradGuard no_grad;
   auto targets = text_model.model->named_parameters();
@@ -139,7 +142,9 @@ TextModel load_run(const std::string& folder_or_file) {
   const bool is_folder = fs::is_directory(given);
   const auto folder = is_folder ? given : given.parent_path();
   TESSERA_CHECK_AS(DataError, fs::exists(given) && fs::exists(folder / kConfig), "[generate] \"", folder_or_file, "\" ",
-                   !fs::exists(given) ? "is not there" : is_folder ? "has no config.toml" : "has no config.toml beside it",
+                   !fs::exists(given) ? "is not there"
+                   : is_folder        ? "has no config.toml"
+                                      : "has no config.toml beside it",
                    "; accepted: the folder that `tessera train --out` wrote, or the model.safetensors in it");
   const auto config = read_config(folder / kConfig);
   verify_run(config);

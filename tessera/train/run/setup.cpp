@@ -53,10 +53,12 @@ models::GptConfig gpt_config(const Config& config) {
 
 parallel::Plan read_plan(const Config& config) {
   const auto text = base::try_read_file(config.parallel.plan);
-  TESSERA_CHECK_AS(ConfigError, text, "[config] cannot read parallel.plan \"", config.parallel.plan, "\"; accepted: a plan file, as `tessera plan` prints it");
+  TESSERA_CHECK_AS(ConfigError, text, "[config] cannot read parallel.plan \"", config.parallel.plan,
+                   "\"; accepted: a plan file, as `tessera plan` prints it");
   auto plan = parallel::Plan::from_json(*text);
-  TESSERA_CHECK_AS(ConfigError, plan.mesh == config.mesh(), "[config] the plan \"", config.parallel.plan, "\" is for mesh {",
-                   plan.mesh.str(), "}, but parallel.mesh is {", config.mesh().str(), "}; accepted: the same mesh in both");
+  TESSERA_CHECK_AS(ConfigError, plan.mesh == config.mesh(), "[config] the plan \"", config.parallel.plan,
+                   "\" is for mesh {", plan.mesh.str(), "}, but parallel.mesh is {", config.mesh().str(),
+                   "}; accepted: the same mesh in both");
   return plan;
 }
 
@@ -70,11 +72,12 @@ data::Vocabulary make_vocabulary(const Config& config) {
 Config with_vocabulary(Config config) {
   auto& size = config.model.vocab_size;
   const bool is_unknown = config.data.tokenizer.empty() && config.data.file.ends_with(".bin");
-  TESSERA_CHECK_AS(ConfigError, size > 0 || !is_unknown, "[config] the vocabulary of \"", config.data.file,
-                   "\" is not known; accepted: model.vocab_size = its size, or data.tokenizer = the tokenizer.json that made it");
+  TESSERA_CHECK_AS(
+      ConfigError, size > 0 || !is_unknown, "[config] the vocabulary of \"", config.data.file,
+      "\" is not known; accepted: model.vocab_size = its size, or data.tokenizer = the tokenizer.json that made it");
   const auto needed = is_unknown ? size : make_vocabulary(config).size();
-  TESSERA_CHECK_AS(ConfigError, size == 0 || size >= needed, "[config] model.vocab_size ", size, " is too small for \"", config.data.tokenizer,
-                   "\"; accepted: ", needed, " or more, or leave it out");
+  TESSERA_CHECK_AS(ConfigError, size == 0 || size >= needed, "[config] model.vocab_size ", size, " is too small for \"",
+                   config.data.tokenizer, "\"; accepted: ", needed, " or more, or leave it out");
   size = std::max(size, needed);
   return config;
 }

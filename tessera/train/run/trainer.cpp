@@ -50,8 +50,12 @@ int64_t looked_up(const Config& config) {
 class Console : public Observer {
  public:
   Console(const Config& config, const data::Sampler& sampler, const TrainOptions& options, TrainResult& result)
-      : config_(config), sampler_(sampler), out_(options.out), metrics_(open_for_writing(options.metrics, "--metrics")),
-        result_(result), keeps_model_(!options.folder.empty() || options.out != nullptr) {
+      : config_(config),
+        sampler_(sampler),
+        out_(options.out),
+        metrics_(open_for_writing(options.metrics, "--metrics")),
+        result_(result),
+        keeps_model_(!options.folder.empty() || options.out != nullptr) {
     if (!options.folder.empty()) {
       curves_.emplace(curves_folder(options.folder));
     }
@@ -61,15 +65,16 @@ class Console : public Observer {
     const auto ranks = config_.ranks();
     mesh_ = training.plan.mesh.str();
     const auto parameters = models::parameter_count(training.model);
-    flops_per_token_ = training_flops_per_token(parameters - looked_up(config_), config_.model.layers, config_.model.dim, config_.data.sequence);
+    flops_per_token_ = training_flops_per_token(parameters - looked_up(config_), config_.model.layers,
+                                                config_.model.dim, config_.data.sequence);
     print(fmt::format("{} of {} parameters in {}{} on {} rank{} ({}), {} intra-op thread{} each", config_.model.kind,
                       base::human_count(parameters), config_.train.dtype,
                       config_.is_exact() ? " (numerics exact, " + config_.train.lattice.str() + ")" : "", ranks,
                       ranks == 1 ? "" : "s", mesh_, comm::threads_per_rank(ranks),
                       comm::threads_per_rank(ranks) == 1 ? "" : "s"));
     const auto& corpus = sampler_.corpus();
-    print(fmt::format("{}: {} {} to train on, {} held out; {} tokens a step", corpus.path(), with_commas(corpus.train().size()),
-                      corpus.unit(), with_commas(corpus.held_out().size()),
+    print(fmt::format("{}: {} {} to train on, {} held out; {} tokens a step", corpus.path(),
+                      with_commas(corpus.train().size()), corpus.unit(), with_commas(corpus.held_out().size()),
                       with_commas(config_.train.batch * config_.data.sequence)));
     for (const auto& note : training.plan.notes) {
       print("plan: " + note);
@@ -84,14 +89,20 @@ class Console : public Observer {
       check_written(metrics_, "--metrics");
     }
     if (curves_) {
-      curves_->add(record.step, {{"loss", record.loss}, {"grad_norm", record.grad_norm}, {"lr", record.lr}, {"tokens_per_s", record.tokens_per_s()}});
+      curves_->add(record.step, {{"loss", record.loss},
+                                 {"grad_norm", record.grad_norm},
+                                 {"lr", record.lr},
+                                 {"tokens_per_s", record.tokens_per_s()}});
     }
     tokens_ += record.tokens;
     const auto steps = config_.train.steps;
     if (record.step == 1 || record.step % config_.train.log_every == 0 || record.step == steps) {
       const auto now = Clock::now();
-      const auto left = seconds(start_, now) / static_cast<double>(record.step) * static_cast<double>(steps - record.step);
-      const Speed speed{.tps = static_cast<double>(tokens_) / seconds(last_line_, now), .flops_per_token = flops_per_token_, .seconds_left = left};
+      const auto left =
+          seconds(start_, now) / static_cast<double>(record.step) * static_cast<double>(steps - record.step);
+      const Speed speed{.tps = static_cast<double>(tokens_) / seconds(last_line_, now),
+                        .flops_per_token = flops_per_token_,
+                        .seconds_left = left};
       print(progress_line(record, steps, speed));
       last_line_ = now;
       tokens_ = 0;
@@ -186,14 +197,15 @@ std::optional<ProfiledSteps> profiled_steps(const Config& config, const TrainOpt
     return std::nullopt;
   }
   const auto steps = parse_profiled_steps(options.profile);
-  TESSERA_CHECK_AS(ConfigError, !options.folder.empty(), "[train] --profile ", options.profile, " without --out; accepted: with a folder, for its trace/");
-  TESSERA_CHECK_AS(ConfigError, steps.last <= config.train.steps, "[train] --profile ", options.profile, " of a run of ", config.train.steps,
-                   " steps; accepted: steps 1 to ", config.train.steps);
+  TESSERA_CHECK_AS(ConfigError, !options.folder.empty(), "[train] --profile ", options.profile,
+                   " without --out; accepted: with a folder, for its trace/");
+  TESSERA_CHECK_AS(ConfigError, steps.last <= config.train.steps, "[train] --profile ", options.profile,
+                   " of a run of ", config.train.steps, " steps; accepted: steps 1 to ", config.train.steps);
   return steps;
 }
 
-// Keeps the model, and shows what it writes by now. A model of tokens that cannot be read (a .bin file without a tokenizer)
-// shows nothing.
+// Keeps the model, and shows what it writes by now. A model of tokens that cannot be read (a .bin file without a
+// tokenizer) shows nothing.
 void finish(const Config& config, const data::Corpus& corpus, const TrainOptions& options,
             const std::vector<checkpoint::NamedTensor>& parameters) {
   if (!options.folder.empty()) {
@@ -206,8 +218,11 @@ void finish(const Config& config, const data::Corpus& corpus, const TrainOptions
   constexpr int64_t kCharacters = 200;
   const GenerateOptions sampling{.max_tokens = kCharacters, .seed = config.train.seed};
   const bool starts_document = !corpus.is_bytes() && corpus.vocabulary().end();
-  const auto text = generate_text(make_text_model(config, corpus.vocabulary(), parameters), starts_document ? "" : "\n", sampling);
-  *options.out << fmt::format("sample (temperature {}):\n{}", sampling.temperature, data::first_characters(text, kCharacters)) << std::endl;
+  const auto text =
+      generate_text(make_text_model(config, corpus.vocabulary(), parameters), starts_document ? "" : "\n", sampling);
+  *options.out << fmt::format("sample (temperature {}):\n{}", sampling.temperature,
+                              data::first_characters(text, kCharacters))
+               << std::endl;
 }
 
 void write_ledgers(std::ofstream& file, const std::vector<std::string>& ledgers, size_t steps) {
@@ -217,8 +232,9 @@ void write_ledgers(std::ofstream& file, const std::vector<std::string>& ledgers,
 }  // namespace
 
 std::string proof_line(const Proof& proof) {
-  const auto start = fmt::format("proof: first {} steps on 1 rank and on {} ({}): largest relative difference of the loss {:.1e} ", proof.steps,
-                                 proof.ranks, proof.mesh, proof.difference);
+  const auto start =
+      fmt::format("proof: first {} steps on 1 rank and on {} ({}): largest relative difference of the loss {:.1e} ",
+                  proof.steps, proof.ranks, proof.mesh, proof.difference);
   if (proof.is_exact) {
     return start + (proof.holds() ? "(numerics exact): same bits" : "(numerics exact): NOT the same bits");
   }
