@@ -7,6 +7,7 @@
 
 #include "tessera/dtensor/ops/attention.h"
 #include "tessera/dtensor/ops/attention_op.h"
+#include "tessera/dtensor/ops/attention_parts.h"
 #include "tests/ranks/support.h"
 
 namespace tessera::ranks {

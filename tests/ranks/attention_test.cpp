@@ -4,6 +4,7 @@
 #include <torch/csrc/autograd/autograd.h>
 
 #include "tessera/dtensor/ops/attention.h"
+#include "tessera/dtensor/ops/attention_parts.h"
 #include "tests/ranks/support.h"
 
 namespace tessera::ranks {
