@@ -5,7 +5,7 @@ RUN    ?= runs/$(basename $(notdir $(CONFIG)))
 JOBS   ?= $(shell nproc)
 export TESSERA_PYTHON ?=
 
-.PHONY: help deps configure build train test test-full test-busy mutants sweep bench instructions oldest cuda wheel install clean
+.PHONY: help deps configure build train test test-full test-busy mutants sweep bench instructions oldest cuda wheel install format clean
 .DEFAULT_GOAL := help
 
 help:
@@ -23,6 +23,7 @@ help:
 	@echo "make wheel    the Python package as $(BUILD)/wheel/tessera-*.whl, for pip"
 	@echo "make deps     only the Debian packages and the Python environment"
 	@echo "make install  into PREFIX, for find_package(tessera)"
+	@echo "make format   write every C++ file as .clang-format says"
 	@echo "make clean    remove $(BUILD)/, $(BUILD)-oldest/, $(BUILD)-cuda/ and $(BUILD)-wheel/; the environment .venv/ stays"
 	@echo "variables: CONFIG, RUN, JOBS=$(JOBS), BUSY (options of tools/test_times.py), FAULTS, SWEEP (options of tests/python/operator_sweep.py), PREFIX, TESSERA_PYTHON (a python that has torch, instead of .venv)"
 
@@ -95,6 +96,9 @@ wheel: configure
 
 install: build
 	@cmake --install $(BUILD) $(if $(PREFIX),--prefix $(PREFIX))
+
+format: deps
+	@$$(cat $(BUILD)/.python) tools/check_format.py --fix
 
 clean:
 	@rm -rf $(BUILD) $(BUILD)-oldest $(BUILD)-cuda $(BUILD)-wheel

@@ -1,14 +1,15 @@
-// How fast rank threads merge sums: all_reduce, and the exact merge of one node each, over 2 and 4 ranks. The merge writes where
-// the sums were, as all_reduce does (reused), or beside them (kept), or hands each rank its slice (scatter).
+// How fast rank threads merge sums: all_reduce, and the exact merge of one node each, over 2 and 4 ranks. The merge
+// writes where the sums were, as all_reduce does (reused), or beside them (kept), or hands each rank its slice
+// (scatter).
 
 #include <functional>
 
 #include <ATen/ATen.h>
 
 #include "benchmarks/measure.h"
-#include "tessera/comm/context.h"
-#include "tessera/comm/exact_merge.h"
-#include "tessera/comm/run_ranks.h"
+#include "tessera/comm/core/context.h"
+#include "tessera/comm/merge/exact_merge.h"
+#include "tessera/comm/threads/run_ranks.h"
 
 namespace tessera::benchmarks {
 namespace {
@@ -17,7 +18,8 @@ using comm::Merge;
 
 using Body = std::function<void(comm::Communicator&, at::Tensor&)>;
 
-// The least time of each body, as rank 0 sees it; they take turns, so that other work on the machine disturbs all alike.
+// The least time of each body, as rank 0 sees it; they take turns, so that other work on the machine disturbs all
+// alike.
 std::vector<double> least_us(int64_t ranks, int64_t kib, const std::vector<Body>& bodies) {
   std::vector<Least> times(bodies.size());
   comm::run_ranks(ranks, [&](int64_t rank) {
@@ -27,27 +29,37 @@ std::vector<double> least_us(int64_t ranks, int64_t kib, const std::vector<Body>
       for (size_t i = 0; i < bodies.size(); ++i) {
         world.barrier();
         const double one = microseconds(5, [&] { bodies[i](world, tensor); });
-        if (rank == 0) times[i].add(one);
+        if (rank == 0) {
+          times[i].add(one);
+        }
       }
     }
   });
   std::vector<double> result;
-  for (const Least& time : times) result.push_back(time.value());
+  for (const Least& time : times) {
+    result.push_back(time.value());
+  }
   return result;
 }
 
-void all_reduce(comm::Communicator& world, at::Tensor& tensor) { world.all_reduce(tensor, layout::ReduceOp::kSum)->wait(); }
+void all_reduce(comm::Communicator& world, at::Tensor& tensor) {
+  world.all_reduce(tensor, layout::ReduceOp::kSum)->wait();
+}
 
 // Each rank holds one of as many leaves.
 comm::MergePlan plan_for(int64_t ranks) {
   comm::MergePlan::Nodes nodes;
-  for (int64_t i = 0; i < ranks; ++i) nodes.push_back({{i, i + 1}});
+  for (int64_t i = 0; i < ranks; ++i) {
+    nodes.push_back({{i, i + 1}});
+  }
   return {std::move(nodes), {0, ranks}};
 }
 
 std::vector<double> times_of(int64_t ranks, int64_t kib) {
   const comm::MergePlan plan = plan_for(ranks);
-  const auto merge = [&](const at::Tensor& tensor) { return Merge{.plan = plan, .sums = {tensor}, .sizes = tensor.sizes().vec(), .options = tensor.options()}; };
+  const auto merge = [&](const at::Tensor& tensor) {
+    return Merge{.plan = plan, .sums = {tensor}, .sizes = tensor.sizes().vec(), .options = tensor.options()};
+  };
   const Body reused = [&](comm::Communicator& world, at::Tensor& tensor) {
     Merge call = merge(tensor);
     call.memory = Merge::Memory::kReuse;
@@ -57,11 +69,15 @@ std::vector<double> times_of(int64_t ranks, int64_t kib) {
   const Body scattered = [&](comm::Communicator& world, at::Tensor& tensor) {
     Merge call = merge(tensor);
     call.scatter = Merge::Scatter{.dim = 0};
-    for (int64_t i = 0; i < ranks; ++i) call.scatter->parts.push_back(layout::cut(tensor.size(0), ranks, i));
+    for (int64_t i = 0; i < ranks; ++i) {
+      call.scatter->parts.push_back(layout::cut(tensor.size(0), ranks, i));
+    }
     world.merge(call);
   };
   std::vector<double> times = least_us(ranks, kib, {all_reduce, reused, kept, scattered});
-  for (size_t i = 1; i < 4; ++i) times.push_back(times[i] / times[0]);
+  for (size_t i = 1; i < 4; ++i) {
+    times.push_back(times[i] / times[0]);
+  }
   return times;
 }
 
@@ -72,6 +88,8 @@ int main() {
   using namespace tessera::benchmarks;
   print_header("sum of float32, us", {"all_reduce", "reused", "kept", "scatter", "reuse/all", "kept/all", "scat/all"});
   for (int64_t ranks : {2, 4}) {
-    for (int64_t kib : {64, 1024, 16384}) print_row(std::to_string(ranks) + " ranks, " + std::to_string(kib) + " KiB", times_of(ranks, kib), "%10.2f");
+    for (int64_t kib : {64, 1024, 16384}) {
+      print_row(std::to_string(ranks) + " ranks, " + std::to_string(kib) + " KiB", times_of(ranks, kib), "%10.2f");
+    }
   }
 }

@@ -18,9 +18,9 @@
 #endif
 
 #include "benchmarks/measure.h"
-#include "tessera/comm/run_ranks.h"
-#include "tessera/dtensor/dtensor.h"
-#include "tessera/dtensor/registry.h"
+#include "tessera/comm/threads/run_ranks.h"
+#include "tessera/dtensor/front/dtensor.h"
+#include "tessera/dtensor/front/registry.h"
 
 namespace tessera::benchmarks {
 namespace {
@@ -49,7 +49,8 @@ std::vector<Case> cases() {
     all.push_back({"mul by a number", with_grad, [](const Operands& o) { at::mul(o.x, 2.0); }});
     all.push_back({"detach", with_grad, [](const Operands& o) { o.x.detach(); }});
     all.push_back({"linear", with_grad, [](const Operands& o) { at::linear(o.x, o.square); }});
-    all.push_back({"layer_norm", with_grad, [](const Operands& o) { at::layer_norm(o.x, {4}, o.norm_weight, o.norm_bias); }});
+    all.push_back(
+        {"layer_norm", with_grad, [](const Operands& o) { at::layer_norm(o.x, {4}, o.norm_weight, o.norm_bias); }});
   }
   all.push_back({"linear, backward", true, [](const Operands& o) {
                    const at::Tensor y = at::linear(o.x, o.square);
@@ -71,7 +72,8 @@ Operands distributed_operands(const layout::Mesh& mesh, bool with_grad) {
   const auto make = [&](at::IntArrayRef sizes, const char* placements) {
     return dtensor::distribute(at::ones(sizes), mesh, placements).requires_grad_(with_grad);
   };
-  return {make({8, 4}, rows), make({8, 4}, rows), make({4, flat ? 4 : 8}, columns), make({4, 4}, "{}"), make({4}, "{}"), make({4}, "{}")};
+  return {make({8, 4}, rows), make({8, 4}, rows), make({4, flat ? 4 : 8}, columns),
+          make({4, 4}, "{}"), make({4}, "{}"),    make({4}, "{}")};
 }
 
 void time_mesh(const layout::Mesh& mesh, const std::vector<Case>& all) {
@@ -82,12 +84,16 @@ void time_mesh(const layout::Mesh& mesh, const std::vector<Case>& all) {
       const at::AutoGradMode mode(with_grad);
       const Operands operands = plain_operands(with_grad);
       for (size_t i = 0; i < all.size(); ++i) {
-        if (all[i].with_grad == with_grad) plain[i].add(microseconds(kCalls, [&] { all[i].body(operands); }));
+        if (all[i].with_grad == with_grad) {
+          plain[i].add(microseconds(kCalls, [&] { all[i].body(operands); }));
+        }
       }
       comm::run_fake(mesh.size(), 0, [&] {
         const Operands operands = distributed_operands(mesh, with_grad);
         for (size_t i = 0; i < all.size(); ++i) {
-          if (all[i].with_grad != with_grad) continue;
+          if (all[i].with_grad != with_grad) {
+            continue;
+          }
           all[i].body(operands);
           distributed[i].add(microseconds(kCalls, [&] { all[i].body(operands); }));
         }
@@ -102,10 +108,14 @@ void time_mesh(const layout::Mesh& mesh, const std::vector<Case>& all) {
 
 // The instructions of kCalls calls, in a dump named `kind/case`.
 void count(const std::string& kind, const Case& one, const Operands& operands) {
-  for (int i = 0; i < 3; ++i) one.body(operands);
+  for (int i = 0; i < 3; ++i) {
+    one.body(operands);
+  }
   const std::string name = kind + "/" + one.name + (one.with_grad ? ", grad" : "");
   CALLGRIND_ZERO_STATS;
-  for (int64_t i = 0; i < kCalls; ++i) one.body(operands);
+  for (int64_t i = 0; i < kCalls; ++i) {
+    one.body(operands);
+  }
   CALLGRIND_DUMP_STATS_AT(name.c_str());
 }
 
@@ -128,7 +138,9 @@ int run(bool instructions) {
     count_all(meshes, cases());
     return 0;
   }
-  for (const layout::Mesh& mesh : meshes) time_mesh(mesh, cases());
+  for (const layout::Mesh& mesh : meshes) {
+    time_mesh(mesh, cases());
+  }
   return 0;
 }
 

@@ -1,10 +1,11 @@
-// A whole training step in `exact` and in `fast` numerics on a mesh of one, over the plain libtorch step of the same model; one thread.
+// A whole training step in `exact` and in `fast` numerics on a mesh of one, over the plain libtorch step of the same
+// model; one thread.
 
 #include <torch/torch.h>
 
 #include "benchmarks/measure.h"
-#include "tessera/comm/run_ranks.h"
-#include "tessera/dtensor/dtensor.h"
+#include "tessera/comm/threads/run_ranks.h"
+#include "tessera/dtensor/front/dtensor.h"
 #include "tessera/models/llama.h"
 #include "tessera/optim/clip.h"
 #include "tessera/parallel/deferred.h"
@@ -30,17 +31,22 @@ const Size kSizes[] = {{"3 M, 1,024 tokens", 256, 688, 4, 8, 128, false},
 
 models::LlamaConfig config_of(const Size& size) {
   models::LlamaConfig config;
-  config.vocab_size = 256, config.dim = size.dim, config.layers = size.layers, config.heads = 8, config.kv_heads = 8, config.hidden = size.hidden;
+  config.vocab_size = 256, config.dim = size.dim, config.layers = size.layers, config.heads = 8, config.kv_heads = 8,
+  config.hidden = size.hidden;
   config.max_seq = size.length, config.fused_attention = size.is_fused;
   return config;
 }
 
-at::Tensor some_tokens(const Size& size) { return at::arange(size.batch * size.length).mul(7).remainder(251).view({size.batch, size.length}); }
+at::Tensor some_tokens(const Size& size) {
+  return at::arange(size.batch * size.length).mul(7).remainder(251).view({size.batch, size.length});
+}
 
 template <typename Step>
 double least_ms(const Step& step) {
   Least least;
-  for (int i = 0; i < kSteps; ++i) least.add(microseconds(1, step) / 1e3);
+  for (int i = 0; i < kSteps; ++i) {
+    least.add(microseconds(1, step) / 1e3);
+  }
   return least.value();
 }
 
@@ -67,7 +73,9 @@ double placed_step(const Size& size, dtensor::Numerics numerics) {
     torch::optim::AdamW optimizer(model->parameters(), torch::optim::AdamWOptions(1e-3));
     const auto plan = parallel::generate_plan(*model, {.mesh = layout::Mesh::parse("dp=1"), .heads = 8, .kv_heads = 8});
     parallel::place(*model, plan, &optimizer);
-    parallel::Job job(model.ptr(), plan, [model](const std::vector<at::Tensor>& batch) mutable { return model->loss(batch[0], batch[1]); });
+    parallel::Job job(model.ptr(), plan, [model](const std::vector<at::Tensor>& batch) mutable {
+      return model->loss(batch[0], batch[1]);
+    });
     const at::Tensor tokens = some_tokens(size);
     least = least_ms([&] {
       job(tokens, tokens).backward();
@@ -88,7 +96,8 @@ int main() {
   at::set_num_threads(1);
   print_header("training step, ms", {"plain", "fast", "exact", "fast/pl", "exact/pl"});
   for (const Size& size : kSizes) {
-    const double plain = plain_step(size), fast = placed_step(size, Numerics::kFast), exact = placed_step(size, Numerics::kExact);
+    const double plain = plain_step(size), fast = placed_step(size, Numerics::kFast),
+                 exact = placed_step(size, Numerics::kExact);
     print_row(size.name, {plain, fast, exact, fast / plain, exact / plain});
   }
 }

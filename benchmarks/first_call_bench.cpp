@@ -4,9 +4,9 @@
 #include <ATen/Parallel.h>
 
 #include "benchmarks/measure.h"
-#include "tessera/comm/run_ranks.h"
-#include "tessera/dtensor/dtensor.h"
-#include "tessera/dtensor/registry.h"
+#include "tessera/comm/threads/run_ranks.h"
+#include "tessera/dtensor/front/dtensor.h"
+#include "tessera/dtensor/front/registry.h"
 
 namespace tessera::benchmarks {
 namespace {
@@ -33,12 +33,13 @@ const Case kCases[] = {
 // `size` is one that no operand had before; x is cut by rows, w by columns.
 Operands operands_of(const layout::Mesh& mesh, int64_t size) {
   const auto make = [&](at::IntArrayRef sizes, layout::Placement first, layout::Placement second) {
-    return dtensor::distribute(at::ones(sizes), mesh, mesh.ndim() == 1 ? layout::Placements{first} : layout::Placements{first, second});
+    return dtensor::distribute(at::ones(sizes), mesh,
+                               mesh.ndim() == 1 ? layout::Placements{first} : layout::Placements{first, second});
   };
   const layout::Placement whole = layout::Replicate(), rows = layout::Shard(0), columns = layout::Shard(1);
   const int64_t inner = 4 + 2 * size;
-  return {make({8, inner}, rows, whole), make({8, inner}, rows, whole), make({inner, 8}, whole, columns), make({inner}, whole, whole),
-          make({inner}, whole, whole)};
+  return {make({8, inner}, rows, whole), make({8, inner}, rows, whole), make({inner, 8}, whole, columns),
+          make({inner}, whole, whole), make({inner}, whole, whole)};
 }
 
 void time_mesh(const layout::Mesh& mesh) {
@@ -56,7 +57,9 @@ void time_mesh(const layout::Mesh& mesh) {
     Least plain;
     const at::NoGradGuard no_grad;
     const Operands operands{at::ones({4, 4}), at::ones({4, 4}), at::ones({4, 4}), at::ones({4}), at::ones({4})};
-    for (int64_t i = 0; i < kShapes; ++i) plain.add(microseconds(1, [&] { one.body(operands); }));
+    for (int64_t i = 0; i < kShapes; ++i) {
+      plain.add(microseconds(1, [&] { one.body(operands); }));
+    }
     std::sort(times.begin(), times.end());
     print_row(one.name, {times.front(), times[times.size() / 2], plain.value()});
   }
@@ -68,5 +71,7 @@ void time_mesh(const layout::Mesh& mesh) {
 int main() {
   tessera::dtensor::ensure_registered();
   at::set_num_threads(1);
-  for (const char* mesh : {"tp=2", "dp=2,tp=2"}) tessera::benchmarks::time_mesh(tessera::layout::Mesh::parse(mesh));
+  for (const char* mesh : {"tp=2", "dp=2,tp=2"}) {
+    tessera::benchmarks::time_mesh(tessera::layout::Mesh::parse(mesh));
+  }
 }

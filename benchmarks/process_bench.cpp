@@ -1,5 +1,5 @@
-// What sums cost between ranks: those of tessera between processes, through shared memory and over Gloo's messages, and between
-// rank threads, beside Gloo's own all_reduce of the same tensor.
+// What sums cost between ranks: those of tessera between processes, through shared memory and over Gloo's messages, and
+// between rank threads, beside Gloo's own all_reduce of the same tensor.
 //
 // Usage: bench_process [RANKS]      starts itself as RANKS processes (2)
 #include <cstdlib>
@@ -11,10 +11,10 @@
 #include <ATen/ops/zeros.h>
 
 #include "benchmarks/measure.h"
-#include "tessera/comm/c10d.h"
-#include "tessera/comm/context.h"
-#include "tessera/comm/exact_merge.h"
-#include "tessera/comm/run_ranks.h"
+#include "tessera/comm/core/context.h"
+#include "tessera/comm/merge/exact_merge.h"
+#include "tessera/comm/processes/c10d.h"
+#include "tessera/comm/threads/run_ranks.h"
 #include "tessera/launch/environment.h"
 #include "tessera/launch/local.h"
 #include "tessera/launch/run.h"
@@ -42,7 +42,9 @@ std::vector<double> least_us(Communicator& world, int64_t bytes, const std::vect
     }
   }
   std::vector<double> result;
-  for (const Least& time : times) result.push_back(time.value());
+  for (const Least& time : times) {
+    result.push_back(time.value());
+  }
   return result;
 }
 
@@ -53,13 +55,16 @@ Body all_reduce(Communicator& group) {
 // One leaf a rank. The results lie where the sums were, or in new memory.
 Body merge(Communicator& group, const comm::MergePlan& plan, Merge::Memory memory) {
   return [&group, &plan, memory](at::Tensor& tensor) {
-    group.merge({.plan = plan, .sums = {tensor}, .sizes = tensor.sizes().vec(), .options = tensor.options(), .memory = memory});
+    group.merge(
+        {.plan = plan, .sums = {tensor}, .sizes = tensor.sizes().vec(), .options = tensor.options(), .memory = memory});
   };
 }
 
 comm::MergePlan plan_for(int64_t ranks) {
   comm::MergePlan::Nodes nodes;
-  for (int64_t i = 0; i < ranks; ++i) nodes.push_back({{i, i + 1}});
+  for (int64_t i = 0; i < ranks; ++i) {
+    nodes.push_back({{i, i + 1}});
+  }
   return {std::move(nodes), {0, ranks}};
 }
 
@@ -70,17 +75,23 @@ std::vector<Body> sums_over(Communicator& group, const comm::MergePlan& plan) {
 std::vector<double> thread_times(int64_t ranks) {
   std::vector<double> times;
   const comm::MergePlan plan = plan_for(ranks);
-  comm::run_ranks(ranks, [&](int64_t rank) {
-    Communicator& world = *comm::RankContext::require().world;
-    for (int64_t bytes : kSizes) {
-      const std::vector<double> own = least_us(world, bytes, sums_over(world, plan));
-      if (rank == 0) times.insert(times.end(), own.begin(), own.end());
-    }
-  }, {.intra_op_threads = 1});
+  comm::run_ranks(ranks,
+                  [&](int64_t rank) {
+                    Communicator& world = *comm::RankContext::require().world;
+                    for (int64_t bytes : kSizes) {
+                      const std::vector<double> own = least_us(world, bytes, sums_over(world, plan));
+                      if (rank == 0) {
+                        times.insert(times.end(), own.begin(), own.end());
+                      }
+                    }
+                  },
+                  {.intra_op_threads = 1});
   return times;
 }
 
-std::string name_of(int64_t ranks, int64_t bytes) { return std::to_string(ranks) + " ranks, " + std::to_string(bytes) + " bytes"; }
+std::string name_of(int64_t ranks, int64_t bytes) {
+  return std::to_string(ranks) + " ranks, " + std::to_string(bytes) + " bytes";
+}
 
 // Of one rank of the job. `threads` are thread_times.
 void measure(int64_t rank, std::istringstream threads) {
@@ -88,23 +99,33 @@ void measure(int64_t rank, std::istringstream threads) {
   const auto gloo = comm::backend_of(world);
   const auto by_messages = comm::split_messages_only(world);
   const comm::MergePlan plan = plan_for(world.size());
-  if (rank == 0) print_header("microseconds; of Gloo's", {"Gloo", "all_reduce", "reused", "kept", "", "", ""});
+  if (rank == 0) {
+    print_header("microseconds; of Gloo's", {"Gloo", "all_reduce", "reused", "kept", "", "", ""});
+  }
   for (int64_t bytes : kSizes) {
     std::vector<Body> bodies = {[&](at::Tensor& tensor) {
       std::vector<at::Tensor> list = {tensor};
       gloo->allreduce(list)->wait();
     }};
     for (Communicator* group : {by_messages.get(), &world}) {
-      for (Body& body : sums_over(*group, plan)) bodies.push_back(std::move(body));
+      for (Body& body : sums_over(*group, plan)) {
+        bodies.push_back(std::move(body));
+      }
     }
     std::vector<double> times = least_us(world, bytes, bodies);
-    for (int i = 0; i < 3; ++i) threads >> times.emplace_back();
-    if (rank > 0) continue;
+    for (int i = 0; i < 3; ++i) {
+      threads >> times.emplace_back();
+    }
+    if (rank > 0) {
+      continue;
+    }
     const char* const kPaths[] = {" over Gloo", " by memory", " threads"};
     for (size_t path = 0; path < 3; ++path) {
       std::vector<double> row(times.begin() + 1 + 3 * path, times.begin() + 4 + 3 * path);
       row.insert(row.begin(), times[0]);
-      for (size_t i = 1; i < 4; ++i) row.push_back(row[i] / times[0]);
+      for (size_t i = 1; i < 4; ++i) {
+        row.push_back(row[i] / times[0]);
+      }
       print_row(name_of(world.size(), bytes) + kPaths[path], row, "%10.2f");
     }
   }
@@ -118,10 +139,13 @@ int main(int argc, char** argv) {
   const auto ranks = argc > 1 ? std::atoll(argv[1]) : 2;
   if (!launch::is_launched()) {
     std::string times;
-    for (double time : benchmarks::thread_times(ranks)) times += std::to_string(time) + " ";
+    for (double time : benchmarks::thread_times(ranks)) {
+      times += std::to_string(time) + " ";
+    }
     return launch::run_local({.ranks = ranks, .command = {"/proc/self/exe", std::to_string(ranks), times}});
   }
   const std::string threads = argc > 2 ? argv[2] : "";
-  launch::run_job(ranks, [&](int64_t rank) { benchmarks::measure(rank, std::istringstream(threads)); }, {.intra_op_threads = 1});
+  launch::run_job(ranks, [&](int64_t rank) { benchmarks::measure(rank, std::istringstream(threads)); },
+                  {.intra_op_threads = 1});
   return 0;
 }

@@ -1,4 +1,5 @@
-// The canonical product against at::mm on one thread: billions of floating-point operations a second, and the ratio of times.
+// The canonical product against at::mm on one thread: billions of floating-point operations a second, and the ratio of
+// times.
 
 #include <cmath>
 #include <cstdlib>
@@ -9,8 +10,8 @@
 #include <ATen/ops/rand.h>
 
 #include "benchmarks/measure.h"
-#include "tessera/kernels/isa.h"
-#include "tessera/kernels/product.h"
+#include "tessera/kernels/base/isa.h"
+#include "tessera/kernels/product/product.h"
 #include "tessera/layout/lattice.h"
 
 namespace tessera::benchmarks {
@@ -28,11 +29,16 @@ struct Shape {
 
 std::vector<Shape> training_shapes() {
   std::vector<Shape> shapes;
-  for (int64_t size : {64, 96, 128, 192, 256, 384, 512, 768, 1024}) shapes.push_back({"NN", size, size, size});
-  const std::vector<std::array<int64_t, 3>> sizes = {{512, 256, 1024}, {512, 1024, 256},   {256, 256, 2048}, {2048, 256, 256},
-                                                     {128, 512, 512},  {1024, 1024, 4096}, {1000, 333, 777}};
+  for (int64_t size : {64, 96, 128, 192, 256, 384, 512, 768, 1024}) {
+    shapes.push_back({"NN", size, size, size});
+  }
+  const std::vector<std::array<int64_t, 3>> sizes = {{512, 256, 1024}, {512, 1024, 256}, {256, 256, 2048},
+                                                     {2048, 256, 256}, {128, 512, 512},  {1024, 1024, 4096},
+                                                     {1000, 333, 777}};
   for (const char* layout : {"NN", "NT", "TN"}) {
-    for (const auto& [m, n, k] : sizes) shapes.push_back({layout, m, n, k});
+    for (const auto& [m, n, k] : sizes) {
+      shapes.push_back({layout, m, n, k});
+    }
   }
   return shapes;
 }
@@ -40,11 +46,15 @@ std::vector<Shape> training_shapes() {
 std::vector<Shape> small_shapes() {
   std::vector<Shape> shapes;
   for (const char* layout : {"NN", "NT", "TN"}) {
-    for (int64_t m : {1, 2, 4, 8}) shapes.push_back({layout, m, 512, 512});
+    for (int64_t m : {1, 2, 4, 8}) {
+      shapes.push_back({layout, m, 512, 512});
+    }
     shapes.push_back({layout, 512, 8, 512});
     shapes.push_back({layout, 512, 1, 512});
     shapes.push_back({layout, 1, 4096, 1024});
-    for (int64_t size : {8, 16, 32}) shapes.push_back({layout, size, size, size});
+    for (int64_t size : {8, 16, 32}) {
+      shapes.push_back({layout, size, size, size});
+    }
   }
   return shapes;
 }
@@ -60,13 +70,21 @@ class Case {
   void run_stock() { at::mm_out(out_, a_, b_); }
 
   void run_ours(int64_t leaves) {
-    const auto in = [](const at::Tensor& x) { return kernels::Matrices<const float>{x.const_data_ptr<float>(), x.stride(0), x.stride(1)}; };
-    kernels::run_product(kernels::Product<float>{.m = shape_.m, .n = shape_.n, .k = shape_.k, .a = in(a_), .b = in(b_),
+    const auto in = [](const at::Tensor& x) {
+      return kernels::Matrices<const float>{x.const_data_ptr<float>(), x.stride(0), x.stride(1)};
+    };
+    kernels::run_product(kernels::Product<float>{.m = shape_.m,
+                                                 .n = shape_.n,
+                                                 .k = shape_.k,
+                                                 .a = in(a_),
+                                                 .b = in(b_),
                                                  .out = {out_.mutable_data_ptr<float>(), shape_.n, 1},
                                                  .leaf = layout::leaf_length(shape_.k, leaves)});
   }
 
-  double work() const { return 2e-3 * static_cast<double>(shape_.m) * static_cast<double>(shape_.n) * static_cast<double>(shape_.k); }
+  double work() const {
+    return 2e-3 * static_cast<double>(shape_.m) * static_cast<double>(shape_.n) * static_cast<double>(shape_.k);
+  }
 
  private:
   Shape shape_;
@@ -87,7 +105,9 @@ std::vector<double> time_in_turn(double budget_us, const std::vector<std::functi
     }
   }
   std::vector<double> result;
-  for (const Least& value : least) result.push_back(value.value());
+  for (const Least& value : least) {
+    result.push_back(value.value());
+  }
   return result;
 }
 
@@ -95,10 +115,14 @@ void print_table(const std::string& title, const std::vector<Shape>& shapes, dou
   const std::vector<Isa> isas = kernels::supported_isas();
   std::vector<std::string> columns = {"mm GF/s"};
   for (size_t i = 1; i < isas.size(); ++i) {
-    for (const char* what : {" L=1", " L=8", " mm/L=8"}) columns.push_back(kernels::name_of(isas[i]) + std::string(what));
+    for (const char* what : {" L=1", " L=8", " mm/L=8"}) {
+      columns.push_back(kernels::name_of(isas[i]) + std::string(what));
+    }
   }
   std::printf("%-20s", title.c_str());
-  for (const auto& column : columns) std::printf("%15s", column.c_str());
+  for (const auto& column : columns) {
+    std::printf("%15s", column.c_str());
+  }
   std::printf("\n");
   std::vector<double> logs(isas.size());
   for (const Shape& shape : shapes) {
@@ -115,31 +139,36 @@ void print_table(const std::string& title, const std::vector<Shape>& shapes, dou
     const auto times = time_in_turn(budget_us, bodies);
     std::printf("%-20s%15.1f", shape.str().c_str(), test.work() / times[0]);
     for (size_t i = 1; i < isas.size(); ++i) {
-      std::printf("%15.1f%15.1f%15.2f", test.work() / times[2 * i - 1], test.work() / times[2 * i], times[0] / times[2 * i]);
+      std::printf("%15.1f%15.1f%15.2f", test.work() / times[2 * i - 1], test.work() / times[2 * i],
+                  times[0] / times[2 * i]);
       logs[i] += std::log(times[0] / times[2 * i]);
     }
     std::printf("\n");
     std::fflush(stdout);
   }
   for (size_t i = 1; i < isas.size(); ++i) {
-    std::printf("geometric mean of mm/L=8, %s: %.3f\n", kernels::name_of(isas[i]), std::exp(logs[i] / static_cast<double>(shapes.size())));
+    std::printf("geometric mean of mm/L=8, %s: %.3f\n", kernels::name_of(isas[i]),
+                std::exp(logs[i] / static_cast<double>(shapes.size())));
   }
 }
 
 #if defined(__x86_64__)
 
 // Rounds of 12 independent fused multiply-adds that touch no memory.
-#define TESSERA_FMA_ROUNDS(REGISTER)                                                                          \
-  asm volatile(".irp i,0,1,2,3,4,5,6,7,8,9,10,11,12\n vpxor %%xmm\\i, %%xmm\\i, %%xmm\\i\n .endr\n"              \
-               "1: .irp i,1,2,3,4,5,6,7,8,9,10,11,12\n"                                                       \
-               "vfmadd231ps %%" REGISTER "0, %%" REGISTER "0, %%" REGISTER "\\i\n .endr\n dec %0\n jnz 1b"      \
-               : "+r"(rounds)::"cc", "xmm0", "xmm1", "xmm2", "xmm3", "xmm4", "xmm5", "xmm6", "xmm7", "xmm8", \
-               "xmm9", "xmm10", "xmm11", "xmm12")
+#define TESSERA_FMA_ROUNDS(REGISTER)                                                                                 \
+  asm volatile(                                                                                                      \
+      ".irp i,0,1,2,3,4,5,6,7,8,9,10,11,12\n vpxor %%xmm\\i, %%xmm\\i, %%xmm\\i\n .endr\n"                           \
+      "1: .irp i,1,2,3,4,5,6,7,8,9,10,11,12\n"                                                                       \
+      "vfmadd231ps %%" REGISTER "0, %%" REGISTER "0, %%" REGISTER "\\i\n .endr\n dec %0\n jnz 1b"                    \
+      : "+r"(rounds)::"cc", "xmm0", "xmm1", "xmm2", "xmm3", "xmm4", "xmm5", "xmm6", "xmm7", "xmm8", "xmm9", "xmm10", \
+        "xmm11", "xmm12")
 
 // What the processor can do at most: the ceiling of every column.
 void print_peaks() {
   for (Isa isa : kernels::supported_isas()) {
-    if (isa == Isa::kScalar) continue;
+    if (isa == Isa::kScalar) {
+      continue;
+    }
     const int64_t lanes = isa == Isa::kAvx2 ? 8 : 16, count = 20000;
     Least least;
     for (int repeat = 0; repeat < 100; ++repeat) {
@@ -152,7 +181,8 @@ void print_peaks() {
         }
       }));
     }
-    std::printf("peak of %s: %.1f GF/s\n", kernels::name_of(isa), 1e-3 * static_cast<double>(2 * lanes * 12 * count) / least.value());
+    std::printf("peak of %s: %.1f GF/s\n", kernels::name_of(isa),
+                1e-3 * static_cast<double>(2 * lanes * 12 * count) / least.value());
   }
 }
 

@@ -1,5 +1,6 @@
-// One rank's training step on meshes of 8 to 8,192 ranks, its local work the same on all: the step must not get dearer. The
-// first line is the one-device program on that rank's samples. An argument, such as `dp=N`, selects one kind of mesh.
+// One rank's training step on meshes of 8 to 8,192 ranks, its local work the same on all: the step must not get dearer.
+// The first line is the one-device program on that rank's samples. An argument, such as `dp=N`, selects one kind of
+// mesh.
 
 #include <functional>
 #include <memory>
@@ -7,8 +8,8 @@
 #include <torch/torch.h>
 
 #include "benchmarks/measure.h"
-#include "tessera/comm/run_ranks.h"
-#include "tessera/dtensor/dtensor.h"
+#include "tessera/comm/threads/run_ranks.h"
+#include "tessera/dtensor/front/dtensor.h"
 #include "tessera/models/llama.h"
 #include "tessera/optim/clip.h"
 #include "tessera/parallel/deferred.h"
@@ -18,7 +19,7 @@
 namespace tessera::benchmarks {
 namespace {
 
-constexpr int64_t kSamples = 2;    // of each data-parallel rank in a micro-batch
+constexpr int64_t kSamples = 2;  // of each data-parallel rank in a micro-batch
 constexpr int64_t kSequence = 16;
 constexpr int kSteps = 60;
 constexpr int64_t kRanks[] = {8, 64, 512, 4096, 8192};
@@ -67,14 +68,17 @@ void time_one_device() {
 // A placed model with its optimizer on one rank of the imagined mesh.
 class Training {
  public:
-  Training(const Shape& shape, int64_t ranks) : mesh_(layout::Mesh::parse(shape.mesh(ranks))), samples_(mesh_.axis(0).size * kSamples * shape.accumulate) {
+  Training(const Shape& shape, int64_t ranks)
+      : mesh_(layout::Mesh::parse(shape.mesh(ranks))), samples_(mesh_.axis(0).size * kSamples * shape.accumulate) {
     dtensor::manual_seed(1);
     auto model = parallel::deferred([&] { return models::Llama(small_llama()); });
     optimizer_ = std::make_unique<torch::optim::AdamW>(model->parameters(), torch::optim::AdamWOptions(1e-3));
-    const auto plan = parallel::generate_plan(*model, {.mesh = mesh_, .sequence_parallel = shape.sequence_parallel, .heads = 4, .kv_heads = 4});
+    const auto plan = parallel::generate_plan(
+        *model, {.mesh = mesh_, .sequence_parallel = shape.sequence_parallel, .heads = 4, .kv_heads = 4});
     parallel::place(*model, plan, optimizer_.get());
     const auto loss = [model](const std::vector<at::Tensor>& batch) mutable { return model->loss(batch[0], batch[1]); };
-    job_ = std::make_unique<parallel::Job>(model.ptr(), plan, loss, parallel::JobOptions{.accumulate = shape.accumulate});
+    job_ =
+        std::make_unique<parallel::Job>(model.ptr(), plan, loss, parallel::JobOptions{.accumulate = shape.accumulate});
   }
 
   void step() {
@@ -107,13 +111,20 @@ void time_shape(const Shape& shape) {
         const double cold = microseconds(1, [&] { training.step(); });
         const uint64_t before = comm::RankContext::require().program.count;
         training.step();
-        if (round == 0) first.push_back(cold), operators.push_back(static_cast<double>(comm::RankContext::require().program.count - before));
-        for (int step = 0; step < kSteps; ++step) steps[i].add(microseconds(1, [&] { training.step(); }));
+        if (round == 0) {
+          first.push_back(cold),
+              operators.push_back(static_cast<double>(comm::RankContext::require().program.count - before));
+        }
+        for (int step = 0; step < kSteps; ++step) {
+          steps[i].add(microseconds(1, [&] { training.step(); }));
+        }
       });
     }
   }
   std::vector<double> row, ratio;
-  for (const Least& least : steps) row.push_back(least.value()), ratio.push_back(least.value() / steps[0].value());
+  for (const Least& least : steps) {
+    row.push_back(least.value()), ratio.push_back(least.value() / steps[0].value());
+  }
   print_row(shape.name + ", step us", row, "%10.0f");
   print_row("  over that of 8 ranks", ratio);
   print_row("  first step us", first, "%10.0f");
@@ -127,10 +138,14 @@ int main(int argc, char** argv) {
   using namespace tessera::benchmarks;
   at::set_num_threads(1);
   std::vector<std::string> columns;
-  for (int64_t ranks : kRanks) columns.push_back(std::to_string(ranks));
+  for (int64_t ranks : kRanks) {
+    columns.push_back(std::to_string(ranks));
+  }
   print_header("ranks", columns);
   time_one_device();
   for (const Shape& shape : kShapes) {
-    if (argc < 2 || shape.name == argv[1]) time_shape(shape);
+    if (argc < 2 || shape.name == argv[1]) {
+      time_shape(shape);
+    }
   }
 }

@@ -28,7 +28,7 @@ function(tessera_closure out)
 endfunction()
 
 function(tessera_floor)
-  cmake_parse_arguments(F "" "NAME" "SOURCES;DEPENDS;LIBRARIES" ${ARGN})
+  cmake_parse_arguments(F "" "NAME" "ROOMS;SOURCES;DEPENDS;LIBRARIES" ${ARGN})  # ROOMS: for tools/check_rooms.py
   add_library(tessera_${F_NAME} OBJECT ${F_SOURCES})
   target_include_directories(tessera_${F_NAME} PUBLIC ${PROJECT_SOURCE_DIR})
   target_link_libraries(tessera_${F_NAME} PUBLIC tessera_torch ${F_LIBRARIES})

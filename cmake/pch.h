@@ -1,5 +1,5 @@
-// What many files include and is dear to read, compiled once. (An empty file that has it costs 2.9 s of processor time; what it holds
-// costs the files that include it up to 8.)
+// What many files include and is dear to read, compiled once. (An empty file that has it costs 2.9 s of processor time;
+// what it holds costs the files that include it up to 8.)
 #pragma once
 
 #include <algorithm>

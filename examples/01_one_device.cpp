@@ -17,17 +17,21 @@ struct ClassifierImpl : torch::nn::Module {
     key = register_module("key", torch::nn::Linear(dim, dim));
     value = register_module("value", torch::nn::Linear(dim, dim));
     mix = register_module("mix", torch::nn::Linear(dim, dim));
-    mlp = register_module("mlp", torch::nn::Sequential(torch::nn::Linear(dim, 4 * dim), torch::nn::GELU(), torch::nn::Linear(4 * dim, dim)));
+    mlp = register_module("mlp", torch::nn::Sequential(torch::nn::Linear(dim, 4 * dim), torch::nn::GELU(),
+                                                       torch::nn::Linear(4 * dim, dim)));
     head = register_module("head", torch::nn::Linear(dim, kClasses));
   }
 
   // The mean cross entropy of a batch.
   torch::Tensor forward(torch::Tensor words, torch::Tensor classes) {
     auto x = embed(words);
-    const auto split = [&](const torch::Tensor& y) { return y.view({y.size(0), y.size(1), heads, -1}).transpose(1, 2); };
+    const auto split = [&](const torch::Tensor& y) {
+      return y.view({y.size(0), y.size(1), heads, -1}).transpose(1, 2);
+    };
     const auto normed = norm(x);
     const auto q = split(query(normed)), k = split(key(normed)), v = split(value(normed));
-    const auto attention = torch::softmax(q.matmul(k.transpose(-2, -1)) / std::sqrt(static_cast<double>(q.size(-1))), -1);
+    const auto attention =
+        torch::softmax(q.matmul(k.transpose(-2, -1)) / std::sqrt(static_cast<double>(q.size(-1))), -1);
     x = x + mix(attention.matmul(v).transpose(1, 2).flatten(2));
     x = x + mlp->forward(x);
     return torch::nn::functional::cross_entropy(head(x.mean(1)), classes);
@@ -45,7 +49,9 @@ TORCH_MODULE(Classifier);
 std::pair<torch::Tensor, torch::Tensor> read_batch(int64_t step) {
   std::mt19937 random(static_cast<uint32_t>(step));
   auto words = torch::empty({kBatch, kLength}, torch::kLong);
-  for (int64_t i = 0; i < words.numel(); ++i) words.data_ptr<int64_t>()[i] = random() % kWords;
+  for (int64_t i = 0; i < words.numel(); ++i) {
+    words.data_ptr<int64_t>()[i] = random() % kWords;
+  }
   return {words, torch::one_hot(words % kClasses, kClasses).sum(1).argmax(1)};
 }
 
@@ -69,6 +75,8 @@ std::vector<double> train(torch::Dtype dtype) {
 int main(int argc, char**) {
   const auto dtype = argc > 1 ? torch::kDouble : torch::kFloat;
   const auto losses = train(dtype);
-  for (size_t step = 0; step < losses.size(); ++step) std::printf("step %zu loss %.17g\n", step, losses[step]);
+  for (size_t step = 0; step < losses.size(); ++step) {
+    std::printf("step %zu loss %.17g\n", step, losses[step]);
+  }
   return 0;
 }

@@ -12,12 +12,12 @@
 // Nothing inside tessera includes this header.
 #pragma once
 
-#include "tessera/comm/errors.h"
-#include "tessera/comm/run_ranks.h"
-#include "tessera/dtensor/dtensor.h"
-#include "tessera/dtensor/explain.h"
-#include "tessera/dtensor/find_nan.h"
-#include "tessera/dtensor/gather_to.h"
+#include "tessera/comm/core/errors.h"
+#include "tessera/comm/threads/run_ranks.h"
+#include "tessera/dtensor/front/dtensor.h"
+#include "tessera/dtensor/front/gather_to.h"
+#include "tessera/dtensor/watch/explain.h"
+#include "tessera/dtensor/watch/find_nan.h"
 #include "tessera/layout/mesh.h"
 #include "tessera/layout/placement.h"
 #include "tessera/layout/spec.h"

@@ -5,7 +5,7 @@ Usage: check_mutants.py [ROOT]
 
 A file lists faults of one floor, each a paragraph:
 
-    tessera/rules/reductions.cpp: the largest of nothing is finite
+    tessera/rules/families/reductions.cpp: the largest of nothing is finite
     - return of_max ? -infinity : infinity;
     + return of_max ? std::numeric_limits<double>::lowest() : infinity;
     found by: ranks_whole_ops Operators.ExtremesOfWhatSomeRanksHoldNothingOf

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The polynomials of tessera/kernels/vector_math_fits.h: weighted minimax fits by the exchange algorithm of Remez.
+"""The polynomials of tessera/kernels/base/vector_math_fits.h: weighted minimax fits by the exchange algorithm of Remez.
 
 Usage: fit_polynomials.py        (needs mpmath, which torch brings along)
 """

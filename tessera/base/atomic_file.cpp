@@ -12,7 +12,8 @@
 
 namespace tessera::base {
 
-AtomicFile::AtomicFile(const std::string& path) : path_(path), temporary_(path + "." + std::to_string(::getpid()) + ".tmp") {
+AtomicFile::AtomicFile(const std::string& path)
+    : path_(path), temporary_(path + "." + std::to_string(::getpid()) + ".tmp") {
   descriptor_ = ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
   if (descriptor_ < 0) {
     fail("cannot write");

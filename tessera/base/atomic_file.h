@@ -7,8 +7,9 @@
 
 namespace tessera::base {
 
-// Writes beside `path` and takes its place at the end. Whoever reads `path` sees what was there before or all of the new
-// content, also when the program is killed or the disk is full. Not thread-safe; two writers of one path must be two processes.
+// Writes beside `path` and takes its place at the end. Whoever reads `path` sees what was there before or all of the
+// new content, also when the program is killed or the disk is full. Not thread-safe; two writers of one path must be
+// two processes.
 class AtomicFile {
  public:
   // Throws DataError if the folder cannot be written to.

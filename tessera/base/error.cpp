@@ -17,15 +17,18 @@ namespace {
 constexpr std::string_view kFrameMarks[] = {"\nException raised from ", "Exception raised from ", "\nframe #0:"};
 
 // What libtorch says of a DTensor whose memory is asked for.
-constexpr std::string_view kAsksForMemory[] = {"Cannot access data pointer of Tensor that doesn't have storage", "Cannot access storage of TensorImpl"};
+constexpr std::string_view kAsksForMemory[] = {"Cannot access data pointer of Tensor that doesn't have storage",
+                                               "Cannot access storage of TensorImpl"};
 
 std::string with_hint(std::string message) {
-  const bool asks = std::any_of(std::begin(kAsksForMemory), std::end(kAsksForMemory), [&](std::string_view end) { return message.ends_with(end); });
+  const bool asks = std::any_of(std::begin(kAsksForMemory), std::end(kAsksForMemory),
+                                [&](std::string_view end) { return message.ends_with(end); });
   if (!asks) {
     return message;
   }
-  return message + ": a DTensor has no storage of its own; print " + in_language("tessera::to_string(x)", "x") + ", read or save " +
-         in_library("full_tensor(x)") + ", or take this rank's part with " + in_library("to_local(x)");
+  return message + ": a DTensor has no storage of its own; print " + in_language("tessera::to_string(x)", "x") +
+         ", read or save " + in_library("full_tensor(x)") + ", or take this rank's part with " +
+         in_library("to_local(x)");
 }
 
 std::string one_paragraph(std::string_view text) {

@@ -12,10 +12,11 @@
 // `[matmul] no rule for {tp: S(1)} x {tp: P(max)} on mesh {tp=4} (rank 2); accepted: ...`. Throws c10::Error.
 #define TESSERA_CHECK(cond, ...) TORCH_CHECK(cond, __VA_ARGS__)
 
-// As TESSERA_CHECK, and throws `Type`, one of the typed errors below: TESSERA_CHECK_AS(ConfigError, n > 0, "[config] ...").
-#define TESSERA_CHECK_AS(Type, cond, ...)        \
-  if (C10_UNLIKELY_OR_CONST(!(cond))) {          \
-    TESSERA_THROW(Type, __VA_ARGS__);            \
+// As TESSERA_CHECK, and throws `Type`, one of the typed errors below: TESSERA_CHECK_AS(ConfigError, n > 0, "[config]
+// ...").
+#define TESSERA_CHECK_AS(Type, cond, ...) \
+  if (C10_UNLIKELY_OR_CONST(!(cond))) {   \
+    TESSERA_THROW(Type, __VA_ARGS__);     \
   }
 
 // Throws a typed error with the arguments written one after the other.
@@ -23,13 +24,12 @@
   throw Type({__func__, __FILE__, static_cast<uint32_t>(__LINE__)}, ::c10::str(__VA_ARGS__))
 
 // We are wrong: unreachable from user input. On torch's internal assert; message arguments are optional.
-#define TESSERA_ASSERT(cond, ...)                                                                   \
-  if (C10_UNLIKELY_OR_CONST(!(cond))) {                                                             \
-    ::c10::detail::torchInternalAssertFail(                                                         \
-        __func__, __FILE__, static_cast<uint32_t>(__LINE__),                                        \
-        "internal assert of tessera failed, please report it: " #cond " at " __FILE__               \
-        ":" C10_STRINGIZE(__LINE__) ". ",                                                           \
-        ::c10::str(__VA_ARGS__));                                                                   \
+#define TESSERA_ASSERT(cond, ...)                                                                        \
+  if (C10_UNLIKELY_OR_CONST(!(cond))) {                                                                  \
+    ::c10::detail::torchInternalAssertFail(__func__, __FILE__, static_cast<uint32_t>(__LINE__),          \
+                                           "internal assert of tessera failed, please report it: " #cond \
+                                           " at " __FILE__ ":" C10_STRINGIZE(__LINE__) ". ",             \
+                                           ::c10::str(__VA_ARGS__));                                     \
   }
 
 namespace tessera::base {
@@ -47,7 +47,8 @@ class CommTimeout : public CommError {
   using CommError::CommError;
 };
 
-// Another rank threw and thereby woke this one. The message ends with that rank's own error. State as after any CommError.
+// Another rank threw and thereby woke this one. The message ends with that rank's own error. State as after any
+// CommError.
 class RankFailed : public CommError {
  public:
   // `rank` is the global rank that threw first and `message` its message_of().
@@ -59,7 +60,8 @@ class RankFailed : public CommError {
   int64_t rank_;
 };
 
-// A data file is missing, empty, torn, or too short for what was asked. Nothing was changed; a retry needs another file.
+// A data file is missing, empty, torn, or too short for what was asked. Nothing was changed; a retry needs another
+// file.
 class DataError : public c10::Error {
  public:
   using c10::Error::Error;

@@ -8,11 +8,13 @@ namespace tessera::base {
 
 enum class Language : uint8_t { kCpp, kPython };
 
-// The language of this process's program: kCpp, until the Python extension says otherwise when it is loaded. Thread-safe.
+// The language of this process's program: kCpp, until the Python extension says otherwise when it is loaded.
+// Thread-safe.
 Language language();
 void set_language(Language language);
 
-// The spelling of that language, for what the two call differently: in_language("job.set_step_tokens(n)", "tessera.set_step_tokens(n)").
+// The spelling of that language, for what the two call differently: in_language("job.set_step_tokens(n)",
+// "tessera.set_step_tokens(n)").
 const char* in_language(const char* cpp, const char* python);
 
 // `tessera::to_local(x)` or `tessera.to_local(x)` of `to_local(x)`.

@@ -122,10 +122,10 @@ std::string human_duration(double seconds) {
   }
   if (seconds < 59.95) {
     const bool is_tiny = seconds < 1e-6, is_small = seconds < 1e-3;
-    return is_tiny          ? three_digits(seconds * 1e9) + " ns"
-           : is_small       ? three_digits(seconds * 1e6) + " us"
-           : seconds < 1.0  ? three_digits(seconds * 1e3) + " ms"
-                            : three_digits(seconds) + " s";
+    return is_tiny         ? three_digits(seconds * 1e9) + " ns"
+           : is_small      ? three_digits(seconds * 1e6) + " us"
+           : seconds < 1.0 ? three_digits(seconds * 1e3) + " ms"
+                           : three_digits(seconds) + " s";
   }
   const auto whole = static_cast<int64_t>(std::llround(seconds));
   if (whole < 3600) {

@@ -22,13 +22,17 @@ static_assert(std::endian::native == std::endian::little, "safetensors files are
 // Opens a file and reads its header; the stream then stands at the first byte of data.
 Header open(const std::string& path, std::ifstream& file) {
   std::error_code failed;
-  const auto size = std::filesystem::is_regular_file(path, failed) ? static_cast<int64_t>(std::filesystem::file_size(path, failed)) : -1;
+  const auto size = std::filesystem::is_regular_file(path, failed)
+                        ? static_cast<int64_t>(std::filesystem::file_size(path, failed))
+                        : -1;
   file.open(path, std::ios::binary);
-  TESSERA_CHECK_AS(DataError, size >= 0 && file, "[checkpoint] cannot read \"", path, "\"; accepted: the path of a safetensors file");
+  TESSERA_CHECK_AS(DataError, size >= 0 && file, "[checkpoint] cannot read \"", path,
+                   "\"; accepted: the path of a safetensors file");
   uint64_t length = 0;
   const bool has_length = size >= 8 && file.read(reinterpret_cast<char*>(&length), sizeof(length));
-  TESSERA_CHECK_AS(DataError, has_length && length <= static_cast<uint64_t>(std::min(size - 8, kLargestHeader)), "[checkpoint] \"", path,
-                   "\" of ", size, " bytes gives its header ", length, " bytes; accepted: a complete safetensors file");
+  TESSERA_CHECK_AS(DataError, has_length && length <= static_cast<uint64_t>(std::min(size - 8, kLargestHeader)),
+                   "[checkpoint] \"", path, "\" of ", size, " bytes gives its header ", length,
+                   " bytes; accepted: a complete safetensors file");
   std::string text(length, '\0');
   file.read(text.data(), static_cast<std::streamsize>(length));
   return read_header(text, size - 8 - static_cast<int64_t>(length), path);
@@ -37,7 +41,8 @@ Header open(const std::string& path, std::ifstream& file) {
 at::Tensor read_tensor(const Entry& entry, const std::string& path, std::ifstream& file) {
   auto tensor = at::Tensor(at::detail::empty_cpu(entry.sizes, entry.dtype));
   file.read(static_cast<char*>(tensor.data_ptr()), entry.end - entry.begin);
-  TESSERA_CHECK_AS(DataError, file, "[checkpoint] reading ", entry.name, " of \"", path, "\" failed; accepted: a complete safetensors file");
+  TESSERA_CHECK_AS(DataError, file, "[checkpoint] reading ", entry.name, " of \"", path,
+                   "\" failed; accepted: a complete safetensors file");
   return tensor;
 }
 
@@ -47,7 +52,8 @@ Header lay_out(const std::vector<NamedTensor>& tensors, const Metadata& metadata
   for (const auto& [name, tensor] : tensors) {
     TESSERA_CHECK(names.insert(name).second && name != "__metadata__", "[checkpoint] two tensors named \"", name,
                   "\" in one file; accepted: a name for each, not __metadata__");
-    header.entries.push_back({name, tensor.scalar_type(), tensor.sizes().vec(), 0, static_cast<int64_t>(tensor.nbytes())});
+    header.entries.push_back(
+        {name, tensor.scalar_type(), tensor.sizes().vec(), 0, static_cast<int64_t>(tensor.nbytes())});
   }
   int64_t at = 0;
   for (auto& entry : header.entries) {
@@ -58,15 +64,15 @@ Header lay_out(const std::vector<NamedTensor>& tensors, const Metadata& metadata
 }
 
 void verify_plain(const std::string& name, const at::Tensor& tensor) {
-  TESSERA_CHECK(tensor.device().is_cpu() && tensor.layout() == at::kStrided && tensor.has_storage(), "[checkpoint] ", name,
-                " is no plain tensor on the CPU; accepted: one that is whole, as full_tensor(x).cpu() gives it");
+  TESSERA_CHECK(tensor.device().is_cpu() && tensor.layout() == at::kStrided && tensor.has_storage(), "[checkpoint] ",
+                name, " is no plain tensor on the CPU; accepted: one that is whole, as full_tensor(x).cpu() gives it");
 }
 
 void verify_target(const Entry& entry, const at::Tensor& target, const std::string& path) {
-  TESSERA_CHECK_AS(DataError, entry.dtype == target.scalar_type() && target.sizes() == at::IntArrayRef(entry.sizes), "[checkpoint] \"",
-                   path, "\" has ", entry.name, " of ", name_of_dtype(entry.dtype), " and sizes ", at::IntArrayRef(entry.sizes),
-                   ", the model has ", name_of_dtype(target.scalar_type()), " and sizes ", target.sizes(),
-                   "; accepted: the file of a model with this configuration");
+  TESSERA_CHECK_AS(DataError, entry.dtype == target.scalar_type() && target.sizes() == at::IntArrayRef(entry.sizes),
+                   "[checkpoint] \"", path, "\" has ", entry.name, " of ", name_of_dtype(entry.dtype), " and sizes ",
+                   at::IntArrayRef(entry.sizes), ", the model has ", name_of_dtype(target.scalar_type()), " and sizes ",
+                   target.sizes(), "; accepted: the file of a model with this configuration");
 }
 
 }  // namespace
@@ -83,21 +89,24 @@ class SafetensorsWriter::File {
     TESSERA_CHECK(next_ < header_.entries.size(), "[checkpoint] a tensor more than the ", next_, " of the file");
     const auto& entry = header_.entries[next_++];
     verify_plain(entry.name, tensor);
-    TESSERA_CHECK(tensor.scalar_type() == entry.dtype && tensor.sizes() == at::IntArrayRef(entry.sizes), "[checkpoint] ", entry.name, " of ",
-                  tensor.scalar_type(), tensor.sizes(), " where the file has ", entry.dtype, at::IntArrayRef(entry.sizes));
+    TESSERA_CHECK(tensor.scalar_type() == entry.dtype && tensor.sizes() == at::IntArrayRef(entry.sizes),
+                  "[checkpoint] ", entry.name, " of ", tensor.scalar_type(), tensor.sizes(), " where the file has ",
+                  entry.dtype, at::IntArrayRef(entry.sizes));
     const auto contiguous = tensor.contiguous();
     file_.write(contiguous.data_ptr(), contiguous.nbytes());
   }
 
   void commit() {
-    TESSERA_CHECK(next_ == header_.entries.size(), "[checkpoint] ", next_, " of the ", header_.entries.size(), " tensors of a file were written");
+    TESSERA_CHECK(next_ == header_.entries.size(), "[checkpoint] ", next_, " of the ", header_.entries.size(),
+                  " tensors of a file were written");
     file_.commit();
   }
 
  private:
   static std::string text_of(const Header& header) {
     auto text = write_header(header);
-    TESSERA_CHECK(static_cast<int64_t>(text.size()) <= kLargestHeader, "[checkpoint] a header of ", text.size(), " bytes; accepted: at most ", kLargestHeader);
+    TESSERA_CHECK(static_cast<int64_t>(text.size()) <= kLargestHeader, "[checkpoint] a header of ", text.size(),
+                  " bytes; accepted: at most ", kLargestHeader);
     return text;
   }
 
@@ -107,7 +116,8 @@ class SafetensorsWriter::File {
   size_t next_ = 0;
 };
 
-SafetensorsWriter::SafetensorsWriter(const std::string& path, const std::vector<NamedTensor>& tensors, const Metadata& metadata)
+SafetensorsWriter::SafetensorsWriter(const std::string& path, const std::vector<NamedTensor>& tensors,
+                                     const Metadata& metadata)
     : file_(std::make_unique<File>(path, lay_out(tensors, metadata))) {}
 
 SafetensorsWriter::~SafetensorsWriter() = default;
@@ -160,8 +170,11 @@ void load_into(const std::string& path, const std::vector<NamedTensor>& targets)
     verify_target(entry, target->second, path);
   }
   for (const auto& [name, tensor] : targets) {
-    TESSERA_CHECK_AS(DataError, std::any_of(header.entries.begin(), header.entries.end(), [&](const Entry& entry) { return entry.name == name; }),
-                     "[checkpoint] \"", path, "\" lacks ", name, " of the model; accepted: the file of a model with this configuration");
+    TESSERA_CHECK_AS(DataError,
+                     std::any_of(header.entries.begin(), header.entries.end(),
+                                 [&](const Entry& entry) { return entry.name == name; }),
+                     "[checkpoint] \"", path, "\" lacks ", name,
+                     " of the model; accepted: the file of a model with this configuration");
   }
   const at::NoGradGuard no_grad;
   for (const auto& entry : header.entries) {

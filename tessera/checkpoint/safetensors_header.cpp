@@ -33,15 +33,17 @@ std::optional<int64_t> byte_count(const std::vector<int64_t>& sizes, at::ScalarT
 
 Entry read_entry(const std::string& name, const json& part, const std::string& source) {
   const auto dtype = part.at("dtype").get<std::string>();
-  const auto known = std::find_if(std::begin(kDtypes), std::end(kDtypes), [&](const auto& each) { return each.first == dtype; });
-  TESSERA_CHECK_AS(DataError, known != std::end(kDtypes), "[checkpoint] \"", source, "\" has ", name, " of dtype ", dtype,
-                   "; accepted: ", dtype_names());
+  const auto known =
+      std::find_if(std::begin(kDtypes), std::end(kDtypes), [&](const auto& each) { return each.first == dtype; });
+  TESSERA_CHECK_AS(DataError, known != std::end(kDtypes), "[checkpoint] \"", source, "\" has ", name, " of dtype ",
+                   dtype, "; accepted: ", dtype_names());
   const auto span = part.at("data_offsets").get<std::array<int64_t, 2>>();
   Entry entry{name, known->second, part.at("shape").get<std::vector<int64_t>>(), span[0], span[1]};
   const auto bytes = byte_count(entry.sizes, entry.dtype);
-  TESSERA_CHECK_AS(DataError, bytes && entry.begin >= 0 && entry.end >= entry.begin && entry.end - entry.begin == *bytes,
-                   "[checkpoint] \"", source, "\" has ", name, " of dtype ", dtype, " and sizes ", at::IntArrayRef(entry.sizes),
-                   " in bytes ", entry.begin, " to ", entry.end, "; accepted: as many bytes as its elements have");
+  TESSERA_CHECK_AS(
+      DataError, bytes && entry.begin >= 0 && entry.end >= entry.begin && entry.end - entry.begin == *bytes,
+      "[checkpoint] \"", source, "\" has ", name, " of dtype ", dtype, " and sizes ", at::IntArrayRef(entry.sizes),
+      " in bytes ", entry.begin, " to ", entry.end, "; accepted: as many bytes as its elements have");
   return entry;
 }
 
@@ -49,21 +51,25 @@ Entry read_entry(const std::string& name, const json& part, const std::string& s
 void verify_cover(const std::vector<Entry>& entries, int64_t data_size, const std::string& source) {
   int64_t at = 0;
   for (const auto& entry : entries) {
-    TESSERA_CHECK_AS(DataError, entry.begin == at, "[checkpoint] \"", source, "\": ", entry.name, " begins at byte ", entry.begin,
-                     ", the tensor before it ends at ", at, ": they ", entry.begin < at ? "overlap" : "leave a hole",
+    TESSERA_CHECK_AS(DataError, entry.begin == at, "[checkpoint] \"", source, "\": ", entry.name, " begins at byte ",
+                     entry.begin, ", the tensor before it ends at ", at, ": they ",
+                     entry.begin < at ? "overlap" : "leave a hole",
                      "; accepted: tensors that lie one behind the other");
     at = entry.end;
   }
-  TESSERA_CHECK_AS(DataError, at == data_size, "[checkpoint] \"", source, "\" has ", data_size, " bytes of data, its tensors need ",
-                   at, ": it is ", data_size < at ? "cut short" : "longer than its header says",
+  TESSERA_CHECK_AS(DataError, at == data_size, "[checkpoint] \"", source, "\" has ", data_size,
+                   " bytes of data, its tensors need ", at, ": it is ",
+                   data_size < at ? "cut short" : "longer than its header says",
                    "; accepted: a complete safetensors file");
 }
 
 }  // namespace
 
 std::string name_of_dtype(at::ScalarType dtype) {
-  const auto* known = std::find_if(std::begin(kDtypes), std::end(kDtypes), [&](const auto& each) { return each.second == dtype; });
-  TESSERA_CHECK(known != std::end(kDtypes), "[checkpoint] a tensor of ", dtype, " in a safetensors file; accepted: ", dtype_names());
+  const auto* known =
+      std::find_if(std::begin(kDtypes), std::end(kDtypes), [&](const auto& each) { return each.second == dtype; });
+  TESSERA_CHECK(known != std::end(kDtypes), "[checkpoint] a tensor of ", dtype,
+                " in a safetensors file; accepted: ", dtype_names());
   return known->first;
 }
 
@@ -73,7 +79,8 @@ std::string write_header(const Header& header) {
     root["__metadata__"] = header.metadata;
   }
   for (const auto& entry : header.entries) {
-    root[entry.name] = {{"dtype", name_of_dtype(entry.dtype)}, {"shape", entry.sizes}, {"data_offsets", {entry.begin, entry.end}}};
+    root[entry.name] = {
+        {"dtype", name_of_dtype(entry.dtype)}, {"shape", entry.sizes}, {"data_offsets", {entry.begin, entry.end}}};
   }
   auto text = root.is_null() ? std::string("{}") : root.dump();
   text.resize((text.size() + 7) / 8 * 8, ' ');
@@ -95,8 +102,9 @@ Header read_header(std::string_view text, int64_t data_size, const std::string& 
     TESSERA_THROW(DataError, "[checkpoint] the header of \"", source, "\" cannot be read: ", error.what(),
                   "; accepted: a safetensors file");
   }
-  std::sort(header.entries.begin(), header.entries.end(),
-            [](const Entry& a, const Entry& b) { return std::tie(a.begin, a.end, a.name) < std::tie(b.begin, b.end, b.name); });
+  std::sort(header.entries.begin(), header.entries.end(), [](const Entry& a, const Entry& b) {
+    return std::tie(a.begin, a.end, a.name) < std::tie(b.begin, b.end, b.name);
+  });
   verify_cover(header.entries, data_size, source);
   return header;
 }

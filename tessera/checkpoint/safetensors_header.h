@@ -8,7 +8,7 @@
 
 #include <c10/core/ScalarType.h>
 
-#include "tessera/checkpoint/safetensors.h"
+#include "tessera/checkpoint/metadata.h"
 
 namespace tessera::checkpoint {
 

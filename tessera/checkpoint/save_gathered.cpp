@@ -2,8 +2,8 @@
 
 #include <optional>
 
-#include "tessera/comm/context.h"
-#include "tessera/dtensor/gather_to.h"
+#include "tessera/comm/core/context.h"
+#include "tessera/dtensor/front/gather_to.h"
 
 namespace tessera::checkpoint {
 namespace {

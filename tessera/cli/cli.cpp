@@ -10,18 +10,18 @@
 #include "tessera/base/error.h"
 #include "tessera/base/text.h"
 #include "tessera/cli/info.h"
-#include "tessera/comm/errors.h"
-#include "tessera/comm/run_ranks.h"
+#include "tessera/comm/core/errors.h"
+#include "tessera/comm/threads/run_ranks.h"
 #include "tessera/launch/environment.h"
 #include "tessera/launch/local.h"
 #include "tessera/parallel/deferred.h"
 #include "tessera/trace/parting.h"
-#include "tessera/train/bit_compare.h"
-#include "tessera/train/compare.h"
-#include "tessera/train/explain_step.h"
-#include "tessera/train/run_folder.h"
-#include "tessera/train/setup.h"
-#include "tessera/train/trainer.h"
+#include "tessera/train/compare/bit_compare.h"
+#include "tessera/train/compare/compare.h"
+#include "tessera/train/run/explain_step.h"
+#include "tessera/train/run/run_folder.h"
+#include "tessera/train/run/setup.h"
+#include "tessera/train/run/trainer.h"
 
 namespace tessera::cli {
 namespace {
@@ -79,7 +79,8 @@ void add_config_options(CLI::App& command, Arguments& arguments) {
   command.add_option("--numerics", arguments.numerics, "exact or fast: train.numerics");
   command.add_option("--lattice", arguments.lattice, "batch=8,sequence=1,feature=8: train.lattice, of numerics exact");
   command.add_option("--seed", arguments.seed, "train.seed");
-  command.add_option("--set", arguments.sets, "section.key=value: change one field; may be repeated")->allow_extra_args(false);
+  command.add_option("--set", arguments.sets, "section.key=value: change one field; may be repeated")
+      ->allow_extra_args(false);
 }
 
 void add_layout_options(CLI::App& command, Arguments& arguments) {
@@ -95,16 +96,21 @@ std::unique_ptr<CLI::App> make_app(Arguments& arguments) {
   add_layout_options(*train, arguments);
   train->add_option("--steps", arguments.steps, "train.steps");
   train->add_option("--metrics", arguments.metrics, "JSONL file, one object a step");
-  train->add_option("--ledger", arguments.ledger, "JSON file: bytes and calls by axis, collective and op, of every rank");
+  train->add_option("--ledger", arguments.ledger,
+                    "JSON file: bytes and calls by axis, collective and op, of every rank");
   train->add_option("--out", arguments.folder, "run folder: the model, metrics.jsonl, tb/ for TensorBoard, trace/");
-  train->add_flag("--replace", arguments.replaces, "write over the run that the folder of --out holds, which is refused otherwise");
-  train->add_option("--profile", arguments.profile, "steps such as 3-5: their trace goes to trace/steps_3-5.json of --out");
+  train->add_flag("--replace", arguments.replaces,
+                  "write over the run that the folder of --out holds, which is refused otherwise");
+  train->add_option("--profile", arguments.profile,
+                    "steps such as 3-5: their trace goes to trace/steps_3-5.json of --out");
   train->add_flag("--quiet", arguments.is_quiet, "no progress lines");
 
-  auto* compare = app->add_subcommand("compare", "train on several layouts and compare every number (exact: every bit) with the first");
+  auto* compare = app->add_subcommand(
+      "compare", "train on several layouts and compare every number (exact: every bit) with the first");
   add_config_options(*compare, arguments);
-  compare->add_option("--mesh", arguments.meshes,
-                      "a layout, at least twice: 1, dp=2,tp=2, \"tp=2;sp;regather;accumulate=2;section.key=value\"")
+  compare
+      ->add_option("--mesh", arguments.meshes,
+                   "a layout, at least twice: 1, dp=2,tp=2, \"tp=2;sp;regather;accumulate=2;section.key=value\"")
       ->allow_extra_args(false);
   compare->add_option("--steps", arguments.steps, "steps of the configuration's schedule, 20 if not given");
   compare->add_option("--tolerance", arguments.tolerance, "largest relative error; by the dtype if not given");
@@ -114,7 +120,8 @@ std::unique_ptr<CLI::App> make_app(Arguments& arguments) {
   add_config_options(*plan, arguments);
   add_layout_options(*plan, arguments);
 
-  auto* explain = app->add_subcommand("explain", "say what every operator of a step does: layouts, redistributions, bytes, time");
+  auto* explain =
+      app->add_subcommand("explain", "say what every operator of a step does: layouts, redistributions, bytes, time");
   add_config_options(*explain, arguments);
   add_layout_options(*explain, arguments);
   explain->add_option("--step", arguments.step, "which, counted from 1; 2 if not given, as the first one also plans");
@@ -122,23 +129,32 @@ std::unique_ptr<CLI::App> make_app(Arguments& arguments) {
   explain->add_option("--width", arguments.width, "longest line, 160 if not given");
   explain->add_flag("--json", arguments.is_json, "print one JSON object");
 
-  auto* launch = app->add_subcommand("launch", "start local processes, one for each rank: tessera launch -n 4 -- train FILE, or -- python train.py");
+  auto* launch = app->add_subcommand(
+      "launch", "start local processes, one for each rank: tessera launch -n 4 -- train FILE, or -- python train.py");
   launch->add_option("-n,--ranks", arguments.ranks, "how many")->required();
   launch->add_option("--log-dir", arguments.log_dir, "a folder for one file a rank");
-  launch->add_option("--grace", arguments.grace, "seconds that ranks may take to end when one has failed")->check(CLI::NonNegativeNumber);
-  launch->add_option("command", arguments.command, "after --: a command of tessera, or any program, with its arguments")->required();
+  launch->add_option("--grace", arguments.grace, "seconds that ranks may take to end when one has failed")
+      ->check(CLI::NonNegativeNumber);
+  launch->add_option("command", arguments.command, "after --: a command of tessera, or any program, with its arguments")
+      ->required();
 
   auto* generate = app->add_subcommand("generate", "continue a text with a trained model");
-  generate->add_option("run", arguments.run, "folder of `tessera train --out`, or a model.safetensors in one")->required();
+  generate->add_option("run", arguments.run, "folder of `tessera train --out`, or a model.safetensors in one")
+      ->required();
   generate->add_option("--prompt", arguments.prompt, "the text to continue")->required();
   generate->add_option("--max-tokens", arguments.generate.max_tokens, "stop after so many, 200 if not given");
-  generate->add_option("--temperature", arguments.generate.temperature, "0.8 if not given; 0: always the likeliest token");
+  generate->add_option("--temperature", arguments.generate.temperature,
+                       "0.8 if not given; 0: always the likeliest token");
   generate->add_option("--top-k", arguments.generate.top_k, "only among the k likeliest tokens; 0: all");
-  generate->add_option("--top-p", arguments.generate.top_p, "only among the likeliest tokens of this probability together");
+  generate->add_option("--top-p", arguments.generate.top_p,
+                       "only among the likeliest tokens of this probability together");
   generate->add_option("--seed", arguments.generate.seed, "of the draws, 0 if not given");
 
   auto* trace = app->add_subcommand("trace", "say where the ranks of a run that failed parted");
-  trace->add_option("flights", arguments.flights, "what the ranks left: flight_rank_*.json, the run's folder, or that of --log-dir")->required();
+  trace
+      ->add_option("flights", arguments.flights,
+                   "what the ranks left: flight_rank_*.json, the run's folder, or that of --log-dir")
+      ->required();
 
   app->add_subcommand("info", "print versions, cores and threads");
   return app;
@@ -154,7 +170,8 @@ train::Config config_of(const Arguments& arguments) {
   if (arguments.seed) {
     set("train.seed", *arguments.seed);
   }
-  for (const auto& [field, text] : {std::pair("train.dtype", &arguments.dtype), {"train.numerics", &arguments.numerics},
+  for (const auto& [field, text] : {std::pair("train.dtype", &arguments.dtype),
+                                    {"train.numerics", &arguments.numerics},
                                     {"train.lattice", &arguments.lattice}}) {
     if (!text->empty()) {
       set(field, *text);
@@ -189,13 +206,13 @@ train::Config placed_config_of(const Arguments& arguments) {
 
 int run_train(const Arguments& arguments, std::ostream& out) {
   const auto result = train::train(placed_config_of(arguments), {
-      .metrics = arguments.metrics,
-      .ledger = arguments.ledger,
-      .folder = arguments.folder,
-      .replace = arguments.replaces,
-      .profile = arguments.profile,
-      .out = arguments.is_quiet ? nullptr : &out,
-  });
+                                                                    .metrics = arguments.metrics,
+                                                                    .ledger = arguments.ledger,
+                                                                    .folder = arguments.folder,
+                                                                    .replace = arguments.replaces,
+                                                                    .profile = arguments.profile,
+                                                                    .out = arguments.is_quiet ? nullptr : &out,
+                                                                });
   return result.proof && !result.proof->holds() ? kFailed : 0;
 }
 
@@ -205,7 +222,9 @@ int run_compare(const Arguments& arguments, std::ostream& out) {
   for (const auto& mesh : arguments.meshes) {
     sides.push_back(train::parse_side(base, mesh));
   }
-  const auto print = [&](const auto& comparison) { out << (arguments.is_json ? comparison.json() + "\n" : comparison.text()); };
+  const auto print = [&](const auto& comparison) {
+    out << (arguments.is_json ? comparison.json() + "\n" : comparison.text());
+  };
   const auto steps = arguments.steps.value_or(20);
   if (train::are_exact(sides)) {
     TESSERA_CHECK_AS(ConfigError, arguments.tolerance == 0, "[compare] --tolerance ", arguments.tolerance,
@@ -251,7 +270,8 @@ int run_launch(const Arguments& arguments, std::ostream& err) {
   if (is_own) {
     options.command.insert(options.command.begin(), "/proc/self/exe");
   } else {
-    options.variables.emplace_back("PYTHONUNBUFFERED", "1");  // its lines pass through a pipe, and would come at its end
+    options.variables.emplace_back("PYTHONUNBUFFERED",
+                                   "1");  // its lines pass through a pipe, and would come at its end
   }
   try {
     return launch::run_local(options);
@@ -265,17 +285,18 @@ int run_generate(const Arguments& arguments, std::ostream& out) {
   arguments.generate.verify();
   const auto model = train::load_run(arguments.run);
   out << arguments.prompt << std::flush;
-  train::generate_text(model, arguments.prompt, arguments.generate, [&](std::string_view part) { out << part << std::flush; });
+  train::generate_text(model, arguments.prompt, arguments.generate,
+                       [&](std::string_view part) { out << part << std::flush; });
   out << std::endl;
   return 0;
 }
 
 int run_command(const std::string& command, const Arguments& arguments, std::ostream& out, std::ostream& err) {
-  return command == "train"     ? run_train(arguments, out)
-         : command == "launch"  ? run_launch(arguments, err)
-         : command == "compare" ? run_compare(arguments, out)
-         : command == "plan"    ? run_plan(arguments, out)
-         : command == "explain" ? run_explain(arguments, out)
+  return command == "train"      ? run_train(arguments, out)
+         : command == "launch"   ? run_launch(arguments, err)
+         : command == "compare"  ? run_compare(arguments, out)
+         : command == "plan"     ? run_plan(arguments, out)
+         : command == "explain"  ? run_explain(arguments, out)
          : command == "generate" ? run_generate(arguments, out)
          : command == "trace"    ? (out << trace::parting_text(trace::read_flights(arguments.flights)), 0)
                                  : (out << info_text(), 0);

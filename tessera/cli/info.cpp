@@ -6,8 +6,8 @@
 #include <ATen/Version.h>
 #include <torch/version.h>
 
-#include "tessera/comm/run_ranks.h"
-#include "tessera/kernels/isa.h"
+#include "tessera/comm/threads/run_ranks.h"
+#include "tessera/kernels/base/isa.h"
 
 namespace tessera::cli {
 

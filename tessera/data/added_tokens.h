@@ -24,7 +24,8 @@ struct AddedToken {
   bool special = false;      // not text: `decode` may leave it out
 };
 
-// Immutable and thread-safe; moves, but has no copies. Of the tokens that match at a place the longest wins, and the leftmost place wins.
+// Immutable and thread-safe; moves, but has no copies. Of the tokens that match at a place the longest wins, and the
+// leftmost place wins.
 class AddedTokens {
  public:
   explicit AddedTokens(std::vector<AddedToken> tokens = {});

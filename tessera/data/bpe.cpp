@@ -104,7 +104,8 @@ struct Bpe::Symbols {
   }
 };
 
-Bpe::Bpe(const std::vector<std::pair<std::string, int32_t>>& tokens, const std::vector<Merge>& merges, const BpeOptions& options) {
+Bpe::Bpe(const std::vector<std::pair<std::string, int32_t>>& tokens, const std::vector<Merge>& merges,
+         const BpeOptions& options) {
   bytes_.fill(-1);
   for (const auto& [bytes, id] : tokens) {
     if (bytes.size() == 1) {
@@ -113,8 +114,9 @@ Bpe::Bpe(const std::vector<std::pair<std::string, int32_t>>& tokens, const std::
   }
   const auto missing = std::count(bytes_.begin(), bytes_.end(), -1);
   const auto first = std::find(bytes_.begin(), bytes_.end(), -1) - bytes_.begin();
-  TESSERA_CHECK_AS(DataError, missing == 0, "[tokenizer] the vocabulary lacks ", missing, " of the 256 bytes, the first is ", first,
-                   " (\"", missing ? byte_characters()[first] : "", "\"), so that it cannot encode every text; accepted: one trained "
+  TESSERA_CHECK_AS(DataError, missing == 0, "[tokenizer] the vocabulary lacks ", missing,
+                   " of the 256 bytes, the first is ", first, " (\"", missing ? byte_characters()[first] : "",
+                   "\"), so that it cannot encode every text; accepted: one trained "
                    "with initial_alphabet = ByteLevel.alphabet()");
   merges_.reserve(merges.size());
   for (size_t rank = 0; rank < merges.size(); ++rank) {

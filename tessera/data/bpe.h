@@ -32,7 +32,8 @@ struct BpeOptions {
 class Bpe {
  public:
   // `tokens` maps the bytes of each token of the model to its id. Throws DataError if a single byte is missing.
-  Bpe(const std::vector<std::pair<std::string, int32_t>>& tokens, const std::vector<Merge>& merges, const BpeOptions& options);
+  Bpe(const std::vector<std::pair<std::string, int32_t>>& tokens, const std::vector<Merge>& merges,
+      const BpeOptions& options);
 
   // Appends the tokens of a piece, any bytes. Time n log n.
   void encode(std::string_view piece, std::vector<int32_t>& out) const;

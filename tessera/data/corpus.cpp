@@ -11,7 +11,8 @@ namespace {
 bool is_bin(const std::string& path) { return path.ends_with(".bin"); }
 
 Tokens tokens_of_documents(const MappedFile& file, const Vocabulary& vocabulary) {
-  TESSERA_CHECK_AS(ConfigError, vocabulary.end(), "[data] the documents of \"", file.path(), "\" need a token that ends them; accepted: "
+  TESSERA_CHECK_AS(ConfigError, vocabulary.end(), "[data] the documents of \"", file.path(),
+                   "\" need a token that ends them; accepted: "
                    "data.eos, the text of a token of the tokenizer");
   std::vector<int32_t> tokens;
   for_each_document(file, [&](std::string_view text) {
@@ -31,15 +32,16 @@ Tokens read_tokens(const MappedFile& file, const Vocabulary& vocabulary, const C
   if (file.path().ends_with(".jsonl")) {
     return tokens_of_documents(file, vocabulary);
   }
-  return vocabulary.is_bytes() ? Tokens::of_bytes(file) : Tokens::of(vocabulary.encode_document(file.text()), vocabulary.size());
+  return vocabulary.is_bytes() ? Tokens::of_bytes(file)
+                               : Tokens::of(vocabulary.encode_document(file.text()), vocabulary.size());
 }
 
 }  // namespace
 
 Corpus::Corpus(const std::string& path, Vocabulary vocabulary, const CorpusOptions& options)
     : path_(path), vocabulary_(std::move(vocabulary)), is_bytes_(vocabulary_.is_bytes() && !is_bin(path)) {
-  TESSERA_CHECK_AS(ConfigError, options.held_out >= 0 && options.held_out < 1, "[data] held-out fraction ", options.held_out,
-                   "; it must lie in [0, 1)");
+  TESSERA_CHECK_AS(ConfigError, options.held_out >= 0 && options.held_out < 1, "[data] held-out fraction ",
+                   options.held_out, "; it must lie in [0, 1)");
   const auto all = read_tokens(MappedFile(path), vocabulary_, options);
   const auto held_out = static_cast<int64_t>(std::floor(static_cast<double>(all.size()) * options.held_out));
   train_ = all.slice(0, all.size() - held_out);

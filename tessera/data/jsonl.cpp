@@ -17,8 +17,10 @@ std::string text_of_line(std::string_view line, const std::string& where) {
   } catch (const nlohmann::json::exception& error) {
     TESSERA_THROW(DataError, "[data] ", where, " is no JSON: ", error.what(), kAccepted);
   }
-  TESSERA_CHECK_AS(DataError, object.is_object() && object.contains("text"), "[data] ", where, " has no member \"text\"", kAccepted);
-  TESSERA_CHECK_AS(DataError, object["text"].is_string(), "[data] ", where, " has a \"text\" that is ", object["text"].type_name(), kAccepted);
+  TESSERA_CHECK_AS(DataError, object.is_object() && object.contains("text"), "[data] ", where,
+                   " has no member \"text\"", kAccepted);
+  TESSERA_CHECK_AS(DataError, object["text"].is_string(), "[data] ", where, " has a \"text\" that is ",
+                   object["text"].type_name(), kAccepted);
   return object["text"].get<std::string>();
 }
 

@@ -32,8 +32,9 @@ struct Pattern::Compiled {
     PCRE2_SIZE where = 0;
     code = pcre2_compile(reinterpret_cast<PCRE2_SPTR>(translated.data()), translated.size(),
                          options | PCRE2_UTF | PCRE2_NO_UTF_CHECK, &error, &where, nullptr);
-    TESSERA_CHECK_AS(DataError, code != nullptr, "[tokenizer] the pattern ", expression, " does not compile: ",
-                     message_of_code(error), "; accepted: a regular expression as in a tokenizer.json");
+    TESSERA_CHECK_AS(DataError, code != nullptr, "[tokenizer] the pattern ", expression,
+                     " does not compile: ", message_of_code(error),
+                     "; accepted: a regular expression as in a tokenizer.json");
     is_fast = pcre2_jit_compile(code, PCRE2_JIT_COMPLETE) == 0;
   }
   ~Compiled() { pcre2_code_free(code); }
@@ -43,7 +44,8 @@ struct Pattern::Compiled {
   // Machine code first; its stack is small, so that a match which needs more is interpreted.
   int match(std::string_view text, size_t start, pcre2_match_data* found) const {
     const auto* subject = reinterpret_cast<PCRE2_SPTR>(text.data());
-    const int result = is_fast ? pcre2_jit_match(code, subject, text.size(), start, 0, found, nullptr) : PCRE2_ERROR_JIT_STACKLIMIT;
+    const int result =
+        is_fast ? pcre2_jit_match(code, subject, text.size(), start, 0, found, nullptr) : PCRE2_ERROR_JIT_STACKLIMIT;
     return result == PCRE2_ERROR_JIT_STACKLIMIT
                ? pcre2_match(code, subject, text.size(), start, PCRE2_NO_UTF_CHECK | PCRE2_NO_JIT, found, nullptr)
                : result;
@@ -55,7 +57,8 @@ struct Pattern::Compiled {
 };
 
 Pattern::Pattern(std::string_view expression) {
-  TESSERA_CHECK_AS(DataError, valid_utf8_prefix(expression) == expression.size(), "[tokenizer] a pattern that is not UTF-8; ",
+  TESSERA_CHECK_AS(DataError, valid_utf8_prefix(expression) == expression.size(),
+                   "[tokenizer] a pattern that is not UTF-8; ",
                    "accepted: a regular expression as in a tokenizer.json");
   compiled_ = std::make_shared<Compiled>(expression, to_pcre2(expression), PCRE2_UCP);
 }
@@ -65,7 +68,8 @@ Pattern Pattern::literal(std::string_view text) {
 }
 
 void Pattern::for_each_match(std::string_view text, c10::function_ref<void(size_t, size_t)> found) const {
-  const std::unique_ptr<pcre2_match_data, FreeMatch> match(pcre2_match_data_create_from_pattern(compiled_->code, nullptr));
+  const std::unique_ptr<pcre2_match_data, FreeMatch> match(
+      pcre2_match_data_create_from_pattern(compiled_->code, nullptr));
   for (size_t start = 0; start < text.size();) {
     const int result = compiled_->match(text, start, match.get());
     if (result == PCRE2_ERROR_NOMATCH) {

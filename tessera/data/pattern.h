@@ -11,9 +11,11 @@ namespace tessera::data {
 
 // A regular expression over valid UTF-8. Immutable; copies share the compiled form; thread-safe.
 //
-// The dialect is the common part of Oniguruma's, which wrote the files, and of PCRE2, which runs them: literals, classes,
-// `\p{L}` and scripts, \s \S \d \w, groups, (?i:...), look-around, greedy, lazy and possessive quantifiers. \s is Unicode's
-// White_Space, \w what is alphabetic, a mark, a decimal digit or a connector. What the two read differently is refused, not guessed.
+// The dialect is the common part of Oniguruma's, which wrote the files, and of PCRE2, which runs them: literals,
+// classes,
+// `\p{L}` and scripts, \s \S \d \w, groups, (?i:...), look-around, greedy, lazy and possessive quantifiers. \s is
+// Unicode's White_Space, \w what is alphabetic, a mark, a decimal digit or a connector. What the two read differently
+// is refused, not guessed.
 class Pattern {
  public:
   // Throws DataError that names what is not supported.

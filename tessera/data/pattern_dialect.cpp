@@ -9,7 +9,8 @@ namespace tessera::data {
 namespace {
 
 constexpr std::string_view kSpace = R"(\p{Z}\x09-\x0d\x{85})";
-constexpr std::string_view kWord = R"(\p{Alphabetic}\p{M}\p{Nd}\p{Pc}\x{b2}\x{b3}\x{b9}\x{bc}-\x{be})";  // as Oniguruma has it
+constexpr std::string_view kWord =
+    R"(\p{Alphabetic}\p{M}\p{Nd}\p{Pc}\x{b2}\x{b3}\x{b9}\x{bc}-\x{be})";  // as Oniguruma has it
 constexpr std::string_view kGroups[] = {"?:", "?=", "?!", "?<=", "?<!", "?>", "?i:"};
 
 // Walks an expression once, writing the other dialect.
@@ -33,9 +34,10 @@ class Translator {
 
  private:
   [[noreturn]] void refuse(const std::string& what) const {
-    TESSERA_THROW(DataError, "[tokenizer] the pattern ", all_, " has ", what,
-                  ", which is not supported; accepted: literals, classes, \\p{..}, \\s \\S \\d \\w, groups (?: (?i: (?= (?! (?<= "
-                  "(?<! (?>, quantifiers");
+    TESSERA_THROW(
+        DataError, "[tokenizer] the pattern ", all_, " has ", what,
+        ", which is not supported; accepted: literals, classes, \\p{..}, \\s \\S \\d \\w, groups (?: (?i: (?= (?! (?<= "
+        "(?<! (?>, quantifiers");
   }
 
   void take(size_t count) {
@@ -97,7 +99,8 @@ class Translator {
 
   void code_point() {
     const auto digits = rest_.substr(2, 4);
-    if (digits.size() != 4 || !std::all_of(digits.begin(), digits.end(), [](unsigned char c) { return std::isxdigit(c); })) {
+    if (digits.size() != 4 ||
+        !std::all_of(digits.begin(), digits.end(), [](unsigned char c) { return std::isxdigit(c); })) {
       refuse("\\u without four digits");
     }
     replace(6, "\\x{" + std::string(digits) + "}");
@@ -116,8 +119,10 @@ class Translator {
       refuse(std::string("the anchor ") + next);
     }
     if (next == '(' && rest_.substr(1).starts_with("?")) {
-      const auto group = std::find_if(std::begin(kGroups), std::end(kGroups), [&](std::string_view each) { return rest_.substr(1).starts_with(each); });
-      return group == std::end(kGroups) ? refuse("the group " + std::string(rest_.substr(0, 4))) : take(1 + group->size());
+      const auto group = std::find_if(std::begin(kGroups), std::end(kGroups),
+                                      [&](std::string_view each) { return rest_.substr(1).starts_with(each); });
+      return group == std::end(kGroups) ? refuse("the group " + std::string(rest_.substr(0, 4)))
+                                        : take(1 + group->size());
     }
     if (rest_.starts_with("}+")) {
       refuse("a quantifier {n,m} followed by +");

@@ -4,7 +4,8 @@ namespace tessera::data {
 namespace {
 
 // The matches and what lies between them, in order.
-void for_each_span(const Pattern& pattern, std::string_view text, c10::function_ref<void(std::string_view, bool)> span) {
+void for_each_span(const Pattern& pattern, std::string_view text,
+                   c10::function_ref<void(std::string_view, bool)> span) {
   size_t done = 0;
   pattern.for_each_match(text, [&](size_t begin, size_t end) {
     if (done < begin) {

@@ -19,9 +19,9 @@ struct PreTokenizerStep {
   enum class Kind { kSplit, kPrefixSpace };
 
   Kind kind = Kind::kSplit;
-  std::optional<Pattern> pattern = {};                    // of a split: what separates
-  SplitBehavior behavior = SplitBehavior::kIsolated;      // matches are pieces; are dropped; touching ones are one piece
-  bool is_inverted = false;                               // what lies between the matches separates instead
+  std::optional<Pattern> pattern = {};                // of a split: what separates
+  SplitBehavior behavior = SplitBehavior::kIsolated;  // matches are pieces; are dropped; touching ones are one piece
+  bool is_inverted = false;                           // what lies between the matches separates instead
 };
 
 // Steps in order. Immutable; thread-safe.

@@ -19,12 +19,15 @@ Batch empty_batch(int64_t count, int64_t length) {
 }  // namespace
 
 Sampler::Sampler(Corpus corpus, const SamplerOptions& options)
-    : corpus_(std::move(corpus)), seed_(options.seed), site_(random::make_site("data.sample").hash), length_(options.length),
+    : corpus_(std::move(corpus)),
+      seed_(options.seed),
+      site_(random::make_site("data.sample").hash),
+      length_(options.length),
       vocabulary_(options.vocabulary) {
   TESSERA_CHECK_AS(ConfigError, length_ > 0, "[data] samples of ", length_, " tokens; the length must be positive");
   const auto available = corpus_.train().size();
-  TESSERA_CHECK_AS(DataError, available > length_, "[data] \"", corpus_.path(), "\" has ", available, " ", corpus_.unit(),
-                   " for training, a sample of ", length_, " tokens needs ", length_ + 1,
+  TESSERA_CHECK_AS(DataError, available > length_, "[data] \"", corpus_.path(), "\" has ", available, " ",
+                   corpus_.unit(), " for training, a sample of ", length_, " tokens needs ", length_ + 1,
                    "; give a longer text, a shorter sequence, or hold out less");
 }
 
@@ -35,8 +38,9 @@ void Sampler::write_row(const Batch& batch, int64_t row, const Tokens& tokens, i
   tokens.copy(start, length_, inputs);
   tokens.copy(start + 1, length_, targets);
   const auto largest = std::max(inputs[0], *std::max_element(targets, targets + length_));
-  TESSERA_CHECK_AS(DataError, vocabulary_ == 0 || largest < vocabulary_, "[data] \"", corpus_.path(), "\" has the token ", largest,
-                   ", the model has ", vocabulary_, "; accepted: model.vocab_size of at least ", largest + 1,
+  TESSERA_CHECK_AS(DataError, vocabulary_ == 0 || largest < vocabulary_, "[data] \"", corpus_.path(),
+                   "\" has the token ", largest, ", the model has ", vocabulary_,
+                   "; accepted: model.vocab_size of at least ", largest + 1,
                    ", and data.token_dtype as the file was written");
 }
 
@@ -52,9 +56,7 @@ Batch Sampler::rows(int64_t step, int64_t first_sample, int64_t count) const {
   return batch;
 }
 
-int64_t Sampler::held_out_count() const {
-  return std::max<int64_t>(corpus_.held_out().size() - 1, 0) / length_;
-}
+int64_t Sampler::held_out_count() const { return std::max<int64_t>(corpus_.held_out().size() - 1, 0) / length_; }
 
 Batch Sampler::held_out(int64_t first, int64_t count) const {
   TESSERA_CHECK_AS(DataError, first >= 0 && count >= 0 && first + count <= held_out_count(), "[data] held-out samples ",

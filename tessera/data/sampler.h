@@ -28,8 +28,8 @@ class Sampler {
   const Corpus& corpus() const { return corpus_; }
   int64_t length() const { return length_; }
 
-  // The samples first_sample .. first_sample + count - 1 of a step's batch, each from a random place of the training tokens.
-  // Throws DataError if a token is not in the vocabulary.
+  // The samples first_sample .. first_sample + count - 1 of a step's batch, each from a random place of the training
+  // tokens. Throws DataError if a token is not in the vocabulary.
   Batch rows(int64_t step, int64_t first_sample, int64_t count) const;
 
   // How many whole samples the held-out tokens hold one after the other.

@@ -51,8 +51,8 @@ std::string Tokenizer::decode(std::span<const int32_t> ids, SpecialTokens specia
 bool Tokenizer::has(int32_t id) const { return 0 <= id && id < size() && parts_->bytes[static_cast<size_t>(id)]; }
 
 const std::string& Tokenizer::bytes_of(int32_t id) const {
-  TESSERA_CHECK_AS(DataError, has(id), "[tokenizer] no token has the id ",
-                   id, "; accepted: ids of its vocabulary, which are below ", size());
+  TESSERA_CHECK_AS(DataError, has(id), "[tokenizer] no token has the id ", id,
+                   "; accepted: ids of its vocabulary, which are below ", size());
   return *parts_->bytes[static_cast<size_t>(id)];
 }
 

@@ -12,16 +12,18 @@
 namespace tessera::data {
 
 struct AddedToken;
+struct TokenizerParts;
 
 enum class SpecialTokens { kWithout, kWith };
 
 // Text to token ids and back, id for id as `tokenizers` does it. Immutable; copies share; thread-safe.
 //
-// Supported: models BPE; pre-tokenizers ByteLevel, Split, Digits, Sequence; post-processors ByteLevel, TemplateProcessing,
-// RobertaProcessing, Sequence; decoder ByteLevel; no normalizer. Anything else in a file is refused by name.
+// Supported: models BPE; pre-tokenizers ByteLevel, Split, Digits, Sequence; post-processors ByteLevel,
+// TemplateProcessing, RobertaProcessing, Sequence; decoder ByteLevel; no normalizer. Anything else in a file is refused
+// by name.
 //
-// Any bytes can be encoded: those that are no UTF-8 become pieces of their own, so that decode(encode(x)) is x, byte for
-// byte, for every x when no added token strips spaces and no space is put in front.
+// Any bytes can be encoded: those that are no UTF-8 become pieces of their own, so that decode(encode(x)) is x, byte
+// for byte, for every x when no added token strips spaces and no space is put in front.
 class Tokenizer {
  public:
   // Throws DataError that names the file, the part of it and what is accepted.
@@ -59,10 +61,9 @@ class Tokenizer {
 
  private:
   friend class TokenizerReader;
-  struct Parts;
-  explicit Tokenizer(std::shared_ptr<const Parts> parts) : parts_(std::move(parts)) {}
+  explicit Tokenizer(std::shared_ptr<const TokenizerParts> parts) : parts_(std::move(parts)) {}
 
-  std::shared_ptr<const Parts> parts_;
+  std::shared_ptr<const TokenizerParts> parts_;
 };
 
 }  // namespace tessera::data

@@ -5,6 +5,7 @@
 #include "tessera/base/error.h"
 #include "tessera/base/read_file.h"
 #include "tessera/base/text.h"
+#include "tessera/data/tokenizer.h"
 #include "tessera/data/tokenizer_parts.h"
 
 namespace tessera::data {
@@ -26,7 +27,8 @@ class TokenizerReader {
     try {
       return read();
     } catch (const json::exception& error) {
-      refuse(std::string("has a part of the wrong type: ") + error.what(), "a tokenizer.json as Hugging Face's tokenizers writes it");
+      refuse(std::string("has a part of the wrong type: ") + error.what(),
+             "a tokenizer.json as Hugging Face's tokenizers writes it");
     }
   }
 
@@ -56,8 +58,9 @@ class TokenizerReader {
     if (!root_.is_object() || is_absent(root_, "model")) {
       refuse("has no \"model\"", "a tokenizer.json as Hugging Face's tokenizers writes it");
     }
-    verify_keys(root_, "file", {"version", "truncation", "padding", "added_tokens", "normalizer", "pre_tokenizer", "post_processor",
-                                "decoder", "model"});
+    verify_keys(root_, "file",
+                {"version", "truncation", "padding", "added_tokens", "normalizer", "pre_tokenizer", "post_processor",
+                 "decoder", "model"});
     for (const char* key : {"truncation", "padding"}) {
       if (!is_absent(root_, key)) {
         refuse(std::string("has a ") + key, "null there: sequences are cut by the data, not by the tokenizer");
@@ -70,17 +73,18 @@ class TokenizerReader {
     auto steps = read_pre_tokenizer();
     read_decoder();
     read_post_processor(root_.value("post_processor", json()));
-    return Tokenizer(std::make_shared<Tokenizer::Parts>(Tokenizer::Parts{
-        AddedTokens(std::move(added)), PreTokenizer(std::move(steps)), Bpe(tokens, read_merges(), options), std::move(bytes_),
-        std::move(is_special_), std::move(ids_), std::move(prefix_), std::move(suffix_)}));
+    return Tokenizer(std::make_shared<TokenizerParts>(TokenizerParts{
+        AddedTokens(std::move(added)), PreTokenizer(std::move(steps)), Bpe(tokens, read_merges(), options),
+        std::move(bytes_), std::move(is_special_), std::move(ids_), std::move(prefix_), std::move(suffix_)}));
   }
 
   void read_normalizer() const {
     const auto normalizer = root_.value("normalizer", json());
-    const bool is_empty = normalizer.is_null() ||
-                          (normalizer.value("type", "") == "Sequence" && normalizer.value("normalizers", json::array()).empty());
+    const bool is_empty = normalizer.is_null() || (normalizer.value("type", "") == "Sequence" &&
+                                                   normalizer.value("normalizers", json::array()).empty());
     if (!is_empty) {
-      refuse("has the normalizer " + normalizer.value("type", "without a type"), "no normalizer (null), as in byte-level BPE");
+      refuse("has the normalizer " + normalizer.value("type", "without a type"),
+             "no normalizer (null), as in byte-level BPE");
     }
   }
 
@@ -90,8 +94,9 @@ class TokenizerReader {
     if (type != "BPE") {
       refuse("has the model " + type, "BPE");
     }
-    verify_keys(model, "model", {"type", "dropout", "unk_token", "continuing_subword_prefix", "end_of_word_suffix", "fuse_unk",
-                                 "byte_fallback", "ignore_merges", "vocab", "merges"});
+    verify_keys(model, "model",
+                {"type", "dropout", "unk_token", "continuing_subword_prefix", "end_of_word_suffix", "fuse_unk",
+                 "byte_fallback", "ignore_merges", "vocab", "merges"});
     for (const char* key : {"continuing_subword_prefix", "end_of_word_suffix"}) {
       if (const auto text = value_of<std::string>(model, key, ""); !text.empty()) {
         refuse(std::string("has ") + key + " \"" + text + "\"", "none, as in byte-level BPE");
@@ -142,7 +147,8 @@ class TokenizerReader {
   int32_t id_of(const std::string& text, const std::string& where) const {
     const auto found = ids_.find(text);
     if (found == ids_.end()) {
-      refuse("has \"" + text + "\" in " + where + ", which its vocabulary lacks", "merges of tokens that are in the vocabulary");
+      refuse("has \"" + text + "\" in " + where + ", which its vocabulary lacks",
+             "merges of tokens that are in the vocabulary");
     }
     return found->second;
   }
@@ -151,9 +157,11 @@ class TokenizerReader {
     std::vector<Merge> merges;
     for (const auto& each : root_["model"].at("merges").get_ref<const json::array_t&>()) {
       const auto where = "merge " + std::to_string(merges.size());
-      std::vector<std::string> pair = each.is_string() ? base::split(each.get<std::string>(), ' ') : each.get<std::vector<std::string>>();
+      std::vector<std::string> pair =
+          each.is_string() ? base::split(each.get<std::string>(), ' ') : each.get<std::vector<std::string>>();
       if (pair.size() != 2) {
-        refuse("has " + where + " of " + std::to_string(pair.size()) + " parts: " + each.dump(), "\"a b\" or [\"a\", \"b\"]");
+        refuse("has " + where + " of " + std::to_string(pair.size()) + " parts: " + each.dump(),
+               "\"a b\" or [\"a\", \"b\"]");
       }
       merges.push_back({id_of(pair[0], where), id_of(pair[1], where), id_of(pair[0] + pair[1], where)});
     }
@@ -175,7 +183,8 @@ class TokenizerReader {
       };
       if (const auto known = ids_.find(token.content); known != ids_.end() && known->second != token.id) {
         refuse("gives the added token \"" + token.content + "\" the id " + std::to_string(token.id) + ", its model " +
-                   std::to_string(known->second), "one id for each token");
+                   std::to_string(known->second),
+               "one id for each token");
       }
       add(token.id, token.content, token.content, token.special);
       all.push_back(std::move(token));
@@ -211,7 +220,8 @@ class TokenizerReader {
     } else if (type == "Digits") {
       verify_keys(part, name, {"type", "individual_digits"});
       const bool is_single = value_of(part, "individual_digits", false);
-      steps.push_back({.pattern = Pattern(R"(\p{N})"), .behavior = is_single ? SplitBehavior::kIsolated : SplitBehavior::kContiguous});
+      steps.push_back({.pattern = Pattern(R"(\p{N})"),
+                       .behavior = is_single ? SplitBehavior::kIsolated : SplitBehavior::kContiguous});
     } else {
       refuse("has the " + name, "ByteLevel, Split, Digits and Sequences of them");
     }
@@ -240,7 +250,9 @@ class TokenizerReader {
     return {
         .pattern = pattern.contains("Regex") ? Pattern(pattern["Regex"].get<std::string>())
                                              : Pattern::literal(pattern["String"].get<std::string>()),
-        .behavior = is_removed ? SplitBehavior::kRemoved : is_contiguous ? SplitBehavior::kContiguous : SplitBehavior::kIsolated,
+        .behavior = is_removed      ? SplitBehavior::kRemoved
+                    : is_contiguous ? SplitBehavior::kContiguous
+                                    : SplitBehavior::kIsolated,
         .is_inverted = value_of(part, "invert", false),
     };
   }
@@ -269,7 +281,8 @@ class TokenizerReader {
       prefix_.insert(prefix_.begin(), part.at("cls").at(1).get<int32_t>());
       suffix_.push_back(part.at("sep").at(1).get<int32_t>());
     } else if (type != "ByteLevel") {
-      refuse("has the post-processor " + type, "ByteLevel, TemplateProcessing, RobertaProcessing and Sequences of them");
+      refuse("has the post-processor " + type,
+             "ByteLevel, TemplateProcessing, RobertaProcessing and Sequences of them");
     }
   }
 
@@ -302,7 +315,9 @@ class TokenizerReader {
   bool is_byte_level_ = false;
 };
 
-Tokenizer Tokenizer::parse(std::string_view text, const std::string& source) { return TokenizerReader(text, source).run(); }
+Tokenizer Tokenizer::parse(std::string_view text, const std::string& source) {
+  return TokenizerReader(text, source).run();
+}
 
 Tokenizer Tokenizer::read(const std::string& path) {
   const auto text = base::try_read_file(path);

@@ -27,8 +27,8 @@ std::optional<TokenWidth> width_of_header(const MappedFile& file, const std::arr
     return std::nullopt;
   }
   const auto version = header[0] == kMagicTwo ? 1 : 7;
-  TESSERA_CHECK_AS(DataError, header[1] == version, "[data] \"", file.path(), "\" has an llm.c header of magic ", header[0], ", version ",
-                   header[1], "; accepted: version ", version);
+  TESSERA_CHECK_AS(DataError, header[1] == version, "[data] \"", file.path(), "\" has an llm.c header of magic ",
+                   header[0], ", version ", header[1], "; accepted: version ", version);
   return header[0] == kMagicTwo ? TokenWidth::kTwo : TokenWidth::kFour;
 }
 
@@ -41,7 +41,8 @@ Tokens Tokens::of_bytes(const MappedFile& file) {
 Tokens Tokens::of(const std::vector<int32_t>& tokens, int64_t vocabulary) {
   const bool is_small = vocabulary <= 65536;
   auto [owner, start] = is_small ? narrowed<uint16_t>(tokens) : narrowed<uint32_t>(tokens);
-  return {std::move(owner), start, static_cast<int64_t>(tokens.size()), is_small ? TokenWidth::kTwo : TokenWidth::kFour};
+  return {std::move(owner), start, static_cast<int64_t>(tokens.size()),
+          is_small ? TokenWidth::kTwo : TokenWidth::kFour};
 }
 
 Tokens Tokens::of_bin(const MappedFile& file, TokenWidth width) {
@@ -51,11 +52,12 @@ Tokens Tokens::of_bin(const MappedFile& file, TokenWidth width) {
   const auto named = width_of_header(file, header);
   const auto start = named ? kHeaderBytes : 0;
   const auto each = static_cast<int64_t>(named.value_or(width));
-  TESSERA_CHECK_AS(DataError, (bytes - start) % each == 0, "[data] \"", file.path(), "\" has ", bytes - start, " bytes of tokens, which is no multiple of ",
-                   each, "; accepted: a complete file, and data.token_dtype as it was written (uint16 or uint32)");
+  TESSERA_CHECK_AS(DataError, (bytes - start) % each == 0, "[data] \"", file.path(), "\" has ", bytes - start,
+                   " bytes of tokens, which is no multiple of ", each,
+                   "; accepted: a complete file, and data.token_dtype as it was written (uint16 or uint32)");
   const auto count = (bytes - start) / each;
-  TESSERA_CHECK_AS(DataError, !named || header[2] == count, "[data] the header of \"", file.path(), "\" says ", header[2],
-                   " tokens, the file has ", count, "; accepted: a complete file");
+  TESSERA_CHECK_AS(DataError, !named || header[2] == count, "[data] the header of \"", file.path(), "\" says ",
+                   header[2], " tokens, the file has ", count, "; accepted: a complete file");
   return {file.mapping(), file.bytes().data() + start, count, named.value_or(width)};
 }
 

@@ -24,9 +24,9 @@ class Tokens {
   // Takes the tokens over, in as few bytes each as `vocabulary`, the number of different ones, allows: two or four.
   static Tokens of(const std::vector<int32_t>& tokens, int64_t vocabulary);
 
-  // A file of pre-tokenised text, little-endian: either nothing but tokens of `width` bytes, as nanoGPT writes it, or the
-  // header of llm.c (256 int32: magic 20240520 and version 1 for two bytes, 20240801 and 7 for four, then the number of
-  // tokens), which decides the width itself. Throws DataError for a torn file.
+  // A file of pre-tokenised text, little-endian: either nothing but tokens of `width` bytes, as nanoGPT writes it, or
+  // the header of llm.c (256 int32: magic 20240520 and version 1 for two bytes, 20240801 and 7 for four, then the
+  // number of tokens), which decides the width itself. Throws DataError for a torn file.
   static Tokens of_bin(const MappedFile& file, TokenWidth width);
 
   int64_t size() const { return size_; }

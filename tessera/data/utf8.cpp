@@ -9,7 +9,7 @@ namespace {
 constexpr std::string_view kReplacement = "\xEF\xBF\xBD";
 
 struct Character {
-  size_t size = 0;      // bytes that belong together
+  size_t size = 0;  // bytes that belong together
   bool is_valid = false;
   bool is_cut = false;  // valid so far, but the text ends inside
 };
@@ -53,9 +53,9 @@ bool is_space(std::string_view character) {
   if (character.size() == 1) {
     return character[0] == ' ' || (character[0] >= '\t' && character[0] <= '\r');
   }
-  static constexpr std::string_view kSpaces[] = {
-      "\u0085", "\u00A0", "\u1680", "\u2000", "\u2001", "\u2002", "\u2003", "\u2004", "\u2005", "\u2006",
-      "\u2007", "\u2008", "\u2009", "\u200A", "\u2028", "\u2029", "\u202F", "\u205F", "\u3000"};
+  static constexpr std::string_view kSpaces[] = {"\u0085", "\u00A0", "\u1680", "\u2000", "\u2001", "\u2002", "\u2003",
+                                                 "\u2004", "\u2005", "\u2006", "\u2007", "\u2008", "\u2009", "\u200A",
+                                                 "\u2028", "\u2029", "\u202F", "\u205F", "\u3000"};
   return std::find(std::begin(kSpaces), std::end(kSpaces), character) != std::end(kSpaces);
 }
 
@@ -84,7 +84,7 @@ size_t valid_utf8_prefix(std::string_view text) {
 
 size_t invalid_utf8_prefix(std::string_view text) {
   size_t at = 0;
-  for (; at < text.size(); ) {
+  for (; at < text.size();) {
     const auto character = read_character(text.substr(at));
     if (character.is_valid) {
       break;

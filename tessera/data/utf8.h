@@ -24,8 +24,8 @@ std::string_view first_characters(std::string_view text, int64_t count);
 std::string_view first_character(std::string_view text);
 std::string_view last_character(std::string_view text);
 
-// Bytes in, valid UTF-8 out: holds back the start of a character until its end has come, and writes U+FFFD for each maximal
-// part that can no longer become one. Not thread-safe.
+// Bytes in, valid UTF-8 out: holds back the start of a character until its end has come, and writes U+FFFD for each
+// maximal part that can no longer become one. Not thread-safe.
 class Utf8Stream {
  public:
   // What can be shown now that `bytes` have come.

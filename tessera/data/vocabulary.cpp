@@ -20,8 +20,8 @@ std::string special_names(const Tokenizer& tokenizer) {
 std::optional<int32_t> find_end(const Tokenizer& tokenizer, const std::string& end) {
   if (!end.empty()) {
     const auto id = tokenizer.id_of(end);
-    TESSERA_CHECK_AS(DataError, id, "[tokenizer] no token is called \"", end, "\", which is to end a document; accepted: ",
-                     special_names(tokenizer));
+    TESSERA_CHECK_AS(DataError, id, "[tokenizer] no token is called \"", end,
+                     "\", which is to end a document; accepted: ", special_names(tokenizer));
     return id;
   }
   for (const char* name : {"<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>"}) {
@@ -51,7 +51,9 @@ std::vector<int32_t> Vocabulary::encode_prompt(std::string_view text) const {
   const auto of_text = tokenizer_ ? tokenizer_->encode(text, SpecialTokens::kWithout) : bytes_as_tokens(text);
   tokens.insert(tokens.end(), of_text.begin(), of_text.end());
   if (tokens.empty()) {
-    TESSERA_CHECK_AS(ConfigError, end_, "[generate] an empty prompt, and no token ends a document; accepted: a prompt of at least one token");
+    TESSERA_CHECK_AS(
+        ConfigError, end_,
+        "[generate] an empty prompt, and no token ends a document; accepted: a prompt of at least one token");
     tokens.push_back(*end_);
   }
   return tokens;

@@ -17,7 +17,8 @@ class Vocabulary {
   // 256 tokens, the bytes. Byte 0 ends a document.
   Vocabulary() = default;
 
-  // The tokens of a tokenizer. `end` is the text of the token that ends a document; if empty, the first of <|endoftext|>,
+  // The tokens of a tokenizer. `end` is the text of the token that ends a document; if empty, the first of
+  // <|endoftext|>,
   // <|end_of_text|>, </s>, <eos> that the tokenizer has, or else none. Throws DataError if no token is called `end`.
   Vocabulary(Tokenizer tokenizer, const std::string& end);
 
@@ -32,11 +33,12 @@ class Vocabulary {
   // A whole document, with what the tokenizer puts around one, without the token that ends it.
   std::vector<int32_t> encode_document(std::string_view text) const;
 
-  // The start of a document: what the tokenizer puts behind one is left out. Never empty: an empty prompt is the end of the
-  // document before. Throws ConfigError for an empty prompt if no token ends a document.
+  // The start of a document: what the tokenizer puts behind one is left out. Never empty: an empty prompt is the end of
+  // the document before. Throws ConfigError for an empty prompt if no token ends a document.
   std::vector<int32_t> encode_prompt(std::string_view text) const;
 
-  // The bytes of a token; a special one has none. An id beyond the vocabulary, which a model with more rows can give, too.
+  // The bytes of a token; a special one has none. An id beyond the vocabulary, which a model with more rows can give,
+  // too.
   std::string bytes_of(int32_t id) const;
 
  private:

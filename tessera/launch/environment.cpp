@@ -16,7 +16,8 @@ using comm::Place;
 // Reads the variables of one launcher.
 class Reader {
  public:
-  Reader(const Environment& environment, std::string launcher) : environment_(environment), launcher_(std::move(launcher)) {}
+  Reader(const Environment& environment, std::string launcher)
+      : environment_(environment), launcher_(std::move(launcher)) {}
 
   std::optional<std::string> text(const std::string& name) const { return environment_(name); }
 
@@ -26,15 +27,17 @@ class Reader {
       return std::nullopt;
     }
     const auto number = base::try_parse_int(*value);
-    TESSERA_CHECK_AS(ConfigError, number && *number >= least && *number <= most, "[launch] ", name, " is \"", *value, "\" (from ", launcher_,
-                     "); accepted: ", least, " to ", most);
+    TESSERA_CHECK_AS(ConfigError, number && *number >= least && *number <= most, "[launch] ", name, " is \"", *value,
+                     "\" (from ", launcher_, "); accepted: ", least, " to ", most);
     return number;
   }
 
   // What must be there because `sign` is.
   template <typename Value>
-  Value need(const std::optional<Value>& value, const std::string& name, const std::string& sign, const std::string& advice) const {
-    TESSERA_CHECK_AS(ConfigError, value, "[launch] ", sign, " is set (by ", launcher_, "?) but ", name, " is not; ", advice);
+  Value need(const std::optional<Value>& value, const std::string& name, const std::string& sign,
+             const std::string& advice) const {
+    TESSERA_CHECK_AS(ConfigError, value, "[launch] ", sign, " is set (by ", launcher_, "?) but ", name, " is not; ",
+                     advice);
     return *value;
   }
 
@@ -84,12 +87,14 @@ std::optional<Place> find_torchrun(const Environment& environment) {
   place->local_size = reader.number("LOCAL_WORLD_SIZE", 1, place->size).value_or(place->size);
   const auto agent = reader.text("TORCHELASTIC_USE_AGENT_STORE").value_or("");
   place->store_is_served = agent == "True" || agent == "true" || agent == "1";
-  place->attempt = reader.text("TORCHELASTIC_RUN_ID").value_or("") + "." + reader.text("TORCHELASTIC_RESTART_COUNT").value_or("0");
+  place->attempt =
+      reader.text("TORCHELASTIC_RUN_ID").value_or("") + "." + reader.text("TORCHELASTIC_RESTART_COUNT").value_or("0");
   return place;
 }
 
-std::optional<Place> find_mpi(const Environment& environment, const std::string& launcher, const std::string& rank, const std::string& size,
-                              const std::string& local, const std::vector<std::string>& job_names) {
+std::optional<Place> find_mpi(const Environment& environment, const std::string& launcher, const std::string& rank,
+                              const std::string& size, const std::string& local,
+                              const std::vector<std::string>& job_names) {
   const Reader reader(environment, launcher);
   auto place = read_place(reader, rank, size);
   if (!place) {
@@ -102,7 +107,8 @@ std::optional<Place> find_mpi(const Environment& environment, const std::string&
     }
   }
   const bool is_one_machine = place->local_size == place->size;
-  const std::string advice = "give it to all ranks, for example mpirun -x MASTER_ADDR=$(hostname) -x MASTER_PORT=29500 ...";
+  const std::string advice =
+      "give it to all ranks, for example mpirun -x MASTER_ADDR=$(hostname) -x MASTER_PORT=29500 ...";
   if (!is_one_machine) {
     reader.need(reader.text("MASTER_ADDR"), "MASTER_ADDR", rank, advice);
   }
@@ -118,7 +124,8 @@ std::optional<int64_t> tasks_of_node(const std::string& text, int64_t node) {
     const auto item = text.substr(at, comma - at);
     const auto times = item.find("(x");
     const auto tasks = base::try_parse_int(item.substr(0, times));
-    const auto nodes = times == std::string::npos ? 1 : base::try_parse_int(item.substr(times + 2, item.size() - times - 3));
+    const auto nodes =
+        times == std::string::npos ? 1 : base::try_parse_int(item.substr(times + 2, item.size() - times - 3));
     if (!tasks || !nodes) {
       return std::nullopt;
     }
@@ -136,12 +143,15 @@ std::optional<Place> find_slurm(const Environment& environment) {
   if (!step || !reader.text("SLURM_PROCID")) {
     return std::nullopt;  // a batch script or a shell has some of Slurm's variables too
   }
-  auto place = read_place(reader, "SLURM_PROCID", reader.text("SLURM_STEP_NUM_TASKS") ? "SLURM_STEP_NUM_TASKS" : "SLURM_NTASKS");
-  const auto job = reader.need(reader.text("SLURM_JOB_ID"), "SLURM_JOB_ID", "SLURM_PROCID", "start the program with srun");
+  auto place =
+      read_place(reader, "SLURM_PROCID", reader.text("SLURM_STEP_NUM_TASKS") ? "SLURM_STEP_NUM_TASKS" : "SLURM_NTASKS");
+  const auto job =
+      reader.need(reader.text("SLURM_JOB_ID"), "SLURM_JOB_ID", "SLURM_PROCID", "start the program with srun");
   place->port = port_of(job + "." + *step);
   const auto nodes = reader.text("SLURM_STEP_NODELIST");
   if (!reader.text("MASTER_ADDR")) {
-    place->host = first_host(reader.need(nodes, "SLURM_STEP_NODELIST", "SLURM_PROCID", "start the program with srun, or set MASTER_ADDR"));
+    place->host = first_host(
+        reader.need(nodes, "SLURM_STEP_NODELIST", "SLURM_PROCID", "start the program with srun, or set MASTER_ADDR"));
   }
   read_master(reader, *place);
   const auto node = reader.number("SLURM_NODEID", 0, kMostProcesses).value_or(0);
@@ -163,8 +173,9 @@ std::optional<Place> find_place(const Environment& environment) {
   if (auto place = find_torchrun(environment)) {
     return place;
   }
-  if (auto place = find_mpi(environment, "mpirun", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE",
-                            {"PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "OMPI_MCA_orte_hnp_uri"})) {
+  if (auto place =
+          find_mpi(environment, "mpirun", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE",
+                   {"PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "OMPI_MCA_orte_hnp_uri"})) {
     return place;
   }
   if (environment("PMI_RANK") && !environment("SLURM_STEP_ID")) {
@@ -180,9 +191,11 @@ std::string first_host(const std::string& nodelist) {
   }
   const auto end = nodelist.find_first_of(",-]", bracket);
   const auto close = nodelist.find(']', bracket);
-  TESSERA_CHECK_AS(ConfigError, close != std::string::npos, "[launch] the host list \"", nodelist, "\" has no ]; accepted: node[01-03,7],other");
+  TESSERA_CHECK_AS(ConfigError, close != std::string::npos, "[launch] the host list \"", nodelist,
+                   "\" has no ]; accepted: node[01-03,7],other");
   const auto next = std::min(nodelist.find(',', close), nodelist.size());
-  return nodelist.substr(0, bracket) + nodelist.substr(bracket + 1, end - bracket - 1) + nodelist.substr(close + 1, next - close - 1);
+  return nodelist.substr(0, bracket) + nodelist.substr(bracket + 1, end - bracket - 1) +
+         nodelist.substr(close + 1, next - close - 1);
 }
 
 bool prints(int64_t rank, const Environment& environment) {
@@ -193,7 +206,8 @@ bool prints(int64_t rank, const Environment& environment) {
   for (size_t at = 0; at <= text.size();) {
     const auto comma = std::min(text.find(',', at), text.size());
     const auto number = base::try_parse_int(text.substr(at, comma - at));
-    TESSERA_CHECK_AS(ConfigError, number && *number >= 0, "[launch] LOG_RANK is \"", text, "\"; accepted: 0, 0,3 or all");
+    TESSERA_CHECK_AS(ConfigError, number && *number >= 0, "[launch] LOG_RANK is \"", text,
+                     "\"; accepted: 0, 0,3 or all");
     if (*number == rank) {
       return true;
     }

@@ -174,9 +174,11 @@ void start(Rank& rank, const LocalOptions& options, int port, const std::string&
   const int outputs[2] = {pipes[0][1], pipes[1][1]};
   const pid_t parent = ::getpid();
   rank.process = ::fork();
-  TESSERA_CHECK_AS(CommError, rank.process >= 0, "[launch] no process for rank ", rank.number, ": ", std::strerror(errno));
+  TESSERA_CHECK_AS(CommError, rank.process >= 0, "[launch] no process for rank ", rank.number, ": ",
+                   std::strerror(errno));
   if (rank.process == 0) {
-    become(const_cast<char**>(command_pointers.data()), const_cast<char**>(variable_pointers.data()), outputs, pipes[2][1], parent);
+    become(const_cast<char**>(command_pointers.data()), const_cast<char**>(variable_pointers.data()), outputs,
+           pipes[2][1], parent);
   }
   rank.is_running = true;
   for (auto& ends : pipes) {
@@ -203,14 +205,17 @@ class Ranks {
       if (!options.log_dir.empty()) {
         const auto path = std::filesystem::path(options.log_dir) / ("rank_" + std::to_string(i) + ".log");
         rank.log.open(path);
-        TESSERA_CHECK_AS(ConfigError, rank.log, "[launch] cannot write ", path, "; accepted: a folder that may be written to");
+        TESSERA_CHECK_AS(ConfigError, rank.log, "[launch] cannot write ", path,
+                         "; accepted: a folder that may be written to");
       }
     }
   }
   ~Ranks() {
     signal_all(SIGKILL);
     for (auto& rank : ranks_) {
-      if (rank.is_running) ::waitpid(rank.process, nullptr, 0);
+      if (rank.is_running) {
+        ::waitpid(rank.process, nullptr, 0);
+      }
     }
   }
   Ranks(const Ranks&) = delete;
@@ -242,7 +247,9 @@ class Ranks {
  private:
   void signal_all(int signal) {
     for (const auto& rank : ranks_) {
-      if (rank.is_running) ::kill(-rank.process, signal);
+      if (rank.is_running) {
+        ::kill(-rank.process, signal);
+      }
     }
   }
 
@@ -286,8 +293,9 @@ class Ranks {
       return;
     }
     if (WIFSIGNALED(status) && (!ending_since_ || code_ == 0)) {
-      std::cerr << c10::str("tessera launch: rank ", rank.number, " (pid ", rank.process, ") was ended by signal ", WTERMSIG(status), " (",
-                            ::strsignal(WTERMSIG(status)), ")\n") << std::flush;
+      std::cerr << c10::str("tessera launch: rank ", rank.number, " (pid ", rank.process, ") was ended by signal ",
+                            WTERMSIG(status), " (", ::strsignal(WTERMSIG(status)), ")\n")
+                << std::flush;
     }
     const bool is_news = code_ == 0 || (is_stopped_ && code_ < kSignalled && code >= kSignalled);
     code_ = is_news ? code : code_;
@@ -317,11 +325,13 @@ class Ranks {
 int run_local(const LocalOptions& options) {
   TESSERA_CHECK_AS(ConfigError, options.ranks >= 1 && options.ranks <= 1024, "[launch] ", options.ranks,
                    " processes on one machine; accepted: 1 to 1024");
-  TESSERA_CHECK_AS(ConfigError, !options.command.empty(), "[launch] nothing to start; accepted: a program and its arguments");
+  TESSERA_CHECK_AS(ConfigError, !options.command.empty(),
+                   "[launch] nothing to start; accepted: a program and its arguments");
   if (!options.log_dir.empty()) {
     std::error_code error;
     std::filesystem::create_directories(options.log_dir, error);
-    TESSERA_CHECK_AS(ConfigError, !error, "[launch] cannot make the folder \"", options.log_dir, "\": ", error.message());
+    TESSERA_CHECK_AS(ConfigError, !error, "[launch] cannot make the folder \"", options.log_dir,
+                     "\": ", error.message());
   }
   const SignalNotes notes;
   return Ranks(options).run();

@@ -24,14 +24,18 @@ LocalStore::LocalStore() : socket_(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC,
   address.sin_family = AF_INET;
   address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
   socklen_t size = sizeof address;
-  TESSERA_CHECK_AS(CommError, ::bind(socket_, reinterpret_cast<sockaddr*>(&address), size) == 0 && ::listen(socket_, kBacklog) == 0 &&
+  TESSERA_CHECK_AS(CommError,
+                   ::bind(socket_, reinterpret_cast<sockaddr*>(&address), size) == 0 &&
+                       ::listen(socket_, kBacklog) == 0 &&
                        ::getsockname(socket_, reinterpret_cast<sockaddr*>(&address), &size) == 0,
                    "[launch] no free port: ", std::strerror(errno));
   port_ = ntohs(address.sin_port);
 }
 
 LocalStore::~LocalStore() {
-  if (socket_ >= 0) ::close(socket_);
+  if (socket_ >= 0) {
+    ::close(socket_);
+  }
 }
 
 void LocalStore::serve() {
@@ -46,7 +50,8 @@ void LocalStore::serve() {
   try {
     server_ = c10::make_intrusive<c10d::TCPStore>("127.0.0.1", options);
   } catch (const std::exception& error) {
-    TESSERA_THROW(CommError, "[launch] cannot serve the job's store at port ", port_, " of 127.0.0.1: ", base::message_of(error));
+    TESSERA_THROW(CommError, "[launch] cannot serve the job's store at port ", port_,
+                  " of 127.0.0.1: ", base::message_of(error));
   }
 }
 

@@ -17,8 +17,8 @@ class LocalStore {
 
   int port() const { return port_; }
 
-  // Answers from now on, on a thread of its own, those who have connected already and those to come. Processes that are forked
-  // later would inherit its connections. Only once; throws CommError.
+  // Answers from now on, on a thread of its own, those who have connected already and those to come. Processes that are
+  // forked later would inherit its connections. Only once; throws CommError.
   void serve();
 
  private:

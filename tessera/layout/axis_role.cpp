@@ -30,7 +30,8 @@ constexpr NamedRole kRoles[] = {
 };
 
 const NamedRole* find_role(std::string_view name) {
-  const auto* found = std::find_if(std::begin(kRoles), std::end(kRoles), [&](const NamedRole& each) { return each.name == name; });
+  const auto* found =
+      std::find_if(std::begin(kRoles), std::end(kRoles), [&](const NamedRole& each) { return each.name == name; });
   return found == std::end(kRoles) ? nullptr : found;
 }
 
@@ -46,7 +47,9 @@ std::vector<std::string> names_with_roles() {
 
 // `dp (cuts the batch), ...`
 std::string accepted() {
-  return base::join(names_with_roles(), ", ", [](std::ostream& out, const std::string& name) { out << name << " (" << find_role(name)->what << ")"; });
+  return base::join(names_with_roles(), ", ", [](std::ostream& out, const std::string& name) {
+    out << name << " (" << find_role(name)->what << ")";
+  });
 }
 
 }  // namespace
@@ -54,8 +57,10 @@ std::string accepted() {
 AxisRole role_of(const Mesh& mesh, int64_t axis) {
   const std::string& name = mesh.axis(axis).name;
   const NamedRole* found = find_role(name);
-  const std::string why = found ? ": " + std::string(found->what) : " has no role" + base::did_you_mean(name, names_with_roles());
-  TESSERA_CHECK_AS(PlanError, found && found->role, "[mesh] the axis \"", name, "\" of mesh {", mesh.str(), "}", why, "; accepted: ", accepted());
+  const std::string why =
+      found ? ": " + std::string(found->what) : " has no role" + base::did_you_mean(name, names_with_roles());
+  TESSERA_CHECK_AS(PlanError, found && found->role, "[mesh] the axis \"", name, "\" of mesh {", mesh.str(), "}", why,
+                   "; accepted: ", accepted());
   return *found->role;
 }
 
@@ -77,7 +82,8 @@ std::vector<std::string> axes_of(const Mesh& mesh, AxisRole role) {
 }
 
 std::string name_of(AxisRole role) {
-  const auto* found = std::find_if(std::begin(kRoles), std::end(kRoles), [&](const NamedRole& each) { return each.role == role; });
+  const auto* found =
+      std::find_if(std::begin(kRoles), std::end(kRoles), [&](const NamedRole& each) { return each.role == role; });
   return std::string(found->name);
 }
 

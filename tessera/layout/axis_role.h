@@ -9,14 +9,15 @@
 
 namespace tessera::layout {
 
-// What the ranks along an axis do. A mesh alone gives its axes no role, so that a program which places tensors by hand names them as
-// it likes; a plan, and what makes or reads one, asks for the role of each.
+// What the ranks along an axis do. A mesh alone gives its axes no role, so that a program which places tensors by hand
+// names them as it likes; a plan, and what makes or reads one, asks for the role of each.
 enum class AxisRole : uint8_t {
   kData,    // dp, dp_replicate: they cut the batch
   kTensor,  // tp: they cut the model
 };
 
-// The role of an axis. Throws PlanError, with the names that have one, for a name that is unknown or whose parallelism is not there yet.
+// The role of an axis. Throws PlanError, with the names that have one, for a name that is unknown or whose parallelism
+// is not there yet.
 AxisRole role_of(const Mesh& mesh, int64_t axis);
 
 // Throws what role_of throws for the first axis that has no role.

@@ -9,13 +9,13 @@
 
 namespace tessera::layout::detail {
 
-// Records are found by hash and a predicate, and made once; they stay until they are erased. Thread-safe; threads that look for
-// records of different hashes rarely meet, since the table is cut into parts with a lock each.
+// Records are found by hash and a predicate, and made once; they stay until they are erased. Thread-safe; threads that
+// look for records of different hashes rarely meet, since the table is cut into parts with a lock each.
 template <typename Record>
 class InternTable {
  public:
-  // The record for which `equals(record)` holds among those of this hash, or the one that `make()` returns. `take(record)` runs
-  // before any other thread may erase it.
+  // The record for which `equals(record)` holds among those of this hash, or the one that `make()` returns.
+  // `take(record)` runs before any other thread may erase it.
   template <typename Equals, typename Make, typename Take>
   const Record* find_or_make(uint64_t hash, Equals equals, Make make, Take take) {
     Part& part = part_of(hash);

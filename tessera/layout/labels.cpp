@@ -10,13 +10,9 @@ namespace tessera::layout {
 
 namespace {
 
-Factor unlabelled(int64_t extent) {
-  return {Label::kNone, extent, 0, extent, 1};
-}
+Factor unlabelled(int64_t extent) { return {Label::kNone, extent, 0, extent, 1}; }
 
-bool is_none(const Factor& factor) {
-  return factor.label == Label::kNone;
-}
+bool is_none(const Factor& factor) { return factor.label == Label::kNone; }
 
 // Whether `inner`, standing right of `outer`, continues it: together they are one run of positions.
 bool continues(const Factor& outer, const Factor& inner) {
@@ -153,9 +149,9 @@ class Dealer {
   DimLabels factors_;
   c10::IntArrayRef to_;
   Labels dims_;
-  size_t at_ = 0;           // the next factor
-  bool is_split_ = false;   // the next factor has lost its outer part
-  size_t group_ = 0;        // the dim where the last common boundary lies
+  size_t at_ = 0;          // the next factor
+  bool is_split_ = false;  // the next factor has lost its outer part
+  size_t group_ = 0;       // the dim where the last common boundary lies
 };
 
 // The factors of `dim` after a slice; nothing when they cannot be told.
@@ -223,7 +219,8 @@ Labels normal_labels(Labels labels) {
   for (DimLabels& dim : labels) {
     dim = normal_dim(dim);
   }
-  return std::all_of(labels.begin(), labels.end(), [](const DimLabels& dim) { return dim.empty(); }) ? Labels{} : labels;
+  return std::all_of(labels.begin(), labels.end(), [](const DimLabels& dim) { return dim.empty(); }) ? Labels{}
+                                                                                                     : labels;
 }
 
 bool is_normal_labels(const Labels& labels) {
@@ -255,7 +252,8 @@ Labels view_labels(const Labels& labels, c10::IntArrayRef from, c10::IntArrayRef
   return normal_labels(Dealer(flat_factors(labels, from), to).deal());
 }
 
-Labels slice_labels(const Labels& labels, c10::IntArrayRef sizes, int64_t dim, int64_t start, int64_t length, int64_t step) {
+Labels slice_labels(const Labels& labels, c10::IntArrayRef sizes, int64_t dim, int64_t start, int64_t length,
+                    int64_t step) {
   if (labels.empty() || labels[dim].empty() || (start == 0 && step == 1 && length == sizes[dim])) {
     return labels;
   }

@@ -54,8 +54,8 @@ Lattice Lattice::parse(std::string_view text) {
   for (const std::string& item : base::split(text, ',')) {
     const auto parts = base::split(item, '=');
     const auto field = fields.find(base::trim(parts[0]));
-    TESSERA_CHECK_AS(ConfigError, field != fields.end() && parts.size() == 2, "[lattice] \"", text, "\": cannot read \"", item,
-                     "\" here (or it is there twice); ", kForm);
+    TESSERA_CHECK_AS(ConfigError, field != fields.end() && parts.size() == 2, "[lattice] \"", text,
+                     "\": cannot read \"", item, "\" here (or it is there twice); ", kForm);
     const auto value = base::try_parse_int(base::trim(parts[1]));
     TESSERA_CHECK_AS(ConfigError, value && *value >= 1, "[lattice] \"", text, "\": \"", parts[1], "\" leaves; ", kForm);
     *field->second = *value;
@@ -64,13 +64,9 @@ Lattice Lattice::parse(std::string_view text) {
   return result;
 }
 
-uint64_t Lattice::hash() const {
-  return base::hash_range(std::array<int64_t, 3>{batch, sequence, feature});
-}
+uint64_t Lattice::hash() const { return base::hash_range(std::array<int64_t, 3>{batch, sequence, feature}); }
 
-std::string Lattice::str() const {
-  return c10::str("batch=", batch, ",sequence=", sequence, ",feature=", feature);
-}
+std::string Lattice::str() const { return c10::str("batch=", batch, ",sequence=", sequence, ",feature=", feature); }
 
 int64_t leaf_length(int64_t size, int64_t leaves) {
   verify_leaves(size, leaves);
@@ -83,13 +79,9 @@ Range leaf_range(int64_t size, int64_t leaves, int64_t index) {
   return {std::min(index * length, size), std::min((index + 1) * length, size)};
 }
 
-int64_t leaf_unit(int64_t size, int64_t leaves) {
-  return std::max<int64_t>(leaf_length(size, leaves), 1);
-}
+int64_t leaf_unit(int64_t size, int64_t leaves) { return std::max<int64_t>(leaf_length(size, leaves), 1); }
 
-std::string Node::str() const {
-  return c10::str("[", begin, ",", end, ")");
-}
+std::string Node::str() const { return c10::str("[", begin, ",", end, ")"); }
 
 int64_t left_size(int64_t size) {
   TESSERA_CHECK(size >= 2, "[exact] a tree over ", size, " things has no children");
@@ -111,8 +103,8 @@ bool is_node_of(const Node& node, const Node& root) {
 }
 
 std::vector<Node> cover(const Node& part, int64_t leaves) {
-  TESSERA_CHECK(0 <= part.begin && part.begin <= part.end && part.end <= leaves, "[exact] cover of leaves ", part.str(), " of ",
-                leaves);
+  TESSERA_CHECK(0 <= part.begin && part.begin <= part.end && part.end <= leaves, "[exact] cover of leaves ", part.str(),
+                " of ", leaves);
   std::vector<Node> result;
   add_cover(part, {0, leaves}, result);
   return result;
@@ -130,8 +122,9 @@ bool is_of_whole_leaves(const Range& held, int64_t size, int64_t leaves) {
 
 std::string describe_cut(int64_t dim, const Range& held, int64_t size, int64_t leaves) {
   const int64_t unit = leaf_unit(size, leaves), at = held.begin % unit == 0 ? held.end : held.begin, leaf = at / unit;
-  return c10::str("dim ", dim, " of ", size, " has ", leaves, leaves == 1 ? " leaf of " : " leaves of ", unit, "; the cut at ", at, " is inside leaf ", leaf, " [",
-                  leaf * unit, ",", std::min((leaf + 1) * unit, size), "); accepted: cuts at multiples of ", unit, ", S(", dim, ";", unit,
+  return c10::str("dim ", dim, " of ", size, " has ", leaves, leaves == 1 ? " leaf of " : " leaves of ", unit,
+                  "; the cut at ", at, " is inside leaf ", leaf, " [", leaf * unit, ",",
+                  std::min((leaf + 1) * unit, size), "); accepted: cuts at multiples of ", unit, ", S(", dim, ";", unit,
                   "); even cuts without a unit fit over ", ranks_text(size, leaves), " ranks");
 }
 

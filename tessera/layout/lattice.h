@@ -1,8 +1,10 @@
-// The order of exact sums as index arithmetic: leaves of a dim, the tree over them, who computes what of it, how it is merged.
+// The order of exact sums as index arithmetic: leaves of a dim, the tree over them, who computes what of it, how it is
+// merged.
 //
-// Nothing here depends on how many ranks there are; that is the point. A sum over a dim of n elements is cut into L leaves
-// and its leaves are added in the order of one tree. A rank that holds some leaves computes the nodes that cover them, and
-// the merge finishes the tree from the nodes of all ranks with the additions that one rank alone would have made.
+// Nothing here depends on how many ranks there are; that is the point. A sum over a dim of n elements is cut into L
+// leaves and its leaves are added in the order of one tree. A rank that holds some leaves computes the nodes that cover
+// them, and the merge finishes the tree from the nodes of all ranks with the additions that one rank alone would have
+// made.
 #pragma once
 
 #include <cstdint>
@@ -50,12 +52,13 @@ struct Node {
   bool operator==(const Node&) const = default;
 };
 
-// How many of `size` things the left child of their root holds: the largest power of two below `size`, which is at least 2.
-// A subtree's shape depends on its size alone, so this one function is the whole tree.
+// How many of `size` things the left child of their root holds: the largest power of two below `size`, which is at
+// least 2. A subtree's shape depends on its size alone, so this one function is the whole tree.
 int64_t left_size(int64_t size);
 
-// How many finished subtrees thing `index` of `size` things completes, when they come in order: each is added to the newest
-// sum that waits. (The tree as a binary counter: trailing one bits of `index`; the last thing completes all that wait.)
+// How many finished subtrees thing `index` of `size` things completes, when they come in order: each is added to the
+// newest sum that waits. (The tree as a binary counter: trailing one bits of `index`; the last thing completes all that
+// wait.)
 int64_t closes_after(int64_t index, int64_t size);
 
 // True if `node` is a node of the tree over `root`, which is one itself.

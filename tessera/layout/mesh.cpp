@@ -15,8 +15,8 @@ namespace tessera::layout {
 struct Mesh::Data {
   std::vector<Axis> axes;
   std::vector<int64_t> ranks;
-  std::vector<int64_t> strides;                     // of each axis, in positions of `ranks`
-  std::unordered_map<int64_t, int64_t> positions;   // of each rank; empty when rank i stands at position i
+  std::vector<int64_t> strides;                    // of each axis, in positions of `ranks`
+  std::unordered_map<int64_t, int64_t> positions;  // of each rank; empty when rank i stands at position i
   uint64_t hash = 0;
 };
 
@@ -33,9 +33,10 @@ bool is_name(const std::string& name) {
 int64_t product(const std::vector<Axis>& axes) {
   int64_t result = 1;
   for (const Axis& axis : axes) {
-    TESSERA_CHECK_AS(ConfigError, axis.size >= 1, "[mesh] axis ", axis.name, "=", axis.size, "; accepted: sizes of at least 1");
-    TESSERA_CHECK_AS(ConfigError, axis.size <= kMostRanks / result, "[mesh] more than ", kMostRanks, " ranks, with axis ", axis.name, "=", axis.size,
-                     "; accepted: sizes whose product is smaller");
+    TESSERA_CHECK_AS(ConfigError, axis.size >= 1, "[mesh] axis ", axis.name, "=", axis.size,
+                     "; accepted: sizes of at least 1");
+    TESSERA_CHECK_AS(ConfigError, axis.size <= kMostRanks / result, "[mesh] more than ", kMostRanks,
+                     " ranks, with axis ", axis.name, "=", axis.size, "; accepted: sizes whose product is smaller");
     result *= axis.size;
   }
   return result;
@@ -60,7 +61,8 @@ void verify_axes(const std::vector<Axis>& axes, const std::vector<int64_t>& rank
   for (const Axis& axis : axes) {
     TESSERA_CHECK_AS(ConfigError, is_name(axis.name), "[mesh] \"", axis.name,
                      "\" cannot name an axis; accepted: letters, digits and _, not beginning with a digit");
-    TESSERA_CHECK_AS(ConfigError, names.insert(axis.name).second, "[mesh] the axis ", axis.name, " is named twice; accepted: distinct names, as in dp=2,tp=4");
+    TESSERA_CHECK_AS(ConfigError, names.insert(axis.name).second, "[mesh] the axis ", axis.name,
+                     " is named twice; accepted: distinct names, as in dp=2,tp=4");
   }
   const int64_t size = product(axes);
   TESSERA_CHECK(size == static_cast<int64_t>(ranks.size()), "[mesh] the axes hold ", size, " ranks, but ", ranks.size(),
@@ -111,17 +113,11 @@ Mesh::Mesh(std::vector<Axis> axes, std::vector<int64_t> ranks) {
   });
 }
 
-int64_t Mesh::ndim() const {
-  return static_cast<int64_t>(data_->axes.size());
-}
+int64_t Mesh::ndim() const { return static_cast<int64_t>(data_->axes.size()); }
 
-int64_t Mesh::size() const {
-  return static_cast<int64_t>(data_->ranks.size());
-}
+int64_t Mesh::size() const { return static_cast<int64_t>(data_->ranks.size()); }
 
-const std::vector<Axis>& Mesh::axes() const {
-  return data_->axes;
-}
+const std::vector<Axis>& Mesh::axes() const { return data_->axes; }
 
 const Axis& Mesh::axis(int64_t index) const {
   TESSERA_CHECK(index >= 0 && index < ndim(), "[mesh] no axis ", index, " in mesh {", str(), "}");
@@ -139,21 +135,18 @@ std::optional<int64_t> Mesh::find_axis(std::string_view name) const {
 
 int64_t Mesh::axis_index(std::string_view name) const {
   const auto index = find_axis(name);
-  TESSERA_CHECK(index, "[mesh] no axis \"", name, "\" in mesh {", str(), "}", base::did_you_mean(name, names_of(axes())));
+  TESSERA_CHECK(index, "[mesh] no axis \"", name, "\" in mesh {", str(), "}",
+                base::did_you_mean(name, names_of(axes())));
   return *index;
 }
 
-const std::vector<int64_t>& Mesh::ranks() const {
-  return data_->ranks;
-}
+const std::vector<int64_t>& Mesh::ranks() const { return data_->ranks; }
 
-uint64_t Mesh::hash() const {
-  return data_->hash;
-}
+uint64_t Mesh::hash() const { return data_->hash; }
 
 int64_t Mesh::rank_at(const Coord& coord) const {
-  TESSERA_CHECK(static_cast<int64_t>(coord.size()) == ndim(), "[mesh] a coordinate of ", coord.size(), " numbers on mesh {",
-                str(), "}");
+  TESSERA_CHECK(static_cast<int64_t>(coord.size()) == ndim(), "[mesh] a coordinate of ", coord.size(),
+                " numbers on mesh {", str(), "}");
   int64_t position = 0;
   for (int64_t i = 0; i < ndim(); ++i) {
     TESSERA_CHECK(coord[i] >= 0 && coord[i] < data_->axes[i].size, "[mesh] coordinate ", coord[i], " on axis ",
@@ -196,8 +189,8 @@ Mesh Mesh::submesh(const std::vector<std::string>& axes, int64_t rank) const {
   std::vector<int64_t> indices;
   for (const std::string& name : axes) {
     const int64_t index = axis_index(name);
-    TESSERA_CHECK(std::find(indices.begin(), indices.end(), index) == indices.end(), "[mesh] axis ", name,
-                  " of mesh {", str(), "} is named twice: ", base::join(axes, ", "));
+    TESSERA_CHECK(std::find(indices.begin(), indices.end(), index) == indices.end(), "[mesh] axis ", name, " of mesh {",
+                  str(), "} is named twice: ", base::join(axes, ", "));
     indices.push_back(index);
     kept.push_back(axis(indices.back()));
   }

@@ -28,11 +28,12 @@ class Mesh {
   // The mesh of one rank, with no axes.
   Mesh();
 
-  // Ranks 0..n-1 in order, n the product of the sizes. Throws ConfigError if a name is repeated or is not made of letters, digits
-  // and _ (a digit not first), a size is below one, or n above 2^24.
+  // Ranks 0..n-1 in order, n the product of the sizes. Throws ConfigError if a name is repeated or is not made of
+  // letters, digits and _ (a digit not first), a size is below one, or n above 2^24.
   explicit Mesh(std::vector<Axis> axes);
 
-  // The given ranks, row-major over the axes. Throws if their number is not the product of the sizes or one is repeated.
+  // The given ranks, row-major over the axes. Throws if their number is not the product of the sizes or one is
+  // repeated.
   Mesh(std::vector<Axis> axes, std::vector<int64_t> ranks);
 
   // From `dp=2,tp=4` (or `1` for the mesh of one). Throws ConfigError with the accepted form.

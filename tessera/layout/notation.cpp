@@ -41,7 +41,8 @@ std::optional<Placement> try_parse_shard(std::string_view text) {
   if (take(text, "@")) {
     options.order = static_cast<int>(std::min<int64_t>(take_int(text).value_or(-2), 128));
   }
-  const bool is_read = dim && *dim <= INT32_MAX && options.unit >= 1 && options.blocks >= 1 && options.blocks <= 255 && options.order >= -1 && options.order <= 127;
+  const bool is_read = dim && *dim <= INT32_MAX && options.unit >= 1 && options.blocks >= 1 && options.blocks <= 255 &&
+                       options.order >= -1 && options.order <= 127;
   return is_read && text == ")" ? std::optional(Shard(*dim, options)) : std::nullopt;
 }
 
@@ -103,7 +104,8 @@ std::string Placement::str() const {
 Placement parse_placement(std::string_view text) {
   const auto placement = try_parse_placement(without_spaces(text));
   TESSERA_CHECK_AS(ConfigError, placement, "[layout] \"", text,
-                   "\" is no placement; accepted: R, S(dim), S(dim;unit), S(dim@order), S(dim;unit@order), S(dim/blocks;unit), P, P(sum), P(max), "
+                   "\" is no placement; accepted: R, S(dim), S(dim;unit), S(dim@order), S(dim;unit@order), "
+                   "S(dim/blocks;unit), P, P(sum), P(max), "
                    "P(min), P(prod), P(avg)");
   return *placement;
 }
@@ -155,28 +157,27 @@ Mesh Mesh::parse(std::string_view text) {
   std::vector<Axis> axes;
   for (const std::string& item : base::split(text, ',')) {
     const size_t equals = item.find('=');
-    const auto size = equals == std::string::npos ? std::nullopt
-                                                  : base::try_parse_int(base::trim(std::string_view(item).substr(equals + 1)));
-    TESSERA_CHECK_AS(ConfigError, size && *size >= 1, "[mesh] \"", text, "\" is no mesh", item == text ? "" : ": \"" + item + "\"", kForm);
+    const auto size = equals == std::string::npos
+                          ? std::nullopt
+                          : base::try_parse_int(base::trim(std::string_view(item).substr(equals + 1)));
+    TESSERA_CHECK_AS(ConfigError, size && *size >= 1, "[mesh] \"", text, "\" is no mesh",
+                     item == text ? "" : ": \"" + item + "\"", kForm);
     axes.push_back({std::string(base::trim(std::string_view(item).substr(0, equals))), *size});
   }
   return Mesh(std::move(axes));
 }
 
-std::string Spec::layout_str() const {
-  return layout::str(data_->mesh, data_->placements);
-}
+std::string Spec::layout_str() const { return layout::str(data_->mesh, data_->placements); }
 
 std::string Spec::str() const {
   if (data_ == nullptr) {
     return "no spec";
   }
-  std::string text = std::string(c10::getDtypeNames(data_->dtype).first) + "[" + base::join(data_->sizes, ", ") + "] " + layout_str();
+  std::string text =
+      std::string(c10::getDtypeNames(data_->dtype).first) + "[" + base::join(data_->sizes, ", ") + "] " + layout_str();
   return data_->labels.empty() ? text : text + " " + layout::str(data_->labels);
 }
 
-std::ostream& operator<<(std::ostream& out, const Spec& spec) {
-  return out << spec.str();
-}
+std::ostream& operator<<(std::ostream& out, const Spec& spec) { return out << spec.str(); }
 
 }  // namespace tessera::layout

@@ -8,18 +8,17 @@
 
 namespace tessera::layout {
 
-Placement Replicate() {
-  return {};
-}
+Placement Replicate() { return {}; }
 
 Placement Shard(int64_t dim, ShardOptions options) {
-  TESSERA_CHECK(dim >= 0 && dim <= std::numeric_limits<int32_t>::max(),
-                "[layout] Shard(", dim, "): the dim must be 0 or more; count negative dims from the front first");
-  TESSERA_CHECK(options.unit >= 1, "[layout] Shard(", dim, ") with unit ", options.unit, ": the unit must be at least 1");
-  TESSERA_CHECK(options.order >= -1 && options.order <= 127,
-                "[layout] Shard(", dim, ") with order ", options.order, ": the order must be -1 (mesh order) or 0 to 127");
-  TESSERA_CHECK(options.blocks >= 1 && options.blocks <= std::numeric_limits<uint8_t>::max(),
-                "[layout] Shard(", dim, ") in ", options.blocks, " blocks; accepted: 1 to 255");
+  TESSERA_CHECK(dim >= 0 && dim <= std::numeric_limits<int32_t>::max(), "[layout] Shard(", dim,
+                "): the dim must be 0 or more; count negative dims from the front first");
+  TESSERA_CHECK(options.unit >= 1, "[layout] Shard(", dim, ") with unit ", options.unit,
+                ": the unit must be at least 1");
+  TESSERA_CHECK(options.order >= -1 && options.order <= 127, "[layout] Shard(", dim, ") with order ", options.order,
+                ": the order must be -1 (mesh order) or 0 to 127");
+  TESSERA_CHECK(options.blocks >= 1 && options.blocks <= std::numeric_limits<uint8_t>::max(), "[layout] Shard(", dim,
+                ") in ", options.blocks, " blocks; accepted: 1 to 255");
   Placement result;
   result.kind = Placement::Kind::kShard;
   result.blocks = static_cast<uint8_t>(options.blocks);
@@ -63,6 +62,15 @@ Range cut(int64_t size, int64_t parts, int64_t index, int64_t unit) {
   const int64_t units = (size + unit - 1) / unit;
   const int64_t step = (units + parts - 1) / parts * unit;
   return {std::min(index * step, size), std::min((index + 1) * step, size)};
+}
+
+Placements without_partial(Placements placements) {
+  for (Placement& placement : placements) {
+    if (placement.is_partial()) {
+      placement = Replicate();
+    }
+  }
+  return placements;
 }
 
 }  // namespace tessera::layout

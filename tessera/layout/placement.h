@@ -16,15 +16,16 @@ struct ShardOptions {
   int64_t unit = 1;
   // When several axes cut one dim: the position of this axis among them, slowest first. -1: in mesh order.
   int order = -1;
-  // An interleaved cut: the dim is so many blocks of one size, one after the other, each of which is cut alike (fused products:
-  // the rows of Q, K and V are 3). At most 255. Every axis that cuts the dim has the same.
+  // An interleaved cut: the dim is so many blocks of one size, one after the other, each of which is cut alike (fused
+  // products: the rows of Q, K and V are 3). At most 255. Every axis that cuts the dim has the same.
   int64_t blocks = 1;
 };
 
 // The placement on one mesh axis. A value; 16 bytes.
 //
-// Printed and parsed as `R`, `S(0)`, `S(0;64)` (unit 64), `S(0;64@1)` or `S(0@1)` (second among the axes that cut dim 0),
-// `S(0/3)` or `S(0/3;64)` (dim 0 is 3 blocks, each of which is cut), `P` for `P(sum)`, `P(max)`, `P(min)`, `P(prod)`, `P(avg)`.
+// Printed and parsed as `R`, `S(0)`, `S(0;64)` (unit 64), `S(0;64@1)` or `S(0@1)` (second among the axes that cut dim
+// 0), `S(0/3)` or `S(0/3;64)` (dim 0 is 3 blocks, each of which is cut), `P` for `P(sum)`, `P(max)`, `P(min)`,
+// `P(prod)`, `P(avg)`.
 struct Placement {
   enum class Kind : uint8_t { kReplicate, kShard, kPartial };
 
@@ -73,5 +74,8 @@ struct Range {
 // Part `index` of `parts` when [0, size) is cut as torch.chunk cuts, on multiples of `unit`:
 // ceil(ceil(size / unit) / parts) units each, the last parts short or empty (empty parts are [size, size)).
 Range cut(int64_t size, int64_t parts, int64_t index, int64_t unit = 1);
+
+// Replicate where there is a Partial: how a tensor lies once it is merged.
+Placements without_partial(Placements placements);
 
 }  // namespace tessera::layout

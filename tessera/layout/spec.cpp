@@ -103,7 +103,8 @@ std::string fault_of(PlacementsRef placements, int64_t ndim) {
   for (const Placement& placement : placements) {
     if (placement.is_partial()) {
       if (op && !commute(*op, placement.op)) {
-        return c10::str("P(", name_of(*op), ") and P(", name_of(placement.op), ") do not commute: merge one of them first");
+        return c10::str("P(", name_of(*op), ") and P(", name_of(placement.op),
+                        ") do not commute: merge one of them first");
       }
       op = placement.op;
     }
@@ -117,7 +118,8 @@ std::string fault_of(PlacementsRef placements, int64_t ndim) {
       return c10::str(placement.str(), ": the unit must be at least 1");
     }
     if (!find_axes_of_dim(placements, placement.dim, axes)) {
-      return c10::str("the axes that cut dim ", placement.dim, " give no one order; accepted: each position once, or none");
+      return c10::str("the axes that cut dim ", placement.dim,
+                      " give no one order; accepted: each position once, or none");
     }
     for (int64_t axis : axes) {
       if (placements[axis].blocks != placement.blocks) {
@@ -130,14 +132,15 @@ std::string fault_of(PlacementsRef placements, int64_t ndim) {
 
 void verify_blocks(PlacementsRef placements, c10::IntArrayRef sizes) {
   for (const Placement& placement : placements) {
-    TESSERA_CHECK(!placement.is_interleaved() || sizes[placement.dim] % placement.blocks == 0, "[layout] ", placement.str(),
-                  " of sizes ", sizes, ": dim ", placement.dim, " is not ", static_cast<int>(placement.blocks), " blocks of one size");
+    TESSERA_CHECK(!placement.is_interleaved() || sizes[placement.dim] % placement.blocks == 0, "[layout] ",
+                  placement.str(), " of sizes ", sizes, ": dim ", placement.dim, " is not ",
+                  static_cast<int>(placement.blocks), " blocks of one size");
   }
 }
 
 void verify_count(const Mesh& mesh, const Placements& placements) {
-  TESSERA_CHECK(static_cast<int64_t>(placements.size()) == mesh.ndim(), "[layout] ", placements.size(),
-                " placements (", base::join(placements, ", ", [](std::ostream& out, const Placement& p) { out << p.str(); }),
+  TESSERA_CHECK(static_cast<int64_t>(placements.size()) == mesh.ndim(), "[layout] ", placements.size(), " placements (",
+                base::join(placements, ", ", [](std::ostream& out, const Placement& p) { out << p.str(); }),
                 ") for mesh {", mesh.str(), "}; accepted: one for each axis");
 }
 
@@ -179,14 +182,23 @@ struct Key {
     for (const Placement& p : placements) {
       hash = base::hash_combine(hash, p.hash());
     }
-    const auto equals = [&](const Layout& known) { return known.mesh == mesh && placements == PlacementsRef(known.placements); };
+    const auto equals = [&](const Layout& known) {
+      return known.mesh == mesh && placements == PlacementsRef(known.placements);
+    };
     return table.find_or_make(hash, equals, [&] { return Layout{mesh, placements.vec()}; });
   }
 
   SpecData make(uint64_t hash) const {
-    SpecData data{.mesh = mesh, .placements = placements.vec(), .sizes = sizes.vec(), .strides = strides.vec(),
-                  .dtype = dtype, .labels = labels, .hash = hash, .layout = layout()};
-    data.has_partial = std::any_of(placements.begin(), placements.end(), [](const Placement& p) { return p.is_partial(); });
+    SpecData data{.mesh = mesh,
+                  .placements = placements.vec(),
+                  .sizes = sizes.vec(),
+                  .strides = strides.vec(),
+                  .dtype = dtype,
+                  .labels = labels,
+                  .hash = hash,
+                  .layout = layout()};
+    data.has_partial =
+        std::any_of(placements.begin(), placements.end(), [](const Placement& p) { return p.is_partial(); });
     data.is_replicated =
         std::all_of(placements.begin(), placements.end(), [](const Placement& p) { return p.is_replicate(); });
     return data;
@@ -213,13 +225,9 @@ void verify_labels(const Labels& labels, c10::IntArrayRef sizes) {
 
 }  // namespace
 
-int64_t SpecData::numel() const {
-  return std::accumulate(sizes.begin(), sizes.end(), int64_t{1}, std::multiplies<>());
-}
+int64_t SpecData::numel() const { return std::accumulate(sizes.begin(), sizes.end(), int64_t{1}, std::multiplies<>()); }
 
-int64_t SpecData::bytes() const {
-  return numel() * static_cast<int64_t>(c10::elementSize(dtype));
-}
+int64_t SpecData::bytes() const { return numel() * static_cast<int64_t>(c10::elementSize(dtype)); }
 
 Spec Spec::make(const Mesh& mesh, const Placements& placements, c10::IntArrayRef sizes, c10::IntArrayRef strides,
                 c10::ScalarType dtype, const Labels& labels) {
@@ -250,9 +258,7 @@ void Spec::release() {
   }
 }
 
-size_t Spec::count() {
-  return records().size();
-}
+size_t Spec::count() { return records().size(); }
 
 Spec Spec::contiguous(const Mesh& mesh, const Placements& placements, c10::IntArrayRef sizes, c10::ScalarType dtype,
                       const Labels& labels) {

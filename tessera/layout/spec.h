@@ -70,8 +70,8 @@ struct SpecData {
 
 // A handle to an interned SpecData: equal Specs are the same pointer. Thread-safe.
 //
-// A record lives as long as a Spec holds it, so that a program whose sizes change at every step does not fill the memory. One that
-// is kept lives as long as the process, and copies of its Specs count nothing: see `keep`.
+// A record lives as long as a Spec holds it, so that a program whose sizes change at every step does not fill the
+// memory. One that is kept lives as long as the process, and copies of its Specs count nothing: see `keep`.
 //
 // Normal form: an axis of size one is always Replicate (every placement on it means the same); `order` is -1 where the
 // axes that share a dim stand in mesh order, else 0, 1, ... slowest first; labels are as normal_labels makes them.
@@ -79,7 +79,9 @@ class Spec {
  public:
   Spec() = default;
   Spec(const Spec& other) : data_(other.data_) {
-    if (data_ && C10_UNLIKELY(!data_->holders.is_kept())) data_->holders.add();
+    if (data_ && C10_UNLIKELY(!data_->holders.is_kept())) {
+      data_->holders.add();
+    }
   }
   Spec(Spec&& other) noexcept : data_(std::exchange(other.data_, nullptr)) {}
   Spec& operator=(Spec other) noexcept {
@@ -87,12 +89,14 @@ class Spec {
     return *this;
   }
   ~Spec() {
-    if (data_ && C10_UNLIKELY(!data_->holders.is_kept())) release();
+    if (data_ && C10_UNLIKELY(!data_->holders.is_kept())) {
+      release();
+    }
   }
 
-  // Throws if `placements` does not name every axis, a dim is out of range, a unit is below one, the axes that share a dim
-  // have no consistent order (all explicit and distinct; or those without one fill the free positions) or not the same blocks,
-  // a dim does not divide into its blocks, or two Partial ops meet that do not commute (sum and avg do).
+  // Throws if `placements` does not name every axis, a dim is out of range, a unit is below one, the axes that share a
+  // dim have no consistent order (all explicit and distinct; or those without one fill the free positions) or not the
+  // same blocks, a dim does not divide into its blocks, or two Partial ops meet that do not commute (sum and avg do).
   static Spec make(const Mesh& mesh, const Placements& placements, c10::IntArrayRef sizes, c10::IntArrayRef strides,
                    c10::ScalarType dtype, const Labels& labels = {});
 
@@ -108,7 +112,9 @@ class Spec {
 
   // From now on the record is never destroyed. For what is copied often.
   void keep() const {
-    if (data_) data_->holders.keep();
+    if (data_) {
+      data_->holders.keep();
+    }
   }
 
   // How many records there are.
@@ -147,17 +153,17 @@ bool is_valid(const Mesh& mesh, const Placements& placements, int64_t ndim);
 // Of each of `ndim` dims, how many blocks its cuts have: 1, unless they are interleaved.
 std::vector<int64_t> blocks_of_dims(const Placements& placements, int64_t ndim);
 
-// The same tensor with every dim of more than one block as two, [blocks, size / blocks], of which the second is cut; without
-// labels. `blocks` are those of its placements, or any that divide the dim where no axis cuts it. A local tensor, its dims
-// taken apart alike, is one of the result.
+// The same tensor with every dim of more than one block as two, [blocks, size / blocks], of which the second is cut;
+// without labels. `blocks` are those of its placements, or any that divide the dim where no axis cuts it. A local
+// tensor, its dims taken apart alike, is one of the result.
 Spec unfolded(const Spec& spec, c10::IntArrayRef blocks);
 
 // Mesh axes that cut `dim`, slowest first (explicit order, then mesh order).
 std::vector<int64_t> axes_of_dim(const Mesh& mesh, const Placements& placements, int64_t dim);
 
 // The run of a dim of `size` that the rank at `coord` holds when the given placements cut it: every axis cuts, as cut()
-// does, what the slower ones left. An inner cut falls on global multiples of its unit only where the outer cuts do. Of an
-// interleaved dim, the run in its first block.
+// does, what the slower ones left. An inner cut falls on global multiples of its unit only where the outer cuts do. Of
+// an interleaved dim, the run in its first block.
 Range local_range(const Mesh& mesh, const Placements& placements, int64_t dim, int64_t size, const Coord& coord);
 
 // `{dp: S(0), tp: R}`; parse_placements throws with the accepted form. Axes that are not named are Replicate.

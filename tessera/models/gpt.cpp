@@ -41,15 +41,15 @@ at::Tensor GptAttentionImpl::forward(const at::Tensor& x, nn::LayerCache* cache)
   const at::Tensor heads = c_attn(x).unflatten(-1, {config_.heads, 3, config_.head_dim()}).transpose(1, 2);
   const std::vector<at::Tensor> qkv = heads.unbind(3);
   const auto [k, v] = cache != nullptr ? cache->append(qkv[1], qkv[2]) : std::pair(qkv[1], qkv[2]);
-  const at::Tensor mixed =
-      nn::causal_attention(qkv[0], k, v,
-                           {.dropout = config_.dropout, .training = is_training(), .fused = config_.fused_attention});
+  const at::Tensor mixed = nn::causal_attention(
+      qkv[0], k, v, {.dropout = config_.dropout, .training = is_training(), .fused = config_.fused_attention});
   return resid_dropout(c_proj(mixed.transpose(1, 2).flatten(2)));
 }
 
 GptMlpImpl::GptMlpImpl(const GptConfig& config) {
   c_fc = register_module("c_fc", nn::make_linear(config.dim, 4 * config.dim, nn::Bias::kZero, inner_init(config)));
-  c_proj = register_module("c_proj", nn::make_linear(4 * config.dim, config.dim, nn::Bias::kZero, residual_init(config)));
+  c_proj =
+      register_module("c_proj", nn::make_linear(4 * config.dim, config.dim, nn::Bias::kZero, residual_init(config)));
   dropout = register_module("dropout", torch::nn::Dropout(config.dropout));
 }
 
@@ -93,8 +93,8 @@ GptImpl::GptImpl(const GptConfig& config) : config_(config) {
   config.verify();
   transformer = register_module("transformer", GptBody(config));
   if (!config.tie_embeddings) {
-    lm_head = register_module(
-        "lm_head", nn::make_linear(config.dim, config.vocab_size, nn::Bias::kNone, inner_init(config)));
+    lm_head =
+        register_module("lm_head", nn::make_linear(config.dim, config.vocab_size, nn::Bias::kNone, inner_init(config)));
   }
 }
 

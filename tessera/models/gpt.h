@@ -12,19 +12,19 @@
 
 namespace tessera::models {
 
-// The rows of the fused `c_attn` are ordered [heads, (q, k, v), head_dim], not [(q, k, v), heads, head_dim] as in GPT-2's
-// files: a whole number of heads is then one contiguous cut of the rows, a plain Shard of unit 3 * head_dim.
+// The rows of the fused `c_attn` are ordered [heads, (q, k, v), head_dim], not [(q, k, v), heads, head_dim] as in
+// GPT-2's files: a whole number of heads is then one contiguous cut of the rows, a plain Shard of unit 3 * head_dim.
 struct GptConfig {
   int64_t vocab_size = 256;
   int64_t dim = 128;
   int64_t layers = 4;
   int64_t heads = 4;
   int64_t max_seq = 256;
-  double dropout = 0.1;                 // on embeddings, attention probabilities and what enters the residual stream
+  double dropout = 0.1;  // on embeddings, attention probabilities and what enters the residual stream
   double norm_eps = 1e-5;
-  bool tie_embeddings = true;           // the output head is the token embedding's weight
+  bool tie_embeddings = true;  // the output head is the token embedding's weight
   bool fused_attention = false;
-  double init_std = 0.02;               // projections into the residual stream: divided by sqrt(2 layers)
+  double init_std = 0.02;  // projections into the residual stream: divided by sqrt(2 layers)
   at::ScalarType dtype = at::kFloat;
 
   int64_t head_dim() const { return dim / heads; }
@@ -83,8 +83,8 @@ class GptBodyImpl : public torch::nn::Module {
 };
 TORCH_MODULE(GptBody);
 
-// Parameters are named as Hugging Face's GPT2LMHeadModel names them, weights lie as torch::nn::Linear's ([out, in]); with
-// tied embeddings there is no lm_head.weight.
+// Parameters are named as Hugging Face's GPT2LMHeadModel names them, weights lie as torch::nn::Linear's ([out, in]);
+// with tied embeddings there is no lm_head.weight.
 class GptImpl : public LanguageModel {
  public:
   explicit GptImpl(const GptConfig& config);

@@ -11,8 +11,8 @@ at::Tensor LanguageModel::loss(const at::Tensor& tokens, const at::Tensor& targe
 }
 
 void verify_tokens(const char* model, const at::Tensor& tokens, int64_t earlier, int64_t max_seq) {
-  TESSERA_CHECK(tokens.dim() == 2 && earlier + tokens.size(1) <= max_seq, "[", model, "] tokens of sizes ", tokens.sizes(),
-                earlier > 0 ? c10::str(" behind ", earlier, " earlier ones") : "",
+  TESSERA_CHECK(tokens.dim() == 2 && earlier + tokens.size(1) <= max_seq, "[", model, "] tokens of sizes ",
+                tokens.sizes(), earlier > 0 ? c10::str(" behind ", earlier, " earlier ones") : "",
                 "; accepted: [batch, length] with length at most max_seq = ", max_seq);
 }
 

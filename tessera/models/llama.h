@@ -22,9 +22,9 @@ struct LlamaConfig {
   int64_t max_seq = 256;
   double rope_theta = 10000;
   double norm_eps = 1e-5;
-  bool tie_embeddings = false;          // the output head is the embedding's weight
+  bool tie_embeddings = false;  // the output head is the embedding's weight
   bool fused_attention = false;
-  double init_std = 0.02;               // projections into the residual stream: divided by sqrt(2 layers)
+  double init_std = 0.02;  // projections into the residual stream: divided by sqrt(2 layers)
   at::ScalarType dtype = at::kFloat;
 
   int64_t head_dim() const { return dim / heads; }

@@ -8,14 +8,14 @@
 
 namespace tessera::nn {
 
-// Keys and values of one attention layer, of all positions so far: [batch, heads, length, head_dim]. One for each text or
-// batch of texts of equal length; for inference, under NoGradGuard. Not thread-safe.
+// Keys and values of one attention layer, of all positions so far: [batch, heads, length, head_dim]. One for each text
+// or batch of texts of equal length; for inference, under NoGradGuard. Not thread-safe.
 class LayerCache {
  public:
   int64_t length() const { return length_; }
 
-  // Adds the positions of k and v, and returns all keys and values. The views are valid until the next call. Room is doubled
-  // as it is needed, so that adding one position after the other copies each a constant number of times.
+  // Adds the positions of k and v, and returns all keys and values. The views are valid until the next call. Room is
+  // doubled as it is needed, so that adding one position after the other copies each a constant number of times.
   std::pair<at::Tensor, at::Tensor> append(const at::Tensor& k, const at::Tensor& v);
 
  private:

@@ -6,7 +6,8 @@
 
 namespace tessera::nn {
 
-// x / sqrt(mean(x^2 over the last dim) + eps) * weight; computed in float32 for 16-bit inputs. The weight starts at one.
+// x / sqrt(mean(x^2 over the last dim) + eps) * weight; computed in float32 for 16-bit inputs. The weight starts at
+// one.
 class RMSNormImpl : public torch::nn::Cloneable<RMSNormImpl> {
  public:
   explicit RMSNormImpl(int64_t dim, double eps = 1e-5, at::ScalarType dtype = at::kFloat);

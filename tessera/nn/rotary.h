@@ -11,7 +11,8 @@ struct RotaryTables {
   at::Tensor sin;
 };
 
-// Tables for `length` positions from `first` on and frequencies theta^(-2i / head_dim); angles are computed in float64, then cast.
+// Tables for `length` positions from `first` on and frequencies theta^(-2i / head_dim); angles are computed in float64,
+// then cast.
 RotaryTables rotary_tables(int64_t length, int64_t head_dim, double theta, const at::TensorOptions& options,
                            int64_t first = 0);
 

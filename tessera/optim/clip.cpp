@@ -8,9 +8,9 @@
 #include <ATen/ops/zeros.h>
 
 #include "tessera/base/error.h"
-#include "tessera/dtensor/meta.h"
-#include "tessera/dtensor/squared_norm.h"
-#include "tessera/dtensor/state.h"
+#include "tessera/dtensor/exact/squared_norm.h"
+#include "tessera/dtensor/record/meta.h"
+#include "tessera/dtensor/state/state.h"
 
 namespace tessera::optim {
 namespace {

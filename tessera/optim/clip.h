@@ -7,14 +7,15 @@
 
 namespace tessera::optim {
 
-// The L2 norm of the gradients of `parameters` as one vector: 0-dim, in the dtype of the first gradient, replicated. Parameters
-// without a gradient count as zero; without any gradient the norm is a float32 zero. Works on plain tensors and DTensors;
-// on DTensors collective over their mesh, with one small reduction for each layout among the gradients. In `exact` numerics the
-// order of the sums is that of kernels/clip_norm.h, parameters as they come, and each cut gradient takes a small reduction.
+// The L2 norm of the gradients of `parameters` as one vector: 0-dim, in the dtype of the first gradient, replicated.
+// Parameters without a gradient count as zero; without any gradient the norm is a float32 zero. Works on plain tensors
+// and DTensors; on DTensors collective over their mesh, with one small reduction for each layout among the gradients.
+// In `exact` numerics the order of the sums is that of kernels/rows/clip_norm.h, parameters as they come, and each cut
+// gradient takes a small reduction.
 at::Tensor grad_norm(const std::vector<at::Tensor>& parameters);
 
-// Multiplies the gradients in place by min(1, max_norm / (norm + 1e-6)), as torch.nn.utils.clip_grad_norm_ does, and returns
-// the norm before. `max_norm` must be positive; infinity leaves the gradients as they are.
+// Multiplies the gradients in place by min(1, max_norm / (norm + 1e-6)), as torch.nn.utils.clip_grad_norm_ does, and
+// returns the norm before. `max_norm` must be positive; infinity leaves the gradients as they are.
 at::Tensor clip_grad_norm(const std::vector<at::Tensor>& parameters, double max_norm);
 
 }  // namespace tessera::optim

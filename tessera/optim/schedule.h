@@ -5,7 +5,8 @@
 
 namespace tessera::optim {
 
-// A linear rise to `peak` over `warmup` steps, then half a cosine down to `floor` at step `steps`, and `floor` from there on.
+// A linear rise to `peak` over `warmup` steps, then half a cosine down to `floor` at step `steps`, and `floor` from
+// there on.
 struct WarmupCosine {
   double peak = 1e-3;
   double floor = 0;

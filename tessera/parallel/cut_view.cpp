@@ -1,11 +1,12 @@
+#include "tessera/dtensor/record/interception.h"
+#include "tessera/dtensor/state/state.h"
 #include "tessera/parallel/cut_view.h"
 
 #include <numeric>
 
 #include <ATen/ops/zeros.h>
 
-#include "tessera/dtensor/dispatch.h"
-#include "tessera/dtensor/dtensor.h"
+#include "tessera/dtensor/front/dtensor.h"
 
 namespace tessera::parallel {
 
@@ -48,7 +49,9 @@ std::vector<CutView> pieces(const CutView& of, int64_t dim, const std::vector<in
 
 std::vector<int64_t> equal_sizes(int64_t size, int64_t step) {
   std::vector<int64_t> sizes;
-  for (int64_t begin = 0; begin < size; begin += step) sizes.push_back(std::min(step, size - begin));
+  for (int64_t begin = 0; begin < size; begin += step) {
+    sizes.push_back(std::min(step, size - begin));
+  }
   return sizes;
 }
 
@@ -68,7 +71,8 @@ struct Overlap {
 };
 
 // `overlap` as far as it lies in the runs of dim `d` that the rank holds one after the other.
-void cut_to_runs(const Overlap& overlap, const std::vector<Range>& runs, const Range& box, std::vector<Overlap>& result) {
+void cut_to_runs(const Overlap& overlap, const std::vector<Range>& runs, const Range& box,
+                 std::vector<Overlap>& result) {
   const auto d = static_cast<int64_t>(overlap.in_box.size());
   int64_t before = 0;
   for (const Range& run : runs) {
@@ -88,7 +92,9 @@ std::vector<Overlap> overlaps_of(const CutView& view) {
   std::vector<Overlap> overlaps{{dtensor::meta_of(view.base)->local, {}}};
   for (size_t d = 0; d < held.size(); ++d) {
     std::vector<Overlap> cut;
-    for (const Overlap& overlap : overlaps) cut_to_runs(overlap, held[d], view.ranges[d], cut);
+    for (const Overlap& overlap : overlaps) {
+      cut_to_runs(overlap, held[d], view.ranges[d], cut);
+    }
     overlaps = std::move(cut);
   }
   return overlaps;
@@ -97,9 +103,13 @@ std::vector<Overlap> overlaps_of(const CutView& view) {
 // The same part of a content, with the dims of the base.
 at::Tensor part_of(const at::Tensor& content, const CutView& view, const Overlap& overlap) {
   std::vector<int64_t> sizes;
-  for (const Range& range : view.ranges) sizes.push_back(range.size());
+  for (const Range& range : view.ranges) {
+    sizes.push_back(range.size());
+  }
   at::Tensor part = content.view(sizes);
-  for (size_t d = 0; d < sizes.size(); ++d) part = part.narrow(static_cast<int64_t>(d), overlap.in_box[d].begin, overlap.in_box[d].size());
+  for (size_t d = 0; d < sizes.size(); ++d) {
+    part = part.narrow(static_cast<int64_t>(d), overlap.in_box[d].begin, overlap.in_box[d].size());
+  }
   return part;
 }
 
@@ -107,7 +117,9 @@ at::Tensor part_of(const at::Tensor& content, const CutView& view, const Overlap
 bool counts(const layout::Spec& spec) {
   const layout::Coord& coord = dtensor::RankState::require().ctx.coord(spec->mesh);
   for (size_t axis = 0; axis < coord.size(); ++axis) {
-    if (!spec->placements[axis].is_shard() && coord[axis] != 0) return false;
+    if (!spec->placements[axis].is_shard() && coord[axis] != 0) {
+      return false;
+    }
   }
   return true;
 }
@@ -116,41 +128,64 @@ bool counts(const layout::Spec& spec) {
 
 CutView CutView::whole(const at::Tensor& base) {
   CutView view{base, {}, std::vector<int64_t>(base.dim())};
-  for (int64_t size : base.sizes()) view.ranges.push_back({0, size});
+  for (int64_t size : base.sizes()) {
+    view.ranges.push_back({0, size});
+  }
   std::iota(view.dims.begin(), view.dims.end(), 0);
   return view;
 }
 
-std::optional<std::vector<CutView>> take_views(const std::string& op, const torch::jit::Stack& args, const CutView& of) {
+std::optional<std::vector<CutView>> take_views(const std::string& op, const torch::jit::Stack& args,
+                                               const CutView& of) {
   const bool is_unbind = op == "aten::unbind";
   const bool is_split = op == "aten::split" || op == "aten::split_with_sizes";
   const bool is_slice = op == "aten::slice";
-  if (!is_unbind && !is_split && !is_slice && op != "aten::select") return std::nullopt;
-  if (is_slice && args[4].toInt() != 1) return std::nullopt;
+  if (!is_unbind && !is_split && !is_slice && op != "aten::select") {
+    return std::nullopt;
+  }
+  if (is_slice && args[4].toInt() != 1) {
+    return std::nullopt;
+  }
   const int64_t dim = wrapped(args[is_split ? 2 : 1].toInt(), static_cast<int64_t>(of.dims.size()));
   const bool is_whole = of.dims.size() == of.ranges.size() && CutView::whole(of.base).ranges == of.ranges;
-  if (is_whole && !is_cut(of.base, of.dims[dim])) return std::nullopt;
+  if (is_whole && !is_cut(of.base, of.dims[dim])) {
+    return std::nullopt;
+  }
 
   const int64_t size = size_of(of, dim);
-  if (is_slice) return take_slice(args, of, dim);
-  if (op == "aten::split") return pieces(of, dim, equal_sizes(size, args[1].toInt()));
-  if (is_split) return pieces(of, dim, args[1].toIntVector());
-  if (!is_unbind) return std::vector<CutView>{selected(of, dim, wrapped(args[2].toInt(), size))};
+  if (is_slice) {
+    return take_slice(args, of, dim);
+  }
+  if (op == "aten::split") {
+    return pieces(of, dim, equal_sizes(size, args[1].toInt()));
+  }
+  if (is_split) {
+    return pieces(of, dim, args[1].toIntVector());
+  }
+  if (!is_unbind) {
+    return std::vector<CutView>{selected(of, dim, wrapped(args[2].toInt(), size))};
+  }
   std::vector<CutView> views;
-  for (int64_t i = 0; i < size; ++i) views.push_back(selected(of, dim, i));
+  for (int64_t i = 0; i < size; ++i) {
+    views.push_back(selected(of, dim, i));
+  }
   return views;
 }
 
 at::Tensor read(const CutView& view) {
   const layout::Spec spec = dtensor::spec_of(view.base);
   std::vector<int64_t> sizes;
-  for (int64_t dim : view.dims) sizes.push_back(view.ranges[dim].size());
+  for (int64_t dim : view.dims) {
+    sizes.push_back(view.ranges[dim].size());
+  }
   at::Tensor content;
   {
     dtensor::LocalScope scope;
     content = at::zeros(sizes, at::TensorOptions().dtype(spec->dtype));
     if (counts(spec)) {
-      for (const Overlap& overlap : overlaps_of(view)) part_of(content, view, overlap).copy_(overlap.local);
+      for (const Overlap& overlap : overlaps_of(view)) {
+        part_of(content, view, overlap).copy_(overlap.local);
+      }
     }
   }
   const Placements terms(spec->mesh.ndim(), layout::Partial());

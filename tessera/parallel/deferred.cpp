@@ -1,3 +1,6 @@
+#include "tessera/dtensor/record/arguments.h"
+#include "tessera/dtensor/record/interception.h"
+#include "tessera/dtensor/state/state.h"
 #include "tessera/parallel/deferred.h"
 
 #include <optional>
@@ -9,10 +12,9 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/hints.h"
-#include "tessera/dtensor/dispatch.h"
-#include "tessera/dtensor/dtensor.h"
-#include "tessera/dtensor/registry.h"
-#include "tessera/dtensor/stock.h"
+#include "tessera/dtensor/front/dtensor.h"
+#include "tessera/dtensor/front/registry.h"
+#include "tessera/dtensor/random/stock.h"
 #include "tessera/parallel/tape.h"
 
 namespace tessera::parallel {
@@ -34,7 +36,9 @@ at::Tensor meta_like(const at::Tensor& tensor) {
 at::Tensor meta_permutation(const c10::FunctionSchema& schema, const Stack& args) {
   auto dtype = c10::ScalarType::Long;
   for (size_t i = 0; i < args.size(); ++i) {
-    if (schema.arguments()[i].name() == "dtype" && !args[i].isNone()) dtype = args[i].toScalarType();
+    if (schema.arguments()[i].name() == "dtype" && !args[i].isNone()) {
+      dtype = args[i].toScalarType();
+    }
   }
   return at::detail::empty_strided_meta({args[0].toInt()}, {1}, dtype);
 }
@@ -43,14 +47,17 @@ at::Tensor meta_permutation(const c10::FunctionSchema& schema, const Stack& args
 bool is_conversion(const c10::FunctionSchema& schema) {
   const std::string& name = schema.name();
   const bool is_view = !schema.returns().empty() && schema.returns()[0].alias_info() != nullptr;
-  return is_view || name == "aten::_to_copy" || name == "aten::clone" || name == "aten::detach" || name == "aten::alias";
+  return is_view || name == "aten::_to_copy" || name == "aten::clone" || name == "aten::detach" ||
+         name == "aten::alias";
 }
 
 // What an operator that turns a tensor in place (t_, squeeze_) gives anew.
 std::optional<c10::OperatorHandle> out_of_place(const c10::OperatorHandle& op) {
   static const std::set<std::string> kTurns = {"aten::t_", "aten::transpose_", "aten::squeeze_", "aten::unsqueeze_"};
   c10::OperatorName name = op.operator_name();
-  if (!kTurns.count(name.name)) return std::nullopt;
+  if (!kTurns.count(name.name)) {
+    return std::nullopt;
+  }
   name.name.pop_back();
   return c10::Dispatcher::singleton().findSchema(name);
 }
@@ -61,12 +68,20 @@ Stack run_on_meta(const Recorded& call, const std::vector<at::Tensor>& tensors) 
   dtensor::LocalScope scope;
   at::NoGradGuard no_grad;
   Stack stack(call.args.begin(), call.args.end());
-  if (call.op.schema().name() == "aten::randperm") return {meta_permutation(call.op.schema(), stack)};
+  if (call.op.schema().name() == "aten::randperm") {
+    return {meta_permutation(call.op.schema(), stack)};
+  }
   const auto& arguments = call.op.schema().arguments();
   for (size_t i = 0; i < stack.size(); ++i) {
-    if (arguments[i].name() == "device") stack[i] = c10::Device(c10::kMeta);
-    if (arguments[i].name() == "pin_memory") stack[i] = IValue();
-    if (stack[i].isTensor() && stack[i].toTensor().defined()) stack[i] = meta_like(stack[i].toTensor());
+    if (arguments[i].name() == "device") {
+      stack[i] = c10::Device(c10::kMeta);
+    }
+    if (arguments[i].name() == "pin_memory") {
+      stack[i] = IValue();
+    }
+    if (stack[i].isTensor() && stack[i].toTensor().defined()) {
+      stack[i] = meta_like(stack[i].toTensor());
+    }
   }
   for (size_t i = 0; i < call.references.size(); ++i) {
     dtensor::replace_tensor(stack[call.references[i].arg], call.references[i].item, meta_like(tensors[i]));
@@ -76,7 +91,9 @@ Stack run_on_meta(const Recorded& call, const std::vector<at::Tensor>& tensors) 
     call.op.callBoxed(stack);
   } catch (const c10::NotImplementedError&) {
     // Some elementwise operators have no meta kernel outside of Python: their results are like their operand.
-    if (!call.op.hasTag(at::Tag::pointwise) || !args.at(0).isTensor()) throw;
+    if (!call.op.hasTag(at::Tag::pointwise) || !args.at(0).isTensor()) {
+      throw;
+    }
     return {args[0]};
   }
   return stack;
@@ -90,10 +107,15 @@ at::Tensor Tape::wrap_result(const at::Tensor& meta, Recorded& call) {
 }
 
 void Tape::check_not_used(const c10::FunctionSchema& schema, const std::vector<at::Tensor>& tensors) const {
-  if (!is_closed_ || !at::GradMode::is_enabled() || is_conversion(schema)) return;
+  if (!is_closed_ || !at::GradMode::is_enabled() || is_conversion(schema)) {
+    return;
+  }
   for (const at::Tensor& tensor : tensors) {
-    TESSERA_CHECK(!tensor.requires_grad(), "[", schema.name(), "] a parameter of ", tensor.sizes(), " from `deferred` is used before it has a value. "
-                  "Call ", base::in_library("parallelize(model, plan, optimizer)"), base::in_language(" or place(*model, plan)", ""), " first.");
+    TESSERA_CHECK(!tensor.requires_grad(), "[", schema.name(), "] a parameter of ", tensor.sizes(),
+                  " from `deferred` is used before it has a value. "
+                  "Call ",
+                  base::in_library("parallelize(model, plan, optimizer)"),
+                  base::in_language(" or place(*model, plan)", ""), " first.");
   }
 }
 
@@ -110,34 +132,49 @@ void Tape::record_turn(const c10::OperatorHandle& view, Stack* stack) {
 // Keeps the place in the program of a call that draws, and goes on to the next.
 void Tape::note_draw(Recorded& call, const Stack& results) {
   RankState* state = RankState::current();
-  if (!state || !call.op.hasTag(at::Tag::nondeterministic_seeded)) return;
+  if (!state || !call.op.hasTag(at::Tag::nondeterministic_seeded)) {
+    return;
+  }
   call.sites = state->sites;
   call.strides = results.back().toTensor().strides().vec();
   const at::Generator named = dtensor::named_generator(call.args);
-  if (named.defined() || state->sites.stock) dtensor::skip_recorded(*state, call.op, call.args, results.back().toTensor());
+  if (named.defined() || state->sites.stock) {
+    dtensor::skip_recorded(*state, call.op, call.args, results.back().toTensor());
+  }
   state->sites.next();
 }
 
 void Tape::record(const c10::OperatorHandle& op, Stack* stack) {
-  if (const auto view = out_of_place(op)) return record_turn(*view, stack);
+  if (const auto view = out_of_place(op)) {
+    return record_turn(*view, stack);
+  }
   const c10::FunctionSchema& schema = op.schema();
   const size_t n = schema.arguments().size();
-  TESSERA_CHECK(schema.name() != "aten::_local_scalar_dense", "[deferred] the value of a tensor is read, which does not exist before parallelize "
-                "(or place). In a constructor, compute it from numbers, initialise that tensor after parallelize, or build the model without `deferred`.");
+  TESSERA_CHECK(schema.name() != "aten::_local_scalar_dense",
+                "[deferred] the value of a tensor is read, which does not exist before parallelize "
+                "(or place). In a constructor, compute it from numbers, initialise that tensor after parallelize, or "
+                "build the model without `deferred`.");
   Recorded call{op, std::vector<IValue>(stack->end() - n, stack->end()), {}, {}, {}, {}};
   std::vector<at::Tensor> tensors, written;
   dtensor::for_each_tensor(call.args, [&](const at::Tensor& tensor, int arg, int item) {
-    if (!is_deferred(tensor)) return;
-    TESSERA_CHECK(dtensor::meta_of(tensor)->rare->recorder.get() == this, "[deferred] ", schema.name(), " mixes tensors of two deferred blocks");
+    if (!is_deferred(tensor)) {
+      return;
+    }
+    TESSERA_CHECK(dtensor::meta_of(tensor)->rare->recorder.get() == this, "[deferred] ", schema.name(),
+                  " mixes tensors of two deferred blocks");
     call.references.push_back({arg, item, value_of(tensor)});
     tensors.push_back(tensor);
     const c10::AliasInfo* alias = schema.arguments()[arg].alias_info();
-    if (alias && alias->isWrite()) written.push_back(tensor);
+    if (alias && alias->isWrite()) {
+      written.push_back(tensor);
+    }
   });
   check_not_used(schema, tensors);
   Stack results = run_on_meta(call, tensors);
   note_draw(call, results);
-  for (const Reference& reference : call.references) dtensor::replace_tensor(call.args[reference.arg], reference.item, at::Tensor());
+  for (const Reference& reference : call.references) {
+    dtensor::replace_tensor(call.args[reference.arg], reference.item, at::Tensor());
+  }
   stack->resize(stack->size() - n);
 
   size_t next_written = 0;
@@ -149,7 +186,9 @@ void Tape::record(const c10::OperatorHandle& op, Stack* stack) {
       stack->push_back(written[next_written++]);
     } else if (result.isTensorList()) {
       c10::List<at::Tensor> list;
-      for (const at::Tensor& meta : result.toTensorVector()) list.push_back(wrap_result(meta, call));
+      for (const at::Tensor& meta : result.toTensorVector()) {
+        list.push_back(wrap_result(meta, call));
+      }
       stack->push_back(std::move(list));
     } else if (result.isTensor() && result.toTensor().defined()) {
       stack->push_back(wrap_result(result.toTensor(), call));
@@ -174,7 +213,9 @@ DeferredScope::DeferredScope() {
 DeferredScope::~DeferredScope() { state_->tape->close(); }
 
 bool is_deferred(const at::Tensor& tensor) {
-  if (!dtensor::is_dtensor(tensor)) return false;
+  if (!dtensor::is_dtensor(tensor)) {
+    return false;
+  }
   const Meta* meta = dtensor::meta_of(tensor);
   return !meta->spec && meta->rare && meta->rare->recorder;
 }

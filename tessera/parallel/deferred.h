@@ -23,10 +23,10 @@ class DeferredScope {
   std::unique_ptr<State> state_;
 };
 
-// Runs `make` (a model's constructor) without allocating: factories and initialisers are recorded, and `place` replays them
-// on each rank's part, with the values of one-device initialisation bit for bit (generator `counter`, as seeded when `make`
-// ran). Until then the model may be planned for, converted (`to`), initialised further and given to an optimizer; using a
-// parameter, or reading a value, throws. Works outside of ranks too, for planning.
+// Runs `make` (a model's constructor) without allocating: factories and initialisers are recorded, and `place` replays
+// them on each rank's part, with the values of one-device initialisation bit for bit (generator `counter`, as seeded
+// when `make` ran). Until then the model may be planned for, converted (`to`), initialised further and given to an
+// optimizer; using a parameter, or reading a value, throws. Works outside of ranks too, for planning.
 template <typename Make>
 auto deferred(Make&& make) -> std::invoke_result_t<Make> {
   DeferredScope scope;
@@ -42,8 +42,8 @@ struct Materialization {
   layout::Placements placements;
 };
 
-// Replays the recordings and turns each tensor into a DTensor in place. Every rank allocates its own parts only, and so do
-// temporaries that are made element by element, which die at their last use; what a constructor makes whole (`eye`,
+// Replays the recordings and turns each tensor into a DTensor in place. Every rank allocates its own parts only, and so
+// do temporaries that are made element by element, which die at their last use; what a constructor makes whole (`eye`,
 // `arange`, `randperm`) or initialises through a slice along a cut dim is held whole for as long.
 // Tensors that are not deferred are left alone. Collective over the mesh.
 void materialize(const layout::Mesh& mesh, const std::vector<Materialization>& tensors);

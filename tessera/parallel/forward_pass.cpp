@@ -5,8 +5,8 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/hints.h"
-#include "tessera/dtensor/dtensor.h"
-#include "tessera/dtensor/layout_ops.h"
+#include "tessera/dtensor/front/dtensor.h"
+#include "tessera/dtensor/ops/layout_ops.h"
 #include "tessera/parallel/rows.h"
 
 namespace tessera::parallel {
@@ -31,12 +31,21 @@ ForwardPasses ForwardPasses::of_copy() const {
 
 void ForwardPasses::check(const std::vector<dtensor::NamedValue>& batch) {
   RankState& state = RankState::require();
-  if (std::exchange(checks_operands_, false)) state.check_plain = false;
-  if (!calls_.next()) return;
+  if (std::exchange(checks_operands_, false)) {
+    state.check_plain = false;
+  }
+  if (!calls_.next()) {
+    return;
+  }
   Placements rows(static_cast<size_t>(plan_.mesh.ndim()));
-  for (const auto& axis : plan_.batch_axes) rows[static_cast<size_t>(plan_.mesh.axis_index(axis))] = layout::Shard(0);
-  const auto mesh = c10::str(base::in_language("layout::Mesh::parse(\"", "tessera.Mesh('"), plan_.mesh.str(), base::in_language("\")", "')"));
-  verify_same_batch(batch, plan_, "forward", base::in_library(c10::str("from_local(part, ", mesh, ", \"", layout::str(plan_.mesh, rows), "\")")));
+  for (const auto& axis : plan_.batch_axes) {
+    rows[static_cast<size_t>(plan_.mesh.axis_index(axis))] = layout::Shard(0);
+  }
+  const auto mesh = c10::str(base::in_language("layout::Mesh::parse(\"", "tessera.Mesh('"), plan_.mesh.str(),
+                             base::in_language("\")", "')"));
+  verify_same_batch(
+      batch, plan_, "forward",
+      base::in_library(c10::str("from_local(part, ", mesh, ", \"", layout::str(plan_.mesh, rows), "\")")));
   checks_operands_ = !std::exchange(state.check_plain, true);
 }
 
@@ -50,7 +59,9 @@ ForwardPasses::Samples ForwardPasses::next_pass(int64_t samples) {
   sites.evaluation = static_cast<uint64_t>(evaluations_ = 0);
   const int64_t index = passes_++ % micro_batches_;
   dtensor::StepMeans& means = RankState::require().means;
-  if (micro_batches_ > 1 || means.parts == 1) means.parts = micro_batches_, means.samples = samples * micro_batches_;
+  if (micro_batches_ > 1 || means.parts == 1) {
+    means.parts = micro_batches_, means.samples = samples * micro_batches_;
+  }
   return {samples, samples * micro_batches_, samples * index};
 }
 
@@ -97,10 +108,14 @@ at::Tensor ForwardPasses::distribute(const at::Tensor& tensor, const Samples& sa
   return result;
 }
 
-at::Tensor ForwardPasses::placed(const at::Tensor& tensor, const Placements& placements, const layout::Labels& labels) const {
+at::Tensor ForwardPasses::placed(const at::Tensor& tensor, const Placements& placements,
+                                 const layout::Labels& labels) const {
   const bool has_gradient = at::GradMode::is_enabled() && tensor.requires_grad();
-  if (!has_gradient && dtensor::unwrapped(tensor).is_same(tensor)) return dtensor::distribute(tensor, plan_.mesh, placements, labels);
-  const auto whole = layout::Spec::contiguous(plan_.mesh, Placements(placements.size()), tensor.sizes(), tensor.scalar_type(), labels);
+  if (!has_gradient && dtensor::unwrapped(tensor).is_same(tensor)) {
+    return dtensor::distribute(tensor, plan_.mesh, placements, labels);
+  }
+  const auto whole =
+      layout::Spec::contiguous(plan_.mesh, Placements(placements.size()), tensor.sizes(), tensor.scalar_type(), labels);
   return dtensor::call_redistribute(dtensor::call_from_plain(tensor, whole), whole.with(placements));
 }
 

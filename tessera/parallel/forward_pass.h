@@ -10,21 +10,23 @@
 
 namespace tessera::parallel {
 
-// The forward passes of a placed model that the program runs itself (`loss = model(batch); loss.backward()`), one after the
-// other on one rank. `begin` and `end` stand around each: between them factories give DTensors on the plan's mesh, and what is
-// gathered until the next `begin` is shared within the plan's budget.
+// The forward passes of a placed model that the program runs itself (`loss = model(batch); loss.backward()`), one after
+// the other on one rank. `begin` and `end` stand around each: between them factories give DTensors on the plan's mesh,
+// and what is gathered until the next `begin` is shared within the plan's budget.
 //
-// Random numbers belong to a pass: those with gradients are the equal micro-batches of one training step after the other, those
-// without (an evaluation, a token of generated text) are counted since the last one with, and draw numbers of their own.
+// Random numbers belong to a pass: those with gradients are the equal micro-batches of one training step after the
+// other, those without (an evaluation, a token of generated text) are counted since the last one with, and draw numbers
+// of their own.
 class ForwardPasses {
  public:
   // A step has `micro_batches` passes with gradients.
   explicit ForwardPasses(Plan plan, int64_t micro_batches = 1);
 
-  // Starts a pass: its batch is cut over the plan's batch axes. `batch` are plain tensors, the same on every rank, and DTensors,
-  // which stay as they are. Those whose dim 0 is as long as the first one's are samples (dim 0 is labelled batch and, of two
-  // dims, the second sequence); the others are replicated. In passes 1, 2, 4, 8, ... ranks compare what they were given and, until
-  // the next begins, the plain operands of every operator (a loss's targets): throws if they differ.
+  // Starts a pass: its batch is cut over the plan's batch axes. `batch` are plain tensors, the same on every rank, and
+  // DTensors, which stay as they are. Those whose dim 0 is as long as the first one's are samples (dim 0 is labelled
+  // batch and, of two dims, the second sequence); the others are replicated. In passes 1, 2, 4, 8, ... ranks compare
+  // what they were given and, until the next begins, the plain operands of every operator (a loss's targets): throws if
+  // they differ.
   std::vector<at::Tensor> begin(const std::vector<dtensor::NamedValue>& batch);
 
   // Ends it; called too when the forward threw.

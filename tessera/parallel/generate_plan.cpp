@@ -5,7 +5,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/text.h"
-#include "tessera/dtensor/state.h"
+#include "tessera/dtensor/state/state.h"
 #include "tessera/layout/axis_role.h"
 #include "tessera/parallel/roles.h"
 
@@ -19,8 +19,8 @@ struct Heads {
   bool are_given = false;  // by the caller, not by the model
 };
 
-// Heads in whole groups, when a group of Linears is attention: what the cuts of Q (and of the product that reads it) and of
-// K and V fall on.
+// Heads in whole groups, when a group of Linears is attention: what the cuts of Q (and of the product that reads it)
+// and of K and V fall on.
 struct AttentionCut {
   int64_t query_unit = 1;
   int64_t key_unit = 1;
@@ -72,7 +72,8 @@ class Generator {
   Generator(const ModuleTree& model, const PlanOptions& options) : model_(model), options_(options) {
     options_.kv_heads = options.kv_heads > 0 ? options.kv_heads : options.heads;
     TESSERA_CHECK_AS(PlanError, options.devices >= 1 && options.heads >= 0 && options.kv_heads >= 0,
-                     "[generate_plan] devices ", options.devices, ", heads ", options.heads, ", kv_heads ", options.kv_heads,
+                     "[generate_plan] devices ", options.devices, ", heads ", options.heads, ", kv_heads ",
+                     options.kv_heads,
                      "; accepted: at least one device, and numbers of heads that are not negative (0: unknown)");
     TESSERA_CHECK_AS(PlanError, options.heads > 0 ? options.heads % options_.kv_heads == 0 : options.kv_heads == 0,
                      "[generate_plan] heads ", options.heads, " with kv_heads ", options.kv_heads,
@@ -92,7 +93,8 @@ class Generator {
     }
     if (ranks_ > 1) {
       plan_embeddings();
-      std::for_each(roles_.groups.begin(), roles_.groups.end(), [this](const LinearGroup& group) { plan_group(group); });
+      std::for_each(roles_.groups.begin(), roles_.groups.end(),
+                    [this](const LinearGroup& group) { plan_group(group); });
       for (const auto& name : roles_.unknown) {
         add_note(plan_, general(name) + " stays whole: it belongs to no Linear and no Embedding");
       }
@@ -112,9 +114,10 @@ class Generator {
     while (options_.lattice && (devices % ranks != 0 || devices / ranks > options_.lattice->batch)) {
       ++ranks;
     }
-    TESSERA_CHECK_AS(PlanError, ranks == 1 || ranks <= options_.lattice->feature, "[generate_plan] no mesh of ", devices,
-                     " ranks fits the lattice ", options_.lattice->str(), "; accepted: a lattice with batch=", devices,
-                     ", or fewer ranks: dp of at most ", options_.lattice->batch, " times tp of at most ", options_.lattice->feature);
+    TESSERA_CHECK_AS(PlanError, ranks == 1 || ranks <= options_.lattice->feature, "[generate_plan] no mesh of ",
+                     devices, " ranks fits the lattice ", options_.lattice->str(),
+                     "; accepted: a lattice with batch=", devices, ", or fewer ranks: dp of at most ",
+                     options_.lattice->batch, " times tp of at most ", options_.lattice->feature);
     std::vector<layout::Axis> axes;
     if (devices > ranks) {
       axes.push_back({layout::name_of(layout::AxisRole::kData), devices / ranks});
@@ -123,7 +126,8 @@ class Generator {
       axes.push_back({layout::name_of(layout::AxisRole::kTensor), ranks});
     }
     layout::Mesh mesh(axes);
-    add_note(plan_, "mesh {" + mesh.str() + "} chosen for " + std::to_string(devices) + " ranks, data parallelism first; another is given as the mesh");
+    add_note(plan_, "mesh {" + mesh.str() + "} chosen for " + std::to_string(devices) +
+                        " ranks, data parallelism first; another is given as the mesh");
     return mesh;
   }
 
@@ -133,8 +137,8 @@ class Generator {
     return placements;
   }
 
-  // Under sequence parallelism where what the norms and the residual sum read lies: [batch, sequence, ...] with the batch cut by
-  // the batch axes and the sequence by tp.
+  // Under sequence parallelism where what the norms and the residual sum read lies: [batch, sequence, ...] with the
+  // batch cut by the batch axes and the sequence by tp.
   std::optional<layout::Placements> sequence_shards() const {
     if (!options_.sequence_parallel) {
       return {};
@@ -159,8 +163,9 @@ class Generator {
     for (int64_t i = 0; i < ranks_; ++i) {
       parts.push_back(layout::cut(width, ranks_, i, unit).size());
     }
-    add_note(plan_, general(name) + ": " + std::to_string(width) + (unit > 1 ? " in units of " + std::to_string(unit) : "") +
-                        " over " + std::to_string(ranks_) + " ranks is uneven: " + base::join(parts, ", "));
+    add_note(plan_, general(name) + ": " + std::to_string(width) +
+                        (unit > 1 ? " in units of " + std::to_string(unit) : "") + " over " + std::to_string(ranks_) +
+                        " ranks is uneven: " + base::join(parts, ", "));
   }
 
   void plan_embeddings() {
@@ -178,7 +183,8 @@ class Generator {
 
   Heads heads_of(const LinearGroup& group) const {
     const auto& first = group.columns.front();
-    return options_.heads > 0 ? Heads{options_.heads, options_.kv_heads, true} : Heads{first.heads, first.kv_heads, false};
+    return options_.heads > 0 ? Heads{options_.heads, options_.kv_heads, true}
+                              : Heads{first.heads, first.kv_heads, false};
   }
 
   AttentionCut attention_cut(const LinearGroup& group, const Heads& heads) {
@@ -194,19 +200,24 @@ class Generator {
     }
     widen_to_leaves(cut, group);
     // The gradients of keys and values that are whole are cut between their heads all the same.
-    const bool cuts_leaves = cut.keeps_keys_whole && heads.keys > 1 && whole_leaves(head_dim, heads.keys * head_dim) != head_dim;
+    const bool cuts_leaves =
+        cut.keeps_keys_whole && heads.keys > 1 && whole_leaves(head_dim, heads.keys * head_dim) != head_dim;
     cut.keeps_all_whole = options_.lattice && (cuts_leaves || cut.query_unit >= group.row->in);
     note_whole(cut, group, heads);
     return cut;
   }
 
   void note_whole(const AttentionCut& cut, const LinearGroup& group, const Heads& heads) {
-    const auto of_heads = std::to_string(heads.queries) + " query and " + std::to_string(heads.keys) + " key/value heads for " + std::to_string(ranks_) + " ranks: ";
+    const auto of_heads = std::to_string(heads.queries) + " query and " + std::to_string(heads.keys) +
+                          " key/value heads for " + std::to_string(ranks_) + " ranks: ";
     if (cut.keeps_all_whole) {
-      add_note(plan_, general(group.row->name) + ": " + of_heads + "this attention stays whole, as no cut between its heads falls between leaves of the lattice " +
-                          options_.lattice->str());
+      add_note(plan_,
+               general(group.row->name) + ": " + of_heads +
+                   "this attention stays whole, as no cut between its heads falls between leaves of the lattice " +
+                   options_.lattice->str());
     } else if (cut.keeps_keys_whole) {
-      add_note(plan_, general(group.row->name) + ": " + of_heads + "K and V stay whole, queries are cut by single heads");
+      add_note(plan_,
+               general(group.row->name) + ": " + of_heads + "K and V stay whole, queries are cut by single heads");
     }
   }
 
@@ -232,15 +243,16 @@ class Generator {
     cut.key_unit *= scale;
   }
 
-  // Fused products that lie one after the other, and of which a part is read: 3 for Q, K and V, 2 for a gate and what it gates;
-  // else 1. 0: fused in an order that is not known, or that this plan cannot cut.
+  // Fused products that lie one after the other, and of which a part is read: 3 for Q, K and V, 2 for a gate and what
+  // it gates; else 1. 0: fused in an order that is not known, or that this plan cannot cut.
   int64_t blocks_of(const LinearGroup& group, const Heads& heads) const {
     if (group.columns.size() != 1 || !group.row) {
       return 1;
     }
     const LinearInfo& linear = group.columns[0];
     if (is_attention(group, heads)) {
-      const bool is_by_heads = linear.name.ends_with("query_key_value");  // so named where the rows are in the order of the heads
+      const bool is_by_heads =
+          linear.name.ends_with("query_key_value");  // so named where the rows are in the order of the heads
       const bool are_blocks = heads.keys == heads.queries && !is_by_heads && !options_.lattice;
       return heads.are_given ? 1 : are_blocks ? 3 : 0;
     }
@@ -266,8 +278,11 @@ class Generator {
     const auto heads = heads_of(group);
     const int64_t blocks = blocks_of(group, heads);
     if (blocks == 0) {
-      add_note(plan_, general(weight_of(group.columns[0].name)) + " stays whole: fused Q, K and V whose order is not known, or not to be cut in "
-                          "`exact`; with their rows in the order of the heads, and `heads` and `kv_heads` given, they are cut");
+      add_note(
+          plan_,
+          general(weight_of(group.columns[0].name)) +
+              " stays whole: fused Q, K and V whose order is not known, or not to be cut in "
+              "`exact`; with their rows in the order of the heads, and `heads` and `kv_heads` given, they are cut");
       return;
     }
     if (blocks > 1) {
@@ -299,7 +314,8 @@ class Generator {
     const auto head_unit = is_query ? cut.query_unit : cut.key_unit;
     const auto unit = has_heads ? head_unit : whole_leaves(head_unit, linear.out);
     if (group.row && group.columns.size() == 1 && !has_heads && linear.out == 3 * group.row->in) {
-      add_note(plan_, general(weight_of(linear.name)) + " looks like fused Q, K and V: without `heads` its cuts may fall "
+      add_note(plan_, general(weight_of(linear.name)) +
+                          " looks like fused Q, K and V: without `heads` its cuts may fall "
                           "inside a head, which costs communication; give `heads` and `kv_heads`");
     }
     note_cut(weight_of(linear.name), linear.out, unit);
@@ -354,8 +370,9 @@ class Generator {
 PlanOptions with_lattice_of_rank(PlanOptions options) {
   const auto* rank = dtensor::RankState::current();
   if (rank && rank->lattice) {
-    TESSERA_CHECK_AS(PlanError, !options.lattice || options.lattice == rank->lattice, "[generate_plan] lattice ", options.lattice->str(),
-                     ", but this rank's numerics are exact on ", rank->lattice->str(), "; accepted: that one, or none: it is taken from the numerics");
+    TESSERA_CHECK_AS(PlanError, !options.lattice || options.lattice == rank->lattice, "[generate_plan] lattice ",
+                     options.lattice->str(), ", but this rank's numerics are exact on ", rank->lattice->str(),
+                     "; accepted: that one, or none: it is taken from the numerics");
     options.lattice = rank->lattice;
   }
   return options;
@@ -363,8 +380,12 @@ PlanOptions with_lattice_of_rank(PlanOptions options) {
 
 }  // namespace
 
-Plan generate_plan(const ModuleTree& model, const PlanOptions& options) { return Generator(model, with_lattice_of_rank(options)).run(); }
+Plan generate_plan(const ModuleTree& model, const PlanOptions& options) {
+  return Generator(model, with_lattice_of_rank(options)).run();
+}
 
-Plan generate_plan(const torch::nn::Module& model, const PlanOptions& options) { return generate_plan(describe(model), options); }
+Plan generate_plan(const torch::nn::Module& model, const PlanOptions& options) {
+  return generate_plan(describe(model), options);
+}
 
 }  // namespace tessera::parallel

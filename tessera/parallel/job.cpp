@@ -6,11 +6,11 @@
 #include <torch/csrc/autograd/variable.h>
 
 #include "tessera/base/error.h"
-#include "tessera/dtensor/dtensor.h"
-#include "tessera/dtensor/node.h"
-#include "tessera/dtensor/outside_job.h"
-#include "tessera/dtensor/pending.h"
-#include "tessera/dtensor/without_hooks.h"
+#include "tessera/dtensor/dispatch/outside_job.h"
+#include "tessera/dtensor/exact/pending.h"
+#include "tessera/dtensor/front/dtensor.h"
+#include "tessera/dtensor/record/node.h"
+#include "tessera/dtensor/record/without_hooks.h"
 #include "tessera/parallel/rows.h"
 #include "tessera/parallel/same_batch.h"
 
@@ -31,15 +31,21 @@ struct Deposit final : torch::autograd::Node {
   bool is_spent = false;
 
   variable_list apply(variable_list&& grads) override {
-    TESSERA_CHECK(!is_spent, "[job] backward through the loss of a step a second time: its gradients were handed out by the first. Pass "
-                  "retain_graph to the first, or call the job again.");
+    TESSERA_CHECK(
+        !is_spent,
+        "[job] backward through the loss of a step a second time: its gradients were handed out by the first. Pass "
+        "retain_graph to the first, or call the job again.");
     at::NoGradGuard no_grad;
     is_spent = is_last;
     // The last time nothing is kept, so that the parameters' `.grad` take the tensors instead of copies.
     variable_list result = is_last ? std::move(gradients) : gradients;
     const at::Tensor scale = grads.at(0);
-    if (!scale.defined() || scale.item().toDouble() == 1) return result;
-    for (at::Tensor& gradient : result) gradient = at::mul(gradient, scale);
+    if (!scale.defined() || scale.item().toDouble() == 1) {
+      return result;
+    }
+    for (at::Tensor& gradient : result) {
+      gradient = at::mul(gradient, scale);
+    }
     return result;
   }
 
@@ -47,8 +53,8 @@ struct Deposit final : torch::autograd::Node {
   void release_variables() override { gradients.clear(); }
 };
 
-// Factories inside the job's forward give DTensors, gathered activations are shared within the plan's budget, and in `exact` means over
-// the micro-batch are shares of the step's.
+// Factories inside the job's forward give DTensors, gathered activations are shared within the plan's budget, and in
+// `exact` means over the micro-batch are shares of the step's.
 class Region {
  public:
   Region(RankState& state, const Plan& plan) : state_(state), previous_(state.region), means_(state.means) {
@@ -84,7 +90,9 @@ struct Job::State {
   std::vector<at::Tensor> parameters() const {
     std::vector<at::Tensor> wanted;
     for (const at::Tensor& parameter : model->parameters()) {
-      if (parameter.requires_grad()) wanted.push_back(parameter);
+      if (parameter.requires_grad()) {
+        wanted.push_back(parameter);
+      }
     }
     return wanted;
   }
@@ -106,13 +114,16 @@ void hold(std::vector<at::Tensor>& held, const variable_list& gradients) {
   at::NoGradGuard no_grad;
   held.resize(gradients.size());
   for (size_t i = 0; i < gradients.size(); ++i) {
-    if (!gradients[i].defined()) continue;
+    if (!gradients[i].defined()) {
+      continue;
+    }
     held[i] = held[i].defined() ? held[i].add(gradients[i]) : gradients[i];
   }
 }
 
 // In `exact` the sums over samples go on where those of `held` stopped.
-variable_list gradients_of(RankState& rank, const at::Tensor& loss, const std::vector<at::Tensor>& parameters, const std::vector<at::Tensor>& held) {
+variable_list gradients_of(RankState& rank, const at::Tensor& loss, const std::vector<at::Tensor>& parameters,
+                           const std::vector<at::Tensor>& held) {
   const dtensor::WithoutHooks without_hooks(parameters);
   const dtensor::Continuation continuation(rank, held);
   return torch::autograd::grad({loss}, parameters, {}, std::nullopt, false, /*allow_unused=*/true);
@@ -122,18 +133,25 @@ variable_list gradients_of(RankState& rank, const at::Tensor& loss, const std::v
 void reduce(std::vector<at::Tensor>& held, const std::vector<at::Tensor>& parameters) {
   at::NoGradGuard no_grad;
   for (size_t i = 0; i < held.size(); ++i) {
-    if (!held[i].defined() || !dtensor::is_dtensor(held[i])) continue;
+    if (!held[i].defined() || !dtensor::is_dtensor(held[i])) {
+      continue;
+    }
     const Placements& placements = dtensor::spec_of(parameters[i])->placements;
-    if (dtensor::spec_of(held[i])->placements != placements) held[i] = dtensor::redistribute(held[i], placements);
+    if (dtensor::spec_of(held[i])->placements != placements) {
+      held[i] = dtensor::redistribute(held[i], placements);
+    }
   }
 }
 
-at::Tensor with_deposit(const at::Tensor& loss, std::vector<at::Tensor> held, const std::vector<at::Tensor>& parameters) {
+at::Tensor with_deposit(const at::Tensor& loss, std::vector<at::Tensor> held,
+                        const std::vector<at::Tensor>& parameters) {
   at::Tensor result = loss.detach();
   auto node = dtensor::make_node<Deposit>();
   torch::autograd::edge_list edges;
   for (size_t i = 0; i < held.size(); ++i) {
-    if (!held[i].defined()) continue;  // unused: its hooks are not called
+    if (!held[i].defined()) {
+      continue;  // unused: its hooks are not called
+    }
     node->gradients.push_back(std::move(held[i]));
     edges.push_back(torch::autograd::impl::gradient_edge(parameters[i]));
   }
@@ -147,7 +165,9 @@ at::Tensor with_deposit(const at::Tensor& loss, std::vector<at::Tensor> held, co
 Rows& Job::State::rows_of(int64_t samples) {
   TESSERA_CHECK(samples >= 1, "[job] a step needs at least one sample, got ", samples);
   const int64_t unit = sample_unit(samples);
-  return rows.try_emplace({samples, unit}, plan.mesh, plan.batch_axes, samples, std::min(options.accumulate, samples), unit).first->second;
+  return rows
+      .try_emplace({samples, unit}, plan.mesh, plan.batch_axes, samples, std::min(options.accumulate, samples), unit)
+      .first->second;
 }
 
 std::vector<at::Tensor> Job::State::micro_batch(Rows& rows, int64_t index, const ReadRows& read) const {
@@ -156,11 +176,13 @@ std::vector<at::Tensor> Job::State::micro_batch(Rows& rows, int64_t index, const
   const int64_t size = rows.size_of(index);
   std::vector<at::Tensor> batch;
   for (const at::Tensor& part : read(mine.begin, mine.end)) {
-    TESSERA_CHECK(!dtensor::is_dtensor(part) && part.dim() >= 1 && part.size(0) == mine.size(), "[job] expected plain tensors with the ", mine.size(),
-                  " samples [", mine.begin, ", ", mine.end, ") along dim 0, got ", part.sizes(), " (rank ", rank.ctx.rank, ")");
+    TESSERA_CHECK(!dtensor::is_dtensor(part) && part.dim() >= 1 && part.size(0) == mine.size(),
+                  "[job] expected plain tensors with the ", mine.size(), " samples [", mine.begin, ", ", mine.end,
+                  ") along dim 0, got ", part.sizes(), " (rank ", rank.ctx.rank, ")");
     std::vector<int64_t> sizes = part.sizes().vec();
     sizes[0] = size;
-    const Spec spec = Spec::contiguous(plan.mesh, rows.placements(index), sizes, part.scalar_type(), batch_labels(part, size, rows.samples(), part.dim() >= 2));
+    const Spec spec = Spec::contiguous(plan.mesh, rows.placements(index), sizes, part.scalar_type(),
+                                       batch_labels(part, size, rows.samples(), part.dim() >= 2));
     batch.push_back(dtensor::wrap(part.contiguous(), spec, rows.origin(index)));
   }
   return batch;
@@ -175,7 +197,8 @@ at::Tensor Job::State::forward(const std::vector<at::Tensor>& batch) const {
   return result;
 }
 
-Job::Job(std::shared_ptr<torch::nn::Module> model, Plan plan, Loss loss, JobOptions options) : state_(std::make_shared<State>()) {
+Job::Job(std::shared_ptr<torch::nn::Module> model, Plan plan, Loss loss, JobOptions options)
+    : state_(std::make_shared<State>()) {
   TESSERA_CHECK(options.accumulate >= 1, "[job] accumulate must be at least 1, got ", options.accumulate);
   state_->model = std::move(model);
   plan.verify_axes();
@@ -183,25 +206,32 @@ Job::Job(std::shared_ptr<torch::nn::Module> model, Plan plan, Loss loss, JobOpti
   state_->loss = std::move(loss);
   state_->options = options;
   for (const at::Tensor& parameter : state_->parameters()) {
-    if (dtensor::is_dtensor(parameter) && dtensor::meta_of(parameter)->parameter) dtensor::read_by_job(*dtensor::meta_of(parameter)->parameter);
+    if (dtensor::is_dtensor(parameter) && dtensor::meta_of(parameter)->parameter) {
+      dtensor::read_by_job(*dtensor::meta_of(parameter)->parameter);
+    }
   }
 }
 
 at::Tensor Job::run(const std::vector<at::Tensor>& batch) {
-  TESSERA_CHECK(!batch.empty() && batch[0].dim() >= 1, "[job] expected the step's batch: tensors with the samples along dim 0");
+  TESSERA_CHECK(!batch.empty() && batch[0].dim() >= 1,
+                "[job] expected the step's batch: tensors with the samples along dim 0");
   const int64_t samples = batch[0].size(0);
   for (const at::Tensor& tensor : batch) {
-    TESSERA_CHECK(tensor.dim() >= 1 && tensor.size(0) == samples, "[job] the batch's tensors disagree on the number of samples: ", samples, " and ",
-                  tensor.sizes());
+    TESSERA_CHECK(tensor.dim() >= 1 && tensor.size(0) == samples,
+                  "[job] the batch's tensors disagree on the number of samples: ", samples, " and ", tensor.sizes());
   }
   if (state_->calls.next()) {
     std::vector<dtensor::NamedValue> values;
-    for (const at::Tensor& tensor : batch) values.push_back({c10::str("tensor ", values.size()), tensor});
+    for (const at::Tensor& tensor : batch) {
+      values.push_back({c10::str("tensor ", values.size()), tensor});
+    }
     verify_same_batch(values, state_->plan, "job", "job.run_rows(samples, read)");
   }
   return run_rows(samples, [&](int64_t begin, int64_t end) {
     std::vector<at::Tensor> rows;
-    for (const at::Tensor& tensor : batch) rows.push_back(tensor.narrow(0, begin, end - begin));
+    for (const at::Tensor& tensor : batch) {
+      rows.push_back(tensor.narrow(0, begin, end - begin));
+    }
     return rows;
   });
 }
@@ -216,19 +246,25 @@ at::Tensor Job::run_rows(int64_t samples, const ReadRows& read) {
   at::Tensor total;
   std::vector<at::Tensor> held;
   for (int64_t k = 0; k < rows.micro_batches(); ++k) {
-    if (rows.size_of(k) == 0) continue;
+    if (rows.size_of(k) == 0) {
+      continue;
+    }
     const std::vector<at::Tensor> batch = state_->micro_batch(rows, k, read);
     const Region region(rank, state_->plan);
     rank.sites.begin_pass();
     at::Tensor loss = state_->forward(batch);
-    if (!rank.lattice) loss = weighted(loss, rows.size_of(k), samples);  // in `exact` it is a share of the step's mean already
+    if (!rank.lattice) {
+      loss = weighted(loss, rows.size_of(k), samples);  // in `exact` it is a share of the step's mean already
+    }
     if (with_gradients) {
       hold(held, gradients_of(rank, loss, parameters, held));
     }
     total = total.defined() ? total.add(loss.detach()) : loss.detach();
   }
   total = dtensor::redistribute(total, Placements(state_->plan.mesh.ndim()));
-  if (!with_gradients) return total;
+  if (!with_gradients) {
+    return total;
+  }
   reduce(held, parameters);
   ++state_->step;
   return with_deposit(total, std::move(held), parameters);

@@ -22,20 +22,19 @@ struct JobOptions {
 
 // A model on a mesh, and its steps. Made by `parallelize`. One per rank; the rank's own thread uses it.
 //
-// `job(batch...)` takes the step's whole batch, plain tensors with the samples along dim 0, the same on every rank; cuts it
-// over the plan's batch axes and into micro-batches, labels dim 0 as batch and dim 1 as sequence, runs forward and backward
-// of every micro-batch and returns the mean loss over the step's samples: a replicated DTensor scalar whose `backward()`
-// scales the gradients and deposits them into the parameters' `.grad`, reduced once; hooks of parameters run then, once.
-// Under NoGradGuard it only computes the loss.
-// The model's loss must be a mean over its samples. In calls 1, 2, 4, 8, ... ranks compare their batches: throws if they differ.
-// The model itself, called with plain tensors and gradients where the job was meant, throws.
-// Collective over the mesh.
+// `job(batch...)` takes the step's whole batch, plain tensors with the samples along dim 0, the same on every rank;
+// cuts it over the plan's batch axes and into micro-batches, labels dim 0 as batch and dim 1 as sequence, runs forward
+// and backward of every micro-batch and returns the mean loss over the step's samples: a replicated DTensor scalar
+// whose `backward()` scales the gradients and deposits them into the parameters' `.grad`, reduced once; hooks of
+// parameters run then, once. Under NoGradGuard it only computes the loss. The model's loss must be a mean over its
+// samples. In calls 1, 2, 4, 8, ... ranks compare their batches: throws if they differ. The model itself, called with
+// plain tensors and gradients where the job was meant, throws. Collective over the mesh.
 class Job {
  public:
   // The loss of one micro-batch, from its tensors (DTensors).
   using Loss = std::function<at::Tensor(const std::vector<at::Tensor>& batch)>;
-  // The tensors of samples [begin, end) of the step, plain (it may be asked for none). Plain factories give plain tensors in it;
-  // inside the loss they give DTensors.
+  // The tensors of samples [begin, end) of the step, plain (it may be asked for none). Plain factories give plain
+  // tensors in it; inside the loss they give DTensors.
   using ReadRows = std::function<std::vector<at::Tensor>(int64_t begin, int64_t end)>;
 
   // `model` is placed already (see `place`).
@@ -50,11 +49,13 @@ class Job {
   // As `run`, but this rank reads only the samples it works on: `read` is called once for every micro-batch.
   at::Tensor run_rows(int64_t samples, const ReadRows& read);
 
-  // The samples of a step of `samples` that this rank reads for micro-batch `index`. Over a step they are one contiguous block.
+  // The samples of a step of `samples` that this rank reads for micro-batch `index`. Over a step they are one
+  // contiguous block.
   layout::Range rows_of(int64_t samples, int64_t index) const;
 
-  // How many tokens count in the mean loss of the following steps, on this rank, in `exact` numerics: where some targets are
-  // ignored and a step has several micro-batches, their number must be known before the first. 0: all of them.
+  // How many tokens count in the mean loss of the following steps, on this rank, in `exact` numerics: where some
+  // targets are ignored and a step has several micro-batches, their number must be known before the first. 0: all of
+  // them.
   void set_step_tokens(int64_t tokens);
 
   // The step that random numbers of the next call belong to; each call that computes gradients advances it by one.
@@ -75,10 +76,16 @@ namespace detail {
 // model->forward(batch[0], batch[1], ...) for as many tensors as it takes.
 template <typename Holder, size_t... I>
 at::Tensor call_forward(Holder& model, const std::vector<at::Tensor>& batch, std::index_sequence<I...>) {
-  if constexpr (requires { { model->forward(batch[I]...) } -> std::convertible_to<at::Tensor>; }) {
-    if (batch.size() == sizeof...(I)) return model->forward(batch[I]...);
+  if constexpr (requires {
+                  { model->forward(batch[I]...) } -> std::convertible_to<at::Tensor>;
+                }) {
+    if (batch.size() == sizeof...(I)) {
+      return model->forward(batch[I]...);
+    }
   }
-  if constexpr (sizeof...(I) < 8) return call_forward(model, batch, std::make_index_sequence<sizeof...(I) + 1>());
+  if constexpr (sizeof...(I) < 8) {
+    return call_forward(model, batch, std::make_index_sequence<sizeof...(I) + 1>());
+  }
   TORCH_CHECK(false, "[job] the model's forward does not take ", batch.size(), " tensors and return a loss");
 }
 
@@ -86,9 +93,12 @@ at::Tensor call_forward(Holder& model, const std::vector<at::Tensor>& batch, std
 template <typename Holder>
 Job job_of(Holder model, const Plan& plan, JobOptions options) {
   auto module = model.ptr();
-  return Job(std::move(module), plan, [model = std::move(model)](const std::vector<at::Tensor>& batch) mutable {
-    return call_forward(model, batch, std::make_index_sequence<1>());
-  }, options);
+  return Job(
+      std::move(module), plan,
+      [model = std::move(model)](const std::vector<at::Tensor>& batch) mutable {
+        return call_forward(model, batch, std::make_index_sequence<1>());
+      },
+      options);
 }
 
 }  // namespace detail

@@ -21,13 +21,14 @@ void classify(const torch::nn::Module& module, ModuleTree& tree) {
   } else if (const auto* embedding = dynamic_cast<const torch::nn::EmbeddingImpl*>(&module)) {
     tree.kind = Kind::kEmbedding;
     tree.weight = embedding->weight;
-  } else if (dynamic_cast<const torch::nn::SequentialImpl*>(&module) || dynamic_cast<const torch::nn::ModuleListImpl*>(&module)) {
+  } else if (dynamic_cast<const torch::nn::SequentialImpl*>(&module) ||
+             dynamic_cast<const torch::nn::ModuleListImpl*>(&module)) {
     tree.kind = Kind::kChain;
   }
 }
 
-void collect(const ModuleTree& module, const std::string& prefix, ModuleTree::Tensors ModuleTree::*which, bool is_parameter,
-             std::unordered_set<const void*>& seen, std::vector<NamedTensor>& all) {
+void collect(const ModuleTree& module, const std::string& prefix, ModuleTree::Tensors ModuleTree::* which,
+             bool is_parameter, std::unordered_set<const void*>& seen, std::vector<NamedTensor>& all) {
   for (const auto& [name, tensor] : module.*which) {
     if (tensor.defined() && seen.insert(tensor.unsafeGetTensorImpl()).second) {
       all.push_back({dotted(prefix, name), tensor, is_parameter});

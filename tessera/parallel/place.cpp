@@ -11,8 +11,8 @@
 #include "tessera/base/hash.h"
 #include "tessera/base/hints.h"
 #include "tessera/base/text.h"
-#include "tessera/comm/machine.h"
-#include "tessera/dtensor/dtensor.h"
+#include "tessera/comm/core/machine.h"
+#include "tessera/dtensor/front/dtensor.h"
 #include "tessera/parallel/deferred.h"
 
 namespace tessera::parallel {
@@ -34,7 +34,9 @@ Placements storage_of(const Plan& plan, const NamedTensor& named) {
 int64_t plain_bytes(const std::vector<NamedTensor>& tensors) {
   int64_t bytes = 0;
   for (const NamedTensor& named : tensors) {
-    if (!dtensor::is_dtensor(named.tensor)) bytes += static_cast<int64_t>(named.tensor.nbytes());
+    if (!dtensor::is_dtensor(named.tensor)) {
+      bytes += static_cast<int64_t>(named.tensor.nbytes());
+    }
   }
   return bytes;
 }
@@ -45,10 +47,13 @@ bool is_unseen(Impl& impl) {
   return impl.pyobj_slot()->load_pyobj() && impl.pyobj_slot()->has_unique_reference();
 }
 
-// Whether nobody but the view itself holds the tensor that it was made from by the way, as in `torch.ones(n).view(1, n)`.
+// Whether nobody but the view itself holds the tensor that it was made from by the way, as in `torch.ones(n).view(1,
+// n)`.
 bool is_sole_holder_of_base(const at::Tensor& tensor) {
   const auto* view = torch::autograd::impl::get_view_autograd_meta(tensor);
-  if (!view || !tensor.is_view()) return false;
+  if (!view || !tensor.is_view()) {
+    return false;
+  }
   const at::TensorBase& base = tensor._base();
   const int own = view->has_bw_view() + (view->has_fw_view() && !view->shared_view_info());
   return is_unseen(*base.unsafeGetTensorImpl()) || static_cast<int>(base.use_count()) <= own;
@@ -57,29 +62,40 @@ bool is_sole_holder_of_base(const at::Tensor& tensor) {
 // How many others own the memory of `tensor`.
 int64_t other_owners(const at::Tensor& tensor) {
   const c10::Storage& memory = tensor.storage();
-  return static_cast<int64_t>(memory.use_count()) - 1 - is_unseen(*memory.unsafeGetStorageImpl()) - is_sole_holder_of_base(tensor);
+  return static_cast<int64_t>(memory.use_count()) - 1 - is_unseen(*memory.unsafeGetStorageImpl()) -
+         is_sole_holder_of_base(tensor);
 }
 
 void check_sole_owner(const NamedTensor& named) {
   const int64_t others = other_owners(named.tensor);
-  TESSERA_CHECK_AS(PlanError, others == 0, "[parallelize] the memory of `", named.name, "` is shared with ", others, " other tensors (views, slices, a "
-                   "detached copy), which would go stale without a word. Make them clones, or take them again after parallelize.");
+  TESSERA_CHECK_AS(
+      PlanError, others == 0, "[parallelize] the memory of `", named.name, "` is shared with ", others,
+      " other tensors (views, slices, a "
+      "detached copy), which would go stale without a word. Make them clones, or take them again after parallelize.");
 }
 
 // A plain tensor becomes this rank's part of itself.
 void convert(const at::Tensor& tensor, const layout::Mesh& mesh, const Placements& placements) {
-  if (!tensor.defined() || dtensor::is_dtensor(tensor)) return;
+  if (!tensor.defined() || dtensor::is_dtensor(tensor)) {
+    return;
+  }
   at::NoGradGuard no_grad;
   const at::Tensor part = dtensor::distribute(tensor.detach(), mesh, placements);
-  if (tensor.is_view() && !tensor.requires_grad()) tensor.unsafeGetTensorImpl()->set_autograd_meta(nullptr);  // no view any more
+  if (tensor.is_view() && !tensor.requires_grad()) {
+    tensor.unsafeGetTensorImpl()->set_autograd_meta(nullptr);  // no view any more
+  }
   dtensor::become(tensor, part);
 }
 
 // Where what an optimizer keeps for a parameter lies: as the parameter in the dims that it shares with it.
 Placements placements_of_state(const at::Tensor& state, const layout::Spec& parameter) {
   Placements placements = parameter->placements;
-  const auto has_dim = [&](int64_t dim) { return state.dim() == parameter->ndim() && state.size(dim) == parameter->sizes[dim]; };
-  std::replace_if(placements.begin(), placements.end(), [&](const layout::Placement& p) { return p.is_shard() && !has_dim(p.dim); }, layout::Replicate());
+  const auto has_dim = [&](int64_t dim) {
+    return state.dim() == parameter->ndim() && state.size(dim) == parameter->sizes[dim];
+  };
+  std::replace_if(
+      placements.begin(), placements.end(), [&](const layout::Placement& p) { return p.is_shard() && !has_dim(p.dim); },
+      layout::Replicate());
   return placements;
 }
 
@@ -88,7 +104,9 @@ using Visit = std::function<void(at::Tensor)>;
 // Calls `visit` with every tensor that the optimizer keeps for a parameter.
 void for_each_state(torch::optim::OptimizerParamState& state, const Visit& visit) {
   const auto maybe = [&](const at::Tensor& tensor) {
-    if (tensor.defined()) visit(tensor);
+    if (tensor.defined()) {
+      visit(tensor);
+    }
   };
   if (auto* adamw = dynamic_cast<torch::optim::AdamWParamState*>(&state)) {
     maybe(adamw->exp_avg()), maybe(adamw->exp_avg_sq()), maybe(adamw->max_exp_avg_sq());
@@ -101,57 +119,74 @@ void for_each_state(torch::optim::OptimizerParamState& state, const Visit& visit
   } else if (auto* adagrad = dynamic_cast<torch::optim::AdagradParamState*>(&state)) {
     maybe(adagrad->sum());
   } else {
-    TESSERA_THROW(PlanError, "[parallelize] the optimizer has state already, of a kind whose tensors tessera cannot find; known are those of "
-                  "SGD, Adam, AdamW, RMSprop and Adagrad. Build the optimizer after place(), or call parallelize before its first step.");
+    TESSERA_THROW(PlanError,
+                  "[parallelize] the optimizer has state already, of a kind whose tensors tessera cannot find; known "
+                  "are those of "
+                  "SGD, Adam, AdamW, RMSprop and Adagrad. Build the optimizer after place(), or call parallelize "
+                  "before its first step.");
   }
 }
 
 void convert_optimizer(torch::optim::Optimizer& optimizer, const std::vector<NamedTensor>& tensors) {
   for (const NamedTensor& named : tensors) {
     const auto state = optimizer.state().find(named.tensor.unsafeGetTensorImpl());
-    if (state == optimizer.state().end()) continue;
+    if (state == optimizer.state().end()) {
+      continue;
+    }
     for_each_state(*state->second, [&](at::Tensor kept) { place_state(kept, named.tensor); });
   }
 }
 
-// What training keeps beside each parameter, in its size: its gradient, and what the optimizer is known to keep from its first step on.
+// What training keeps beside each parameter, in its size: its gradient, and what the optimizer is known to keep from
+// its first step on.
 int64_t kept_beside(const torch::optim::Optimizer& optimizer) {
-  const bool has_moments = dynamic_cast<const torch::optim::AdamW*>(&optimizer) || dynamic_cast<const torch::optim::Adam*>(&optimizer);
+  const bool has_moments =
+      dynamic_cast<const torch::optim::AdamW*>(&optimizer) || dynamic_cast<const torch::optim::Adam*>(&optimizer);
   return has_moments ? 3 : 1;
 }
 
-// Bytes that a rank will hold of these tensors, with `kept` more tensors for each that is trained: of the rank with the largest parts.
+// Bytes that a rank will hold of these tensors, with `kept` more tensors for each that is trained: of the rank with the
+// largest parts.
 double bytes_of_rank(const std::vector<NamedTensor>& tensors, const Plan& plan, int64_t kept) {
   const layout::Coord first(static_cast<size_t>(plan.mesh.ndim()));
   double bytes = 0;
   for (const NamedTensor& named : tensors) {
     const at::Tensor& tensor = named.tensor;
-    const auto spec = layout::Spec::contiguous(plan.mesh, storage_of(plan, named), tensor.sizes(), tensor.scalar_type());
+    const auto spec =
+        layout::Spec::contiguous(plan.mesh, storage_of(plan, named), tensor.sizes(), tensor.scalar_type());
     double part = static_cast<double>(tensor.element_size());
-    for (const int64_t size : spec.local_sizes(first)) part *= static_cast<double>(size);
+    for (const int64_t size : spec.local_sizes(first)) {
+      part *= static_cast<double>(size);
+    }
     bytes += part * static_cast<double>(1 + (tensor.requires_grad() ? kept : 0));
   }
   return bytes;
 }
 
 // Before anything is allocated.
-void verify_memory(const std::vector<NamedTensor>& tensors, const Plan& plan, const torch::optim::Optimizer* optimizer) {
+void verify_memory(const std::vector<NamedTensor>& tensors, const Plan& plan,
+                   const torch::optim::Optimizer* optimizer) {
   const int64_t ranks = comm::ranks_on_machine(), machine = comm::machine_bytes();
-  const double bytes = bytes_of_rank(tensors, plan, optimizer ? kept_beside(*optimizer) : 0), all = bytes * static_cast<double>(ranks);
+  const double bytes = bytes_of_rank(tensors, plan, optimizer ? kept_beside(*optimizer) : 0),
+               all = bytes * static_cast<double>(ranks);
   const auto text = [](double number) { return base::human_bytes(static_cast<int64_t>(std::min(number, 9e18))); };
-  TESSERA_CHECK_AS(PlanError, all <= static_cast<double>(machine), "[parallelize] the model on mesh {", plan.mesh.str(), "} takes ", text(bytes), " a rank",
-                   optimizer ? " with its gradients and the optimizer's state" : "", ", ", text(all), " for the ", ranks,
-                   ranks == 1 ? " rank" : " ranks", " on this machine, which has ", base::human_bytes(machine),
-                   "; accepted: a smaller model, a mesh that cuts it into smaller parts (a larger tp), or more machines");
+  TESSERA_CHECK_AS(
+      PlanError, all <= static_cast<double>(machine), "[parallelize] the model on mesh {", plan.mesh.str(), "} takes ",
+      text(bytes), " a rank", optimizer ? " with its gradients and the optimizer's state" : "", ", ", text(all),
+      " for the ", ranks, ranks == 1 ? " rank" : " ranks", " on this machine, which has ", base::human_bytes(machine),
+      "; accepted: a smaller model, a mesh that cuts it into smaller parts (a larger tp), or more machines");
 }
 
 // The plan fits, and nothing is placed yet.
 void verify(const std::vector<NamedTensor>& tensors, const Plan& plan) {
   std::map<std::string, std::vector<int64_t>> sizes;
   for (const NamedTensor& named : tensors) {
-    if (named.is_parameter) sizes[named.name] = named.tensor.sizes().vec();
-    TESSERA_CHECK_AS(PlanError, is_deferred(named.tensor) || !dtensor::is_dtensor(named.tensor), "[parallelize] `", named.name,
-                     "` is a DTensor already: the model has been placed before. Build a new one, or redistribute its parameters.");
+    if (named.is_parameter) {
+      sizes[named.name] = named.tensor.sizes().vec();
+    }
+    TESSERA_CHECK_AS(
+        PlanError, is_deferred(named.tensor) || !dtensor::is_dtensor(named.tensor), "[parallelize] `", named.name,
+        "` is a DTensor already: the model has been placed before. Build a new one, or redistribute its parameters.");
   }
   plan.verify(sizes);
 }
@@ -160,38 +195,49 @@ void verify(const std::vector<NamedTensor>& tensors, const Plan& plan) {
 void attach(RankState& state, const NamedTensor& named, const Plan& plan) {
   const ParameterPlan* entry = plan.find(named.name);
   dtensor::ParameterInfo info{named.name, base::hash_string(named.name), {}, {}};
-  if (entry) info.input = entry->input, info.output = entry->output;
+  if (entry) {
+    info.input = entry->input, info.output = entry->output;
+  }
   state.parameters.push_back(std::move(info));
   dtensor::meta_of(named.tensor)->parameter = &state.parameters.back();
 }
 
-void place_verified(const std::vector<NamedTensor>& tensors, const Plan& plan, const torch::optim::Optimizer* optimizer) {
+void place_verified(const std::vector<NamedTensor>& tensors, const Plan& plan,
+                    const torch::optim::Optimizer* optimizer) {
   RankState& state = RankState::require();
   verify(tensors, plan);
   verify_memory(tensors, plan, optimizer);
   const int64_t bytes = plain_bytes(tensors);
   if (bytes >= kWorthDeferring && state.ctx.rank == 0) {
-    TORCH_WARN("[parallelize] the model was built without ", base::in_library("deferred"), ": every rank held all of it (", base::human_bytes(bytes),
-               ") before keeping its part.");
+    TORCH_WARN("[parallelize] the model was built without ", base::in_library("deferred"),
+               ": every rank held all of it (", base::human_bytes(bytes), ") before keeping its part.");
   }
   std::vector<Materialization> waiting;
-  for (const NamedTensor& named : tensors) waiting.push_back({named.tensor, storage_of(plan, named)});
+  for (const NamedTensor& named : tensors) {
+    waiting.push_back({named.tensor, storage_of(plan, named)});
+  }
   materialize(plan.mesh, waiting);
   for (const NamedTensor& named : tensors) {
-    if (dtensor::is_dtensor(named.tensor)) continue;
+    if (dtensor::is_dtensor(named.tensor)) {
+      continue;
+    }
     check_sole_owner(named);
     const Placements placements = storage_of(plan, named);
     convert(named.tensor, plan.mesh, placements);
     convert(named.tensor.grad(), plan.mesh, placements);
   }
   for (const NamedTensor& named : tensors) {
-    if (named.is_parameter) attach(state, named, plan);
+    if (named.is_parameter) {
+      attach(state, named, plan);
+    }
   }
 }
 
 }  // namespace
 
-void place_tensors(const std::vector<NamedTensor>& tensors, const Plan& plan) { place_verified(tensors, plan, nullptr); }
+void place_tensors(const std::vector<NamedTensor>& tensors, const Plan& plan) {
+  place_verified(tensors, plan, nullptr);
+}
 
 void place_state(const at::Tensor& state, const at::Tensor& parameter) {
   const layout::Spec& spec = dtensor::spec_of(parameter);
@@ -204,7 +250,9 @@ void place_state(const at::Tensor& state, const at::Tensor& parameter) {
 }
 
 at::Tensor placed_state(const at::Tensor& state, const at::Tensor& parameter) {
-  if (dtensor::is_dtensor(state)) return state;
+  if (dtensor::is_dtensor(state)) {
+    return state;
+  }
   const layout::Spec& spec = dtensor::spec_of(parameter);
   return dtensor::distribute(state, spec->mesh, placements_of_state(state, spec));
 }
@@ -212,7 +260,9 @@ at::Tensor placed_state(const at::Tensor& state, const at::Tensor& parameter) {
 void place(torch::nn::Module& model, const Plan& plan, torch::optim::Optimizer* optimizer) {
   const auto tensors = tensors_of(describe(model));
   place_verified(tensors, plan, optimizer);
-  if (optimizer) convert_optimizer(*optimizer, tensors);
+  if (optimizer) {
+    convert_optimizer(*optimizer, tensors);
+  }
 }
 
 }  // namespace tessera::parallel

@@ -27,7 +27,8 @@ std::string placements_json(const layout::Mesh& mesh, const layout::Placements& 
 }
 
 std::string entry_json(const layout::Mesh& mesh, const ParameterPlan& entry) {
-  std::string text = "{\"pattern\": " + quoted(entry.pattern) + ", \"storage\": " + placements_json(mesh, entry.storage);
+  std::string text =
+      "{\"pattern\": " + quoted(entry.pattern) + ", \"storage\": " + placements_json(mesh, entry.storage);
   if (entry.input) {
     text += ", \"input\": " + placements_json(mesh, *entry.input);
   }
@@ -72,14 +73,14 @@ class Reader {
     try {
       root_ = Json::parse(Counting{text.data(), &line_}, Counting{text.data() + text.size(), &line_}, note);
     } catch (const Json::exception& error) {
-      TESSERA_THROW(PlanError, "[plan] line ", line_, " is not JSON: ", error.what(),
-                    "; accepted: what ", base::in_language("Plan::json()", "Plan.json()"), " writes");
+      TESSERA_THROW(PlanError, "[plan] line ", line_, " is not JSON: ", error.what(), "; accepted: what ",
+                    base::in_language("Plan::json()", "Plan.json()"), " writes");
     }
   }
 
   Plan read() {
-    static const std::vector<std::string> kKeys = {"version", "mesh", "ranks", "batch_axes", "parameters",
-                                                   "keep_gathered_bytes", "notes"};
+    static const std::vector<std::string> kKeys = {
+        "version", "mesh", "ranks", "batch_axes", "parameters", "keep_gathered_bytes", "notes"};
     check(root_.is_object(), 1, "the plan is no object {...}");
     for (const auto& [key, unused] : root_.items()) {
       check_key(key, kKeys, key_lines_[key]);
@@ -203,7 +204,8 @@ std::string Plan::json() const {
   }
   text += "  \"batch_axes\": " + Json(batch_axes).dump() + ",\n";
   text += "  \"keep_gathered_bytes\": " + std::to_string(keep_gathered_bytes) + ",\n";
-  text += lines("parameters", parameters, [this](const ParameterPlan& entry) { return entry_json(mesh, entry); }) + ",\n";
+  text +=
+      lines("parameters", parameters, [this](const ParameterPlan& entry) { return entry_json(mesh, entry); }) + ",\n";
   return text + lines("notes", notes, quoted) + "\n}\n";
 }
 

@@ -12,7 +12,9 @@ using Linears = std::vector<LinearInfo>;
 // `reader` can read what `maker` makes: all of it, or (fused products) an equal part.
 bool can_read(const LinearInfo& reader, const LinearInfo& maker) { return maker.out % reader.in == 0; }
 
-bool is_linear(const ModuleTree& module) { return module.kind == Kind::kLinear || module.kind == Kind::kTransposedLinear; }
+bool is_linear(const ModuleTree& module) {
+  return module.kind == Kind::kLinear || module.kind == Kind::kTransposedLinear;
+}
 
 bool has_matrices(const ModuleTree& module) {
   const auto is_matrix = [](const auto& named) { return named.second.defined() && named.second.dim() >= 2; };
@@ -68,7 +70,8 @@ class Walk {
     for (const auto& child : module.children) {
       const size_t before = roles_.groups.size();
       auto made = visit(child, dotted(prefix, child.name), heads);
-      const bool is_barrier = !is_linear(child) && (made.empty() || is_chain || roles_.groups.size() > before) && has_matrices(child);
+      const bool is_barrier =
+          !is_linear(child) && (made.empty() || is_chain || roles_.groups.size() > before) && has_matrices(child);
       if (is_barrier) {
         add_groups(before, std::exchange(open, {}), is_chain);
         add_groups(roles_.groups.size(), made, is_chain);
@@ -86,8 +89,13 @@ class Walk {
       return {};
     }
     const bool is_transposed = module.kind == Kind::kTransposedLinear;
-    return {{.name = name, .in = module.weight.size(is_transposed ? 0 : 1), .out = module.weight.size(is_transposed ? 1 : 0),
-             .has_bias = module.bias.defined(), .is_transposed = is_transposed, .heads = heads.queries, .kv_heads = heads.keys}};
+    return {{.name = name,
+             .in = module.weight.size(is_transposed ? 0 : 1),
+             .out = module.weight.size(is_transposed ? 1 : 0),
+             .has_bias = module.bias.defined(),
+             .is_transposed = is_transposed,
+             .heads = heads.queries,
+             .kv_heads = heads.keys}};
   }
 
   void take_embedding(const ModuleTree& module, const std::string& name) {

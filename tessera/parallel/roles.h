@@ -22,8 +22,8 @@ struct LinearInfo {
   int64_t kv_heads = 0;
 };
 
-// Column-parallel products (their output features are cut) and the row-parallel one (its input features are cut) that reads
-// what they make; a head has no reader.
+// Column-parallel products (their output features are cut) and the row-parallel one (its input features are cut) that
+// reads what they make; a head has no reader.
 struct LinearGroup {
   std::vector<LinearInfo> columns;
   std::optional<LinearInfo> row;
@@ -33,7 +33,8 @@ struct LinearGroup {
 struct EmbeddingInfo {
   std::string name;
   int64_t rows = 0;
-  bool is_position = false;  // named as one that is read by position, distance or segment (`wpe`, `...pos...`, `...bias...`, `...type...`), not by token
+  bool is_position = false;  // named as one that is read by position, distance or segment (`wpe`, `...pos...`,
+                             // `...bias...`, `...type...`), not by token
 };
 
 // What the walk over a model found, in the order of registration.
@@ -43,12 +44,13 @@ struct ModelRoles {
   std::vector<std::string> unknown;  // parameters of two and more dims of modules of other kinds
 };
 
-// Pairs Linears that follow one another: `is_chain` when the order of registration is the order of execution (Sequential,
-// ModuleList); else Linears of one input width are siblings, and the last that fits is the one that reads them.
+// Pairs Linears that follow one another: `is_chain` when the order of registration is the order of execution
+// (Sequential, ModuleList); else Linears of one input width are siblings, and the last that fits is the one that reads
+// them.
 std::vector<LinearGroup> pair_linears(const std::vector<LinearInfo>& linears, bool is_chain);
 
-// Walks the model; a tied parameter counts at its first name. Products that nothing in their module reads are paired with what
-// follows the module, up to the next list of modules.
+// Walks the model; a tied parameter counts at its first name. Products that nothing in their module reads are paired
+// with what follows the module, up to the next list of modules.
 ModelRoles find_roles(const ModuleTree& model);
 
 }  // namespace tessera::parallel

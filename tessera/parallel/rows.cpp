@@ -1,6 +1,6 @@
 #include "tessera/parallel/rows.h"
 
-#include "tessera/dtensor/state.h"
+#include "tessera/dtensor/state/state.h"
 #include "tessera/layout/lattice.h"
 #include "tessera/layout/spec.h"
 
@@ -16,7 +16,8 @@ int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 }  // namespace
 
-Rows::Rows(const layout::Mesh& mesh, const std::vector<std::string>& batch_axes, int64_t samples, int64_t micro_batches, int64_t unit)
+Rows::Rows(const layout::Mesh& mesh, const std::vector<std::string>& batch_axes, int64_t samples, int64_t micro_batches,
+           int64_t unit)
     : mesh_(mesh), samples_(samples), micro_batches_(micro_batches), origins_(micro_batches) {
   for (const std::string& name : batch_axes) {
     axes_.push_back(mesh.axis_index(name));
@@ -50,19 +51,25 @@ layout::Placements Rows::placements(int64_t index) const {
 
 Range Rows::samples_of(const Coord& coord, int64_t index) const {
   int64_t block = 0;
-  for (int64_t axis : axes_) block = block * mesh_.axis(axis).size + coord[axis];
+  for (int64_t axis : axes_) {
+    block = block * mesh_.axis(axis).size + coord[axis];
+  }
   return samples_of_block(block, index);
 }
 
 const Origin* Rows::origin(int64_t index) {
   const Origin*& origin = origins_.at(index);
-  if (origin) return origin;
+  if (origin) {
+    return origin;
+  }
   std::vector<Origin::Piece> pieces;
   int64_t row = 0;
   for (int64_t block = 0; block < blocks_; ++block) {
     const Range held = samples_of_block(block, index);
     const bool continues = !pieces.empty() && pieces.back().sample - pieces.back().row == held.begin - row;
-    if (held.size() > 0 && !continues) pieces.push_back({row, held.begin});
+    if (held.size() > 0 && !continues) {
+      pieces.push_back({row, held.begin});
+    }
     row += held.size();
   }
   return origin = Origin::make(std::move(pieces));
@@ -70,8 +77,12 @@ const Origin* Rows::origin(int64_t index) {
 
 layout::Labels batch_labels(const at::Tensor& tensor, int64_t samples, int64_t total, bool has_positions) {
   layout::Labels labels(static_cast<size_t>(tensor.dim()));
-  if (tensor.dim() >= 1) labels[0] = {{.label = layout::Label::kBatch, .extent = samples, .total = total}};
-  if (has_positions) labels[1] = {{.label = layout::Label::kSequence, .extent = tensor.size(1), .total = tensor.size(1)}};
+  if (tensor.dim() >= 1) {
+    labels[0] = {{.label = layout::Label::kBatch, .extent = samples, .total = total}};
+  }
+  if (has_positions) {
+    labels[1] = {{.label = layout::Label::kSequence, .extent = tensor.size(1), .total = tensor.size(1)}};
+  }
   return labels;
 }
 

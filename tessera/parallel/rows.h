@@ -5,19 +5,20 @@
 #include <string>
 #include <vector>
 
-#include "tessera/dtensor/meta.h"
+#include "tessera/dtensor/record/meta.h"
 #include "tessera/layout/mesh.h"
 #include "tessera/layout/placement.h"
 
 namespace tessera::parallel {
 
-// The step's samples are cut over the batch axes (slowest first) into one contiguous block a rank, on multiples of `unit`; each
-// block is cut into micro-batches, alike on all ranks. The last blocks may be short or empty.
+// The step's samples are cut over the batch axes (slowest first) into one contiguous block a rank, on multiples of
+// `unit`; each block is cut into micro-batches, alike on all ranks. The last blocks may be short or empty.
 //
 // What one rank needs is a closed form, whatever the size of the mesh. One thread uses an object.
 class Rows {
  public:
-  Rows(const layout::Mesh& mesh, const std::vector<std::string>& batch_axes, int64_t samples, int64_t micro_batches, int64_t unit = 1);
+  Rows(const layout::Mesh& mesh, const std::vector<std::string>& batch_axes, int64_t samples, int64_t micro_batches,
+       int64_t unit = 1);
 
   int64_t samples() const { return samples_; }
   int64_t micro_batches() const { return micro_batches_; }
@@ -45,7 +46,8 @@ class Rows {
   std::vector<const dtensor::Origin*> origins_;
 };
 
-// What the dims of a tensor of `samples` samples mean, of a step of `total`: dim 0 samples, and dim 1, if `has_positions`, positions.
+// What the dims of a tensor of `samples` samples mean, of a step of `total`: dim 0 samples, and dim 1, if
+// `has_positions`, positions.
 layout::Labels batch_labels(const at::Tensor& tensor, int64_t samples, int64_t total, bool has_positions);
 
 // Where the calling rank's step of `samples` samples may be cut: in `exact` a rank holds whole leaves of the batch.

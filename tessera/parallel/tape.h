@@ -10,8 +10,8 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/stack.h>
 
-#include "tessera/dtensor/plain.h"
-#include "tessera/dtensor/sites.h"
+#include "tessera/dtensor/front/plain.h"
+#include "tessera/dtensor/record/sites.h"
 
 namespace tessera::parallel {
 
@@ -24,13 +24,13 @@ struct Reference {
 
 struct Recorded {
   c10::OperatorHandle op;
-  std::vector<c10::IValue> args;      // without the tape's own tensors
+  std::vector<c10::IValue> args;  // without the tape's own tensors
   std::vector<Reference> references;
-  std::vector<int64_t> results;       // values, in the order of the results; a value written in place stands again
-  // Where the program was, if this call draws random numbers and a rank recorded it: whenever the tape is replayed, they are
-  // those that the constructor would have drawn.
+  std::vector<int64_t> results;  // values, in the order of the results; a value written in place stands again
+  // Where the program was, if this call draws random numbers and a rank recorded it: whenever the tape is replayed,
+  // they are those that the constructor would have drawn.
   std::optional<dtensor::Sites> sites;
-  std::vector<int64_t> strides;       // of what it draws, on one device
+  std::vector<int64_t> strides;  // of what it draws, on one device
 };
 
 // Records calls instead of running them; their shapes (and their errors) come from meta tensors. One thread.

@@ -3,8 +3,8 @@
 #include <iterator>
 
 #include "tessera/base/error.h"
-#include "tessera/comm/error_hook.h"
-#include "tessera/comm/errors.h"
+#include "tessera/comm/core/error_hook.h"
+#include "tessera/comm/core/errors.h"
 #include "tessera/python/bind.h"
 #include "tessera/python/interrupts.h"
 
@@ -26,17 +26,23 @@ struct CommKind {
 
 // The first that fits counts. The last is the base of the others.
 CommKind the_kinds[] = {
-    {"CommTimeout", "A rank did not come in time: the message says which, and where it is.", is_a<base::CommTimeout>, nullptr},
-    {"DivergenceError", "Ranks run different programs, or one has ended early: the message names both ranks and where they parted.",
+    {"CommTimeout", "A rank did not come in time: the message says which, and where it is.", is_a<base::CommTimeout>,
+     nullptr},
+    {"DivergenceError",
+     "Ranks run different programs, or one has ended early: the message names both ranks and where they parted.",
      is_a<comm::DivergenceError>, nullptr},
-    {"RankFailed", "Another rank failed: `rank` says which one. The message ends with that rank's own error.", is_a<base::RankFailed>, nullptr},
-    {"Stopped", "The job was asked to stop, by a signal. Nothing is wrong with the program.", is_a<comm::Stopped>, nullptr},
-    {"CommError", "A collective could not complete: another rank failed, diverged or did not come.", is_a<base::CommError>, nullptr},
+    {"RankFailed", "Another rank failed: `rank` says which one. The message ends with that rank's own error.",
+     is_a<base::RankFailed>, nullptr},
+    {"Stopped", "The job was asked to stop, by a signal. Nothing is wrong with the program.", is_a<comm::Stopped>,
+     nullptr},
+    {"CommError", "A collective could not complete: another rank failed, diverged or did not come.",
+     is_a<base::CommError>, nullptr},
 };
 
 void raise_comm_error(const base::CommError& error) {
   drop_interrupt();
-  const auto* kind = std::find_if(std::begin(the_kinds), std::end(the_kinds), [&](const CommKind& each) { return each.is_it(&error); });
+  const auto* kind = std::find_if(std::begin(the_kinds), std::end(the_kinds),
+                                  [&](const CommKind& each) { return each.is_it(&error); });
   const py::object exception = py::reinterpret_borrow<py::object>(kind->type)(base::message_of(error));
   if (const auto* echo = dynamic_cast<const base::RankFailed*>(&error)) {
     exception.attr("rank") = echo->rank();

@@ -1,6 +1,6 @@
 // explain and the NaN finder.
-#include "tessera/dtensor/explain.h"
-#include "tessera/dtensor/find_nan.h"
+#include "tessera/dtensor/watch/explain.h"
+#include "tessera/dtensor/watch/find_nan.h"
 #include "tessera/python/bind.h"
 
 namespace tessera::python {
@@ -32,7 +32,8 @@ std::unique_ptr<Explain> make_explain(const py::function& line) {
 }
 
 std::unique_ptr<NanFinder> make_finder(bool throws, const py::function& line) {
-  return std::make_unique<NanFinder>(dtensor::FindNanOptions{.action = throws ? dtensor::OnNan::kThrow : dtensor::OnNan::kReport, .locate = locate_by(line)});
+  return std::make_unique<NanFinder>(dtensor::FindNanOptions{
+      .action = throws ? dtensor::OnNan::kThrow : dtensor::OnNan::kReport, .locate = locate_by(line)});
 }
 
 std::optional<std::string> own_text(const NanFinder& finder) {

@@ -13,8 +13,8 @@
 #include <c10/util/ScopeExit.h>
 
 #include "tessera/base/text.h"
-#include "tessera/comm/context.h"
-#include "tessera/comm/run_ranks.h"
+#include "tessera/comm/core/context.h"
+#include "tessera/comm/threads/run_ranks.h"
 
 namespace tessera::python {
 namespace {
@@ -31,12 +31,13 @@ constexpr int kLast = 3;
 // What the handler of SIGINT reads, which may take no lock.
 std::atomic<PyOS_sighandler_t> of_python;
 std::atomic<Clock::rep> looked_at;
-std::atomic<int> unseen;        // how often it came since then
+std::atomic<int> unseen;  // how often it came since then
 std::atomic<bool> is_last_next;
-std::atomic<pid_t> owner;       // children inherit the handler
+std::atomic<pid_t> owner;  // children inherit the handler
 
 void on_interrupt(int signal) {
-  constexpr std::string_view kLine = "tessera: Ctrl-C has ended no rank: a call of one holds Python's lock; one more kills the process\n";
+  constexpr std::string_view kLine =
+      "tessera: Ctrl-C has ended no rank: a call of one holds Python's lock; one more kills the process\n";
   const bool is_blind = Clock::now().time_since_epoch().count() - looked_at > Clock::duration(kBlind).count();
   const bool is_ours = ::getpid() == owner;
   const int count = is_ours && is_blind ? ++unseen : 0;
@@ -51,8 +52,8 @@ void on_interrupt(int signal) {
   of_python.load()(signal);
 }
 
-// Stands before Python's handler of Ctrl-C while the main thread waits for a job: the third one is to end the process even if no
-// thread gets Python's lock any more.
+// Stands before Python's handler of Ctrl-C while the main thread waits for a job: the third one is to end the process
+// even if no thread gets Python's lock any more.
 class LastInterrupt {
  public:
   LastInterrupt() {
@@ -87,7 +88,8 @@ class LastInterrupt {
 };
 
 bool is_main_thread() {
-  return PyThread_get_thread_ident() == py::module_::import("threading").attr("main_thread")().attr("ident").cast<unsigned long>();
+  return PyThread_get_thread_ident() ==
+         py::module_::import("threading").attr("main_thread")().attr("ident").cast<unsigned long>();
 }
 
 bool is_importing(py::object frame) {
@@ -163,7 +165,10 @@ std::string Interrupts::where() const {
     out << "rank " << body.second;
     if (!frame.is_none()) {
       const py::object code = frame.attr("f_code");
-      out << " (" << std::string(py::str("{}:{}, in {}").format(code.attr("co_filename"), frame.attr("f_lineno"), code.attr("co_name"))) << ")";
+      out << " ("
+          << std::string(
+                 py::str("{}:{}, in {}").format(code.attr("co_filename"), frame.attr("f_lineno"), code.attr("co_name")))
+          << ")";
     }
   };
   return bodies_.empty() ? "the job" : base::join(bodies_, ", ", write);
@@ -188,7 +193,8 @@ void Interrupts::interrupt_bodies() {
   const py::dict frames = py::module_::import("sys").attr("_current_frames")();
   std::erase_if(owed_, [&](unsigned long thread) {
     const py::int_ name(thread);
-    return !(frames.contains(name) && is_importing(frames[name])) && PyThreadState_SetAsyncExc(thread, PyExc_KeyboardInterrupt) == 1;
+    return !(frames.contains(name) && is_importing(frames[name])) &&
+           PyThreadState_SetAsyncExc(thread, PyExc_KeyboardInterrupt) == 1;
   });
 }
 

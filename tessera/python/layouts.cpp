@@ -1,7 +1,7 @@
 // Mesh and Placement.
 #include <pybind11/operators.h>
 
-#include "tessera/comm/context.h"
+#include "tessera/comm/core/context.h"
 #include "tessera/layout/lattice.h"
 #include "tessera/layout/spec.h"
 #include "tessera/python/bind.h"
@@ -38,32 +38,47 @@ py::object local_rank(const Mesh& mesh, const py::object& dim) {
 }
 
 Mesh submesh(const Mesh& mesh, const py::object& names) {
-  const auto list = py::isinstance<py::str>(names) ? std::vector<std::string>{names.cast<std::string>()} : names.cast<std::vector<std::string>>();
+  const auto list = py::isinstance<py::str>(names) ? std::vector<std::string>{names.cast<std::string>()}
+                                                   : names.cast<std::vector<std::string>>();
   return mesh.submesh(list, comm::RankContext::require().rank);
 }
 
 void bind_mesh(py::module_& module) {
   py::class_<Mesh>(module, "Mesh", "Named axes over ranks, the last varying fastest. A value: `Mesh('dp=2,tp=2')`.")
       .def(py::init([](const std::string& text) { return Mesh::parse(text); }), py::arg("text"))
-      .def(py::init([](const std::vector<std::pair<std::string, int64_t>>& axes, std::optional<std::vector<int64_t>> ranks) {
-             std::vector<layout::Axis> all;
-             for (const auto& [name, size] : axes) {
-               all.push_back({name, size});
-             }
-             return ranks ? Mesh(std::move(all), std::move(*ranks)) : Mesh(std::move(all));
-           }), py::arg("axes"), py::arg("ranks") = py::none())
+      .def(py::init(
+               [](const std::vector<std::pair<std::string, int64_t>>& axes, std::optional<std::vector<int64_t>> ranks) {
+                 std::vector<layout::Axis> all;
+                 for (const auto& [name, size] : axes) {
+                   all.push_back({name, size});
+                 }
+                 return ranks ? Mesh(std::move(all), std::move(*ranks)) : Mesh(std::move(all));
+               }),
+           py::arg("axes"), py::arg("ranks") = py::none())
       .def_property_readonly("ndim", &Mesh::ndim, "How many axes.")
-      .def_property_readonly("shape", [](const Mesh& mesh) { return py::tuple(py::cast(shape_of(mesh))); }, "The sizes of the axes.")
-      .def_property_readonly("mesh_dim_names", [](const Mesh& mesh) { return py::tuple(py::cast(names_of(mesh))); }, "The names of the axes.")
+      .def_property_readonly(
+          "shape", [](const Mesh& mesh) { return py::tuple(py::cast(shape_of(mesh))); }, "The sizes of the axes.")
+      .def_property_readonly(
+          "mesh_dim_names", [](const Mesh& mesh) { return py::tuple(py::cast(names_of(mesh))); },
+          "The names of the axes.")
       .def_property_readonly("ranks", &Mesh::ranks, "The ranks, row-major over the axes.")
-      .def_property_readonly("device_type", [](const Mesh&) { return "cpu"; }, "The kind of device.")
-      .def("size", [](const Mesh& mesh, const py::object& dim) { return dim.is_none() ? mesh.size() : mesh.axis(axis_of(mesh, dim)).size; },
-           py::arg("mesh_dim") = py::none(), "How many ranks it has, or one axis of it.")
-      .def("get_rank", [](const Mesh&) { return comm::RankContext::require().rank; }, "The calling rank, in the job.")
-      .def("get_local_rank", &local_rank, py::arg("mesh_dim") = 0, "Where the calling rank stands on an axis; None: not on this mesh.")
-      .def("get_coordinate", [](const Mesh& mesh) { return mesh.coord_of(comm::RankContext::require().rank); },
-           "Where the calling rank stands on every axis; None: not on this mesh.")
-      .def("flatten", &Mesh::flatten, py::arg("axes"), py::arg("name"), "The mesh with the named axes merged into one, the first of them slowest.")
+      .def_property_readonly(
+          "device_type", [](const Mesh&) { return "cpu"; }, "The kind of device.")
+      .def(
+          "size",
+          [](const Mesh& mesh, const py::object& dim) {
+            return dim.is_none() ? mesh.size() : mesh.axis(axis_of(mesh, dim)).size;
+          },
+          py::arg("mesh_dim") = py::none(), "How many ranks it has, or one axis of it.")
+      .def(
+          "get_rank", [](const Mesh&) { return comm::RankContext::require().rank; }, "The calling rank, in the job.")
+      .def("get_local_rank", &local_rank, py::arg("mesh_dim") = 0,
+           "Where the calling rank stands on an axis; None: not on this mesh.")
+      .def(
+          "get_coordinate", [](const Mesh& mesh) { return mesh.coord_of(comm::RankContext::require().rank); },
+          "Where the calling rank stands on every axis; None: not on this mesh.")
+      .def("flatten", &Mesh::flatten, py::arg("axes"), py::arg("name"),
+           "The mesh with the named axes merged into one, the first of them slowest.")
       .def("__getitem__", &submesh, "The mesh of the named axes through the calling rank.")
       .def("__len__", &Mesh::size)
       .def(py::self == py::self)
@@ -96,17 +111,25 @@ layout::ReduceOp reduce_op(const std::string& name) {
 }
 
 void bind_placements(py::module_& module) {
-  py::class_<Placement>(module, "Placement", "What one mesh axis does to a tensor. Made by Shard(dim), Replicate() and Partial(op).")
+  py::class_<Placement>(module, "Placement",
+                        "What one mesh axis does to a tensor. Made by Shard(dim), Replicate() and Partial(op).")
       .def_property_readonly("kind", &kind_of, "shard, interleaved shard, replicate or partial.")
-      .def_property_readonly("dim", [](const Placement& p) { return p.is_shard() ? py::cast(p.dim) : py::none(); }, "The dim that a Shard cuts, or None.")
-      .def_property_readonly("unit", [](const Placement& p) { return p.is_shard() ? py::cast(p.unit) : py::none(); },
-                             "What a Shard cuts on multiples of, or None.")
-      .def_property_readonly("blocks", [](const Placement& p) { return p.is_shard() ? py::cast(static_cast<int>(p.blocks)) : py::none(); },
-                             "How many blocks a Shard cuts alike (1 unless it is interleaved), or None.")
-      .def_property_readonly("reduce_op", [](const Placement& p) { return p.is_partial() ? py::cast(layout::name_of(p.op)) : py::none(); },
-                             "How the ranks' values of a Partial combine, or None.")
-      .def("is_shard", [](const Placement& p, std::optional<int32_t> dim) { return dim ? p.is_shard(*dim) : p.is_shard(); }, py::arg("dim") = py::none(),
-           "Whether it cuts a dim, or the given one.")
+      .def_property_readonly(
+          "dim", [](const Placement& p) { return p.is_shard() ? py::cast(p.dim) : py::none(); },
+          "The dim that a Shard cuts, or None.")
+      .def_property_readonly(
+          "unit", [](const Placement& p) { return p.is_shard() ? py::cast(p.unit) : py::none(); },
+          "What a Shard cuts on multiples of, or None.")
+      .def_property_readonly(
+          "blocks", [](const Placement& p) { return p.is_shard() ? py::cast(static_cast<int>(p.blocks)) : py::none(); },
+          "How many blocks a Shard cuts alike (1 unless it is interleaved), or None.")
+      .def_property_readonly(
+          "reduce_op", [](const Placement& p) { return p.is_partial() ? py::cast(layout::name_of(p.op)) : py::none(); },
+          "How the ranks' values of a Partial combine, or None.")
+      .def(
+          "is_shard",
+          [](const Placement& p, std::optional<int32_t> dim) { return dim ? p.is_shard(*dim) : p.is_shard(); },
+          py::arg("dim") = py::none(), "Whether it cuts a dim, or the given one.")
       .def("is_replicate", &Placement::is_replicate, "Whether every rank holds the whole tensor.")
       .def("is_partial", &Placement::is_partial, "Whether the ranks' values have yet to be combined.")
       .def(py::self == py::self)

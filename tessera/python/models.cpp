@@ -1,7 +1,7 @@
 // Plans, and models on a mesh.
 #include "tessera/base/error.h"
 #include "tessera/checkpoint/save_gathered.h"
-#include "tessera/comm/context.h"
+#include "tessera/comm/core/context.h"
 #include "tessera/parallel/deferred.h"
 #include "tessera/parallel/forward_pass.h"
 #include "tessera/parallel/generate_plan.h"
@@ -16,8 +16,8 @@ using parallel::ForwardPasses;
 using parallel::Plan;
 using Named = std::vector<std::pair<std::string, at::Tensor>>;
 
-Plan generate_plan(const py::object& model, std::optional<int64_t> devices, const std::optional<layout::Mesh>& mesh, bool sequence_parallel, int64_t heads,
-                   int64_t kv_heads, const std::string& lattice) {
+Plan generate_plan(const py::object& model, std::optional<int64_t> devices, const std::optional<layout::Mesh>& mesh,
+                   bool sequence_parallel, int64_t heads, int64_t kv_heads, const std::string& lattice) {
   parallel::PlanOptions options;
   const auto* context = comm::RankContext::current();
   options.devices = devices ? *devices : context ? context->world_size : 1;
@@ -42,7 +42,9 @@ ForwardPasses place(const py::object& model, const Plan& plan, int64_t micro_bat
 
 // A model refers to its passes, so that whoever pickles one comes here.
 py::object refuse_pickle(const ForwardPasses&) {
-  TORCH_CHECK_TYPE(false, "a model that was parallelized cannot be pickled: each rank has its part of it. Write torch.save(tessera.full_state_dict(model), path), "
+  TORCH_CHECK_TYPE(false,
+                   "a model that was parallelized cannot be pickled: each rank has its part of it. Write "
+                   "torch.save(tessera.full_state_dict(model), path), "
                    "or tessera.save(path, model); copy.deepcopy(model) is a copy on the same ranks");
   return py::none();
 }
@@ -86,7 +88,8 @@ Named load(const std::string& path) {
 }  // namespace
 
 void bind_models(py::module_& module) {
-  py::class_<Plan>(module, "Plan", "What runs where, as data beside the model. Printed as JSON; Plan.from_json reads it.")
+  py::class_<Plan>(module, "Plan",
+                   "What runs where, as data beside the model. Printed as JSON; Plan.from_json reads it.")
       .def_readonly("mesh", &Plan::mesh, "The mesh that it is for.")
       .def_readonly("batch_axes", &Plan::batch_axes, "The axes that cut the batch, slowest first.")
       .def_readonly("notes", &Plan::notes, "What could not be divided, and why.")
@@ -96,7 +99,10 @@ void bind_models(py::module_& module) {
       .def("__repr__", &Plan::json);
   module.def("generate_plan", &generate_plan);
 
-  py::class_<Deferred>(module, "Deferred").def(py::init<>()).def("__enter__", &Deferred::enter).def("__exit__", &Deferred::exit);
+  py::class_<Deferred>(module, "Deferred")
+      .def(py::init<>())
+      .def("__enter__", &Deferred::enter)
+      .def("__exit__", &Deferred::exit);
   module.def("is_deferred", &parallel::is_deferred, "Whether the tensor, made by `deferred`, has no values yet.");
 
   py::class_<ForwardPasses>(module, "ForwardPasses")

@@ -8,7 +8,9 @@ namespace {
 using parallel::ModuleTree;
 using Kind = ModuleTree::Kind;
 
-bool is_a(const py::object& module, const char* name) { return py::isinstance(module, py::module_::import("torch.nn").attr(name)); }
+bool is_a(const py::object& module, const char* name) {
+  return py::isinstance(module, py::module_::import("torch.nn").attr(name));
+}
 
 Kind kind_of(const py::object& module) {
   if (is_a(module, "Linear")) {
@@ -21,7 +23,8 @@ Kind kind_of(const py::object& module) {
     return Kind::kChain;
   }
   // transformers' product of GPT-2's times.
-  return py::str(py::type::of(module).attr("__name__")).cast<std::string>() == "Conv1D" ? Kind::kTransposedLinear : Kind::kOther;
+  return py::str(py::type::of(module).attr("__name__")).cast<std::string>() == "Conv1D" ? Kind::kTransposedLinear
+                                                                                        : Kind::kOther;
 }
 
 // The first of the named attributes that is a number above zero; 0: none.
@@ -36,7 +39,9 @@ int64_t number_of(const py::object& owner, std::initializer_list<const char*> na
 }
 
 void read_heads(const py::object& module, ModuleTree& tree) {
-  const auto heads_in = [](const py::object& owner) { return number_of(owner, {"num_attention_heads", "num_heads", "n_heads", "n_head"}); };
+  const auto heads_in = [](const py::object& owner) {
+    return number_of(owner, {"num_attention_heads", "num_heads", "n_heads", "n_head"});
+  };
   const py::object config = py::getattr(module, "config", py::none());
   tree.heads = heads_in(module);
   if (tree.heads == 0) {

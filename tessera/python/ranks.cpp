@@ -4,9 +4,9 @@
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include "tessera/base/error.h"
-#include "tessera/comm/process.h"
-#include "tessera/comm/run_ranks.h"
-#include "tessera/comm/wait_hook.h"
+#include "tessera/comm/core/wait_hook.h"
+#include "tessera/comm/join/process.h"
+#include "tessera/comm/threads/run_ranks.h"
 #include "tessera/launch/environment.h"
 #include "tessera/python/bind.h"
 #include "tessera/python/interrupts.h"
@@ -27,20 +27,27 @@ void lock_again(void* state) {
   }
 }
 
-std::chrono::milliseconds milliseconds_of(double seconds) { return std::chrono::milliseconds(static_cast<int64_t>(seconds * 1000)); }
+std::chrono::milliseconds milliseconds_of(double seconds) {
+  return std::chrono::milliseconds(static_cast<int64_t>(seconds * 1000));
+}
 
 py::object run_ranks(const py::function& body, int64_t ranks, double deadline, double grace) {
   py::object result = py::none();
   Interrupts interrupts;
-  const comm::RunOptions options{.deadline = milliseconds_of(deadline), .grace = milliseconds_of(grace), .where = [&] { return interrupts.last_look(); }};
+  const comm::RunOptions options{.deadline = milliseconds_of(deadline), .grace = milliseconds_of(grace), .where = [&] {
+                                   return interrupts.last_look();
+                                 }};
   interrupts.run([&] {
-    comm::run_ranks(ranks, [&](int64_t rank) {
-      const py::gil_scoped_acquire locked;
-      py::object own = interrupts.run_body(body);
-      if (rank == 0) {
-        result = std::move(own);
-      }
-    }, options);
+    comm::run_ranks(
+        ranks,
+        [&](int64_t rank) {
+          const py::gil_scoped_acquire locked;
+          py::object own = interrupts.run_body(body);
+          if (rank == 0) {
+            result = std::move(own);
+          }
+        },
+        options);
   });
   return result;
 }
@@ -66,12 +73,14 @@ comm::ProcessOptions options_of(double deadline) {
 
 void join_launched(double deadline) {
   const auto place = launch::find_place();
-  TESSERA_CHECK_AS(ConfigError, place.has_value(), "[join] no launcher started this process. Start it by torchrun, mpirun, srun or tessera launch; or "
+  TESSERA_CHECK_AS(ConfigError, place.has_value(),
+                   "[join] no launcher started this process. Start it by torchrun, mpirun, srun or tessera launch; or "
                    "run ranks as threads with run_ranks(body, n)");
   the_process.emplace(comm::join_process(*place, options_of(deadline)));
 }
 
-void join_group(const c10::intrusive_ptr<c10d::ProcessGroup>& group, const c10::intrusive_ptr<c10d::Store>& store, double deadline) {
+void join_group(const c10::intrusive_ptr<c10d::ProcessGroup>& group, const c10::intrusive_ptr<c10d::Store>& store,
+                double deadline) {
   the_process.emplace(comm::join_process(comm::hand_in(group, store), options_of(deadline)));
 }
 
@@ -83,7 +92,9 @@ void leave(const std::optional<std::string>& error) {
 }
 
 // One of several ranks in one process.
-bool in_rank_thread() { return !the_process && comm::RankContext::current() && comm::RankContext::current()->world_size > 1; }
+bool in_rank_thread() {
+  return !the_process && comm::RankContext::current() && comm::RankContext::current()->world_size > 1;
+}
 
 void barrier() { comm::RankContext::require().world->barrier(); }
 

@@ -2,11 +2,12 @@
 #include <torch/csrc/autograd/python_variable.h>
 
 #include "tessera/base/error.h"
-#include "tessera/dtensor/dtensor.h"
-#include "tessera/dtensor/gather_to.h"
-#include "tessera/dtensor/layout_ops.h"
-#include "tessera/dtensor/plain.h"
-#include "tessera/dtensor/rng_state.h"
+#include "tessera/dtensor/front/dtensor.h"
+#include "tessera/dtensor/front/gather_to.h"
+#include "tessera/dtensor/front/plain.h"
+#include "tessera/dtensor/ops/layout_ops.h"
+#include "tessera/dtensor/random/rng_state.h"
+#include "tessera/dtensor/state/state.h"
 #include "tessera/python/bind.h"
 #include "tessera/python/convert.h"
 
@@ -22,7 +23,8 @@ at::Tensor distribute(const at::Tensor& tensor, const Mesh& mesh, const py::obje
   return dtensor::distribute(tensor, mesh, where);
 }
 
-at::Tensor from_local(const at::Tensor& local, const Mesh& mesh, const py::object& placements, std::optional<std::vector<int64_t>> shape) {
+at::Tensor from_local(const at::Tensor& local, const Mesh& mesh, const py::object& placements,
+                      std::optional<std::vector<int64_t>> shape) {
   const auto where = placements_of(mesh, placements, local.dim());
   const py::gil_scoped_release unlocked;
   return dtensor::from_local(local, mesh, where, std::move(shape));
@@ -37,33 +39,39 @@ at::Tensor redistribute(const at::Tensor& tensor, const py::object& mesh, const 
 }
 
 void set_generator(const std::string& kind) {
-  TESSERA_CHECK(kind == "counter" || kind == "stock", "[set_generator] \"", kind, "\"; accepted: \"counter\" and \"stock\"");
+  TESSERA_CHECK(kind == "counter" || kind == "stock", "[set_generator] \"", kind,
+                "\"; accepted: \"counter\" and \"stock\"");
   dtensor::set_generator(kind == "stock" ? dtensor::GeneratorKind::kStock : dtensor::GeneratorKind::kCounter);
 }
 
-// A tensor that is no DTensor lacks these attributes, as hasattr says. Inside the derivatives of torch.func a tensor stands for one of
-// the same dims, which answers; inside vmap for one that has a dim more.
+// A tensor that is no DTensor lacks these attributes, as hasattr says. Inside the derivatives of torch.func a tensor
+// stands for one of the same dims, which answers; inside vmap for one that has a dim more.
 const layout::Spec& spec_for(const at::Tensor& asked, const char* attribute) {
   const at::Tensor& tensor = dtensor::unwrapped(asked);
   if (!is_dtensor(tensor)) {
     throw py::attribute_error(std::string("a plain tensor has no `") + attribute + "`: it is no tessera.DTensor");
   }
   if (tensor.dim() != asked.dim()) {
-    throw py::attribute_error(std::string("inside torch.func.vmap a tensor has no `") + attribute + "`: it is one sample of a DTensor (" +
-                              dtensor::spec_of(tensor).str() + ") whose dims count the mapped one too; ask outside of vmap");
+    throw py::attribute_error(std::string("inside torch.func.vmap a tensor has no `") + attribute +
+                              "`: it is one sample of a DTensor (" + dtensor::spec_of(tensor).str() +
+                              ") whose dims count the mapped one too; ask outside of vmap");
   }
   return dtensor::spec_of(tensor);
 }
 
 void set_numerics(const std::string& numerics, const std::string& lattice) {
-  TESSERA_CHECK_AS(ConfigError, numerics == "fast" || numerics == "exact", "[numerics] \"", numerics, "\"; accepted: exact, fast");
+  TESSERA_CHECK_AS(ConfigError, numerics == "fast" || numerics == "exact", "[numerics] \"", numerics,
+                   "\"; accepted: exact, fast");
   dtensor::set_numerics(numerics == "exact" ? dtensor::Numerics::kExact : dtensor::Numerics::kFast,
                         lattice.empty() ? layout::Lattice() : layout::Lattice::parse(lattice));
 }
 
 dtensor::Mode mode_of(const std::string& name) {
-  TESSERA_CHECK_AS(ConfigError, name == "implicit" || name == "explicit" || name == "warn", "[mode] \"", name, "\"; accepted: implicit, explicit, warn");
-  return name == "implicit" ? dtensor::Mode::kImplicit : name == "explicit" ? dtensor::Mode::kExplicit : dtensor::Mode::kWarn;
+  TESSERA_CHECK_AS(ConfigError, name == "implicit" || name == "explicit" || name == "warn", "[mode] \"", name,
+                   "\"; accepted: implicit, explicit, warn");
+  return name == "implicit"   ? dtensor::Mode::kImplicit
+         : name == "explicit" ? dtensor::Mode::kExplicit
+                              : dtensor::Mode::kWarn;
 }
 
 std::string set_mode(const std::string& name) {
@@ -75,7 +83,9 @@ std::string set_mode(const std::string& name) {
 }  // namespace
 
 void bind_tensors(py::module_& module) {
-  module.def("is_dtensor", [](const py::object& value) { return THPVariable_Check(value.ptr()) && is_dtensor(THPVariable_Unpack(value.ptr())); });
+  module.def("is_dtensor", [](const py::object& value) {
+    return THPVariable_Check(value.ptr()) && is_dtensor(THPVariable_Unpack(value.ptr()));
+  });
   module.def("distribute_tensor", &distribute);
   module.def("from_local", &from_local);
   module.def("redistribute", &redistribute);
@@ -87,7 +97,8 @@ void bind_tensors(py::module_& module) {
   module.def("to_region", &dtensor::to_region, Unlocked());
   module.def("rng_state", &dtensor::rng_state, Unlocked());
   module.def("set_rng_state", &dtensor::set_rng_state, Unlocked());
-  module.def("placements", [](const at::Tensor& tensor) { return py::tuple(py::cast(spec_for(tensor, "placements")->placements)); });
+  module.def("placements",
+             [](const at::Tensor& tensor) { return py::tuple(py::cast(spec_for(tensor, "placements")->placements)); });
   module.def("device_mesh", [](const at::Tensor& tensor) { return spec_for(tensor, "device_mesh")->mesh; });
   module.def("layout", [](const at::Tensor& tensor) { return spec_for(tensor, "layout").str(); });
   module.def("manual_seed", [](uint64_t seed) { dtensor::manual_seed(seed); });

@@ -26,8 +26,8 @@ struct BlockSource {
   }
 
   PhiloxWords block(int64_t sample, int64_t number) const {
-    return philox({static_cast<uint32_t>(number), static_cast<uint32_t>(number >> 32), static_cast<uint32_t>(sample), step},
-                  key);
+    return philox(
+        {static_cast<uint32_t>(number), static_cast<uint32_t>(number >> 32), static_cast<uint32_t>(sample), step}, key);
   }
 
   // The words of `count` <= kBatch neighbouring blocks, one after the other.
@@ -121,12 +121,14 @@ void fill_real(at::Tensor& local, const Region& region, const BlockSource& sourc
   } else if (const auto* cauchy = std::get_if<Cauchy>(&distribution)) {
     fill_with<T>(local, region, source, InverseSampler<T, CauchyInverse<T>>{CauchyInverse<T>(*cauchy)});
   } else {
-    fill_with<T>(local, region, source, InverseSampler<T, ExponentialInverse<T>>{ExponentialInverse<T>(std::get<Exponential>(distribution))});
+    fill_with<T>(local, region, source,
+                 InverseSampler<T, ExponentialInverse<T>>{ExponentialInverse<T>(std::get<Exponential>(distribution))});
   }
 }
 
 template <typename T>
-void fill_discrete(at::Tensor& local, const Region& region, const BlockSource& source, const Distribution& distribution) {
+void fill_discrete(at::Tensor& local, const Region& region, const BlockSource& source,
+                   const Distribution& distribution) {
   if (const auto* bernoulli = std::get_if<Bernoulli>(&distribution)) {
     return fill_with<T>(local, region, source, BernoulliSampler<T>(*bernoulli));
   }
@@ -155,10 +157,12 @@ bool is_discrete(const Distribution& distribution) {
          std::holds_alternative<Geometric>(distribution);
 }
 
-// What each of the two parts of a complex number is drawn from: parts of a Normal have half of its variance, as in libtorch.
+// What each of the two parts of a complex number is drawn from: parts of a Normal have half of its variance, as in
+// libtorch.
 Distribution distribution_of_parts(const Distribution& distribution) {
   const auto* normal = std::get_if<Normal>(&distribution);
-  TESSERA_CHECK(normal || std::holds_alternative<Uniform>(distribution), "[random fill] complex numbers of this distribution; accepted: uniform and normal");
+  TESSERA_CHECK(normal || std::holds_alternative<Uniform>(distribution),
+                "[random fill] complex numbers of this distribution; accepted: uniform and normal");
   return normal ? Normal{normal->mean, normal->std / std::numbers::sqrt2} : distribution;
 }
 
@@ -180,7 +184,9 @@ void fill(at::Tensor& local, const Region& region, const Stream& stream, const D
                 local.strides());
   TESSERA_CHECK(local.sizes() == at::IntArrayRef(local_sizes(region)), "[random fill] local tensor of sizes ",
                 local.sizes(), " for a region of ", at::IntArrayRef(local_sizes(region)));
-  if (local.is_complex()) return fill_complex(local, region, stream, distribution);
+  if (local.is_complex()) {
+    return fill_complex(local, region, stream, distribution);
+  }
   const BlockSource source(stream);
   const auto fill_either = [&]<typename T>(T) {
     is_discrete(distribution) ? fill_discrete<T>(local, region, source, distribution)
@@ -194,7 +200,8 @@ void fill(at::Tensor& local, const Region& region, const Stream& stream, const D
     default: break;
   }
   TESSERA_CHECK(is_discrete(distribution), "[random fill] no ", local.scalar_type(),
-                " values of a continuous distribution; accepted: float64, float32, float16, bfloat16, complex (uniform and normal)");
+                " values of a continuous distribution; accepted: float64, float32, float16, bfloat16, complex (uniform "
+                "and normal)");
   switch (local.scalar_type()) {
     case at::kLong: return fill_discrete<int64_t>(local, region, source, distribution);
     case at::kInt: return fill_discrete<int32_t>(local, region, source, distribution);
@@ -227,8 +234,8 @@ void fill_permutation(at::Tensor& out, const Stream& stream) {
 
 int64_t draw_integer(const Stream& stream, int64_t sample, int64_t element, int64_t range) {
   TESSERA_CHECK(range > 0, "[random integer] range ", range, "; it must be positive");
-  TESSERA_CHECK(sample >= 0 && sample >> 32 == 0 && element >= 0 && element >> 40 == 0, "[random integer] sample ", sample,
-                ", element ", element, "; accepted: samples below 2^32, elements below 2^40");
+  TESSERA_CHECK(sample >= 0 && sample >> 32 == 0 && element >= 0 && element >> 40 == 0, "[random integer] sample ",
+                sample, ", element ", element, "; accepted: samples below 2^32, elements below 2^40");
   const PhiloxWords words = BlockSource(stream).block(sample, element / 2);
   return static_cast<int64_t>(bounded(wide(words.data() + 2 * (element % 2)), static_cast<uint64_t>(range)));
 }

@@ -1,4 +1,5 @@
-// The `counter` generator: random values that are functions of where they stand in the global program, not of the layout.
+// The `counter` generator: random values that are functions of where they stand in the global program, not of the
+// layout.
 //
 // value = f(seed, site, step, sample, element). No state, no order: a shard, a micro-batch, a recomputation or another
 // schedule meets the same values. This packing is frozen; stored runs depend on it:
@@ -11,10 +12,10 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
-#include <variant>
 
 #include <ATen/core/Tensor.h>
 
+#include "tessera/random/distribution.h"
 #include "tessera/random/philox.h"
 #include "tessera/random/region.h"
 
@@ -36,61 +37,17 @@ struct Stream {
   uint64_t step = 0;
 };
 
-// Uniform in [from, to). Float has 24 random bits, double 53. A value that rounding lifts to `to` becomes `from`, as in torch.
-struct Uniform {
-  double from = 0;
-  double to = 1;
-};
-
-// Normal by Box-Muller in double precision, rounded once. Equal on every host of a job (one libm), not on a GPU.
-struct Normal {
-  double mean = 0;
-  double std = 1;
-};
-
-// 1 where the float uniform in [0, 1) is below p, else 0, for every dtype: the keep mask of dropout for p_keep.
-struct Bernoulli {
-  double p = 0.5;
-};
-
-// Integers in [from, to), the same for every dtype.
-struct Integers {
-  int64_t from = 0;
-  int64_t to = 2;
-};
-
-// Exponential of rate lambda, never zero.
-struct Exponential {
-  double lambda = 1;
-};
-
-// The exponential of a normal number.
-struct LogNormal {
-  double mean = 1;  // of the logarithm
-  double std = 2;
-};
-
-struct Cauchy {
-  double median = 0;
-  double sigma = 1;
-};
-
-// How many trials of probability p it takes until the first success, 1 or more; an integer dtype's largest value stands for more.
-struct Geometric {
-  double p = 0.5;
-};
-
-using Distribution = std::variant<Uniform, Normal, Bernoulli, Integers, Exponential, LogNormal, Cauchy, Geometric>;
-
 // Fills a shard's local tensor: plain, contiguous, on the CPU, of sizes local_sizes(region).
 //
-// Uniform, Normal, Exponential, LogNormal and Cauchy take float64, float32, float16 and bfloat16 (16-bit: the float32 value rounded);
-// Uniform and Normal also complex dtypes, whose parts are drawn one after the other, each of a Normal's with half of its variance;
-// Bernoulli, Integers and Geometric also take int64, int32, int16, int8, uint8 and bool. A Bernoulli with a probability for each
-// element is a float32 Uniform compared with `<`. Work is O(local). Throws c10::Error on anything else. Thread-safe.
+// Uniform, Normal, Exponential, LogNormal and Cauchy take float64, float32, float16 and bfloat16 (16-bit: the float32
+// value rounded); Uniform and Normal also complex dtypes, whose parts are drawn one after the other, each of a Normal's
+// with half of its variance; Bernoulli, Integers and Geometric also take int64, int32, int16, int8, uint8 and bool. A
+// Bernoulli with a probability for each element is a float32 Uniform compared with `<`. Work is O(local). Throws
+// c10::Error on anything else. Thread-safe.
 void fill(at::Tensor& local, const Region& region, const Stream& stream, const Distribution& distribution);
 
-// Writes the permutation of 0..n-1 that sorts n 64-bit draws of the stream; `out` is a plain int64 tensor of n elements.
+// Writes the permutation of 0..n-1 that sorts n 64-bit draws of the stream; `out` is a plain int64 tensor of n
+// elements.
 void fill_permutation(at::Tensor& out, const Stream& stream);
 
 // One integer in [0, range) for (sample, element) of the stream; `range` must be positive.

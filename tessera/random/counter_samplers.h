@@ -1,5 +1,6 @@
-// What the `counter` generator makes of random words: each sampler turns the four words of a block into kValues neighbouring
-// elements. In scalar double precision where it takes a function, so that a value does not depend on what stands beside it.
+// What the `counter` generator makes of random words: each sampler turns the four words of a block into kValues
+// neighbouring elements. In scalar double precision where it takes a function, so that a value does not depend on what
+// stands beside it.
 #pragma once
 
 #include <algorithm>
@@ -9,7 +10,7 @@
 #include <type_traits>
 
 #include "tessera/base/error.h"
-#include "tessera/random/counter.h"
+#include "tessera/random/distribution.h"
 
 namespace tessera::random {
 
@@ -33,7 +34,8 @@ struct UniformSampler {
   using Math = std::conditional_t<kDouble, double, float>;
 
   explicit UniformSampler(const Uniform& d)
-      : from(static_cast<Math>(d.from)), range(static_cast<Math>(d.to) - from),
+      : from(static_cast<Math>(d.from)),
+        range(static_cast<Math>(d.to) - from),
         top(static_cast<Math>(static_cast<T>(d.to))) {
     TESSERA_CHECK(d.from <= d.to && std::isfinite(range), "[uniform] cannot draw from [", d.from, ", ", d.to,
                   "); give from <= to and a range that the dtype can hold");
@@ -122,7 +124,9 @@ struct CauchyInverse {
     TESSERA_CHECK(d.sigma > 0, "[cauchy] scale ", d.sigma, "; it must be positive");
   }
 
-  T operator()(double point) const { return rounded<T>(median + sigma * std::tan(3.14159265358979323846 * (point - 0.5))); }
+  T operator()(double point) const {
+    return rounded<T>(median + sigma * std::tan(3.14159265358979323846 * (point - 0.5)));
+  }
 
   double median, sigma;
 };

@@ -15,15 +15,20 @@ uint32_t twist(uint32_t high, uint32_t low) {
 }
 
 void next_block(uint32_t* state) {
-  for (int i = 0; i < kWords - kAhead; ++i) state[i] = state[i + kAhead] ^ twist(state[i], state[i + 1]);
+  for (int i = 0; i < kWords - kAhead; ++i) {
+    state[i] = state[i + kAhead] ^ twist(state[i], state[i + 1]);
+  }
   constexpr int kBack = kWords - kAhead;
-  for (int i = kBack; i < kWords - 1; ++i) state[i] = state[i - kBack] ^ twist(state[i], state[i + 1]);
+  for (int i = kBack; i < kWords - 1; ++i) {
+    state[i] = state[i - kBack] ^ twist(state[i], state[i + 1]);
+  }
   state[kWords - 1] = state[kAhead - 1] ^ twist(state[kWords - 1], state[0]);
 }
 
 }  // namespace
 
-// The engine makes the next block when a word of it is asked for: `left_` counts down to that, `next_` up from the block's start.
+// The engine makes the next block when a word of it is asked for: `left_` counts down to that, `next_` up from the
+// block's start.
 void skip(at::mt19937& engine, uint64_t words) {
   at::mt19937_data_pod data = engine.data();
   const auto at_hand = static_cast<uint64_t>(data.left_ - 1);

@@ -7,8 +7,8 @@
 
 namespace tessera::random {
 
-// Leaves the engine where `words` 32-bit draws would leave it, to the last bit of its state. Blocks of 624 words are made
-// again but not tempered: docs/measured/random.md has the cost of a word.
+// Leaves the engine where `words` 32-bit draws would leave it, to the last bit of its state. Blocks of 624 words are
+// made again but not tempered: docs/measured/random.md has the cost of a word.
 void skip(at::mt19937& engine, uint64_t words);
 
 }  // namespace tessera::random

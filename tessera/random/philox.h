@@ -27,8 +27,8 @@ constexpr PhiloxWords philox(PhiloxCounter counter, PhiloxKey key) {
 
 // The block that curand draws after `curand_init(seed, subsequence, 4 * block)`.
 constexpr PhiloxWords philox_curand(uint64_t seed, uint64_t subsequence, uint64_t block) {
-  return philox({static_cast<uint32_t>(block), static_cast<uint32_t>(block >> 32),
-                 static_cast<uint32_t>(subsequence), static_cast<uint32_t>(subsequence >> 32)},
+  return philox({static_cast<uint32_t>(block), static_cast<uint32_t>(block >> 32), static_cast<uint32_t>(subsequence),
+                 static_cast<uint32_t>(subsequence >> 32)},
                 {static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32)});
 }
 

@@ -9,9 +9,7 @@ namespace {
 struct Geometry {
   explicit Geometry(const Region& region);
 
-  int64_t extent_of(int64_t dim) const {
-    return dim == batch_dim ? outer * inner : sizes[dim];
-  }
+  int64_t extent_of(int64_t dim) const { return dim == batch_dim ? outer * inner : sizes[dim]; }
 
   const std::vector<int64_t>& sizes;
   int64_t batch_dim;

@@ -18,16 +18,16 @@ struct Range {
 //
 // A dim may be held as several ranges (interleaved cuts) or as none. One dim may contain the samples of the batch; its
 // size is then (outer, batch_extent, batch_inner) in row-major order, so that a flattened [B*S] is told by
-// `batch_inner = S` and may be cut anywhere. An element has a *sample* (its place in the batch, plus `batch_offset`, the
-// place of this micro-batch in the step) and an *element* number: its row-major index in the tensor without the batch.
-// Without a batch dim the sample is 0. A value; not checked until it is used.
+// `batch_inner = S` and may be cut anywhere. An element has a *sample* (its place in the batch, plus `batch_offset`,
+// the place of this micro-batch in the step) and an *element* number: its row-major index in the tensor without the
+// batch. Without a batch dim the sample is 0. A value; not checked until it is used.
 struct Region {
-  std::vector<int64_t> sizes;             // of the global tensor (of this micro-batch)
-  std::vector<std::vector<Range>> held;   // for each dim
-  int64_t batch_dim = -1;                 // the dim that contains the samples; -1: none
-  int64_t batch_extent = 0;               // samples in it; 0: all that `sizes[batch_dim] / batch_inner` allows
-  int64_t batch_inner = 1;                // neighbouring indices of the dim that belong to one sample
-  int64_t batch_offset = 0;               // the step's number of the first sample
+  std::vector<int64_t> sizes;            // of the global tensor (of this micro-batch)
+  std::vector<std::vector<Range>> held;  // for each dim
+  int64_t batch_dim = -1;                // the dim that contains the samples; -1: none
+  int64_t batch_extent = 0;              // samples in it; 0: all that `sizes[batch_dim] / batch_inner` allows
+  int64_t batch_inner = 1;               // neighbouring indices of the dim that belong to one sample
+  int64_t batch_offset = 0;              // the step's number of the first sample
 };
 
 // The region that holds everything.

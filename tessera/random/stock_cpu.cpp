@@ -22,27 +22,33 @@ constexpr int64_t kBlock = 16;            // elements that normal_ makes togethe
 constexpr int64_t kLongestPiece = 16384;  // elements drawn by one call
 constexpr int64_t kShortestGap = 512;     // elements worth skipping: a call costs as much as drawing about so many
 
-at::CPUGeneratorImpl& impl_of(const at::Generator& generator) { return *at::check_generator<at::CPUGeneratorImpl>(generator); }
+at::CPUGeneratorImpl& impl_of(const at::Generator& generator) {
+  return *at::check_generator<at::CPUGeneratorImpl>(generator);
+}
 
 int64_t numel_of(const StockTensor& tensor) { return c10::multiply_integers(tensor.sizes); }
 
-bool is_contiguous(const StockTensor& tensor) { return at::detail::empty_strided_meta(tensor.sizes, tensor.strides, tensor.dtype).is_contiguous(); }
+bool is_contiguous(const StockTensor& tensor) {
+  return at::detail::empty_strided_meta(tensor.sizes, tensor.strides, tensor.dtype).is_contiguous();
+}
 
 // Dims from slowest to fastest, as libtorch's loops over one tensor go: along its memory.
 std::vector<int64_t> loop_order(const StockTensor& tensor) {
   std::vector<int64_t> order(tensor.sizes.size());
   std::iota(order.begin(), order.end(), 0);
-  std::stable_sort(order.begin(), order.end(), [&](int64_t a, int64_t b) { return tensor.strides[a] > tensor.strides[b]; });
+  std::stable_sort(order.begin(), order.end(),
+                   [&](int64_t a, int64_t b) { return tensor.strides[a] > tensor.strides[b]; });
   return order;
 }
 
 // How a kernel takes the stream.
 struct Appetite {
-  // Some words for each element; or for two, of which the second waits in the generator; or for each element in blocks, with
-  // another block for a ragged end; or in a way that does not tell where an element comes from.
+  // Some words for each element; or for two, of which the second waits in the generator; or for each element in blocks,
+  // with another block for a ragged end; or in a way that does not tell where an element comes from.
   enum Kind { kEach, kPairs, kBlocks, kWhole } kind = kWhole;
   uint64_t words = 0;
-  bool end_after_all = true;  // the ragged end is drawn after as many words as there are elements, not after whole blocks only
+  bool end_after_all =
+      true;  // the ragged end is drawn after as many words as there are elements, not after whole blocks only
 };
 
 uint64_t words_of(const StockDraw& draw, c10::ScalarType dtype, int64_t elements) {
@@ -53,23 +59,38 @@ uint64_t words_of(const StockDraw& draw, c10::ScalarType dtype, int64_t elements
 }
 
 Appetite appetite_of(const StockDraw& draw, const StockTensor& tensor) {
-  if (c10::isComplexType(tensor.dtype)) return {};  // two numbers in one: other blocks, other ends
+  if (c10::isComplexType(tensor.dtype)) {
+    return {};  // two numbers in one: other blocks, other ends
+  }
   if (draw.in_blocks && numel_of(tensor) >= kBlock && is_contiguous(tensor)) {
     const uint64_t words = words_of(draw, tensor.dtype, kBlock) / kBlock;
     return {Appetite::kBlocks, words, words_of(draw, tensor.dtype, kBlock + 1) > 2 * words * kBlock};
   }
-  const uint64_t one = words_of(draw, tensor.dtype, 1), two = words_of(draw, tensor.dtype, 2), three = words_of(draw, tensor.dtype, 3);
-  if (one > 0 && two == 2 * one && three == 3 * one) return {Appetite::kEach, one};
-  if (one > 0 && two == one && three == 2 * one) return {Appetite::kPairs, one};
+  const uint64_t one = words_of(draw, tensor.dtype, 1), two = words_of(draw, tensor.dtype, 2),
+                 three = words_of(draw, tensor.dtype, 3);
+  if (one > 0 && two == 2 * one && three == 3 * one) {
+    return {Appetite::kEach, one};
+  }
+  if (one > 0 && two == one && three == 2 * one) {
+    return {Appetite::kPairs, one};
+  }
   return {};
 }
 
 // One tensor's stretch of the stream. Elements are numbered in the order in which they are drawn.
 class Stretch {
  public:
-  Stretch(int64_t elements, c10::ScalarType dtype, const Appetite& appetite, const StockDraw& draw, at::Generator& generator)
-      : elements_(elements), dtype_(dtype), appetite_(appetite), draw_(draw), real_(impl_of(generator)), generator_(generator), scratch_(generator.clone()),
-        engine_(real_.engine()), waiting_(appetite.kind == Appetite::kPairs ? real_.next_double_normal_sample() : std::nullopt) {}
+  Stretch(int64_t elements, c10::ScalarType dtype, const Appetite& appetite, const StockDraw& draw,
+          at::Generator& generator)
+      : elements_(elements),
+        dtype_(dtype),
+        appetite_(appetite),
+        draw_(draw),
+        real_(impl_of(generator)),
+        generator_(generator),
+        scratch_(generator.clone()),
+        engine_(real_.engine()),
+        waiting_(appetite.kind == Appetite::kPairs ? real_.next_double_normal_sample() : std::nullopt) {}
 
   // The elements from `begin` to `end`, contiguous. Later calls must begin later.
   at::Tensor piece(int64_t begin, int64_t end) {
@@ -82,8 +103,12 @@ class Stretch {
 
   // Leaves the generator where drawing all leaves it.
   void finish() {
-    if (elements_ == 0) return;
-    if (appetite_.kind == Appetite::kEach) return seek(real_, words(elements_));
+    if (elements_ == 0) {
+      return;
+    }
+    if (appetite_.kind == Appetite::kEach) {
+      return seek(real_, words(elements_));
+    }
     if (appetite_.kind == Appetite::kBlocks) {
       return seek(real_, is_ragged() ? words(end_of_blocks() + kBlock) : words(elements_));
     }
@@ -156,20 +181,26 @@ class Stretch {
 // Copies the elements that a rank holds from the stretch to its part, joining runs that lie close together.
 class Keeper {
  public:
-  Keeper(Stretch& stretch, at::Tensor& part) : stretch_(stretch), data_(static_cast<char*>(part.mutable_data_ptr())), itemsize_(part.itemsize()) {}
+  Keeper(Stretch& stretch, at::Tensor& part)
+      : stretch_(stretch), data_(static_cast<char*>(part.mutable_data_ptr())), itemsize_(part.itemsize()) {}
 
   void keep(int64_t begin, int64_t count) {
     for (int64_t end = begin + count; begin < end;) {
       const int64_t next = std::min(end, begin + kLongestPiece);
-      const bool joins = !runs_.empty() && begin - runs_.back().end < kShortestGap && next - runs_.front().begin <= kLongestPiece;
-      if (!joins) flush();
+      const bool joins =
+          !runs_.empty() && begin - runs_.back().end < kShortestGap && next - runs_.front().begin <= kLongestPiece;
+      if (!joins) {
+        flush();
+      }
       runs_.push_back({begin, next});
       begin = next;
     }
   }
 
   void flush() {
-    if (runs_.empty()) return;
+    if (runs_.empty()) {
+      return;
+    }
     const int64_t first = runs_.front().begin;
     const at::Tensor piece = stretch_.piece(first, runs_.back().end);
     const char* source = static_cast<const char*>(piece.const_data_ptr());
@@ -206,17 +237,22 @@ void fill_part(at::Tensor& local, const StockTensor& tensor, const std::vector<R
   Keeper keeper(stretch, dense);
   for_each_run(region, [&](const ElementRun& run) { keeper.keep(run.element, run.count); });
   keeper.flush();
-  if (!dense.is_same(turned)) turned.copy_(dense);
+  if (!dense.is_same(turned)) {
+    turned.copy_(dense);
+  }
 }
 
 }  // namespace
 
 StockGenerator::StockGenerator(uint64_t seed) : handle_(at::detail::createCPUGenerator(seed)) {}
 
-StockGenerator::StockGenerator(const StockGenerator& other) : handle_(other.handle_.defined() ? other.handle_.clone() : at::Generator()) {}
+StockGenerator::StockGenerator(const StockGenerator& other)
+    : handle_(other.handle_.defined() ? other.handle_.clone() : at::Generator()) {}
 
 StockGenerator& StockGenerator::operator=(const StockGenerator& other) {
-  if (this == &other) return *this;
+  if (this == &other) {
+    return *this;
+  }
   if (!handle_.defined() || !other.handle_.defined()) {
     handle_ = other.handle_.defined() ? other.handle_.clone() : at::Generator();
     return *this;
@@ -234,12 +270,16 @@ uint64_t StockGenerator::mark() const {
   return base::hash_combine(base::hash_combine(data.seed_, data.next_), data.state_[0]);
 }
 
-void fill_stock(at::Tensor& local, const StockTensor& tensor, const std::vector<Range>& held, const StockDraw& draw, at::Generator& generator) {
-  TESSERA_CHECK(local.device().is_cpu(), "[stock random] a part on ", local.device(), "; the `stock` generator draws on the CPU. Use `counter` there.");
+void fill_stock(at::Tensor& local, const StockTensor& tensor, const std::vector<Range>& held, const StockDraw& draw,
+                at::Generator& generator) {
+  TESSERA_CHECK(local.device().is_cpu(), "[stock random] a part on ", local.device(),
+                "; the `stock` generator draws on the CPU. Use `counter` there.");
   const Appetite appetite = appetite_of(draw, tensor);
   if (appetite.kind == Appetite::kWhole) {
     at::Tensor part = draw_whole(tensor, draw, generator);
-    for (size_t d = 0; d < held.size(); ++d) part = part.slice(static_cast<int64_t>(d), held[d].begin, held[d].end);
+    for (size_t d = 0; d < held.size(); ++d) {
+      part = part.slice(static_cast<int64_t>(d), held[d].begin, held[d].end);
+    }
     local.copy_(part);
     return;
   }

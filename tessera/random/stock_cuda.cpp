@@ -27,7 +27,8 @@ int64_t neighbours_of(CudaDeal deal) {
 }
 
 uint64_t first_block(uint64_t offset) {
-  TESSERA_CHECK(offset % kWordsPerBlock == 0, "[stock random] a Philox offset of ", offset, "; libtorch keeps it a multiple of 4");
+  TESSERA_CHECK(offset % kWordsPerBlock == 0, "[stock random] a Philox offset of ", offset,
+                "; libtorch keeps it a multiple of 4");
   return offset / kWordsPerBlock;
 }
 
@@ -40,7 +41,9 @@ int64_t cuda_threads(const CudaDevice& device, int64_t elements) {
 
 CudaDeal cuda_dropout_deal(int64_t elements, int64_t itemsize, int64_t alignment, int widest) {
   int64_t vector = std::min<int64_t>(widest, 16 / itemsize);
-  while (vector > 1 && (alignment % (vector * itemsize) != 0 || elements % vector != 0)) vector /= 2;
+  while (vector > 1 && (alignment % (vector * itemsize) != 0 || elements % vector != 0)) {
+    vector /= 2;
+  }
   switch (vector) {
     case 8: return CudaDeal::kVector8;
     case 4: return CudaDeal::kVector4;
@@ -55,24 +58,32 @@ CudaPlace cuda_place(CudaDeal deal, int64_t element, int64_t threads, uint64_t o
   // Results that the thread has used up before: elements one at a time fill its blocks, vectors begin new ones.
   const int64_t blocks_of_turn = (neighbours + results - 1) / results;
   const int64_t used = neighbours == 1 ? turn : turn * blocks_of_turn * results + element % neighbours;
-  return {static_cast<uint64_t>(group % threads), first_block(offset) + static_cast<uint64_t>(used / results), static_cast<int>(used % results)};
+  return {static_cast<uint64_t>(group % threads), first_block(offset) + static_cast<uint64_t>(used / results),
+          static_cast<int>(used % results)};
 }
 
 int64_t cuda_element(CudaDeal deal, const CudaPlace& place, int64_t threads, uint64_t offset) {
   const int64_t neighbours = neighbours_of(deal), results = results_of(deal);
-  if (place.lane >= results || place.block < first_block(offset) || place.subsequence >= static_cast<uint64_t>(threads)) return -1;
+  if (place.lane >= results || place.block < first_block(offset) ||
+      place.subsequence >= static_cast<uint64_t>(threads)) {
+    return -1;
+  }
   const int64_t used = static_cast<int64_t>(place.block - first_block(offset)) * results + place.lane;
   const int64_t turn = used / neighbours, within = used % neighbours;
   return (turn * threads + static_cast<int64_t>(place.subsequence)) * neighbours + within;
 }
 
 uint64_t cuda_reservation(CudaDeal deal, int64_t elements, int64_t threads, bool pairs_reserve_all) {
-  if (elements == 0) return 0;
+  if (elements == 0) {
+    return 0;
+  }
   const int64_t results = deal == CudaDeal::kTwo && pairs_reserve_all ? 2 : 4;
   return (static_cast<uint64_t>((elements - 1) / (threads * results)) + 1) * kWordsPerBlock;
 }
 
-PhiloxWords cuda_words(uint64_t seed, const CudaPlace& place) { return philox_curand(seed, place.subsequence, place.block); }
+PhiloxWords cuda_words(uint64_t seed, const CudaPlace& place) {
+  return philox_curand(seed, place.subsequence, place.block);
+}
 
 float cuda_unit(uint32_t word) { return static_cast<float>(word) * 0x1p-32f + 0x1p-33f; }
 
@@ -92,7 +103,9 @@ double cuda_uniform_double(uint32_t low, uint32_t high, double from, double to) 
 
 uint64_t cuda_wide(uint32_t first, uint32_t second) { return uint64_t{first} << 32 | second; }
 
-int64_t cuda_integer(uint64_t bits, int64_t from, uint64_t range) { return static_cast<int64_t>(bits % range + static_cast<uint64_t>(from)); }
+int64_t cuda_integer(uint64_t bits, int64_t from, uint64_t range) {
+  return static_cast<int64_t>(bits % range + static_cast<uint64_t>(from));
+}
 
 std::array<float, 4> cuda_normals(const PhiloxWords& words) {
   std::array<float, 4> result;

@@ -1,7 +1,8 @@
 // The `stock` generator on CUDA: which Philox word libtorch's kernels give to which element, as arithmetic.
 //
-// A kernel of T threads starts thread t at (seed, subsequence t, offset) and takes blocks of four words. Which thread meets an
-// element, in which of its blocks and which lane, depends on the number of elements and on the device, as T does.
+// A kernel of T threads starts thread t at (seed, subsequence t, offset) and takes blocks of four words. Which thread
+// meets an element, in which of its blocks and which lane, depends on the number of elements and on the device, as T
+// does.
 #pragma once
 
 #include <array>
@@ -29,13 +30,14 @@ struct CudaPlace {
 
 // How a kernel deals the results of its blocks to elements.
 //
-// kFour, kTwo: uniform, normal, random and bernoulli with a number, in steps of T elements; kTwo for doubles and for integers
-// of 64 random bits. kVector8 to kVector1: dropout that keeps neighbours together; kVector1 where they do not divide.
+// kFour, kTwo: uniform, normal, random and bernoulli with a number, in steps of T elements; kTwo for doubles and for
+// integers of 64 random bits. kVector8 to kVector1: dropout that keeps neighbours together; kVector1 where they do not
+// divide.
 enum class CudaDeal : uint8_t { kFour, kTwo, kVector8, kVector4, kVector2, kVector1 };
 
-// The deal of `native_dropout`: the widest vector, of at most 16 bytes and `widest` elements (4 in libtorch before 16-bit
-// types took 8), that the address of every tensor and the number of elements allow. `alignment` is the greatest power of two
-// that divides all addresses; tensors must be dense, else kVector1.
+// The deal of `native_dropout`: the widest vector, of at most 16 bytes and `widest` elements (4 in libtorch before
+// 16-bit types took 8), that the address of every tensor and the number of elements allow. `alignment` is the greatest
+// power of two that divides all addresses; tensors must be dense, else kVector1.
 CudaDeal cuda_dropout_deal(int64_t elements, int64_t itemsize, int64_t alignment, int widest = 4);
 
 // The word of one element. `offset` is the generator's Philox offset when the kernel starts, a multiple of 4.
@@ -44,8 +46,9 @@ CudaPlace cuda_place(CudaDeal deal, int64_t element, int64_t threads, uint64_t o
 // The inverse: the element that a place serves, which may lie beyond the tensor's end; -1 if it serves none.
 int64_t cuda_element(CudaDeal deal, const CudaPlace& place, int64_t threads, uint64_t offset);
 
-// How far the kernel moves the generator's offset. `pairs_reserve_all`: libtorch versions that reserve as many blocks for kTwo
-// as it takes; earlier ones reserve as for kFour, and kernels in a row then share blocks. Dropout reserves as kFour always.
+// How far the kernel moves the generator's offset. `pairs_reserve_all`: libtorch versions that reserve as many blocks
+// for kTwo as it takes; earlier ones reserve as for kFour, and kernels in a row then share blocks. Dropout reserves as
+// kFour always.
 uint64_t cuda_reservation(CudaDeal deal, int64_t elements, int64_t threads, bool pairs_reserve_all = true);
 
 // The four words behind a place.
@@ -70,7 +73,8 @@ int64_t cuda_integer(uint64_t bits, int64_t from, uint64_t range);
 // The ranges from which on integers take 64 bits: 2^28 in libtorch now, 2^32 before.
 constexpr uint64_t kCudaWideRange = uint64_t{1} << 28;
 
-// Four standard normals of a block, by pairs of lanes (0, 1) and (2, 3), the sine first; two for doubles, of all four words.
+// Four standard normals of a block, by pairs of lanes (0, 1) and (2, 3), the sine first; two for doubles, of all four
+// words.
 std::array<float, 4> cuda_normals(const PhiloxWords& words);
 std::array<double, 2> cuda_normals_double(const PhiloxWords& words);
 

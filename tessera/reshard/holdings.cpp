@@ -92,8 +92,8 @@ void Holdings::cut_dim(size_t dim, size_t level, Range held, const Box& wanted, 
 }
 
 Exchange::Exchange(Holdings from, Holdings to) : from_(std::move(from)), to_(std::move(to)) {
-  TESSERA_CHECK(from_.sizes() == to_.sizes(), "[reshard] an exchange from sizes ", c10::IntArrayRef(from_.sizes()), " to sizes ",
-                c10::IntArrayRef(to_.sizes()));
+  TESSERA_CHECK(from_.sizes() == to_.sizes(), "[reshard] an exchange from sizes ", c10::IntArrayRef(from_.sizes()),
+                " to sizes ", c10::IntArrayRef(to_.sizes()));
 }
 
 // The holder of the piece at `piece` that sends it to `receiver`, which stands at `receiver_at` on the new mesh.
@@ -182,7 +182,9 @@ int64_t Exchange::moved() const {
 }
 
 bool Exchange::is_identity() const {
-  const auto holds_same = [&](int64_t rank) { return from_.mesh().coord_of(rank) && from_.box_of(rank) == to_.box_of(rank); };
+  const auto holds_same = [&](int64_t rank) {
+    return from_.mesh().coord_of(rank) && from_.box_of(rank) == to_.box_of(rank);
+  };
   const auto& ranks = to_.mesh().ranks();
   return from_.mesh().size() == to_.mesh().size() && std::all_of(ranks.begin(), ranks.end(), holds_same);
 }

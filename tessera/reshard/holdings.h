@@ -42,8 +42,9 @@ class Holdings {
   // The box of `rank`; throws if the mesh does not contain it.
   Box box_of(int64_t rank) const;
 
-  // Calls `visit(coord, overlap)` for each distinct non-empty piece of `wanted`, in index order: the ranks that hold it are
-  // those at `coord`, whatever their coordinates on `free_axes()` (0 in `coord`). Takes time in the number of pieces only.
+  // Calls `visit(coord, overlap)` for each distinct non-empty piece of `wanted`, in index order: the ranks that hold it
+  // are those at `coord`, whatever their coordinates on `free_axes()` (0 in `coord`). Takes time in the number of
+  // pieces only.
   void for_each_piece(const Box& wanted, const std::function<void(const Coord&, const Box&)>& visit) const;
 
   // The axes that do not cut: ranks that differ along them only hold the same box.
@@ -56,7 +57,7 @@ class Holdings {
   Mesh mesh_;
   Placements placements_;
   std::vector<int64_t> sizes_;
-  std::vector<std::vector<int64_t>> axes_of_;   // of each dim, slowest first
+  std::vector<std::vector<int64_t>> axes_of_;  // of each dim, slowest first
   std::vector<int64_t> free_axes_;
 };
 
@@ -68,8 +69,8 @@ struct Transfer {
   bool operator==(const Transfer&) const = default;
 };
 
-// The transfers of one rank, none empty: what it sends, by receiver, and what it receives, by sender. What it keeps stands in
-// both.
+// The transfers of one rank, none empty: what it sends, by receiver, and what it receives, by sender. What it keeps
+// stands in both.
 struct RankTransfers {
   std::vector<Transfer> sends;
   std::vector<Transfer> receives;
@@ -77,9 +78,9 @@ struct RankTransfers {
 
 // Moves a tensor from one layout to another, of the same or of other ranks. A value; thread-safe.
 //
-// Every rank receives each element of its new box exactly once: from itself where it holds it already; else, of the holders
-// of a copy, from the one that stands where the receiver stands on the axes that replicate, or, for a receiver outside the
-// old mesh, from the holders in turn. Between two ranks at most one box moves.
+// Every rank receives each element of its new box exactly once: from itself where it holds it already; else, of the
+// holders of a copy, from the one that stands where the receiver stands on the axes that replicate, or, for a receiver
+// outside the old mesh, from the holders in turn. Between two ranks at most one box moves.
 class Exchange {
  public:
   // Throws if the sizes differ.

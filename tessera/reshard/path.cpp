@@ -79,7 +79,8 @@ Path merge_and_exchange(const Spec& from, const Spec& to) {
     Placements merged = from->placements;
     for (size_t a = 0; a < merged.size(); ++a) {
       if (merged[a].is_partial()) {
-        merged = after_change(from->mesh, merged, static_cast<int64_t>(a), dim < 0 ? layout::Replicate() : layout::Shard(dim));
+        merged = after_change(from->mesh, merged, static_cast<int64_t>(a),
+                              dim < 0 ? layout::Replicate() : layout::Shard(dim));
       }
     }
     Path path;
@@ -94,7 +95,8 @@ Path merge_and_exchange(const Spec& from, const Spec& to) {
 
 Path plan_between_meshes(const Spec& from, const Spec& to) {
   TESSERA_CHECK(sorted(from->mesh.ranks()) == sorted(to->mesh.ranks()), "[redistribute] from mesh {", from->mesh.str(),
-                "} to mesh {", to->mesh.str(), "}, which hold different ranks; accepted: two meshes over the same ranks");
+                "} to mesh {", to->mesh.str(),
+                "}, which hold different ranks; accepted: two meshes over the same ranks");
   const Spec whole = to.with(replace_partial(to->placements, layout::Replicate()));
   Path path = merge_and_exchange(from, whole);
   append_moves(path, whole, to);
@@ -109,7 +111,9 @@ bool is_interleaved(const Placements& placements) {
 std::vector<int64_t> common_blocks(const Spec& from, const Spec& to) {
   std::vector<int64_t> before = layout::blocks_of_dims(from->placements, from->ndim());
   const std::vector<int64_t> after = layout::blocks_of_dims(to->placements, to->ndim());
-  const auto cuts = [](const Spec& spec, int64_t d) { return !layout::axes_of_dim(spec->mesh, spec->placements, d).empty(); };
+  const auto cuts = [](const Spec& spec, int64_t d) {
+    return !layout::axes_of_dim(spec->mesh, spec->placements, d).empty();
+  };
   for (int64_t d = 0; d < from->ndim(); ++d) {
     const bool differ = before[d] != after[d] && cuts(from, d) && cuts(to, d);
     before[d] = differ ? 0 : std::max(before[d], after[d]);
@@ -120,11 +124,14 @@ std::vector<int64_t> common_blocks(const Spec& from, const Spec& to) {
 // Whole along the dims whose cuts `is_left` says.
 Spec without_cuts(const Spec& spec, const std::function<bool(const Placement&)>& is_left) {
   Placements placements = spec->placements;
-  std::replace_if(placements.begin(), placements.end(), [&](const Placement& p) { return p.is_shard() && is_left(p); }, layout::Replicate());
+  std::replace_if(
+      placements.begin(), placements.end(), [&](const Placement& p) { return p.is_shard() && is_left(p); },
+      layout::Replicate());
   return spec.with(placements);
 }
 
-// Interleaved cuts are plain ones of the tensor taken apart. A dim that is cut in other blocks afterwards is whole in between.
+// Interleaved cuts are plain ones of the tensor taken apart. A dim that is cut in other blocks afterwards is whole in
+// between.
 Path plan_interleaved(const Spec& from, const Spec& to) {
   Path path;
   const auto then = [&](const Spec& a, const Spec& b) {
@@ -154,7 +161,8 @@ Path plan_interleaved(const Spec& from, const Spec& to) {
   return path;
 }
 
-// Costs of paths that change several axes, by layout and wanted placements: of the newest, as sizes may change at every step.
+// Costs of paths that change several axes, by layout and wanted placements: of the newest, as sizes may change at every
+// step.
 class CostCache {
  public:
   double find_or_search(const Spec& from, const Placements& to) {
@@ -207,8 +215,8 @@ std::string Path::str() const {
 }
 
 Path plan_path(const Spec& from, const Spec& to) {
-  TESSERA_CHECK(from->sizes == to->sizes && from->dtype == to->dtype, "[redistribute] from ", from.str(), " to ", to.str(),
-                ": sizes and dtype must agree");
+  TESSERA_CHECK(from->sizes == to->sizes && from->dtype == to->dtype, "[redistribute] from ", from.str(), " to ",
+                to.str(), ": sizes and dtype must agree");
   if (is_interleaved(from->placements) || is_interleaved(to->placements)) {
     return plan_interleaved(from, to);
   }

@@ -110,7 +110,8 @@ class Search {
       try_change(node, axis, to_[axis]);
     }
     // Taking a cut away lets another axis of its dim move.
-    const bool blocks = now.is_shard() && (shares_dim(nodes_[node].at, axis, now.dim) || shares_dim(to_, axis, now.dim));
+    const bool blocks =
+        now.is_shard() && (shares_dim(nodes_[node].at, axis, now.dim) || shares_dim(to_, axis, now.dim));
     if (!now.is_replicate() && !to_[axis].is_replicate() && (!is_wanted || blocks)) {
       try_change(node, axis, layout::Replicate());
     }
@@ -120,8 +121,9 @@ class Search {
     const Placements& at = nodes_[node].at;
     const Change change = change_of(tensor_, at, static_cast<int64_t>(axis), to);
     if (const StepRule* rule = find_step(change)) {
-      add(node, {rule, static_cast<int64_t>(axis), after_change(tensor_.mesh, at, static_cast<int64_t>(axis), to),
-                 rule->bytes(change)},
+      add(node,
+          {rule, static_cast<int64_t>(axis), after_change(tensor_.mesh, at, static_cast<int64_t>(axis), to),
+           rule->bytes(change)},
           change.parts);
     }
   }

@@ -18,38 +18,26 @@ double ring_share(const Change& change) {
   return static_cast<double>(change.parts - 1) / static_cast<double>(change.parts);
 }
 
-double no_bytes(const Change&) {
-  return 0;
-}
+double no_bytes(const Change&) { return 0; }
 
-double gather_bytes(const Change& change) {
-  return change.line_bytes * ring_share(change);
-}
+double gather_bytes(const Change& change) { return change.line_bytes * ring_share(change); }
 
 constexpr StepRule kTable[] = {
-    {StepKind::kRelabel,
-     [](const Change& c) { return c.from.is_shard() && c.to.is_shard() && c.has_same_cuts; },
+    {StepKind::kRelabel, [](const Change& c) { return c.from.is_shard() && c.to.is_shard() && c.has_same_cuts; },
      no_bytes},
-    {StepKind::kSlice,
-     [](const Change& c) { return c.from.is_replicate() && c.to.is_shard(); },
-     no_bytes},
-    {StepKind::kPartialize,
-     [](const Change& c) { return c.from.is_replicate() && c.to.is_partial(); },
-     no_bytes},
+    {StepKind::kSlice, [](const Change& c) { return c.from.is_replicate() && c.to.is_shard(); }, no_bytes},
+    {StepKind::kPartialize, [](const Change& c) { return c.from.is_replicate() && c.to.is_partial(); }, no_bytes},
     {StepKind::kPad,
-     [](const Change& c) { return c.from.is_shard() && c.is_innermost && c.to.is_partial() && c.to.op != ReduceOp::kAvg; },
+     [](const Change& c) {
+       return c.from.is_shard() && c.is_innermost && c.to.is_partial() && c.to.op != ReduceOp::kAvg;
+     },
      no_bytes},
-    {StepKind::kAllToAll,
-     [](const Change& c) { return c.from.is_shard() && c.is_innermost && c.to.is_shard(); },
+    {StepKind::kAllToAll, [](const Change& c) { return c.from.is_shard() && c.is_innermost && c.to.is_shard(); },
      [](const Change& c) { return c.line_bytes * (1 - c.kept) / static_cast<double>(c.parts); }},
-    {StepKind::kAllGather,
-     [](const Change& c) { return c.from.is_shard() && c.is_innermost && c.to.is_replicate(); },
+    {StepKind::kAllGather, [](const Change& c) { return c.from.is_shard() && c.is_innermost && c.to.is_replicate(); },
      gather_bytes},
-    {StepKind::kReduceScatter,
-     [](const Change& c) { return c.from.is_partial() && c.to.is_shard(); },
-     gather_bytes},
-    {StepKind::kAllReduce,
-     [](const Change& c) { return c.from.is_partial() && c.to.is_replicate(); },
+    {StepKind::kReduceScatter, [](const Change& c) { return c.from.is_partial() && c.to.is_shard(); }, gather_bytes},
+    {StepKind::kAllReduce, [](const Change& c) { return c.from.is_partial() && c.to.is_replicate(); },
      [](const Change& c) { return 2 * gather_bytes(c); }},
 };
 
@@ -140,8 +128,8 @@ std::vector<bool> dims_of(const std::vector<int64_t>& axes, const Placements& fr
 }
 
 // Elements of the given dims that a rank lacks, averaged over the ranks of the given axes.
-double mean_missing(const SpecData& tensor, const Placements& from, const Placements& to, const std::vector<int64_t>& axes,
-                    const std::vector<bool>& dims) {
+double mean_missing(const SpecData& tensor, const Placements& from, const Placements& to,
+                    const std::vector<int64_t>& axes, const std::vector<bool>& dims) {
   const Mesh& mesh = tensor.mesh;
   Coord coord(mesh.ndim());
   double missing = 0;
@@ -195,10 +183,12 @@ std::string Step::str() const {
   const Placements from_all = folded(before->placements, blocks);
   const Placements to_all = folded(after->placements, blocks);
   if (axis < 0) {
-    return std::string(name_of(kind)) + " " + layout::str(before->mesh, from_all) + " -> " + layout::str(after->mesh, to_all);
+    return std::string(name_of(kind)) + " " + layout::str(before->mesh, from_all) + " -> " +
+           layout::str(after->mesh, to_all);
   }
   const Placement now = to.is_shard() ? to_all[axis] : to;
-  return std::string(name_of(kind)) + " " + after->mesh.axis(axis).name + ": " + from_all[axis].str() + " -> " + now.str();
+  return std::string(name_of(kind)) + " " + after->mesh.axis(axis).name + ": " + from_all[axis].str() + " -> " +
+         now.str();
 }
 
 const char* name_of(StepKind kind) {
@@ -217,7 +207,8 @@ const char* name_of(StepKind kind) {
 }
 
 bool is_local(StepKind kind) {
-  return kind == StepKind::kSlice || kind == StepKind::kPartialize || kind == StepKind::kPad || kind == StepKind::kRelabel;
+  return kind == StepKind::kSlice || kind == StepKind::kPartialize || kind == StepKind::kPad ||
+         kind == StepKind::kRelabel;
 }
 
 Change change_of(const SpecData& tensor, const Placements& placements, int64_t axis, const Placement& to) {
@@ -262,12 +253,11 @@ Placements after_change(const Mesh& mesh, const Placements& placements, int64_t 
   return layout::normal_form(mesh, result);
 }
 
-c10::ArrayRef<StepRule> step_table() {
-  return kTable;
-}
+c10::ArrayRef<StepRule> step_table() { return kTable; }
 
 const StepRule* find_step(const Change& change) {
-  const auto row = std::find_if(std::begin(kTable), std::end(kTable), [&](const StepRule& rule) { return rule.applies(change); });
+  const auto row =
+      std::find_if(std::begin(kTable), std::end(kTable), [&](const StepRule& rule) { return rule.applies(change); });
   return row == std::end(kTable) ? nullptr : row;
 }
 

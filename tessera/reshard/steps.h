@@ -18,10 +18,11 @@ enum class StepKind : uint8_t {
   kAllGather,      // S -> R
   kAllToAll,       // S -> S of another dim, or of other cuts of the same dim
   kSlice,          // R -> S, local
-  kPartialize,     // R -> P, local: coordinate 0 keeps the value and the others hold identity(op); avg, max, min: all keep it
-  kPad,            // S -> P, local: the own part stands in a tensor of identity(op); not for avg
-  kRelabel,        // the same boxes under another name, local: no data moves
-  kExchange,       // any cuts to any cuts over several axes or between meshes, by the transfers of an Exchange
+  kPartialize,  // R -> P, local: coordinate 0 keeps the value and the others hold identity(op); avg, max, min: all keep
+                // it
+  kPad,         // S -> P, local: the own part stands in a tensor of identity(op); not for avg
+  kRelabel,     // the same boxes under another name, local: no data moves
+  kExchange,    // any cuts to any cuts over several axes or between meshes, by the transfers of an Exchange
 };
 
 // One step of a redistribution: the tensor goes from layout `before` to layout `after`.
@@ -30,16 +31,17 @@ enum class StepKind : uint8_t {
 // together, and their boxes make one contiguous box: the axis is the innermost cut of its dim where it cuts.
 struct Step {
   StepKind kind = StepKind::kRelabel;
-  int64_t axis = -1;           // the axis that changes; -1 where there is no one axis
-  std::vector<int64_t> axes = {};   // of kExchange on one mesh: transfers stay inside the submesh of these axes. Else empty
-  Placement from = {};         // of `axis`
+  int64_t axis = -1;  // the axis that changes; -1 where there is no one axis
+  std::vector<int64_t> axes =
+      {};               // of kExchange on one mesh: transfers stay inside the submesh of these axes. Else empty
+  Placement from = {};  // of `axis`
   Placement to = {};
   Spec before;
   Spec after;
-  // Of each dim of the tensor, if some are interleaved: `from`, `to`, `before` and `after` are of the tensor taken apart by them
-  // (layout::unfolded). Else empty.
+  // Of each dim of the tensor, if some are interleaved: `from`, `to`, `before` and `after` are of the tensor taken
+  // apart by them (layout::unfolded). Else empty.
   std::vector<int64_t> blocks = {};
-  double bytes = 0;            // sent by a rank under ring algorithms, averaged over all ranks; an exchange of 0 is local
+  double bytes = 0;  // sent by a rank under ring algorithms, averaged over all ranks; an exchange of 0 is local
 
   // `all_gather tp: S(0) -> R`; `exchange {dp: S(0), tp: R} -> {dp: R, tp: S(0)}`.
   std::string str() const;
@@ -72,7 +74,7 @@ Placements after_change(const Mesh& mesh, const Placements& placements, int64_t 
 struct StepRule {
   StepKind kind;
   bool (*applies)(const Change&);
-  double (*bytes)(const Change&);   // per rank, as Step::bytes
+  double (*bytes)(const Change&);  // per rank, as Step::bytes
 };
 
 // The one-axis steps.
@@ -81,8 +83,9 @@ c10::ArrayRef<StepRule> step_table();
 // The row that makes a change, or null when no single step does.
 const StepRule* find_step(const Change& change);
 
-// Bytes per rank of an exchange between two layouts of one mesh, and the axes over which it works. Axes that are Partial must
-// be so alike on both sides. Exact where those axes hold at most 1024 ranks; beyond, as if nothing stayed on its rank.
+// Bytes per rank of an exchange between two layouts of one mesh, and the axes over which it works. Axes that are
+// Partial must be so alike on both sides. Exact where those axes hold at most 1024 ranks; beyond, as if nothing stayed
+// on its rank.
 double exchange_bytes(const layout::SpecData& tensor, const Placements& from, const Placements& to);
 std::vector<int64_t> exchange_axes(const Mesh& mesh, const Placements& from, const Placements& to);
 

@@ -48,12 +48,20 @@ std::string varint(uint64_t value) {
 }
 
 std::string key(uint64_t field, Wire wire) { return varint(field << 3 | wire); }
-std::string text_field(uint64_t field, std::string_view text) { return key(field, kLength) + varint(text.size()) + std::string(text); }
-std::string double_field(uint64_t field, double value) { return key(field, kEight) + little_endian(std::bit_cast<uint64_t>(value)); }
-std::string float_field(uint64_t field, float value) { return key(field, kFour) + little_endian(std::bit_cast<uint32_t>(value)); }
+std::string text_field(uint64_t field, std::string_view text) {
+  return key(field, kLength) + varint(text.size()) + std::string(text);
+}
+std::string double_field(uint64_t field, double value) {
+  return key(field, kEight) + little_endian(std::bit_cast<uint64_t>(value));
+}
+std::string float_field(uint64_t field, float value) {
+  return key(field, kFour) + little_endian(std::bit_cast<uint32_t>(value));
+}
 
 // Of Event: wall_time 1, step 2, file_version 3, summary 5; of Summary: value 1; of its Value: tag 1, simple_value 2.
-std::string wall_time() { return double_field(1, std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count()); }
+std::string wall_time() {
+  return double_field(1, std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count());
+}
 
 std::string file_name() {
   char host[256] = "localhost";
@@ -91,8 +99,10 @@ void EventFile::add(int64_t step, const std::vector<std::pair<std::string, doubl
 
 void EventFile::write(std::string_view record) {
   const auto length = little_endian(static_cast<uint64_t>(record.size()));
-  file_ << length + little_endian(masked_crc(length)) + std::string(record) + little_endian(masked_crc(record)) << std::flush;
-  TESSERA_CHECK_AS(DataError, file_, "[trace] cannot write \"", path_, "\"; accepted: a folder that may be written to, on a disk with room");
+  file_ << length + little_endian(masked_crc(length)) + std::string(record) + little_endian(masked_crc(record))
+        << std::flush;
+  TESSERA_CHECK_AS(DataError, file_, "[trace] cannot write \"", path_,
+                   "\"; accepted: a folder that may be written to, on a disk with room");
 }
 
 }  // namespace tessera::trace

@@ -13,7 +13,8 @@ namespace tessera::trace {
 // One event file: records with masked CRC-32C, each a protobuf `Event`. Whoever reads it meanwhile sees whole records.
 class EventFile {
  public:
-  // Makes the folder and a file in it with a name of its own, and writes the version record. Throws DataError if that cannot be done.
+  // Makes the folder and a file in it with a name of its own, and writes the version record. Throws DataError if that
+  // cannot be done.
   explicit EventFile(const std::string& folder);
 
   // Points of several curves at one step, now; values are rounded to float. Throws DataError on a full disk.

@@ -68,28 +68,44 @@ const std::string* FlightRecorder::interned(std::string_view op) {
 
 std::string FlightRecorder::json_of(const Record& record, int64_t to_1970) const {
   constexpr const char* kStates[] = {"running", "done", "failed"};
-  const auto us = [&](int64_t ns) { return c10::str((ns + to_1970) / 1000, ".", std::to_string(1000 + (ns + to_1970) % 1000).substr(1)); };
+  const auto us = [&](int64_t ns) {
+    return c10::str((ns + to_1970) / 1000, ".", std::to_string(1000 + (ns + to_1970) % 1000).substr(1));
+  };
   const c10::IntArrayRef sizes(record.sizes, std::min<size_t>(record.dims, kDims));
-  std::string out = c10::str("{\"group\": ", record.group, ", \"number\": ", record.number, ", \"kind\": \"", record.kind, "\", \"detail\": \"",
-                             record.detail, "\", \"op\": ", json_text(*record.op), ", \"dtype\": \"", c10::toString(record.dtype), "\", \"sizes\": [",
-                             base::join(sizes, ", "), "], \"tensors\": ", record.tensors, ", \"bytes\": ", record.bytes);
-  if (record.dims > kDims) out += ", \"more_sizes\": true";
-  if (record.peer >= 0) out += c10::str(", \"peer\": ", record.peer);
-  if (record.tag >= 0) out += c10::str(", \"tag\": ", record.tag);
-  if (printer_ && record.from) out += ", \"from\": " + json_text(printer_(record.from));
-  if (printer_ && record.to) out += ", \"to\": " + json_text(printer_(record.to));
-  out += c10::str(", \"state\": \"", kStates[static_cast<size_t>(record.state)], "\", \"begin_us\": ", us(record.begin_ns));
+  std::string out =
+      c10::str("{\"group\": ", record.group, ", \"number\": ", record.number, ", \"kind\": \"", record.kind,
+               "\", \"detail\": \"", record.detail, "\", \"op\": ", json_text(*record.op), ", \"dtype\": \"",
+               c10::toString(record.dtype), "\", \"sizes\": [", base::join(sizes, ", "),
+               "], \"tensors\": ", record.tensors, ", \"bytes\": ", record.bytes);
+  if (record.dims > kDims) {
+    out += ", \"more_sizes\": true";
+  }
+  if (record.peer >= 0) {
+    out += c10::str(", \"peer\": ", record.peer);
+  }
+  if (record.tag >= 0) {
+    out += c10::str(", \"tag\": ", record.tag);
+  }
+  if (printer_ && record.from) {
+    out += ", \"from\": " + json_text(printer_(record.from));
+  }
+  if (printer_ && record.to) {
+    out += ", \"to\": " + json_text(printer_(record.to));
+  }
+  out += c10::str(", \"state\": \"", kStates[static_cast<size_t>(record.state)],
+                  "\", \"begin_us\": ", us(record.begin_ns));
   return out + (record.state == State::kRunning ? "}" : ", \"end_us\": " + us(record.end_ns) + "}");
 }
 
 std::string FlightRecorder::json(int64_t rank, int64_t world, std::string_view reason) const {
   std::lock_guard lock(mutex_);
   const auto to_1970 = ns_since_1970();
-  std::string out = c10::str("{\"flight_recorder\": 1, \"rank\": ", rank, ", \"world\": ", world, ", \"reason\": ", json_text(reason),
-                             ", \"at_us\": ", (now_ns() + to_1970) / 1000, ",\n\"groups\": [");
+  std::string out =
+      c10::str("{\"flight_recorder\": 1, \"rank\": ", rank, ", \"world\": ", world, ", \"reason\": ", json_text(reason),
+               ", \"at_us\": ", (now_ns() + to_1970) / 1000, ",\n\"groups\": [");
   for (const auto& group : groups_) {
-    out += c10::str(&group == groups_.data() ? "" : ", ", "{\"name\": ", json_text(group.name), ", \"ranks\": [", base::join(group.ranks, ", "),
-                    "], \"collectives\": ", group.collectives, "}");
+    out += c10::str(&group == groups_.data() ? "" : ", ", "{\"name\": ", json_text(group.name), ", \"ranks\": [",
+                    base::join(group.ranks, ", "), "], \"collectives\": ", group.collectives, "}");
   }
   out += "],\n\"records\": [";
   for (uint64_t i = count_ - ring_.size(); i < count_; ++i) {

@@ -24,22 +24,22 @@ struct Flight {
   const std::vector<int64_t>& ranks;  // of the group
   std::string_view op = {};           // that asked for it
   c10::ScalarType dtype = c10::ScalarType::Undefined;
-  c10::IntArrayRef sizes = {};        // of the first tensor; of a merge, those of every sum
+  c10::IntArrayRef sizes = {};  // of the first tensor; of a merge, those of every sum
   int64_t tensors = 0;
-  int64_t bytes = 0;                  // of all of them
-  int64_t peer = -1;                  // rank of the root or of the message's other end; -1: none
-  int64_t tag = -1;                   // of a message; -1: no message
-  const void* from = nullptr;         // layouts that the tensor has and will have; outlive the recorder; null: not known
+  int64_t bytes = 0;           // of all of them
+  int64_t peer = -1;           // rank of the root or of the message's other end; -1: none
+  int64_t tag = -1;            // of a message; -1: no message
+  const void* from = nullptr;  // layouts that the tensor has and will have; outlive the recorder; null: not known
   const void* to = nullptr;
 };
 
-// Whether all members of a group must call a collective of this kind with the same sizes. (Those of a merge may bring different numbers
-// of tensors.)
+// Whether all members of a group must call a collective of this kind with the same sizes. (Those of a merge may bring
+// different numbers of tensors.)
 bool is_uniform(std::string_view kind);
 
-// A ring of the last kKept flights of one rank, each with a number that is the same on all members of its group: collectives
-// count by group, messages by group, direction, other end and tag. Groups of one name and the same ranks count as one. A receive counts
-// when it is waited for.
+// A ring of the last kKept flights of one rank, each with a number that is the same on all members of its group:
+// collectives count by group, messages by group, direction, other end and tag. Groups of one name and the same ranks
+// count as one. A receive counts when it is waited for.
 //
 // Thread-safe. Costs two short locks and no allocation once its groups, operators and the ring are there.
 class FlightRecorder {
@@ -55,7 +55,8 @@ class FlightRecorder {
   uint64_t begin(const Flight& flight);
   void end(uint64_t flight, bool failed);
 
-  // All that is kept, oldest first, as one JSON object: what `tessera trace` reads (parting.h). `reason` is why it is asked for.
+  // All that is kept, oldest first, as one JSON object: what `tessera trace` reads (parting.h). `reason` is why it is
+  // asked for.
   std::string json(int64_t rank, int64_t world, std::string_view reason) const;
 
  private:
@@ -71,7 +72,7 @@ class FlightRecorder {
     size_t group;
     int64_t number, bytes, tensors, peer, tag, begin_ns, end_ns;
     int64_t sizes[kDims];
-    uint8_t dims;               // kDims + 1: more than fit
+    uint8_t dims;  // kDims + 1: more than fit
     c10::ScalarType dtype;
     State state;
   };
@@ -89,10 +90,12 @@ class FlightRecorder {
 
   const Printer printer_;
   mutable std::mutex mutex_;
-  std::vector<Record> ring_;   // number i at i % kKept
+  std::vector<Record> ring_;  // number i at i % kKept
   uint64_t count_ = 0;
   std::vector<Group> groups_;
-  struct Hash : std::hash<std::string_view> { using is_transparent = void; };
+  struct Hash : std::hash<std::string_view> {
+    using is_transparent = void;
+  };
   std::unordered_map<std::string, char, Hash, std::equal_to<>> ops_;
 };
 

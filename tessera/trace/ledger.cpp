@@ -33,7 +33,8 @@ void Ledger::clear() {
 std::vector<Composition> Ledger::compositions() const {
   std::vector<Composition> list;
   for (const auto& [key, calls] : composed_) {
-    list.push_back({.collective = std::get<1>(key), .axis = std::get<0>(key), .parts = std::get<2>(key), .calls = calls});
+    list.push_back(
+        {.collective = std::get<1>(key), .axis = std::get<0>(key), .parts = std::get<2>(key), .calls = calls});
   }
   return list;
 }
@@ -86,8 +87,8 @@ std::string Ledger::json() const {
   for (const auto& [key, calls] : composed_) {
     const auto& [axis, collective, parts] = key;
     out += separator;
-    out += "{\"axis\": " + json_text(axis) + ", \"collective\": " + json_text(collective) + ", \"parts\": " + json_text(parts) +
-           ", \"calls\": " + std::to_string(calls) + "}";
+    out += "{\"axis\": " + json_text(axis) + ", \"collective\": " + json_text(collective) +
+           ", \"parts\": " + json_text(parts) + ", \"calls\": " + std::to_string(calls) + "}";
     separator = ", ";
   }
   return out + (composed_.empty() ? "}" : "]}");

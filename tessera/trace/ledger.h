@@ -16,8 +16,8 @@ struct LedgerEntry {
   std::string axis;        // mesh axis name
   std::string op;          // the operator that needed it, or what the caller named
   int64_t calls = 0;
-  // Bytes this rank sends under a ring algorithm (reference: P->R 2T(p-1)/p, S->R and P->S T(p-1)/p, S(i)->S(j) T(p-1)/p^2 .. per
-  // rank, T the tensor's bytes, p the ranks of the axis).
+  // Bytes this rank sends under a ring algorithm (reference: P->R 2T(p-1)/p, S->R and P->S T(p-1)/p, S(i)->S(j)
+  // T(p-1)/p^2 .. per rank, T the tensor's bytes, p the ranks of the axis).
   int64_t bytes = 0;
 };
 

@@ -15,7 +15,9 @@ namespace {
 
 using Ranks = std::vector<int64_t>;
 
-std::string ranks_text(const Ranks& ranks) { return (ranks.size() == 1 ? "rank " : "ranks ") + base::join(ranks, ", "); }
+std::string ranks_text(const Ranks& ranks) {
+  return (ranks.size() == 1 ? "rank " : "ranks ") + base::join(ranks, ", ");
+}
 
 std::string seconds_text(double us) { return base::human_duration(std::max(us, 0.0) / 1e6); }
 
@@ -30,7 +32,8 @@ std::string call_text(const LeftRecord& record) {
     text += "(" + record.detail + ")";
   }
   if (record.tensors > 0 || !record.sizes.empty()) {
-    text += c10::str(" of ", record.tensors != 1 ? std::to_string(record.tensors) + " " : "", record.dtype, "[", base::join(record.sizes, ", "), "]");
+    text += c10::str(" of ", record.tensors != 1 ? std::to_string(record.tensors) + " " : "", record.dtype, "[",
+                     base::join(record.sizes, ", "), "]");
   }
   if (!record.from.empty() || !record.to.empty()) {
     text += " " + record.from + " -> " + record.to;
@@ -97,9 +100,13 @@ class GroupView {
     }
     Ranks behind;
     for (const auto& [rank, member] : members_) {
-      if (member.begun <= number) behind.push_back(rank);
+      if (member.begun <= number) {
+        behind.push_back(rank);
+      }
     }
-    return text + (behind.empty() ? "" : "  " + ranks_text(behind) + (behind.size() == 1 ? ": has not come\n" : ": have not come\n"));
+    return text + (behind.empty()
+                       ? ""
+                       : "  " + ranks_text(behind) + (behind.size() == 1 ? ": has not come\n" : ": have not come\n"));
   }
 
  private:
@@ -116,7 +123,9 @@ class GroupView {
       }
       member.begun = flights.groups[i].collectives;
       for (const auto& record : flights.records) {
-        if (record.group == i && !record.is_message()) member.records[record.number] = &record;
+        if (record.group == i && !record.is_message()) {
+          member.records[record.number] = &record;
+        }
       }
     }
   }
@@ -129,16 +138,20 @@ class GroupView {
       if (found == member.records.end()) {
         continue;
       }
-      auto same = std::find_if(calls.begin(), calls.end(), [&](const auto& call) { return agreed(*call.first) == agreed(*found->second); });
+      auto same = std::find_if(calls.begin(), calls.end(),
+                               [&](const auto& call) { return agreed(*call.first) == agreed(*found->second); });
       if (same == calls.end()) {
         calls.emplace_back(found->second, Ranks{});
         same = calls.end() - 1;
       }
       same->second.push_back(rank);
     }
-    std::stable_sort(calls.begin(), calls.end(), [](const auto& a, const auto& b) { return a.second.size() > b.second.size(); });
+    std::stable_sort(calls.begin(), calls.end(),
+                     [](const auto& a, const auto& b) { return a.second.size() > b.second.size(); });
     std::vector<std::pair<std::string, Ranks>> texts;
-    for (const auto& [record, ranks] : calls) texts.emplace_back(call_text(*record), ranks);
+    for (const auto& [record, ranks] : calls) {
+      texts.emplace_back(call_text(*record), ranks);
+    }
     return texts;
   }
 
@@ -172,7 +185,9 @@ std::vector<std::string> partings(const std::vector<LeftFlights>& all) {
   }
   std::stable_sort(found.begin(), found.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
   std::vector<std::string> texts;
-  for (auto& [when, text] : found) texts.push_back(std::move(text));
+  for (auto& [when, text] : found) {
+    texts.push_back(std::move(text));
+  }
   return texts;
 }
 
@@ -180,15 +195,16 @@ std::vector<std::string> partings(const std::vector<LeftFlights>& all) {
 std::string doing(const LeftFlights& flights) {
   const auto over = [&](const LeftRecord& record) {
     const auto& group = flights.groups[record.group];
-    return c10::str(call_text(record), " over ", group.name, " {", base::join(group.ranks, ", "), "}, ", record.is_message() ? "message " : "collective ",
-                    record.number);
+    return c10::str(call_text(record), " over ", group.name, " {", base::join(group.ranks, ", "), "}, ",
+                    record.is_message() ? "message " : "collective ", record.number);
   };
   if (flights.records.empty()) {
     return "has begun no collective";
   }
   const auto& last = flights.records.back();
   if (last.is_open()) {
-    return "in " + over(last) + ", for " + seconds_text((last.state == "failed" ? last.end_us : flights.at_us) - last.begin_us);
+    return "in " + over(last) + ", for " +
+           seconds_text((last.state == "failed" ? last.end_us : flights.at_us) - last.begin_us);
   }
   return "in no collective for " + seconds_text(flights.at_us - last.end_us) + "; the last was " + over(last);
 }
@@ -201,7 +217,8 @@ std::string missing_text(const std::vector<LeftFlights>& all) {
     }
   }
   const auto count = c10::str(all.size(), " of ", all.front().world, " ranks left their collectives");
-  return count + (missing.empty() ? "\n" : "; " + ranks_text(missing) + " did not: finished, killed, or on another disk\n");
+  return count +
+         (missing.empty() ? "\n" : "; " + ranks_text(missing) + " did not: finished, killed, or on another disk\n");
 }
 
 }  // namespace

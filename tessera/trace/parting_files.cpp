@@ -17,7 +17,10 @@ LeftRecord record_of(const json& object) {
   LeftRecord record;
   object.at("group").get_to(record.group);
   object.at("number").get_to(record.number);
-  for (const auto& [key, text] : {std::pair("kind", &record.kind), {"detail", &record.detail}, {"op", &record.op}, {"dtype", &record.dtype},
+  for (const auto& [key, text] : {std::pair("kind", &record.kind),
+                                  {"detail", &record.detail},
+                                  {"op", &record.op},
+                                  {"dtype", &record.dtype},
                                   {"state", &record.state}}) {
     object.at(key).get_to(*text);
   }
@@ -47,12 +50,17 @@ std::vector<fs::path> files_of(const std::vector<std::string>& files_and_folders
     }
     const auto before = files.size();
     for (const auto& folder : {fs::path(given), fs::path(given) / "trace"}) {
-      if (!fs::is_directory(folder)) continue;
+      if (!fs::is_directory(folder)) {
+        continue;
+      }
       for (const auto& entry : fs::directory_iterator(folder)) {
-        if (is_flight_file(entry.path())) files.push_back(entry.path());
+        if (is_flight_file(entry.path())) {
+          files.push_back(entry.path());
+        }
       }
     }
-    TESSERA_CHECK_AS(DataError, files.size() > before, "[trace] \"", given, "\" holds no flight_rank_*.json; accepted: a run's folder, its trace/, "
+    TESSERA_CHECK_AS(DataError, files.size() > before, "[trace] \"", given,
+                     "\" holds no flight_rank_*.json; accepted: a run's folder, its trace/, "
                      "or the folder of --log-dir, of a run that failed");
   }
   return files;
@@ -69,7 +77,8 @@ std::string content_of(const fs::path& path) {
 LeftFlights parse_flights(const std::string& text, const std::string& source) {
   try {
     const auto object = json::parse(text);
-    TESSERA_CHECK_AS(DataError, object.at("flight_recorder") == 1, "[trace] ", source, " is of format ", object.at("flight_recorder").dump(), "; accepted: 1");
+    TESSERA_CHECK_AS(DataError, object.at("flight_recorder") == 1, "[trace] ", source, " is of format ",
+                     object.at("flight_recorder").dump(), "; accepted: 1");
     LeftFlights flights;
     object.at("rank").get_to(flights.rank);
     object.at("world").get_to(flights.world);
@@ -80,7 +89,8 @@ LeftFlights parse_flights(const std::string& text, const std::string& source) {
     }
     for (const auto& record : object.at("records")) {
       flights.records.push_back(record_of(record));
-      TESSERA_CHECK_AS(DataError, flights.records.back().group < flights.groups.size(), "[trace] ", source, " has a record of a group that it lacks");
+      TESSERA_CHECK_AS(DataError, flights.records.back().group < flights.groups.size(), "[trace] ", source,
+                       " has a record of a group that it lacks");
     }
     return flights;
   } catch (const json::exception& error) {
@@ -95,8 +105,9 @@ std::vector<LeftFlights> read_flights(const std::vector<std::string>& files_and_
   }
   std::sort(all.begin(), all.end(), [](const auto& a, const auto& b) { return a.rank < b.rank; });
   for (size_t i = 0; i + 1 < all.size(); ++i) {
-    TESSERA_CHECK_AS(DataError, all[i].rank != all[i + 1].rank && all[i].world == all[i + 1].world, "[trace] files of rank ", all[i].rank, " of ", all[i].world,
-                     " and of rank ", all[i + 1].rank, " of ", all[i + 1].world, " are of different runs; accepted: one file for each rank of one run");
+    TESSERA_CHECK_AS(DataError, all[i].rank != all[i + 1].rank && all[i].world == all[i + 1].world,
+                     "[trace] files of rank ", all[i].rank, " of ", all[i].world, " and of rank ", all[i + 1].rank,
+                     " of ", all[i + 1].world, " are of different runs; accepted: one file for each rank of one run");
   }
   return all;
 }

@@ -36,21 +36,23 @@ int64_t Spans::first_ns() const { return spans_.empty() ? INT64_MAX : spans_.fro
 std::string Spans::json(int64_t rank, int64_t zero_ns) const {
   const auto shift = since_1970_ns_ - zero_ns;
   const auto lane = c10::str(", \"pid\": 0, \"tid\": ", rank);
-  std::string out = c10::str("{\"ph\": \"M\", \"name\": \"thread_name\"", lane, ", \"args\": {\"name\": \"rank ", rank, "\"}},\n",
-                             "{\"ph\": \"M\", \"name\": \"thread_sort_index\"", lane, ", \"args\": {\"sort_index\": ", rank, "}}");
+  std::string out =
+      c10::str("{\"ph\": \"M\", \"name\": \"thread_name\"", lane, ", \"args\": {\"name\": \"rank ", rank, "\"}},\n",
+               "{\"ph\": \"M\", \"name\": \"thread_sort_index\"", lane, ", \"args\": {\"sort_index\": ", rank, "}}");
   for (const auto& span : spans_) {
     if (span.end_ns == 0) {
       continue;
     }
-    out += c10::str(",\n{\"ph\": \"X\", \"name\": ", json_text(*span.name), ", \"cat\": \"", span.category, "\"", lane, ", \"ts\": ",
-                    us(span.begin_ns + shift), ", \"dur\": ", us(span.end_ns - span.begin_ns));
+    out += c10::str(",\n{\"ph\": \"X\", \"name\": ", json_text(*span.name), ", \"cat\": \"", span.category, "\"", lane,
+                    ", \"ts\": ", us(span.begin_ns + shift), ", \"dur\": ", us(span.end_ns - span.begin_ns));
     out += span.bytes < 0 ? "}" : c10::str(", \"args\": {\"bytes\": ", span.bytes, "}}");
   }
   return out;
 }
 
 std::string trace_file(const std::vector<std::string>& ranks) {
-  return "{\"displayTimeUnit\": \"ms\", \"traceEvents\": [\n{\"ph\": \"M\", \"name\": \"process_name\", \"pid\": 0, \"args\": {\"name\": \"tessera\"}},\n" +
+  return "{\"displayTimeUnit\": \"ms\", \"traceEvents\": [\n{\"ph\": \"M\", \"name\": \"process_name\", \"pid\": 0, "
+         "\"args\": {\"name\": \"tessera\"}},\n" +
          base::join(ranks, ",\n") + "\n]}\n";
 }
 

@@ -22,8 +22,8 @@ class Spans {
   // When the first span began, in nanoseconds since 1970; INT64_MAX without one.
   int64_t first_ns() const;
 
-  // The spans that have ended and the name of the lane as trace events, separated by commas, times counted from `zero_ns` since 1970.
-  // One process, `rank` its thread.
+  // The spans that have ended and the name of the lane as trace events, separated by commas, times counted from
+  // `zero_ns` since 1970. One process, `rank` its thread.
   std::string json(int64_t rank, int64_t zero_ns) const;
 
  private:
@@ -34,7 +34,7 @@ class Spans {
   };
 
   std::map<std::string, char, std::less<>> names_;
-  std::vector<Span> spans_;    // by their begin
+  std::vector<Span> spans_;  // by their begin
   std::vector<size_t> open_;
   int64_t since_1970_ns_ = 0;  // read once: no two readings of two clocks agree
 };

@@ -1,9 +1,9 @@
 // Every rule, for every layout of its operands, against the operator on whole tensors.
 //
-// audit [--full] [--op NAME] [--seed N]: the exit status is 0 if no rule is wrong and none lacks a sample. Of the layouts of a
-// sample on one mesh a few are drawn, the same in every run of one seed; with --full 400, or all where they are fewer. --full
-// also lists the cuts for which an operator would need no rule (the values of a sample may make it look so) and its rule moves
-// something nevertheless.
+// audit [--full] [--op NAME] [--seed N]: the exit status is 0 if no rule is wrong and none lacks a sample. Of the
+// layouts of a sample on one mesh a few are drawn, the same in every run of one seed; with --full 400, or all where
+// they are fewer. --full also lists the cuts for which an operator would need no rule (the values of a sample may make
+// it look so) and its rule moves something nevertheless.
 #include <cstdio>
 #include <cstring>
 #include <map>
@@ -111,8 +111,8 @@ class Auditor {
       total.refused += count.refused;
       total.wrong += count.wrong;
       if (options_.is_full) {
-        std::printf("%-60s %7ld ran, %6ld without a move, %6ld decomposed, %5ld refused, %4ld wrong\n", op.c_str(), count.ran,
-                    count.free, count.decomposed, count.refused, count.wrong);
+        std::printf("%-60s %7ld ran, %6ld without a move, %6ld decomposed, %5ld refused, %4ld wrong\n", op.c_str(),
+                    count.ran, count.free, count.decomposed, count.refused, count.wrong);
       }
       if (count.ran + count.decomposed == 0) {
         missing.insert(op);
@@ -121,10 +121,11 @@ class Auditor {
     for (const std::string& name : missing) {
       std::printf("not audited: %s\n", name.c_str());
     }
-    std::printf("%zu operators, seed %lu: %ld layouts ran, %ld of them without a move, %ld decomposed, %ld in-place writes "
-                "refused, %ld wrong, %zu operators not audited\n",
-                counts_.size(), static_cast<unsigned long>(options_.seed), total.ran, total.free, total.decomposed,
-                total.refused, total.wrong, missing.size());
+    std::printf(
+        "%zu operators, seed %lu: %ld layouts ran, %ld of them without a move, %ld decomposed, %ld in-place writes "
+        "refused, %ld wrong, %zu operators not audited\n",
+        counts_.size(), static_cast<unsigned long>(options_.seed), total.ran, total.free, total.decomposed,
+        total.refused, total.wrong, missing.size());
     return total.wrong == 0 && missing.empty();
   }
 
@@ -193,7 +194,8 @@ class Auditor {
     }
   }
 
-  static Outcome outcome_of(const Sample& sample, const std::vector<Spec>& specs, const std::vector<at::Tensor>& expected) {
+  static Outcome outcome_of(const Sample& sample, const std::vector<Spec>& specs,
+                            const std::vector<at::Tensor>& expected) {
     try {
       return run_ranks(sample.op, sample.args, specs, expected, sample.compare);
     } catch (const std::exception& error) {
@@ -208,9 +210,7 @@ class Auditor {
         ++count.ran;
         count.free += outcome.moved ? 0 : 1;
         return;
-      case Outcome::Kind::kRefused:
-        ++count.refused;
-        return;
+      case Outcome::Kind::kRefused: ++count.refused; return;
       case Outcome::Kind::kDecomposed:
         ++count.decomposed;
         if (!decomposed_.insert(&sample).second) {
@@ -218,9 +218,7 @@ class Auditor {
         }
         wrong = difference(run_decomposition(sample.op, sample.args), expected, sample.compare);
         break;
-      case Outcome::Kind::kWrong:
-        wrong = outcome.message;
-        break;
+      case Outcome::Kind::kWrong: wrong = outcome.message; break;
     }
     if (wrong) {
       ++count.wrong;

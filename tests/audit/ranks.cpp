@@ -36,14 +36,10 @@ at::Tensor noise_like(const at::Tensor& value) {
 at::Tensor combine(ReduceOp op, const at::Tensor& a, const at::Tensor& b) {
   switch (op) {
     case ReduceOp::kSum:
-    case ReduceOp::kAvg:
-      return a.add(b);
-    case ReduceOp::kMax:
-      return at::maximum(a, b);
-    case ReduceOp::kMin:
-      return at::minimum(a, b);
-    case ReduceOp::kProd:
-      return a.mul(b);
+    case ReduceOp::kAvg: return a.add(b);
+    case ReduceOp::kMax: return at::maximum(a, b);
+    case ReduceOp::kMin: return at::minimum(a, b);
+    case ReduceOp::kProd: return a.mul(b);
   }
   TESSERA_ASSERT(false);
 }
@@ -60,15 +56,9 @@ std::vector<at::Tensor> split_value(const at::Tensor& value, ReduceOp op, int64_
         terms.push_back(noise);
         rest = rest.sub(noise);
         break;
-      case ReduceOp::kMax:
-        terms.push_back(value.sub(noise));
-        break;
-      case ReduceOp::kMin:
-        terms.push_back(value.add(noise));
-        break;
-      case ReduceOp::kProd:
-        terms.push_back(at::full_like(value, 1));
-        break;
+      case ReduceOp::kMax: terms.push_back(value.sub(noise)); break;
+      case ReduceOp::kMin: terms.push_back(value.add(noise)); break;
+      case ReduceOp::kProd: terms.push_back(at::full_like(value, 1)); break;
     }
   }
   terms.push_back(rest);
@@ -79,15 +69,16 @@ std::vector<at::Tensor> split_value(const at::Tensor& value, ReduceOp op, int64_
 }
 
 // What each rank holds of a tensor before cutting: itself, or its term.
-void add_terms(const at::Tensor& value, const Spec& spec, Coord coord, size_t axis, std::map<Coord, at::Tensor>& terms) {
+void add_terms(const at::Tensor& value, const Spec& spec, Coord coord, size_t axis,
+               std::map<Coord, at::Tensor>& terms) {
   if (axis == spec->placements.size()) {
     terms[coord] = value;
     return;
   }
   const int64_t parts = spec->mesh.axis(static_cast<int64_t>(axis)).size;
   const layout::Placement& placement = spec->placements[axis];
-  const std::vector<at::Tensor> values = placement.is_partial() ? split_value(value, placement.op, parts)
-                                                                : std::vector<at::Tensor>(parts, value);
+  const std::vector<at::Tensor> values =
+      placement.is_partial() ? split_value(value, placement.op, parts) : std::vector<at::Tensor>(parts, value);
   for (int64_t i = 0; i < parts; ++i) {
     coord[axis] = i;
     add_terms(values[i], spec, coord, axis + 1, terms);
@@ -107,7 +98,8 @@ at::Tensor held_of(const at::Tensor& whole, const std::vector<std::vector<Range>
   at::Tensor part = whole;
   for (size_t d = 0; d < runs.size(); ++d) {
     const auto dim = static_cast<int64_t>(d);
-    part = runs[d].size() == 1 ? part.narrow(dim, runs[d][0].begin, runs[d][0].size()) : part.index_select(dim, indices_of(runs[d]));
+    part = runs[d].size() == 1 ? part.narrow(dim, runs[d][0].begin, runs[d][0].size())
+                               : part.index_select(dim, indices_of(runs[d]));
   }
   return part;
 }
@@ -122,8 +114,8 @@ void put_held(at::Tensor& whole, const std::vector<std::vector<Range>>& runs, co
   runs.empty() ? whole.copy_(part) : whole.index_put_(indices, part);
 }
 
-// A part is a view of a tensor that was whole, as it is when a replicated operand is cut for one operator: kernels must not count
-// on its being contiguous.
+// A part is a view of a tensor that was whole, as it is when a replicated operand is cut for one operator: kernels must
+// not count on its being contiguous.
 std::map<Coord, at::Tensor> distribute(const at::Tensor& value, const Spec& spec) {
   std::map<Coord, at::Tensor> parts;
   add_terms(value, spec, Coord(spec->placements.size()), 0, parts);
@@ -294,7 +286,8 @@ Outcome run_ranks(const std::string& op, const std::vector<c10::IValue>& args, c
   }
   Decision decision{rule, find_op(op), rule->map(call), {}};
   decision.map.keeps_runs = rule->local != nullptr && !rule->takes_interleaved;
-  const bool writes = std::any_of(call.operands.begin(), call.operands.end(), [](const auto& o) { return o.is_written; });
+  const bool writes =
+      std::any_of(call.operands.begin(), call.operands.end(), [](const auto& o) { return o.is_written; });
   try {
     decision.layouts = rules::propagate(call, decision.map);
   } catch (const c10::Error& error) {
@@ -324,14 +317,15 @@ Outcome run_ranks(const std::string& op, const std::vector<c10::IValue>& args, c
     }
     std::vector<at::Tensor> found;
     for (size_t o = 0; o < parts.size(); ++o) {
-      found.push_back(expected[o].defined() ? assemble(decision.layouts.outputs.at(o), parts[o], compare) : at::Tensor());
+      found.push_back(expected[o].defined() ? assemble(decision.layouts.outputs.at(o), parts[o], compare)
+                                            : at::Tensor());
       if (!expected[o].defined()) {
         TESSERA_CHECK(!parts[o].begin()->second.defined(), "result ", o, " should be undefined");
         continue;
       }
       const bool strides_agree = expected[o].numel() < 2 || call.outputs[o].strides == expected[o].strides();
-      TESSERA_CHECK(strides_agree, "result ", o, " has strides ", c10::IntArrayRef(call.outputs[o].strides), " instead of ",
-                    expected[o].strides());
+      TESSERA_CHECK(strides_agree, "result ", o, " has strides ", c10::IntArrayRef(call.outputs[o].strides),
+                    " instead of ", expected[o].strides());
     }
     if (const auto wrong = difference(found, expected, compare)) {
       outcome = {.kind = Outcome::Kind::kWrong, .message = *wrong};

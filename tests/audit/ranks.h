@@ -40,13 +40,15 @@ std::vector<at::Tensor> run_decomposition(const std::string& op, const std::vect
 std::optional<std::string> difference(const std::vector<at::Tensor>& found, const std::vector<at::Tensor>& expected,
                                       Compare compare);
 
-// Carries out the rule for operands laid out as `specs` and compares with `expected`. Partial operands hold random terms.
+// Carries out the rule for operands laid out as `specs` and compares with `expected`. Partial operands hold random
+// terms.
 Outcome run_ranks(const std::string& op, const std::vector<c10::IValue>& args, const std::vector<layout::Spec>& specs,
                   const std::vector<at::Tensor>& expected, Compare compare);
 
-// Runs the operator as it is on the parts that the ranks of a one-axis mesh hold under `specs`. The layouts of the results in
-// which they are right, `S(0) P`, or nothing if there are none.
+// Runs the operator as it is on the parts that the ranks of a one-axis mesh hold under `specs`. The layouts of the
+// results in which they are right, `S(0) P`, or nothing if there are none.
 std::optional<std::string> try_without_rule(const std::string& op, const std::vector<c10::IValue>& args,
-                                            const std::vector<layout::Spec>& specs, const std::vector<at::Tensor>& expected);
+                                            const std::vector<layout::Spec>& specs,
+                                            const std::vector<at::Tensor>& expected);
 
 }  // namespace tessera::audit

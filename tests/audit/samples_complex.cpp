@@ -17,11 +17,15 @@ at::Tensor complexes(Ints sizes) {
 void add_transforms(Samples& samples) {
   for (const Ints& dims : {Ints{1}, Ints{2}, Ints{0, 2}, Ints{2, 1}}) {
     for (const int64_t normalization : {0, 1, 2}) {
-      samples.push_back(sample("aten::_fft_r2c", {reals({5, 4, 6})}, {{"dim", dims}, {"normalization", normalization}, {"onesided", true}}));
-      samples.push_back(sample("aten::_fft_c2c", {complexes({5, 4, 3})}, {{"dim", dims}, {"normalization", normalization}, {"forward", normalization > 0}}));
+      samples.push_back(sample("aten::_fft_r2c", {reals({5, 4, 6})},
+                               {{"dim", dims}, {"normalization", normalization}, {"onesided", true}}));
+      samples.push_back(sample("aten::_fft_c2c", {complexes({5, 4, 3})},
+                               {{"dim", dims}, {"normalization", normalization}, {"forward", normalization > 0}}));
     }
-    samples.push_back(sample("aten::_fft_r2c", {reals({5, 4, 3})}, {{"dim", dims}, {"normalization", 0}, {"onesided", false}}));
-    samples.push_back(sample("aten::_fft_c2r", {complexes({5, 4, 4})}, {{"dim", dims}, {"normalization", 2}, {"last_dim_size", 6}}));
+    samples.push_back(
+        sample("aten::_fft_r2c", {reals({5, 4, 3})}, {{"dim", dims}, {"normalization", 0}, {"onesided", false}}));
+    samples.push_back(
+        sample("aten::_fft_c2r", {complexes({5, 4, 4})}, {{"dim", dims}, {"normalization", 2}, {"last_dim_size", 6}}));
   }
 }
 
@@ -29,8 +33,8 @@ void add_transforms(Samples& samples) {
 
 void add_complex_samples(Samples& samples) {
   const at::Tensor z = complexes({5, 4});
-  for (const char* op : {"aten::_conj_physical", "aten::abs", "aten::angle", "aten::conj_physical_", "aten::exp", "aten::neg", "aten::reciprocal", "aten::sgn",
-                         "aten::sum", "aten::view_as_real"}) {
+  for (const char* op : {"aten::_conj_physical", "aten::abs", "aten::angle", "aten::conj_physical_", "aten::exp",
+                         "aten::neg", "aten::reciprocal", "aten::sgn", "aten::sum", "aten::view_as_real"}) {
     samples.push_back(sample(op, {z}));
   }
   samples.push_back(sample("aten::linalg_vector_norm", {z}, {{"dim", Ints{0}}}));

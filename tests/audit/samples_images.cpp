@@ -32,7 +32,7 @@ int64_t channels_of(const Convolution& c) { return c.transposed ? c.weight[1] * 
 void add_convolution(Samples& samples, const Convolution& c) {
   const Ints extra(c.stride.size(), 0);
   const at::Tensor x = reals(c.input), weight = reals(c.weight), bias = reals({channels_of(c)});
-  const Named rest = {{"stride", c.stride}, {"padding", c.padding}, {"dilation", c.dilation},
+  const Named rest = {{"stride", c.stride},         {"padding", c.padding},    {"dilation", c.dilation},
                       {"transposed", c.transposed}, {"output_padding", extra}, {"groups", c.groups}};
   samples.push_back(sample("aten::convolution", {x, weight, bias}, rest));
   samples.push_back(sample("aten::convolution", {x, weight}, rest));
@@ -51,28 +51,57 @@ void add_convolution(Samples& samples, const Convolution& c) {
 void add_convolutions(Samples& samples) {
   const Ints one = {1}, none = {0};
   add_convolution(samples, {.input = {5, 4, 9}, .weight = {6, 4, 3}, .stride = {2}, .padding = one, .dilation = one});
-  add_convolution(samples, {.input = {5, 4, 9}, .weight = {4, 1, 4}, .stride = one, .padding = {3}, .dilation = one, .groups = 4});
-  add_convolution(samples, {.input = {1, 6, 9}, .weight = {6, 2, 3}, .stride = one, .padding = none, .dilation = {2}, .groups = 3});
-  add_convolution(samples, {.input = {3, 4, 6, 5}, .weight = {5, 4, 3, 2}, .stride = {2, 1}, .padding = {1, 0}, .dilation = {1, 2}});
-  add_convolution(samples, {.input = {3, 4, 5}, .weight = {4, 6, 3}, .stride = {2}, .padding = one, .dilation = one, .transposed = true});
-  add_convolution(samples, {.input = {3, 4, 5}, .weight = {4, 3, 3}, .stride = {2}, .padding = none, .dilation = one, .groups = 2, .transposed = true});
+  add_convolution(
+      samples, {.input = {5, 4, 9}, .weight = {4, 1, 4}, .stride = one, .padding = {3}, .dilation = one, .groups = 4});
+  add_convolution(
+      samples, {.input = {1, 6, 9}, .weight = {6, 2, 3}, .stride = one, .padding = none, .dilation = {2}, .groups = 3});
+  add_convolution(
+      samples,
+      {.input = {3, 4, 6, 5}, .weight = {5, 4, 3, 2}, .stride = {2, 1}, .padding = {1, 0}, .dilation = {1, 2}});
+  add_convolution(
+      samples,
+      {.input = {3, 4, 5}, .weight = {4, 6, 3}, .stride = {2}, .padding = one, .dilation = one, .transposed = true});
+  add_convolution(samples, {.input = {3, 4, 5},
+                            .weight = {4, 3, 3},
+                            .stride = {2},
+                            .padding = none,
+                            .dilation = one,
+                            .groups = 2,
+                            .transposed = true});
 }
 
 // An operator, and its gradient from one of the result's sizes.
-void add_pair(Samples& samples, const std::string& op, const at::Tensor& x, const Named& rest, bool gradient_reads_input = true) {
+void add_pair(Samples& samples, const std::string& op, const at::Tensor& x, const Named& rest,
+              bool gradient_reads_input = true) {
   samples.push_back(sample(op, {x}, rest));
   const at::Tensor grad = reals(run_whole(op, samples.back().args)[0].sizes());
   Named backward = rest;
-  if (!gradient_reads_input) backward.emplace_back("input_size", x.sizes().vec());
-  samples.push_back(sample(op + "_backward", gradient_reads_input ? std::vector<at::Tensor>{grad, x} : std::vector<at::Tensor>{grad}, backward));
+  if (!gradient_reads_input) {
+    backward.emplace_back("input_size", x.sizes().vec());
+  }
+  samples.push_back(sample(op + "_backward",
+                           gradient_reads_input ? std::vector<at::Tensor>{grad, x} : std::vector<at::Tensor>{grad},
+                           backward));
 }
 
 void add_pools(Samples& samples) {
   const at::Tensor image = reals({3, 4, 6, 5}), volume = reals({3, 4, 4, 4, 4});
   const Named pool = {{"kernel_size", Ints{3, 2}}, {"stride", Ints{2, 2}}, {"padding", Ints{1, 0}}};
   const Named pool3 = {{"kernel_size", Ints{2, 2, 2}}, {"stride", Ints{2, 2, 2}}, {"padding", Ints{0, 0, 0}}};
-  add_pair(samples, "aten::avg_pool2d", image, {pool[0], pool[1], pool[2], {"ceil_mode", false}, {"count_include_pad", true}, {"divisor_override", c10::IValue()}});
-  add_pair(samples, "aten::avg_pool3d", volume, {pool3[0], pool3[1], pool3[2], {"ceil_mode", false}, {"count_include_pad", true}, {"divisor_override", c10::IValue()}});
+  add_pair(samples, "aten::avg_pool2d", image,
+           {pool[0],
+            pool[1],
+            pool[2],
+            {"ceil_mode", false},
+            {"count_include_pad", true},
+            {"divisor_override", c10::IValue()}});
+  add_pair(samples, "aten::avg_pool3d", volume,
+           {pool3[0],
+            pool3[1],
+            pool3[2],
+            {"ceil_mode", false},
+            {"count_include_pad", true},
+            {"divisor_override", c10::IValue()}});
   add_pair(samples, "aten::_adaptive_avg_pool2d", image, {{"output_size", Ints{2, 3}}});
   add_pair(samples, "aten::_adaptive_avg_pool3d", volume, {{"output_size", Ints{2, 3, 1}}});
   samples.push_back(sample("aten::max_pool2d_with_indices", {image}, pool));
@@ -81,30 +110,47 @@ void add_pools(Samples& samples) {
   samples.push_back(sample("aten::max_pool2d_with_indices_backward", {reals(pooled.sizes()), image, at},
                            {pool[0], pool[1], pool[2], {"dilation", Ints{1, 1}}, {"ceil_mode", false}}));
   for (const at::Tensor& x : {volume, reals({4, 5, 6, 3})}) {
-    samples.push_back(sample("aten::max_pool3d_with_indices", {x}, {{"kernel_size", Ints{2}}, {"stride", Ints{}}, {"padding", Ints{1}}, {"ceil_mode", true}}));
+    samples.push_back(
+        sample("aten::max_pool3d_with_indices", {x},
+               {{"kernel_size", Ints{2}}, {"stride", Ints{}}, {"padding", Ints{1}}, {"ceil_mode", true}}));
     const auto [most, where] = at::max_pool3d_with_indices(x, {3, 2, 2}, {2, 1, 2}, {1, 1, 0}, {1, 2, 1});
     samples.push_back(sample("aten::max_pool3d_with_indices_backward", {reals(most.sizes()), x, where},
-                             {{"kernel_size", Ints{3, 2, 2}}, {"stride", Ints{2, 1, 2}}, {"padding", Ints{1, 1, 0}}, {"dilation", Ints{1, 2, 1}}, {"ceil_mode", false}}));
+                             {{"kernel_size", Ints{3, 2, 2}},
+                              {"stride", Ints{2, 1, 2}},
+                              {"padding", Ints{1, 1, 0}},
+                              {"dilation", Ints{1, 2, 1}},
+                              {"ceil_mode", false}}));
   }
   samples.push_back(sample("aten::max_unpool2d", {pooled, at}, {{"output_size", Ints{6, 5}}}));
   const auto [most, where] = at::max_pool3d_with_indices(volume, {2, 2, 2});
-  samples.push_back(sample("aten::max_unpool3d", {most, where}, {{"output_size", Ints{4, 4, 4}}, {"stride", Ints{2, 2, 2}}, {"padding", Ints{0, 0, 0}}}));
+  samples.push_back(sample("aten::max_unpool3d", {most, where},
+                           {{"output_size", Ints{4, 4, 4}}, {"stride", Ints{2, 2, 2}}, {"padding", Ints{0, 0, 0}}}));
   samples.push_back(sample("aten::adaptive_max_pool2d", {image}, {{"output_size", Ints{2, 3}}}));
-  samples.push_back(sample("aten::adaptive_max_pool2d_backward", {reals({3, 4, 2, 3}), image, std::get<1>(at::adaptive_max_pool2d(image, {2, 3}))}));
+  samples.push_back(sample("aten::adaptive_max_pool2d_backward",
+                           {reals({3, 4, 2, 3}), image, std::get<1>(at::adaptive_max_pool2d(image, {2, 3}))}));
   samples.push_back(sample("aten::adaptive_max_pool3d", {volume}, {{"output_size", Ints{2, 3, 1}}}));
-  samples.push_back(sample("aten::adaptive_max_pool3d_backward", {reals({3, 4, 2, 3, 1}), volume, std::get<1>(at::adaptive_max_pool3d(volume, {2, 3, 1}))}));
+  samples.push_back(sample("aten::adaptive_max_pool3d_backward",
+                           {reals({3, 4, 2, 3, 1}), volume, std::get<1>(at::adaptive_max_pool3d(volume, {2, 3, 1}))}));
 }
 
 void add_resamplings(Samples& samples) {
   const at::Tensor line = reals({3, 4, 5}), image = reals({3, 4, 5, 4}), volume = reals({3, 2, 3, 2, 2});
-  for (const char* op : {"aten::upsample_nearest1d", "aten::_upsample_nearest_exact1d"}) add_pair(samples, op, line, {{"output_size", Ints{8}}}, false);
-  for (const char* op : {"aten::upsample_nearest2d", "aten::_upsample_nearest_exact2d"}) add_pair(samples, op, image, {{"output_size", Ints{7, 8}}}, false);
-  for (const char* op : {"aten::upsample_nearest3d", "aten::_upsample_nearest_exact3d"}) add_pair(samples, op, volume, {{"output_size", Ints{4, 4, 3}}}, false);
+  for (const char* op : {"aten::upsample_nearest1d", "aten::_upsample_nearest_exact1d"}) {
+    add_pair(samples, op, line, {{"output_size", Ints{8}}}, false);
+  }
+  for (const char* op : {"aten::upsample_nearest2d", "aten::_upsample_nearest_exact2d"}) {
+    add_pair(samples, op, image, {{"output_size", Ints{7, 8}}}, false);
+  }
+  for (const char* op : {"aten::upsample_nearest3d", "aten::_upsample_nearest_exact3d"}) {
+    add_pair(samples, op, volume, {{"output_size", Ints{4, 4, 3}}}, false);
+  }
   add_pair(samples, "aten::upsample_linear1d", line, {{"output_size", Ints{8}}, {"align_corners", false}}, false);
-  for (const char* op : {"aten::upsample_bilinear2d", "aten::upsample_bicubic2d", "aten::_upsample_bilinear2d_aa", "aten::_upsample_bicubic2d_aa"}) {
+  for (const char* op : {"aten::upsample_bilinear2d", "aten::upsample_bicubic2d", "aten::_upsample_bilinear2d_aa",
+                         "aten::_upsample_bicubic2d_aa"}) {
     add_pair(samples, op, image, {{"output_size", Ints{7, 3}}, {"align_corners", false}}, false);
   }
-  add_pair(samples, "aten::upsample_trilinear3d", volume, {{"output_size", Ints{4, 4, 3}}, {"align_corners", true}}, false);
+  add_pair(samples, "aten::upsample_trilinear3d", volume, {{"output_size", Ints{4, 4, 3}}, {"align_corners", true}},
+           false);
 }
 
 void add_paddings(Samples& samples) {
@@ -132,8 +178,10 @@ void add_grid_samplers(Samples& samples) {
       samples.push_back(sample(c.op + "_backward", {reals(c.result), image, grid}, backward));
     }
   }
-  samples.push_back(sample("aten::affine_grid_generator", {reals({3, 2, 3})}, {{"size", Ints{3, 4, 5, 2}}, {"align_corners", false}}));
-  samples.push_back(sample("aten::affine_grid_generator", {reals({5, 3, 4})}, {{"size", Ints{5, 1, 2, 3, 2}}, {"align_corners", true}}));
+  samples.push_back(sample("aten::affine_grid_generator", {reals({3, 2, 3})},
+                           {{"size", Ints{3, 4, 5, 2}}, {"align_corners", false}}));
+  samples.push_back(sample("aten::affine_grid_generator", {reals({5, 3, 4})},
+                           {{"size", Ints{5, 1, 2, 3, 2}}, {"align_corners", true}}));
 }
 
 void add_weight_norms(Samples& samples) {
@@ -153,15 +201,22 @@ void add_batch_norms(Samples& samples) {
   const Named statistics = {{"momentum", 0.1}, {"eps", 1e-5}};
   samples.push_back(sample("aten::_native_batch_norm_legit.no_stats", {x, weight, bias}, training));
   samples.push_back(sample("aten::_native_batch_norm_legit", {x, weight, bias, reals({4}), reals({4})}, training));
-  for (const char* op : {"aten::_native_batch_norm_legit_no_training", "aten::_batch_norm_with_update", "aten::_batch_norm_no_update"}) {
+  for (const char* op :
+       {"aten::_native_batch_norm_legit_no_training", "aten::_batch_norm_with_update", "aten::_batch_norm_no_update"}) {
     samples.push_back(sample(op, {x, weight, bias, reals({4}), reals({4})}, statistics));
   }
   const auto [y, mean, inverse] = at::native_batch_norm(x, weight, bias, {}, {}, true, 0.1, 1e-5);
   for (const auto& asked : {mask(true, true, true), mask(false, true, true), mask(true, false, true)}) {
     samples.push_back(sample("aten::native_batch_norm_backward", {reals({5, 4, 3}), x, weight, mean, inverse},
-                             {{"running_mean", c10::IValue()}, {"running_var", c10::IValue()}, {"train", true}, {"eps", 1e-5}, {"output_mask", asked}}));
-    samples.push_back(sample("aten::batch_norm_backward", {reals({5, 4, 3}), x, weight, reals({4}), reals({4}), mean, inverse, at::empty({0}, at::kByte)},
-                             {{"update", true}, {"eps", 1e-5}, {"output_mask", asked}}));
+                             {{"running_mean", c10::IValue()},
+                              {"running_var", c10::IValue()},
+                              {"train", true},
+                              {"eps", 1e-5},
+                              {"output_mask", asked}}));
+    samples.push_back(
+        sample("aten::batch_norm_backward",
+               {reals({5, 4, 3}), x, weight, reals({4}), reals({4}), mean, inverse, at::empty({0}, at::kByte)},
+               {{"update", true}, {"eps", 1e-5}, {"output_mask", asked}}));
   }
 }
 
@@ -176,7 +231,8 @@ void add_image_samples(Samples& samples) {
   add_grid_samplers(samples);
   add_weight_norms(samples);
   for (const Ints& sizes : {Ints{3, 4, 5, 6}, Ints{4, 5, 6}}) {
-    const Named window = {{"kernel_size", Ints{2, 3}}, {"dilation", Ints{1, 1}}, {"padding", Ints{1, 0}}, {"stride", Ints{2, 1}}};
+    const Named window = {
+        {"kernel_size", Ints{2, 3}}, {"dilation", Ints{1, 1}}, {"padding", Ints{1, 0}}, {"stride", Ints{2, 1}}};
     samples.push_back(sample("aten::im2col", {reals(sizes)}, window));
     Named back = window;
     back.emplace_back("output_size", Ints{5, 6});

@@ -14,8 +14,9 @@ void add_reads(Samples& samples) {
     const at::Tensor ids = integers(vocabulary, {5, 3});
     samples.push_back(sample("aten::embedding", {reals({vocabulary, 4}), ids}));
     for (const bool by_frequency : {false, true}) {
-      samples.push_back(sample("aten::embedding_dense_backward", {reals({5, 3, 4}), ids},
-                               {{"num_weights", vocabulary}, {"padding_idx", 1}, {"scale_grad_by_freq", by_frequency}}));
+      samples.push_back(
+          sample("aten::embedding_dense_backward", {reals({5, 3, 4}), ids},
+                 {{"num_weights", vocabulary}, {"padding_idx", 1}, {"scale_grad_by_freq", by_frequency}}));
     }
   }
   samples.push_back(sample("aten::embedding_dense_backward", {reals({5, 4}), integers(6, {5})},
@@ -29,18 +30,22 @@ void add_reads(Samples& samples) {
     samples.push_back(sample("aten::index_select", {reals({5, 4}), integers(4, {6})}, {{"dim", dim}}));
     samples.push_back(sample("aten::index_select", {reals({5, 4}), integers(4, {})}, {{"dim", dim}}));
   }
-  samples.push_back(sample("aten::cat", {}, {{"tensors", Tensors{reals({5, 4}), reals({5, 1}), reals({5, 3})}}, {"dim", 1}}));
-  samples.push_back(sample("aten::cat", {}, {{"tensors", Tensors{reals({0}), reals({5, 4}), reals({2, 4})}}, {"dim", 0}}));
+  samples.push_back(
+      sample("aten::cat", {}, {{"tensors", Tensors{reals({5, 4}), reals({5, 1}), reals({5, 3})}}, {"dim", 1}}));
+  samples.push_back(
+      sample("aten::cat", {}, {{"tensors", Tensors{reals({0}), reals({5, 4}), reals({2, 4})}}, {"dim", 0}}));
   samples.push_back(sample("aten::stack", {}, {{"tensors", Tensors{reals({5, 4}), reals({5, 4})}}, {"dim", 1}}));
   samples.push_back(sample("aten::stack", {}, {{"tensors", Tensors{reals({5, 4}), reals({5, 4})}}, {"dim", -1}}));
   samples.push_back(sample("aten::isin.Tensor_Tensor", {integers(9, {5, 4}), integers(9, {3})}));
   samples.push_back(sample("aten::isin.Tensor_Scalar", {integers(9, {5, 4})}, {{"test_element", 3}}));
   samples.push_back(sample("aten::isin.Scalar_Tensor", {integers(9, {5, 4})}, {{"element", 3}}));
   samples.push_back(sample("aten::bucketize.Scalar", {std::get<0>(reals({6}).sort())}, {{"self", 0.4}}));
-  samples.push_back(sample("aten::searchsorted.Scalar", {std::get<0>(reals({6}).sort())}, {{"self", 0.4}, {"out_int32", true}}));
+  samples.push_back(
+      sample("aten::searchsorted.Scalar", {std::get<0>(reals({6}).sort())}, {{"self", 0.4}, {"out_int32", true}}));
   samples.push_back(sample("aten::bucketize.Tensor", {reals({5, 4}), std::get<0>(reals({6}).sort())}));
   samples.push_back(sample("aten::searchsorted.Tensor", {std::get<0>(reals({6}).sort()), reals({5, 4})}));
-  samples.push_back(sample("aten::searchsorted.Tensor", {std::get<0>(reals({5, 6}).sort()), reals({5, 4})}, {{"right", true}}));
+  samples.push_back(
+      sample("aten::searchsorted.Tensor", {std::get<0>(reals({5, 6}).sort()), reals({5, 4})}, {{"right", true}}));
   samples.push_back(sample("aten::take", {reals({5, 4}), integers(20, {3, 2})}));
   samples.push_back(sample("aten::masked_scatter", {reals({5, 4}), bools({5, 4}), reals({20})}));
   samples.push_back(sample("aten::masked_scatter_", {reals({5, 4}), bools({5, 4}), reals({20})}));

@@ -31,23 +31,28 @@ void add_contraction_samples(Samples& samples) {
     samples.push_back(sample("aten::addmv", {reals({5}), x, reals({k})}));
     samples.push_back(sample("aten::addmv", {reals({1}), x, reals({k})}));
     samples.push_back(sample("aten::_cdist_forward", {reals({2, 5, k}), reals({2, 4, k})}, {{"p", 2.0}}));
-    samples.push_back(sample("aten::_cdist_backward", {reals({2, 5, 4}), reals({2, 5, k}), reals({2, 4, k}), reals({2, 5, 4})}, {{"p", 2.0}}));
+    samples.push_back(sample("aten::_cdist_backward",
+                             {reals({2, 5, 4}), reals({2, 5, k}), reals({2, 4, k}), reals({2, 5, 4})}, {{"p", 2.0}}));
     samples.push_back(sample("aten::_cdist_forward", {reals({5, k}), reals({3, 1, 4, k})}, {{"p", 2.0}}));
     samples.push_back(sample("aten::_euclidean_dist", {reals({2, 5, k}), reals({2, 4, k})}));
     samples.push_back(sample("aten::_euclidean_dist", {reals({5, k}), reals({3, 1, 4, k})}));
-    samples.push_back(sample("aten::_cdist_backward", {reals({3, 1, 5, 4}), reals({5, k}), reals({3, 1, 4, k}), reals({3, 1, 5, 4})}, {{"p", 2.0}}));
+    samples.push_back(sample("aten::_cdist_backward",
+                             {reals({3, 1, 5, 4}), reals({5, k}), reals({3, 1, 4, k}), reals({3, 1, 5, 4})},
+                             {{"p", 2.0}}));
     samples.push_back(sample("aten::addr", {reals({5, 4}), reals({5}), reals({4})}));
   }
 }
 
 void add_reduction_samples(Samples& samples) {
-  samples.push_back(sample("aten::_amp_update_scale_", {reals({}).to(at::kFloat), integers(3, {}).to(at::kInt), reals({}).to(at::kFloat)},
+  samples.push_back(sample("aten::_amp_update_scale_",
+                           {reals({}).to(at::kFloat), integers(3, {}).to(at::kInt), reals({}).to(at::kFloat)},
                            {{"scale_growth_factor", 2.0}, {"scale_backoff_factor", 0.5}, {"growth_interval", 3}}));
   const auto add = [&](const char* op, const at::Tensor& x, const rules::testing::Named& rest = {}) {
     samples.push_back(sample(op, {x}, rest));
   };
-  for (const char* op : {"aten::sum", "aten::mean", "aten::nansum", "aten::prod", "aten::max", "aten::min", "aten::median",
-                         "aten::nanmedian", "aten::norm.Scalar", "aten::argmax", "aten::argmin", "aten::aminmax"}) {
+  for (const char* op :
+       {"aten::sum", "aten::mean", "aten::nansum", "aten::prod", "aten::max", "aten::min", "aten::median",
+        "aten::nanmedian", "aten::norm.Scalar", "aten::argmax", "aten::argmin", "aten::aminmax"}) {
     add(op, reals({5, 4}));
     add(op, reals({}));
   }
@@ -74,7 +79,8 @@ void add_reduction_samples(Samples& samples) {
     }
     add("aten::count_nonzero.dim_IntList", integers(3, {5, 4, 3}), {{"dim", dims}});
   }
-  for (const double p : {0.0, 1.0, 2.0, 3.0, std::numeric_limits<double>::infinity(), -std::numeric_limits<double>::infinity()}) {
+  for (const double p :
+       {0.0, 1.0, 2.0, 3.0, std::numeric_limits<double>::infinity(), -std::numeric_limits<double>::infinity()}) {
     add("aten::linalg_vector_norm", reals({5, 4}), {{"ord", p}, {"dim", Ints{0}}});
     add("aten::norm.ScalarOpt_dim", reals({5, 4}), {{"p", p}, {"dim", Ints{0}}});
   }
@@ -118,20 +124,27 @@ void add_norm_samples(Samples& samples) {
   samples.push_back(sample("aten::native_layer_norm", {x, weight, bias}, shape));
   samples.push_back(sample("aten::native_layer_norm", {x}, shape));
   const auto [out, mean, rstd] = at::native_layer_norm(x, {4}, weight, bias, 1e-5);
-  for (const std::vector<bool>& mask : {std::vector<bool>{true, true, true}, {true, false, false}, {true, true, false}}) {
-    samples.push_back(sample("aten::native_layer_norm_backward", {reals({3, 5, 4}), x, mean, rstd, weight, bias},
-                             {{"normalized_shape", Ints{4}}, {"output_mask", c10::List<bool>({mask[0], mask[1], mask[2]})}}));
+  for (const std::vector<bool>& mask :
+       {std::vector<bool>{true, true, true}, {true, false, false}, {true, true, false}}) {
+    samples.push_back(
+        sample("aten::native_layer_norm_backward", {reals({3, 5, 4}), x, mean, rstd, weight, bias},
+               {{"normalized_shape", Ints{4}}, {"output_mask", c10::List<bool>({mask[0], mask[1], mask[2]})}}));
   }
   const at::Tensor image = reals({5, 4, 3});
   const Named group = {{"N", 5}, {"C", 4}, {"HxW", 3}, {"group", 2}, {"eps", 1e-5}};
   samples.push_back(sample("aten::native_group_norm", {image, weight, bias}, group));
   const auto [grouped, group_mean, group_rstd] = at::native_group_norm(image, weight, bias, 5, 4, 3, 2, 1e-5);
-  samples.push_back(sample("aten::native_group_norm_backward", {reals({5, 4, 3}), image, group_mean, group_rstd, weight},
-                           {{"N", 5}, {"C", 4}, {"HxW", 3}, {"group", 2}, {"output_mask", c10::List<bool>({true, true, true})}}));
+  samples.push_back(
+      sample("aten::native_group_norm_backward", {reals({5, 4, 3}), image, group_mean, group_rstd, weight},
+             {{"N", 5}, {"C", 4}, {"HxW", 3}, {"group", 2}, {"output_mask", c10::List<bool>({true, true, true})}}));
   const Named batch = {{"training", false}, {"momentum", 0.1}, {"eps", 1e-5}};
   samples.push_back(sample("aten::native_batch_norm", {image, weight, bias, reals({4}), reals({4})}, batch));
-  samples.push_back(sample("aten::native_batch_norm_backward", {reals({5, 4, 3}), image, weight, reals({4}), reals({4})},
-                           {{"save_mean", c10::IValue()}, {"save_invstd", c10::IValue()}, {"train", false}, {"eps", 1e-5},
+  samples.push_back(sample("aten::native_batch_norm_backward",
+                           {reals({5, 4, 3}), image, weight, reals({4}), reals({4})},
+                           {{"save_mean", c10::IValue()},
+                            {"save_invstd", c10::IValue()},
+                            {"train", false},
+                            {"eps", 1e-5},
                             {"output_mask", c10::List<bool>({true, true, true})}}));
 }
 

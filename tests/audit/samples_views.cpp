@@ -16,15 +16,17 @@ void add_regroupings(Samples& samples) {
   struct View {
     Ints from, to;
   };
-  for (const View& view : {View{{4, 6}, {24}}, View{{24}, {4, 6}}, View{{4, 6}, {2, 2, 6}}, View{{5, 4, 6}, {20, 6}},
-                           View{{20, 6}, {5, 4, 6}}, View{{5, 6}, {5, 3, 2}}, View{{5, 3, 2}, {5, 6}}, View{{6, 4}, {4, 6}},
-                           View{{3, 4}, {2, 6}}, View{{3, 4, 5}, {2, 6, 5}}, View{{1, 4}, {4, 1}}, View{{1, 5}, {1, 1, 5}},
-                           View{{4}, {1, -1}}, View{{1}, {}}, View{{}, {1, 1}}, View{{0, 4}, {0}}, View{{6, 1, 4}, {3, 2, 4}}}) {
+  for (const View& view :
+       {View{{4, 6}, {24}}, View{{24}, {4, 6}}, View{{4, 6}, {2, 2, 6}}, View{{5, 4, 6}, {20, 6}},
+        View{{20, 6}, {5, 4, 6}}, View{{5, 6}, {5, 3, 2}}, View{{5, 3, 2}, {5, 6}}, View{{6, 4}, {4, 6}},
+        View{{3, 4}, {2, 6}}, View{{3, 4, 5}, {2, 6, 5}}, View{{1, 4}, {4, 1}}, View{{1, 5}, {1, 1, 5}},
+        View{{4}, {1, -1}}, View{{1}, {}}, View{{}, {1, 1}}, View{{0, 4}, {0}}, View{{6, 1, 4}, {3, 2, 4}}}) {
     for (const char* op : {"aten::view", "aten::_unsafe_view", "aten::view_copy"}) {
       samples.push_back(sample(op, {reals(view.from)}, {{"size", view.to}}));
     }
   }
-  samples.push_back(sample("aten::_reshape_alias", {reals({5, 4, 6})}, {{"size", Ints{20, 6}}, {"stride", Ints{6, 1}}}));
+  samples.push_back(
+      sample("aten::_reshape_alias", {reals({5, 4, 6})}, {{"size", Ints{20, 6}}, {"stride", Ints{6, 1}}}));
   for (const char* op : {"aten::permute", "aten::permute_copy"}) {
     samples.push_back(sample(op, {reals({5, 4, 3})}, {{"dims", Ints{2, 0, -2}}}));
   }
@@ -46,7 +48,8 @@ void add_regroupings(Samples& samples) {
     samples.push_back(sample("aten::squeeze.dims", {reals(sizes)}, {{"dim", sizes.empty() ? Ints{} : Ints{0, -1}}}));
     samples.push_back(sample("aten::squeeze_copy", {reals(sizes)}));
     samples.push_back(sample("aten::squeeze_copy.dim", {reals(sizes)}, {{"dim", 0}}));
-    samples.push_back(sample("aten::squeeze_copy.dims", {reals(sizes)}, {{"dim", sizes.empty() ? Ints{} : Ints{0, -1}}}));
+    samples.push_back(
+        sample("aten::squeeze_copy.dims", {reals(sizes)}, {{"dim", sizes.empty() ? Ints{} : Ints{0, -1}}}));
   }
   for (const char* op : {"aten::expand", "aten::expand_copy"}) {
     samples.push_back(sample(op, {reals({5, 1, 4})}, {{"size", Ints{3, 5, 6, 4}}}));
@@ -55,9 +58,11 @@ void add_regroupings(Samples& samples) {
   samples.push_back(sample("aten::repeat", {reals({5, 4})}, {{"repeats", Ints{2, 1, 3}}}));
   for (const char* op : {"aten::as_strided", "aten::as_strided_copy"}) {
     samples.push_back(sample(op, {reals({5, 4})}, {{"size", Ints{5, 4}}, {"stride", Ints{4, 1}}}));
-    samples.push_back(sample(op, {reals({5, 4})}, {{"size", Ints{3, 2}}, {"stride", Ints{1, 4}}, {"storage_offset", 2}}));
+    samples.push_back(
+        sample(op, {reals({5, 4})}, {{"size", Ints{3, 2}}, {"stride", Ints{1, 4}}, {"storage_offset", 2}}));
   }
-  samples.push_back(sample("aten::as_strided_scatter", {reals({5, 4}), reals({3, 2})}, {{"size", Ints{3, 2}}, {"stride", Ints{1, 4}}, {"storage_offset", 2}}));
+  samples.push_back(sample("aten::as_strided_scatter", {reals({5, 4}), reals({3, 2})},
+                           {{"size", Ints{3, 2}}, {"stride", Ints{1, 4}}, {"storage_offset", 2}}));
   for (const char* op : {"aten::view.dtype", "aten::view_copy.dtype"}) {
     samples.push_back(sample(op, {reals({5, 4})}, {{"dtype", at::kLong}}));
     samples.push_back(sample(op, {integers(9, {5, 4})}, {{"dtype", at::kInt}}));
@@ -82,7 +87,8 @@ void add_slices(Samples& samples) {
   const Named at_one = {{"dim", 0}, {"index", 1}};
   samples.push_back(sample("aten::select.int", {reals({5, 4})}, at_one));
   samples.push_back(sample("aten::select_copy.int", {reals({5, 4})}, {{"dim", -1}, {"index", -1}}));
-  samples.push_back(sample("aten::select_backward", {reals({4})}, {{"dim", 0}, {"index", 1}, {"input_sizes", Ints{5, 4}}}));
+  samples.push_back(
+      sample("aten::select_backward", {reals({4})}, {{"dim", 0}, {"index", 1}, {"input_sizes", Ints{5, 4}}}));
   samples.push_back(sample("aten::select_scatter", {reals({5, 4}), reals({4})}, at_one));
   for (const char* op : {"aten::split.Tensor", "aten::unsafe_split.Tensor"}) {
     samples.push_back(sample(op, {reals({5, 4})}, {{"split_size", 2}, {"dim", 0}}));
@@ -91,7 +97,8 @@ void add_slices(Samples& samples) {
     samples.push_back(sample(op, {reals({5, 6})}, {{"split_sizes", Ints{3, 1, 2}}, {"dim", -1}}));
   }
   samples.push_back(sample("aten::split_copy.Tensor", {reals({5, 4})}, {{"split_size", 2}, {"dim", 0}}));
-  samples.push_back(sample("aten::split_with_sizes_copy", {reals({5, 6})}, {{"split_sizes", Ints{3, 1, 2}}, {"dim", -1}}));
+  samples.push_back(
+      sample("aten::split_with_sizes_copy", {reals({5, 6})}, {{"split_sizes", Ints{3, 1, 2}}, {"dim", -1}}));
   samples.push_back(sample("aten::unbind_copy.int", {reals({5, 3, 4})}, {{"dim", 1}}));
   samples.push_back(sample("aten::unbind.int", {reals({3, 5})}, {{"dim", 0}}));
   samples.push_back(sample("aten::unbind.int", {reals({5, 3, 4})}, {{"dim", 1}}));
@@ -139,7 +146,8 @@ void add_factory_samples(Samples& samples) {
     samples.push_back(sample("aten::new_zeros", {x}, {{"size", sizes}}));
     samples.push_back(sample("aten::new_full", {x}, {{"size", sizes}, {"fill_value", 1.5}}));
   }
-  samples.push_back(sample("aten::new_empty_strided", {x}, {{"size", Ints{5, 4}}, {"stride", Ints{1, 5}}}, Compare::kShapes));
+  samples.push_back(
+      sample("aten::new_empty_strided", {x}, {{"size", Ints{5, 4}}, {"stride", Ints{1, 5}}}, Compare::kShapes));
   samples.push_back(sample("aten::fill_.Scalar", {x}, {{"value", 3}}));
   samples.push_back(sample("aten::zero_", {x}));
   samples.push_back(sample("aten::copy_", {x, reals({4})}));
@@ -182,7 +190,8 @@ void add_loss_samples(Samples& samples) {
     }
     samples.push_back(sample("aten::smooth_l1_loss", {x, y}, extended("beta", 0.3)));
     samples.push_back(sample("aten::huber_loss", {x, y}, extended("delta", 0.3)));
-    for (const char* op : {"aten::mse_loss_backward", "aten::binary_cross_entropy_backward", "aten::soft_margin_loss_backward"}) {
+    for (const char* op :
+         {"aten::mse_loss_backward", "aten::binary_cross_entropy_backward", "aten::soft_margin_loss_backward"}) {
       samples.push_back(sample(op, {grad, x, y}, rest));
     }
     samples.push_back(sample("aten::smooth_l1_loss_backward", {grad, x, y}, extended("beta", 0.3)));

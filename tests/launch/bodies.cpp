@@ -11,8 +11,8 @@
 #include <unistd.h>
 
 #include "tessera/base/hash.h"
-#include "tessera/comm/c10d.h"
-#include "tessera/comm/exact_merge.h"
+#include "tessera/comm/merge/exact_merge.h"
+#include "tessera/comm/processes/c10d.h"
 #include "tessera/layout/mesh.h"
 #include "tests/unit/comm/support.h"
 
@@ -24,8 +24,9 @@ using comm::ReduceOp;
 using comm::values_of;
 using comm::world;
 
-const std::vector<at::ScalarType> kTypes = {at::kFloat, at::kDouble, at::kBFloat16, at::kHalf,          at::kLong,         at::kInt,
-                                            at::kShort, at::kChar,   at::kByte,     at::kBool, at::kComplexFloat, at::kComplexDouble};
+const std::vector<at::ScalarType> kTypes = {at::kFloat, at::kDouble, at::kBFloat16,     at::kHalf,
+                                            at::kLong,  at::kInt,    at::kShort,        at::kChar,
+                                            at::kByte,  at::kBool,   at::kComplexFloat, at::kComplexDouble};
 // Empty, one, fewer than ranks, uneven, and beyond what all_reduce sends to everyone.
 const std::vector<int64_t> kSizes = {0, 1, 3, 1031, 20011};
 
@@ -33,12 +34,18 @@ uint64_t key_of(int64_t from, int64_t to = 0) { return static_cast<uint64_t>(fro
 
 std::vector<ReduceOp> ops_of(at::ScalarType dtype) {
   std::vector<ReduceOp> ops = {ReduceOp::kSum, ReduceOp::kProd};
-  if (!at::isComplexType(dtype)) ops.insert(ops.end(), {ReduceOp::kMax, ReduceOp::kMin});
-  if (at::isFloatingType(dtype)) ops.push_back(ReduceOp::kAvg);
+  if (!at::isComplexType(dtype)) {
+    ops.insert(ops.end(), {ReduceOp::kMax, ReduceOp::kMin});
+  }
+  if (at::isFloatingType(dtype)) {
+    ops.push_back(ReduceOp::kAvg);
+  }
   return ops;
 }
 
-at::Tensor zeros_of(at::IntArrayRef sizes, at::ScalarType dtype) { return at::zeros(sizes, at::TensorOptions().dtype(dtype)); }
+at::Tensor zeros_of(at::IntArrayRef sizes, at::ScalarType dtype) {
+  return at::zeros(sizes, at::TensorOptions().dtype(dtype));
+}
 
 // The sizes and bits of tensors, as one number.
 uint64_t digest(const std::vector<at::Tensor>& tensors) {
@@ -54,14 +61,17 @@ uint64_t digest(const std::vector<at::Tensor>& tensors) {
 void run_all(comm::Communicator& group, int64_t size, at::ScalarType dtype, std::ostream& out) {
   const auto ranks = group.size(), rank = group.rank();
   const auto note = [&](const std::string& what, const std::vector<at::Tensor>& tensors) {
-    out << what << " " << dtype << " " << size << " of " << ranks << ": " << std::hex << digest(tensors) << std::dec << "\n";
+    out << what << " " << dtype << " " << size << " of " << ranks << ": " << std::hex << digest(tensors) << std::dec
+        << "\n";
   };
   for (const auto op : ops_of(dtype)) {
     auto tensor = values_of(key_of(rank), {size}, dtype);
     group.all_reduce(tensor, op)->wait();
     note("all_reduce " + std::string(layout::name_of(op)), {tensor});
     std::vector<at::Tensor> inputs;
-    for (int64_t to = 0; to < ranks; ++to) inputs.push_back(values_of(key_of(rank, to), {size + to % 2}, dtype));
+    for (int64_t to = 0; to < ranks; ++to) {
+      inputs.push_back(values_of(key_of(rank, to), {size + to % 2}, dtype));
+    }
     auto output = zeros_of({size + rank % 2}, dtype);
     group.reduce_scatter(output, inputs, op)->wait();
     note("reduce_scatter " + std::string(layout::name_of(op)), {output});
@@ -83,7 +93,8 @@ void run_all(comm::Communicator& group, int64_t size, at::ScalarType dtype, std:
   }
 }
 
-// The world as it is, and over messages alone, which processes of one machine otherwise avoid where they can share memory.
+// The world as it is, and over messages alone, which processes of one machine otherwise avoid where they can share
+// memory.
 std::vector<std::shared_ptr<comm::Communicator>> worlds() {
   const auto& own = RankContext::require().world;
   return {own, comm::backend_of(*own) ? comm::split_messages_only(*own) : own};
@@ -92,7 +103,9 @@ std::vector<std::shared_ptr<comm::Communicator>> worlds() {
 void collectives(int64_t, std::ostream& out) {
   for (const auto& group : worlds()) {
     for (const auto size : kSizes) {
-      for (const auto dtype : kTypes) run_all(*group, size, dtype, out);
+      for (const auto dtype : kTypes) {
+        run_all(*group, size, dtype, out);
+      }
     }
     group->barrier();
   }
@@ -105,7 +118,9 @@ void large(int64_t rank, std::ostream& out) {
       auto tensor = values_of(key_of(rank), {(3 << 20) + 77}, dtype);
       group->all_reduce(tensor, ReduceOp::kSum)->wait();
       std::vector<at::Tensor> inputs;
-      for (int64_t to = 0; to < group->size(); ++to) inputs.push_back(values_of(key_of(rank, to), {(1 << 20) * to + 5}, dtype));
+      for (int64_t to = 0; to < group->size(); ++to) {
+        inputs.push_back(values_of(key_of(rank, to), {(1 << 20) * to + 5}, dtype));
+      }
       auto output = at::zeros_like(inputs[static_cast<size_t>(rank)]);
       group->reduce_scatter(output, inputs, ReduceOp::kSum)->wait();
       out << "large " << dtype << " " << digest({tensor, output}) << "\n";
@@ -118,7 +133,9 @@ void groups(int64_t rank, std::ostream& out) {
   auto& context = RankContext::require();
   const auto size = context.world_size;
   std::vector<std::vector<int64_t>> parity(2);
-  for (int64_t r = 0; r < size; ++r) parity[static_cast<size_t>(r % 2)].push_back(r);
+  for (int64_t r = 0; r < size; ++r) {
+    parity[static_cast<size_t>(r % 2)].push_back(r);
+  }
   const auto half = world().split(parity, "half");
   run_all(*half, 100, at::kFloat, out);
   run_all(*half->split({parity[static_cast<size_t>(rank % 2)]}, "again"), 7, at::kBFloat16, out);
@@ -126,8 +143,11 @@ void groups(int64_t rank, std::ostream& out) {
     run_all(*world().split({{1, 0}}, "pair"), 5, at::kDouble, out);
   }
   run_all(*world().split(parity, "half"), 9, at::kLong, out);
-  const auto mesh = size == 4 ? layout::Mesh::parse("dp=2,tp=2") : layout::Mesh::parse("dp=" + std::to_string(size) + ",tp=1");
-  for (int64_t axis = 0; axis < 2; ++axis) run_all(context.axis(mesh, axis), 333, at::kHalf, out);
+  const auto mesh =
+      size == 4 ? layout::Mesh::parse("dp=2,tp=2") : layout::Mesh::parse("dp=" + std::to_string(size) + ",tp=1");
+  for (int64_t axis = 0; axis < 2; ++axis) {
+    run_all(context.axis(mesh, axis), 333, at::kHalf, out);
+  }
   run_all(context.whole(mesh), 70000, at::kFloat, out);
 }
 
@@ -140,8 +160,12 @@ void messages(int64_t rank, std::ostream& out) {
     world().send(values_of(key_of(rank, i), {i * 50}, at::kFloat), next, i % 2);
     got.push_back(at::zeros({i * 50}));
   }
-  for (int64_t i = 0; i < 6; ++i) receives.push_back(world().receive(got[static_cast<size_t>(i)], before, i % 2));
-  for (auto work = receives.rbegin(); work != receives.rend(); ++work) (*work)->wait();
+  for (int64_t i = 0; i < 6; ++i) {
+    receives.push_back(world().receive(got[static_cast<size_t>(i)], before, i % 2));
+  }
+  for (auto work = receives.rbegin(); work != receives.rend(); ++work) {
+    (*work)->wait();
+  }
   out << "messages " << digest(got) << "\n";
   for (const auto op : {ReduceOp::kMax, ReduceOp::kMin, ReduceOp::kSum}) {
     auto tensor = values_of(key_of(rank), {8}, at::kFloat);
@@ -166,14 +190,17 @@ std::vector<comm::MergePlan::Nodes> holdings(int64_t ranks) {
 }
 
 // A merge that replicates, in new memory and where the sums lie, and those that scatter each dim, unevenly.
-std::vector<comm::Merge> merges_of(const comm::MergePlan& plan, const std::vector<int64_t>& sizes, at::ScalarType dtype) {
+std::vector<comm::Merge> merges_of(const comm::MergePlan& plan, const std::vector<int64_t>& sizes,
+                                   at::ScalarType dtype) {
   const int64_t ranks = world().size();
   std::vector<comm::Merge> all(2, {.plan = plan, .sizes = sizes, .options = at::TensorOptions().dtype(dtype)});
   all[1].memory = comm::Merge::Memory::kReuse;
   for (int64_t dim = 0; dim < static_cast<int64_t>(sizes.size()); ++dim) {
     all.push_back(all[0]);
     all.back().scatter = comm::Merge::Scatter{.dim = dim};
-    for (int64_t i = 0; i < ranks; ++i) all.back().scatter->parts.push_back(layout::cut(sizes[static_cast<size_t>(dim)], ranks, i));
+    for (int64_t i = 0; i < ranks; ++i) {
+      all.back().scatter->parts.push_back(layout::cut(sizes[static_cast<size_t>(dim)], ranks, i));
+    }
   }
   return all;
 }
@@ -186,13 +213,20 @@ void merges(int64_t rank, std::ostream& out) {
         for (const auto dtype : {at::kFloat, at::kDouble, at::kBFloat16}) {
           const comm::MergePlan plan(nodes, {0, 16});
           std::vector<at::Tensor> sums;
-          for (const auto& node : nodes[static_cast<size_t>(rank)]) sums.push_back(values_of(static_cast<uint64_t>(node.begin * 64 + node.end), sizes, dtype));
+          for (const auto& node : nodes[static_cast<size_t>(rank)]) {
+            sums.push_back(values_of(static_cast<uint64_t>(node.begin * 64 + node.end), sizes, dtype));
+          }
           for (auto& merge : merges_of(plan, sizes, dtype)) {
-            for (const auto& sum : sums) merge.sums.push_back(sum.clone());
+            for (const auto& sum : sums) {
+              merge.sums.push_back(sum.clone());
+            }
             std::vector<at::Tensor> closed;
-            for (const auto& node : group->merge(merge)) closed.push_back(node.sum);
+            for (const auto& node : group->merge(merge)) {
+              closed.push_back(node.sum);
+            }
             const bool keeps = merge.memory == comm::Merge::Memory::kKeep;
-            out << "merge " << merge.str() << " " << digest(closed) << (keeps && digest(merge.sums) != digest(sums) ? ", sums overwritten" : "") << "\n";
+            out << "merge " << merge.str() << " " << digest(closed)
+                << (keeps && digest(merge.sums) != digest(sums) ? ", sums overwritten" : "") << "\n";
           }
         }
       }
@@ -200,18 +234,22 @@ void merges(int64_t rank, std::ostream& out) {
   }
 }
 
-// Merges without end; over messages alone if TESSERA_TEST_WORLD is 1. In the round TESSERA_TEST_MOMENT the rank TESSERA_TEST_CULPRIT
-// takes the tree for a larger one.
+// Merges without end; over messages alone if TESSERA_TEST_WORLD is 1. In the round TESSERA_TEST_MOMENT the rank
+// TESSERA_TEST_CULPRIT takes the tree for a larger one.
 void merging(int64_t rank, std::ostream& out) {
   const auto group = worlds().at(static_cast<size_t>(variable("TESSERA_TEST_WORLD", 0)));
   comm::MergePlan::Nodes nodes;
-  for (int64_t i = 0; i < group->size(); ++i) nodes.push_back({{i, i + 1}});
+  for (int64_t i = 0; i < group->size(); ++i) {
+    nodes.push_back({{i, i + 1}});
+  }
   const comm::MergePlan plan(nodes, {0, group->size()}), larger(nodes, {0, group->size() + 2});
   const auto sum = at::ones({1 << 20});
   for (int64_t round = 0;; ++round) {
     const bool is_fault = rank == variable("TESSERA_TEST_CULPRIT", -1) && round == variable("TESSERA_TEST_MOMENT", -1);
     group->merge({.plan = is_fault ? larger : plan, .sums = {sum}, .sizes = {1 << 20}, .options = sum.options()});
-    if (round == 0) out << "started\n" << std::flush;
+    if (round == 0) {
+      out << "started\n" << std::flush;
+    }
   }
 }
 
@@ -219,7 +257,8 @@ void merging(int64_t rank, std::ostream& out) {
 // TESSERA_TEST_CULPRIT does what TESSERA_TEST_FAULT says: throw, extra, shape, kind, end, sleep, compute.
 void steady(int64_t rank, std::ostream& out) {
   auto& context = RankContext::require();
-  const auto mesh = context.world_size == 4 ? layout::Mesh::parse("dp=2,tp=2") : layout::Mesh::parse("dp=" + std::to_string(context.world_size));
+  const auto mesh = context.world_size == 4 ? layout::Mesh::parse("dp=2,tp=2")
+                                            : layout::Mesh::parse("dp=" + std::to_string(context.world_size));
   const std::string fault = std::getenv("TESSERA_TEST_FAULT") ? std::getenv("TESSERA_TEST_FAULT") : "";
   const auto culprit = variable("TESSERA_TEST_CULPRIT", -1), moment = variable("TESSERA_TEST_MOMENT", -1);
   std::mt19937_64 random(static_cast<uint64_t>(variable("TESSERA_TEST_SEED", 1)));
@@ -229,23 +268,36 @@ void steady(int64_t rank, std::ostream& out) {
     const auto which = random();
     const char* op = kOps[which % 4];
     const bool is_fault = rank == culprit && round == moment;
-    if (is_fault && fault == "throw") throw std::runtime_error("the reader found 3 columns");
-    if (is_fault && fault == "end") return;
-    if (is_fault && fault == "sleep") std::this_thread::sleep_for(std::chrono::milliseconds(variable("TESSERA_TEST_SLEEP", 1000)));
-    if (is_fault && fault == "extra") context.program.note("aten::extra", 5);
+    if (is_fault && fault == "throw") {
+      throw std::runtime_error("the reader found 3 columns");
+    }
+    if (is_fault && fault == "end") {
+      return;
+    }
+    if (is_fault && fault == "sleep") {
+      std::this_thread::sleep_for(std::chrono::milliseconds(variable("TESSERA_TEST_SLEEP", 1000)));
+    }
+    if (is_fault && fault == "extra") {
+      context.program.note("aten::extra", 5);
+    }
     context.program.note(op, which);
     const comm::Caller caller(context, op);
-    auto& group = which / 4 % 3 == 0 || mesh.ndim() == 1 ? *both[which / 48 % 2] : context.axis(mesh, static_cast<int64_t>(which / 4 % 3 - 1));
+    auto& group = which / 4 % 3 == 0 || mesh.ndim() == 1 ? *both[which / 48 % 2]
+                                                         : context.axis(mesh, static_cast<int64_t>(which / 4 % 3 - 1));
     const auto size = (is_fault && fault == "shape" ? 100 : 0) + (which / 12 % 2 ? 17 : 30000);
     auto tensor = at::ones({static_cast<int64_t>(size)});
     if (which / 24 % 2 || (is_fault && fault == "kind")) {
       std::vector<at::Tensor> outputs;
-      for (int64_t i = 0; i < group.size(); ++i) outputs.push_back(at::zeros({static_cast<int64_t>(size)}));
-      is_fault && fault == "kind" ? group.barrier() : group.all_gather(outputs, tensor)->wait();
+      for (int64_t i = 0; i < group.size(); ++i) {
+        outputs.push_back(at::zeros({static_cast<int64_t>(size)}));
+      }
+      is_fault&& fault == "kind" ? group.barrier() : group.all_gather(outputs, tensor)->wait();
     } else {
       group.all_reduce(tensor, ReduceOp::kSum)->wait();
     }
-    if (round == 0) out << "started\n" << std::flush;
+    if (round == 0) {
+      out << "started\n" << std::flush;
+    }
   }
   out << "ended\n";
 }
@@ -259,11 +311,20 @@ int64_t variable(const char* name, int64_t otherwise) {
 
 const std::map<std::string, Body>& bodies() {
   static const std::map<std::string, Body> all = {
-      {"collectives", collectives}, {"groups", groups}, {"large", large}, {"messages", messages}, {"merges", merges}, {"merging", merging}, {"steady", steady},
-      {"compute", [](int64_t rank, std::ostream& out) {
+      {"collectives", collectives},
+      {"groups", groups},
+      {"large", large},
+      {"messages", messages},
+      {"merges", merges},
+      {"merging", merging},
+      {"steady", steady},
+      {"compute",
+       [](int64_t rank, std::ostream& out) {
          out << "started\n" << std::flush;
          world().barrier();
-         if (rank == 0) world().barrier();
+         if (rank == 0) {
+           world().barrier();
+         }
          std::this_thread::sleep_for(std::chrono::seconds(600));
        }},
   };

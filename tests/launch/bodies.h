@@ -1,4 +1,5 @@
-// What the ranks of these tests run, by name, so that threads of the test and processes of the same program run the same.
+// What the ranks of these tests run, by name, so that threads of the test and processes of the same program run the
+// same.
 #pragma once
 
 #include <cstdint>

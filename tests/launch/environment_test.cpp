@@ -35,9 +35,18 @@ TEST(Place, NothingWithoutALauncher) {
 }
 
 TEST(Place, OfTorchrun) {
-  const Variables variables = {{"RANK", "5"}, {"WORLD_SIZE", "8"}, {"LOCAL_WORLD_SIZE", "4"}, {"MASTER_ADDR", "node7"}, {"MASTER_PORT", "29400"},
-                               {"TORCHELASTIC_USE_AGENT_STORE", "True"}, {"TORCHELASTIC_RUN_ID", "x"}, {"TORCHELASTIC_RESTART_COUNT", "2"},
-                               {"SLURM_PROCID", "1"}, {"SLURM_STEP_ID", "0"}, {"OMPI_COMM_WORLD_RANK", "0"}, {"OMPI_COMM_WORLD_SIZE", "1"}};
+  const Variables variables = {{"RANK", "5"},
+                               {"WORLD_SIZE", "8"},
+                               {"LOCAL_WORLD_SIZE", "4"},
+                               {"MASTER_ADDR", "node7"},
+                               {"MASTER_PORT", "29400"},
+                               {"TORCHELASTIC_USE_AGENT_STORE", "True"},
+                               {"TORCHELASTIC_RUN_ID", "x"},
+                               {"TORCHELASTIC_RESTART_COUNT", "2"},
+                               {"SLURM_PROCID", "1"},
+                               {"SLURM_STEP_ID", "0"},
+                               {"OMPI_COMM_WORLD_RANK", "0"},
+                               {"OMPI_COMM_WORLD_SIZE", "1"}};
   const auto place = find_place(of(variables));
   ASSERT_TRUE(place);
   EXPECT_EQ(place->rank, 5);
@@ -53,7 +62,10 @@ TEST(Place, OfTorchrun) {
 }
 
 TEST(Place, OfMpirun) {
-  const Variables variables = {{"OMPI_COMM_WORLD_RANK", "1"}, {"OMPI_COMM_WORLD_SIZE", "4"}, {"OMPI_COMM_WORLD_LOCAL_SIZE", "4"}, {"PMIX_NAMESPACE", "job-1"}};
+  const Variables variables = {{"OMPI_COMM_WORLD_RANK", "1"},
+                               {"OMPI_COMM_WORLD_SIZE", "4"},
+                               {"OMPI_COMM_WORLD_LOCAL_SIZE", "4"},
+                               {"PMIX_NAMESPACE", "job-1"}};
   const auto place = find_place(of(variables));
   ASSERT_TRUE(place);
   EXPECT_EQ(place->rank, 1);
@@ -67,7 +79,8 @@ TEST(Place, OfMpirun) {
   other["PMIX_NAMESPACE"] = "job-2";
   EXPECT_NE(find_place(of(other))->port, place->port);
 
-  const auto mpich = find_place(of({{"PMI_RANK", "3"}, {"PMI_SIZE", "4"}, {"MPI_LOCALNRANKS", "2"}, {"MASTER_ADDR", "a"}, {"MASTER_PORT", "1234"}}));
+  const auto mpich = find_place(of(
+      {{"PMI_RANK", "3"}, {"PMI_SIZE", "4"}, {"MPI_LOCALNRANKS", "2"}, {"MASTER_ADDR", "a"}, {"MASTER_PORT", "1234"}}));
   ASSERT_TRUE(mpich);
   EXPECT_EQ(mpich->rank, 3);
   EXPECT_EQ(mpich->local_size, 2);
@@ -75,8 +88,15 @@ TEST(Place, OfMpirun) {
 }
 
 TEST(Place, OfSrun) {
-  Variables variables = {{"SLURM_PROCID", "5"}, {"SLURM_NTASKS", "99"}, {"SLURM_STEP_NUM_TASKS", "7"}, {"SLURM_STEP_ID", "0"}, {"SLURM_JOB_ID", "4711"},
-                         {"SLURM_STEP_NODELIST", "node[007-009,12],other"}, {"SLURM_NODEID", "2"}, {"SLURM_STEP_TASKS_PER_NODE", "2(x3),1"}, {"PMI_RANK", "5"}};
+  Variables variables = {{"SLURM_PROCID", "5"},
+                         {"SLURM_NTASKS", "99"},
+                         {"SLURM_STEP_NUM_TASKS", "7"},
+                         {"SLURM_STEP_ID", "0"},
+                         {"SLURM_JOB_ID", "4711"},
+                         {"SLURM_STEP_NODELIST", "node[007-009,12],other"},
+                         {"SLURM_NODEID", "2"},
+                         {"SLURM_STEP_TASKS_PER_NODE", "2(x3),1"},
+                         {"PMI_RANK", "5"}};
   const auto place = find_place(of(variables));
   ASSERT_TRUE(place);
   EXPECT_EQ(place->rank, 5);
@@ -105,11 +125,15 @@ TEST(Place, HalfAnEnvironmentIsToldWhatIsMissing) {
   says({{"RANK", "0"}, {"WORLD_SIZE", "2"}}, "MASTER_ADDR", "where rank 0 can be reached");
   says({{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "a"}}, "MASTER_PORT", "where rank 0 can be reached");
   says({{"OMPI_COMM_WORLD_RANK", "0"}}, "OMPI_COMM_WORLD_SIZE", "set both");
-  says({{"OMPI_COMM_WORLD_RANK", "0"}, {"OMPI_COMM_WORLD_SIZE", "4"}, {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"}}, "MASTER_ADDR", "mpirun -x MASTER_ADDR=");
+  says({{"OMPI_COMM_WORLD_RANK", "0"}, {"OMPI_COMM_WORLD_SIZE", "4"}, {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"}},
+       "MASTER_ADDR", "mpirun -x MASTER_ADDR=");
   says({{"OMPI_COMM_WORLD_RANK", "0"}, {"OMPI_COMM_WORLD_SIZE", "2"}}, "MASTER_PORT", "mpirun -x MASTER_ADDR=");
-  says({{"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "2"}, {"SLURM_STEP_ID", "0"}}, "SLURM_JOB_ID", "start the program with srun");
+  says({{"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "2"}, {"SLURM_STEP_ID", "0"}}, "SLURM_JOB_ID",
+       "start the program with srun");
   says({{"SLURM_PROCID", "0"}, {"SLURM_STEP_ID", "0"}}, "SLURM_NTASKS", "set both");
-  EXPECT_NE(complaint({{"RANK", "2"}, {"WORLD_SIZE", "2"}}).find("RANK is \"2\" (from torchrun or tessera launch); accepted: 0 to 1"), std::string::npos);
+  EXPECT_NE(complaint({{"RANK", "2"}, {"WORLD_SIZE", "2"}})
+                .find("RANK is \"2\" (from torchrun or tessera launch); accepted: 0 to 1"),
+            std::string::npos);
   EXPECT_NE(complaint({{"RANK", "x"}, {"WORLD_SIZE", "2"}}).find("RANK is \"x\""), std::string::npos);
 }
 

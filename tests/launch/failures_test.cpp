@@ -1,4 +1,5 @@
-// Ranks that die, throw, stay away or run something else: the others say who and where, and end soon. No launcher helps them.
+// Ranks that die, throw, stay away or run something else: the others say who and where, and end soon. No launcher helps
+// them.
 #include <csignal>
 #include <random>
 #include <thread>
@@ -25,8 +26,11 @@ bool has(const std::string& text, const std::string& part) { return text.find(pa
 std::string named(int64_t rank) { return "rank " + std::to_string(rank); }
 
 Variables faulty(const std::string& fault, int64_t culprit, int64_t moment, uint64_t seed) {
-  return {{"TESSERA_TEST_FAULT", fault}, {"TESSERA_TEST_CULPRIT", std::to_string(culprit)}, {"TESSERA_TEST_MOMENT", std::to_string(moment)},
-          {"TESSERA_TEST_SEED", std::to_string(seed)}, {"TESSERA_TEST_ROUNDS", "40"}};
+  return {{"TESSERA_TEST_FAULT", fault},
+          {"TESSERA_TEST_CULPRIT", std::to_string(culprit)},
+          {"TESSERA_TEST_MOMENT", std::to_string(moment)},
+          {"TESSERA_TEST_SEED", std::to_string(seed)},
+          {"TESSERA_TEST_ROUNDS", "40"}};
 }
 
 // A job of 2 to 4 ranks and one of them.
@@ -37,7 +41,8 @@ struct Trial {
     moment = static_cast<int64_t>(random() % 30);
   }
   std::string str(int trial) const {
-    return "seed " + std::to_string(kSeed) + ", trial " + std::to_string(trial) + ": " + named(culprit) + " of " + std::to_string(ranks) + " at " + std::to_string(moment);
+    return "seed " + std::to_string(kSeed) + ", trial " + std::to_string(trial) + ": " + named(culprit) + " of " +
+           std::to_string(ranks) + " at " + std::to_string(moment);
   }
   std::mt19937_64 random;
   int64_t ranks, culprit, moment;
@@ -56,7 +61,9 @@ TEST(Kills, OfAnyRankAtAnyMomentAreNamedByTheOthersWithinTwoSeconds) {
     ranks.signal(each.culprit, SIGKILL);
     ASSERT_TRUE(ranks.wait(std::chrono::seconds(20))) << "a rank hangs";
     for (int64_t rank = 0; rank < each.ranks; ++rank) {
-      if (rank == each.culprit) continue;
+      if (rank == each.culprit) {
+        continue;
+      }
       EXPECT_EQ(ranks.code(rank), 1);
       EXPECT_TRUE(has(ranks.errors(rank), named(each.culprit) + " failed: its process (pid ")) << ranks.errors(rank);
       EXPECT_TRUE(has(ranks.errors(rank), named(rank) + " was in a")) << ranks.errors(rank);
@@ -65,7 +72,8 @@ TEST(Kills, OfAnyRankAtAnyMomentAreNamedByTheOthersWithinTwoSeconds) {
     }
     EXPECT_LT(longest, kSoon);
   }
-  std::printf("%ld kills, the slowest rank ended after %ld ms\n", static_cast<long>(count), static_cast<long>(longest.count()));
+  std::printf("%ld kills, the slowest rank ended after %ld ms\n", static_cast<long>(count),
+              static_cast<long>(longest.count()));
 }
 
 TEST(Kills, DuringTheStartEndWithTheDeadlineAtTheLatest) {
@@ -81,18 +89,24 @@ TEST(Kills, DuringTheStartEndWithTheDeadlineAtTheLatest) {
     ASSERT_TRUE(ranks.wait(std::chrono::seconds(12))) << "a rank hangs";
     for (int64_t rank = 0; rank < each.ranks; ++rank) {
       EXPECT_EQ(ranks.code(rank), rank == each.culprit ? 128 + SIGKILL : 1) << ranks.errors(rank);
-      if (rank == each.culprit) continue;
+      if (rank == each.culprit) {
+        continue;
+      }
       // The store goes with rank 0.
-      EXPECT_TRUE(has(ranks.errors(rank), named(each.culprit)) || (each.culprit == 0 && has(ranks.errors(rank), "store"))) << ranks.errors(rank);
+      EXPECT_TRUE(has(ranks.errors(rank), named(each.culprit)) ||
+                  (each.culprit == 0 && has(ranks.errors(rank), "store")))
+          << ranks.errors(rank);
       ++(ranks.ended_after(rank, begin) < kSoon ? soon : late);
     }
   }
-  std::printf("%ld kills during the start: %ld ranks ended within 2 s, %ld at the deadline\n", static_cast<long>(count), static_cast<long>(soon), static_cast<long>(late));
+  std::printf("%ld kills during the start: %ld ranks ended within 2 s, %ld at the deadline\n", static_cast<long>(count),
+              static_cast<long>(soon), static_cast<long>(late));
 }
 
 // Whether all of ranks [0, count) have left their addresses in the store.
 bool wait_for_addresses(const ProcessRanks& ranks, int64_t count) {
-  const auto tcp = c10::make_intrusive<c10d::TCPStore>("127.0.0.1", c10d::TCPStoreOptions{.port = static_cast<uint16_t>(ranks.port()), .waitWorkers = false});
+  const auto tcp = c10::make_intrusive<c10d::TCPStore>(
+      "127.0.0.1", c10d::TCPStoreOptions{.port = static_cast<uint16_t>(ranks.port()), .waitWorkers = false});
   const auto end = Clock::now() + std::chrono::seconds(20);
   for (int64_t rank = 0; rank < count;) {
     if (tcp->check({"tessera/.0/links/" + std::to_string(rank)})) {
@@ -115,7 +129,9 @@ TEST(Kills, WhileOthersAreStillMissingAreNamedWithinTwoSeconds) {
     ranks.signal(culprit, SIGKILL);
     ASSERT_TRUE(ranks.wait(std::chrono::seconds(10))) << "a rank hangs";
     for (int64_t rank = 0; rank < 3; ++rank) {
-      if (rank == culprit) continue;
+      if (rank == culprit) {
+        continue;
+      }
       EXPECT_EQ(ranks.code(rank), 1);
       EXPECT_TRUE(has(ranks.errors(rank), named(culprit) + " failed: its process (pid ")) << ranks.errors(rank);
       EXPECT_LT(ranks.ended_after(rank, begin), kSoon);
@@ -146,7 +162,9 @@ TEST(Exceptions, OnAnyRankAtAnyMomentReachAll) {
     ASSERT_TRUE(ranks.wait(std::chrono::seconds(15))) << "a rank hangs";
     for (int64_t rank = 0; rank < each.ranks; ++rank) {
       EXPECT_EQ(ranks.code(rank), 1);
-      const auto says = (rank == each.culprit ? "body: " + named(rank) + ": " : "when " + named(each.culprit) + " failed: ") + "the reader found 3 columns\n";
+      const auto says =
+          (rank == each.culprit ? "body: " + named(rank) + ": " : "when " + named(each.culprit) + " failed: ") +
+          "the reader found 3 columns\n";
       EXPECT_TRUE(has(ranks.errors(rank), says)) << ranks.errors(rank);
     }
   }
@@ -189,7 +207,8 @@ TEST(Slowness, IsNamedAfterTheWarningTimeAndForgiven) {
     bool is_named = false;
     for (int64_t rank = 0; rank < each.ranks; ++rank) {
       EXPECT_EQ(ranks.code(rank), 0) << ranks.errors(rank);
-      is_named |= has(ranks.errors(rank), named(rank) + " has waited 0.5") && has(ranks.errors(rank), named(each.culprit) + " (in no collective)");
+      is_named |= has(ranks.errors(rank), named(rank) + " has waited 0.5") &&
+                  has(ranks.errors(rank), named(each.culprit) + " (in no collective)");
     }
     EXPECT_TRUE(is_named);
   }
@@ -226,7 +245,9 @@ TEST(Start, MissingRanksAreNamed) {
   ASSERT_TRUE(ranks.wait(std::chrono::seconds(10)));
   for (int64_t rank = 0; rank < 2; ++rank) {
     EXPECT_EQ(ranks.code(rank), 1);
-    EXPECT_TRUE(has(ranks.errors(rank), "ranks 2, 3 of 4 did not come within 1500 ms") || (rank == 1 && has(ranks.errors(rank), "store"))) << ranks.errors(rank);
+    EXPECT_TRUE(has(ranks.errors(rank), "ranks 2, 3 of 4 did not come within 1500 ms") ||
+                (rank == 1 && has(ranks.errors(rank), "store")))
+        << ranks.errors(rank);
   }
 }
 

@@ -13,8 +13,8 @@
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include "tessera/base/error.h"
-#include "tessera/comm/c10d.h"
-#include "tessera/comm/process.h"
+#include "tessera/comm/join/process.h"
+#include "tessera/comm/processes/c10d.h"
 #include "tessera/launch/environment.h"
 #include "tessera/layout/mesh.h"
 #include "tests/launch/process_ranks.h"
@@ -30,7 +30,8 @@ bool has(const std::string& text, const std::string& part) { return text.find(pa
 const comm::ProcessOptions kOptions{.deadline = milliseconds(20000), .intra_op_threads = 1};
 
 comm::StorePtr store_of(const comm::Place& place) {
-  c10d::TCPStoreOptions options{.port = static_cast<std::uint16_t>(place.port), .isServer = place.rank == 0, .waitWorkers = false};
+  c10d::TCPStoreOptions options{
+      .port = static_cast<std::uint16_t>(place.port), .isServer = place.rank == 0, .waitWorkers = false};
   return c10::make_intrusive<c10d::TCPStore>(place.host, options);
 }
 
@@ -43,7 +44,8 @@ struct Initialised {
 Initialised init_process_group(const comm::Place& place) {
   const auto store = store_of(place);
   const auto rank = static_cast<int>(place.rank), size = static_cast<int>(place.size);
-  const comm::ProcessJob introduction(c10::make_intrusive<c10d::PrefixStore>("introduction", store), rank, size, kOptions, 0);
+  const comm::ProcessJob introduction(c10::make_intrusive<c10d::PrefixStore>("introduction", store), rank, size,
+                                      kOptions, 0);
   auto group = c10::make_intrusive<c10d::ProcessGroup>(store, rank, size);
   group->setBackend(at::kCPU, c10d::ProcessGroup::BackendType::GLOO, comm::make_gloo(store, introduction));
   return {store, group};
@@ -91,7 +93,9 @@ void waits(const comm::Place& place, std::ostream& out) {
   const auto joined = comm::join_process(place, kOptions);
   sum_over_mesh(out);
   out << "started\n" << std::flush;
-  if (place.rank == 0) std::this_thread::sleep_for(std::chrono::seconds(60));
+  if (place.rank == 0) {
+    std::this_thread::sleep_for(std::chrono::seconds(60));
+  }
   sum_over_mesh(out);
 }
 
@@ -99,18 +103,23 @@ void waits(const comm::Place& place, std::ostream& out) {
 void throws(const comm::Place& place, std::ostream& out) {
   const auto joined = comm::join_process(place, kOptions);
   sum_over_mesh(out);
-  if (place.rank == 0) throw std::runtime_error("no such column");
+  if (place.rank == 0) {
+    throw std::runtime_error("no such column");
+  }
   sum_over_mesh(out);
 }
 
 void reports(const comm::Place& place, std::ostream& out) {
   auto joined = comm::join_process(place, kOptions);
   sum_over_mesh(out);
-  if (place.rank == 0) return joined.fail("the script raised ValueError: no such column");
+  if (place.rank == 0) {
+    return joined.fail("the script raised ValueError: no such column");
+  }
   sum_over_mesh(out);
 }
 
-const std::map<std::string, Body> kBodies = {{"handed", handed}, {"placed", placed}, {"waits", waits}, {"throws", throws}, {"reports", reports}};
+const std::map<std::string, Body> kBodies = {
+    {"handed", handed}, {"placed", placed}, {"waits", waits}, {"throws", throws}, {"reports", reports}};
 
 int run_body(const std::string& name) {
   const auto place = find_place();
@@ -153,7 +162,10 @@ TEST(Joined, AreToldWhenOneDies) {
   ranks.signal(0, SIGKILL);
   ASSERT_TRUE(ranks.wait(std::chrono::seconds(20))) << "a rank hangs";
   EXPECT_EQ(ranks.code(1), 1);
-  EXPECT_TRUE(has(ranks.errors(1), "body: [comm] rank 1 was in all_reduce(sum) of Float[3] over dp when rank 0 failed: its process (pid ")) << ranks.errors(1);
+  EXPECT_TRUE(
+      has(ranks.errors(1),
+          "body: [comm] rank 1 was in all_reduce(sum) of Float[3] over dp when rank 0 failed: its process (pid "))
+      << ranks.errors(1);
   EXPECT_LT(ranks.ended_after(1, begin), milliseconds(2000));
 }
 
@@ -163,10 +175,14 @@ TEST(Joined, WakeTheOthersWithTheirError) {
     ASSERT_TRUE(ranks.wait(std::chrono::seconds(20))) << "a rank hangs";
     EXPECT_EQ(ranks.code(0), body == "throws" ? 1 : 0) << ranks.errors(0);
     EXPECT_EQ(ranks.code(1), 1);
-    const bool in_reduction = has(ranks.errors(1), "rank 1 was in all_reduce(sum) of Float[3] over dp when rank 0 failed: ");
-    const bool in_barrier = has(ranks.errors(1), "rank 1 was in barrier over world when rank 0 failed: ");  // still in that of the first sums
+    const bool in_reduction =
+        has(ranks.errors(1), "rank 1 was in all_reduce(sum) of Float[3] over dp when rank 0 failed: ");
+    const bool in_barrier = has(
+        ranks.errors(1), "rank 1 was in barrier over world when rank 0 failed: ");  // still in that of the first sums
     EXPECT_TRUE(in_reduction || in_barrier) << ranks.errors(1);
-    EXPECT_TRUE(has(ranks.errors(1), body == "throws" ? "it ended by an exception" : "the script raised ValueError: no such column")) << ranks.errors(1);
+    EXPECT_TRUE(has(ranks.errors(1),
+                    body == "throws" ? "it ended by an exception" : "the script raised ValueError: no such column"))
+        << ranks.errors(1);
   }
 }
 

@@ -15,7 +15,9 @@
 namespace tessera::launch {
 namespace {
 
-LocalOptions shell(int64_t ranks, const std::string& script) { return {.ranks = ranks, .command = {"/bin/sh", "-c", script}, .grace = std::chrono::milliseconds(300)}; }
+LocalOptions shell(int64_t ranks, const std::string& script) {
+  return {.ranks = ranks, .command = {"/bin/sh", "-c", script}, .grace = std::chrono::milliseconds(300)};
+}
 
 // Runs it and catches what it shows.
 struct Shown {
@@ -37,10 +39,13 @@ std::string text_of(const std::filesystem::path& path) {
 }
 
 TEST(Local, SetsTorchrunsVariablesAndPrefixesLines) {
-  const auto shown = show(shell(3, "echo $RANK $LOCAL_RANK $WORLD_SIZE $LOCAL_WORLD_SIZE $MASTER_ADDR; printf unended; echo problem >&2"));
+  const auto shown = show(
+      shell(3, "echo $RANK $LOCAL_RANK $WORLD_SIZE $LOCAL_WORLD_SIZE $MASTER_ADDR; printf unended; echo problem >&2"));
   EXPECT_EQ(shown.code, 0);
   EXPECT_EQ(shown.out, "[0] 0 0 3 3 127.0.0.1\n[0] unended\n");
-  for (const char* rank : {"[0]", "[1]", "[2]"}) EXPECT_NE(shown.err.find(std::string(rank) + " problem\n"), std::string::npos);
+  for (const char* rank : {"[0]", "[1]", "[2]"}) {
+    EXPECT_NE(shown.err.find(std::string(rank) + " problem\n"), std::string::npos);
+  }
 }
 
 TEST(Local, LogRankAndLogDir) {
@@ -93,7 +98,9 @@ int launcher_after(int signal, const std::string& number) {
 
 bool is_running(const std::string& number) {
   for (const auto& entry : std::filesystem::directory_iterator("/proc")) {
-    if (text_of(entry.path() / "cmdline") == std::string("sleep") + '\0' + number + '\0') return true;
+    if (text_of(entry.path() / "cmdline") == std::string("sleep") + '\0' + number + '\0') {
+      return true;
+    }
   }
   return false;
 }

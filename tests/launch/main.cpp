@@ -6,8 +6,8 @@
 #include <gtest/gtest.h>
 
 #include "tessera/base/error.h"
-#include "tessera/comm/errors.h"
-#include "tessera/comm/run_ranks.h"
+#include "tessera/comm/core/errors.h"
+#include "tessera/comm/threads/run_ranks.h"
 #include "tessera/launch/environment.h"
 #include "tessera/launch/run.h"
 #include "tests/launch/bodies.h"
@@ -20,9 +20,10 @@ int run_body(const std::string& name) {
     std::signal(signal, [](int) { comm::request_stop(); });
   }
   const char* folder = std::getenv("TESSERA_TEST_OUT");
-  const comm::ProcessOptions options{.deadline = std::chrono::milliseconds(launch::variable("TESSERA_TEST_DEADLINE", 30000)),
-                                     .warn_after = std::chrono::milliseconds(launch::variable("TESSERA_TEST_WARN", 10000)),
-                                     .intra_op_threads = 1};
+  const comm::ProcessOptions options{
+      .deadline = std::chrono::milliseconds(launch::variable("TESSERA_TEST_DEADLINE", 30000)),
+      .warn_after = std::chrono::milliseconds(launch::variable("TESSERA_TEST_WARN", 10000)),
+      .intra_op_threads = 1};
   try {
     const auto place = launch::find_place();
     std::ofstream out(std::string(folder ? folder : ".") + "/out_" + std::to_string(place->rank));

@@ -29,12 +29,17 @@ int free_port() {
 
 }  // namespace
 
-ProcessRanks::ProcessRanks(int64_t size, const std::string& body, const Variables& variables) : port_(free_port()), processes_(size, -1), ends_(size) {
+ProcessRanks::ProcessRanks(int64_t size, const std::string& body, const Variables& variables)
+    : port_(free_port()), processes_(size, -1), ends_(size) {
   auto pattern = (std::filesystem::temp_directory_path() / "tessera_ranks_XXXXXX").string();
   folder_ = ::mkdtemp(pattern.data());
   for (int64_t rank = 0; rank < size; ++rank) {
-    Variables all = {{"RANK", std::to_string(rank)}, {"WORLD_SIZE", std::to_string(size)}, {"LOCAL_WORLD_SIZE", std::to_string(size)},
-                     {"MASTER_ADDR", "127.0.0.1"}, {"MASTER_PORT", std::to_string(port_)}, {"TESSERA_TEST_OUT", folder_.string()}};
+    Variables all = {{"RANK", std::to_string(rank)},
+                     {"WORLD_SIZE", std::to_string(size)},
+                     {"LOCAL_WORLD_SIZE", std::to_string(size)},
+                     {"MASTER_ADDR", "127.0.0.1"},
+                     {"MASTER_PORT", std::to_string(port_)},
+                     {"TESSERA_TEST_OUT", folder_.string()}};
     all.insert(all.end(), variables.begin(), variables.end());
     start(rank, body, std::move(all));
   }
@@ -89,12 +94,17 @@ bool ProcessRanks::wait(std::chrono::milliseconds limit) {
     for (size_t rank = 0; rank < processes_.size(); ++rank) {
       int status = 0;
       if (ends_[rank].code < 0 && ::waitpid(processes_[rank], &status, WNOHANG) == processes_[rank]) {
-        ends_[rank] = {WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status), std::chrono::steady_clock::now()};
+        ends_[rank] = {WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status),
+                       std::chrono::steady_clock::now()};
       }
       is_any_left |= ends_[rank].code < 0;
     }
-    if (!is_any_left) return true;
-    if (std::chrono::steady_clock::now() > end) return false;
+    if (!is_any_left) {
+      return true;
+    }
+    if (std::chrono::steady_clock::now() > end) {
+      return false;
+    }
     std::this_thread::sleep_for(std::chrono::milliseconds(2));
   }
 }

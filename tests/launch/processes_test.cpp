@@ -5,7 +5,7 @@
 
 #include <gtest/gtest.h>
 
-#include "tessera/comm/run_ranks.h"
+#include "tessera/comm/threads/run_ranks.h"
 #include "tests/launch/bodies.h"
 #include "tests/launch/process_ranks.h"
 
@@ -14,9 +14,12 @@ namespace {
 
 std::vector<std::string> on_threads(int64_t ranks, const std::string& body) {
   std::vector<std::ostringstream> outs(static_cast<size_t>(ranks));
-  comm::run_ranks(ranks, [&](int64_t rank) { bodies().at(body)(rank, outs[static_cast<size_t>(rank)]); }, {.intra_op_threads = 1});
+  comm::run_ranks(ranks, [&](int64_t rank) { bodies().at(body)(rank, outs[static_cast<size_t>(rank)]); },
+                  {.intra_op_threads = 1});
   std::vector<std::string> texts;
-  for (const auto& out : outs) texts.push_back(out.str());
+  for (const auto& out : outs) {
+    texts.push_back(out.str());
+  }
   return texts;
 }
 
@@ -34,8 +37,12 @@ TEST_P(Processes, HaveTheBitsOfThreads) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(All, Processes, testing::Combine(testing::Values("collectives", "groups", "large", "messages", "merges"), testing::Values(2, 3, 4)),
-                         [](const auto& info) { return std::get<0>(info.param) + std::to_string(std::get<1>(info.param)); });
+INSTANTIATE_TEST_SUITE_P(All, Processes,
+                         testing::Combine(testing::Values("collectives", "groups", "large", "messages", "merges"),
+                                          testing::Values(2, 3, 4)),
+                         [](const auto& info) {
+                           return std::get<0>(info.param) + std::to_string(std::get<1>(info.param));
+                         });
 
 TEST(Processes, OneIsAWorldOfItsOwn) {
   ProcessRanks processes(1, "collectives");
@@ -59,14 +66,17 @@ TEST_P(Merging, EndsWithTheNameOfTheRankThatWasKilled) {
   for (const int64_t rank : {0, 2}) {
     const auto text = processes.errors(rank);
     EXPECT_EQ(processes.code(rank), 1);
-    EXPECT_TRUE(has(text, "rank " + std::to_string(rank) + " was in merge to [0,3) of [0,1) | [1,2) | [2,3), Float[1048576] over world")) << text;
+    EXPECT_TRUE(has(text, "rank " + std::to_string(rank) +
+                              " was in merge to [0,3) of [0,1) | [1,2) | [2,3), Float[1048576] over world"))
+        << text;
     EXPECT_TRUE(has(text, "when rank 1 failed: its process (pid ")) << text;
     EXPECT_LT(processes.ended_after(rank, begin), std::chrono::seconds(2));
   }
 }
 
 TEST_P(Merging, NamesTheRankThatMergesSomethingElse) {
-  ProcessRanks processes(3, "merging", {{"TESSERA_TEST_WORLD", GetParam()}, {"TESSERA_TEST_CULPRIT", "1"}, {"TESSERA_TEST_MOMENT", "3"}});
+  ProcessRanks processes(
+      3, "merging", {{"TESSERA_TEST_WORLD", GetParam()}, {"TESSERA_TEST_CULPRIT", "1"}, {"TESSERA_TEST_MOMENT", "3"}});
   ASSERT_TRUE(processes.wait(std::chrono::seconds(20))) << "a rank hangs";
   for (int64_t rank = 0; rank < 3; ++rank) {
     const auto text = processes.errors(rank);
@@ -76,7 +86,8 @@ TEST_P(Merging, NamesTheRankThatMergesSomethingElse) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(All, Merging, testing::Values("0", "1"), [](const auto& info) { return *info.param == '0' ? "BySharedMemory" : "ByMessages"; });
+INSTANTIATE_TEST_SUITE_P(All, Merging, testing::Values("0", "1"),
+                         [](const auto& info) { return *info.param == '0' ? "BySharedMemory" : "ByMessages"; });
 
 }  // namespace
 }  // namespace tessera::launch

@@ -9,8 +9,10 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tools"))
 
 import check_floors  # noqa: E402
+import check_format  # noqa: E402
 import check_mutants  # noqa: E402
 import check_paths  # noqa: E402
+import check_rooms  # noqa: E402
 import check_sizes  # noqa: E402
 import check_text  # noqa: E402
 
@@ -63,6 +65,37 @@ class Floors(Tree):
         self.assertIn("on no floor", check_floors.check(self.root)[0])
 
 
+class Rooms(Tree):
+    def test_an_order_is_right(self):
+        self.write("tessera/base/a.h", "")
+        self.write("tessera/base/b.h", '#include "tessera/base/a.h"\n')
+        self.write("tessera/base/b.cpp", '#include "tessera/base/b.h"\n#include "tessera/base/a.h"\n')
+        self.write("tessera/layout/a.cpp", '#include "tessera/base/b.h"\n')
+        self.assertEqual(check_rooms.check(self.root), [])
+
+    def test_a_circle_of_headers_and_sources_is_wrong(self):
+        self.write("tessera/base/a.h", "")
+        self.write("tessera/base/a.cpp", '#include "tessera/base/a.h"\n#include "tessera/base/c.h"\n')
+        self.write("tessera/base/b.h", '#include "tessera/base/a.h"\n')
+        self.write("tessera/base/c.h", '#include "tessera/base/b.h"\n')
+        self.write("tessera/base/d.cpp", '#include "tessera/base/c.h"\n')
+        wrong = check_rooms.check(self.root)
+        self.assertEqual(len(wrong), 1)
+        self.assertIn("3 of base need each other: a, b, c", wrong[0])
+        self.assertIn("base/a -> base/c", wrong[0])
+
+    def test_a_room_behind_its_own_is_wrong(self):
+        self.write("tessera/base/CMakeLists.txt", "tessera_floor(NAME base\n  ROOMS low high\n  SOURCES a.cpp)")
+        self.write("tessera/base/a.h", "")
+        self.write("tessera/base/high/a.h", '#include "tessera/base/low/a.h"\n#include "tessera/base/a.h"\n')
+        self.write("tessera/base/low/a.h", "")
+        self.assertEqual(check_rooms.check(self.root), [])
+        self.write("tessera/base/low/b.cpp", '#include "tessera/base/high/a.h"\n')
+        self.assertEqual(check_rooms.check(self.root), ["base/low/b includes base/high/a, from a room behind its own"])
+        self.write("tessera/base/other/a.h", "")
+        self.assertIn("is not among the ROOMS", check_rooms.check(self.root)[0])
+
+
 class Sizes(Tree):
     def functions(self, text):
         return [(name, last - first + 1) for name, first, last in check_sizes.cpp_functions(text)]
@@ -104,6 +137,16 @@ class Paths(Tree):
     def test_a_home_is_found(self):
         self.write("docs/a.md", "see https://example.com/home/x and build/work/a\nread " + "/home" + "/someone/a.txt\n")
         self.assertEqual([line.split(": ")[0] for line in check_paths.check(self.root)], ["docs/a.md:2"])
+
+
+class Format(Tree):
+    @unittest.skipUnless(check_format.program(check_format.ROOT), "the clang-format of requirements.txt is not here")
+    def test_a_file_that_is_formatted_otherwise_is_wrong(self):
+        self.write(".clang-format", (check_format.ROOT / ".clang-format").read_text())
+        self.write("tessera/base/a.cpp", "int a() { return 1; }\n")
+        self.write("tessera/base/b.cpp", "int b(bool x) { if (x) return 1;\n  return 2; }\n")
+        found = check_format.check(self.root, check_format.program(check_format.ROOT))
+        self.assertEqual([line.split(":")[0] for line in found], ["tessera/base/b.cpp"])
 
 
 class Mutants(Tree):

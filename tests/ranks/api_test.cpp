@@ -56,9 +56,11 @@ TEST(Make, FromLocalJoinsParts) {
     EXPECT_EQ(from_local(part, pair(), {Shard(0)}).sizes(), c10::IntArrayRef({4, 3}));
     EXPECT_EQ(from_local(part, pair(), {Shard(1)}).sizes(), c10::IntArrayRef({2, 6}));
     EXPECT_TRUE(at::equal(full_tensor(from_local(part, pair(), {Partial()})), at::full({2, 3}, 3, at::kDouble)));
-    EXPECT_TRUE(at::equal(full_tensor(from_local(part, pair(), {Partial(ReduceOp::kAvg)})), at::full({2, 3}, 1.5, at::kDouble)));
+    EXPECT_TRUE(at::equal(full_tensor(from_local(part, pair(), {Partial(ReduceOp::kAvg)})),
+                          at::full({2, 3}, 1.5, at::kDouble)));
     const at::Tensor uneven = at::full({rank == 0 ? 3 : 2, 2}, rank, at::kDouble);
-    EXPECT_TRUE(at::equal(full_tensor(from_local(uneven, pair(), {Shard(0)}, Sizes{5, 2})).select(1, 0), at::tensor({0., 0., 0., 1., 1.}, at::kDouble)));
+    EXPECT_TRUE(at::equal(full_tensor(from_local(uneven, pair(), {Shard(0)}, Sizes{5, 2})).select(1, 0),
+                          at::tensor({0., 0., 0., 1., 1.}, at::kDouble)));
     EXPECT_TRUE(from_local(part.clone().requires_grad_(), pair(), {Shard(0)}).requires_grad());
   });
 }
@@ -76,12 +78,19 @@ TEST(Make, FromLocalOfAStridedPartIsRight) {
 }
 
 TEST(Make, WrongPartsAreRefused) {
-  EXPECT_SAYS(failure_on(2, [](int64_t rank) { from_local(at::zeros({rank == 0 ? 3 : 2, 2}), pair(), {Shard(0)}, Sizes{6, 2}); }),
-              "pass the global sizes if the parts differ");
+  EXPECT_SAYS(
+      failure_on(2,
+                 [](int64_t rank) { from_local(at::zeros({rank == 0 ? 3 : 2, 2}), pair(), {Shard(0)}, Sizes{6, 2}); }),
+      "pass the global sizes if the parts differ");
   EXPECT_SAYS(failure_on(2, [](int64_t) { from_local(at::zeros({2}), pair(), {Shard(1)}); }), "S(1)");
-  EXPECT_SAYS(failure_on(2, [](int64_t) { full_tensor(from_local(at::zeros({2}), square(), {Shard(0), Replicate()})); }), "rank");
-  EXPECT_SAYS(failure_on(2, [](int64_t) { from_local(at::zeros({2}), pair(), {Shard(0), Replicate()}); }), "placements");
-  EXPECT_SAYS(failure_on(2, [](int64_t) { distribute(distribute(at::zeros({2}), pair(), "{a: R}"), pair(), "{a: R}"); }), "redistribute");
+  EXPECT_SAYS(
+      failure_on(2, [](int64_t) { full_tensor(from_local(at::zeros({2}), square(), {Shard(0), Replicate()})); }),
+      "rank");
+  EXPECT_SAYS(failure_on(2, [](int64_t) { from_local(at::zeros({2}), pair(), {Shard(0), Replicate()}); }),
+              "placements");
+  EXPECT_SAYS(
+      failure_on(2, [](int64_t) { distribute(distribute(at::zeros({2}), pair(), "{a: R}"), pair(), "{a: R}"); }),
+      "redistribute");
   EXPECT_SAYS(failure_on(2, [](int64_t) { distribute(at::zeros({2}), pair(), "{b: R}"); }), "no axis \"b\"");
   EXPECT_SAYS(failure_on(2, [](int64_t) { distribute(at::Tensor(), pair(), "{a: R}"); }), "undefined");
   EXPECT_SAYS(failure_on(2, [](int64_t) { to_local(at::zeros({2})); }), "expected a DTensor");
@@ -103,8 +112,11 @@ TEST(Make, UnevenPartsWithoutSizesAreToldByTheNextCollective) {
       [](const at::Tensor& x) { redistribute(x, {Replicate()}); },
   };
   for (const char* placements : {"{a: S(0)}", "{a: R}", "{a: P}"}) {
-    for (const auto& call : calls) EXPECT_SAYS(attempt(placements, call), "ran from_local, rank 1 ran from_local with other shapes");
-    EXPECT_SAYS(attempt(placements, [](const at::Tensor& x) { x.size(0) == 3 ? x.relu() : x.exp(); }), "ran from_local with other shapes");
+    for (const auto& call : calls) {
+      EXPECT_SAYS(attempt(placements, call), "ran from_local, rank 1 ran from_local with other shapes");
+    }
+    EXPECT_SAYS(attempt(placements, [](const at::Tensor& x) { x.size(0) == 3 ? x.relu() : x.exp(); }),
+                "ran from_local with other shapes");
   }
 }
 
@@ -116,7 +128,8 @@ TEST(Read, ToLocalIsDifferentiable) {
       const at::Tensor local = to_local(x * 1);
       EXPECT_TRUE(local.requires_grad());
       const auto ranges = spec_of(x).local_ranges(context().coord(square()));
-      const at::Tensor mine = weights.narrow(0, ranges[0].begin, ranges[0].size()).narrow(1, ranges[1].begin, ranges[1].size());
+      const at::Tensor mine =
+          weights.narrow(0, ranges[0].begin, ranges[0].size()).narrow(1, ranges[1].begin, ranges[1].size());
       (local * mine).sum().backward();
       EXPECT_TRUE(at::equal(full_tensor(x.grad()), weights)) << layout::str(square(), placements);
     }
@@ -143,8 +156,10 @@ TEST(Read, ItemIsTheValueOnEveryRank) {
     }
     for (const Placements& placements : plain_layouts(square(), 2)) {
       EXPECT_EQ(spread(at::full({1, 1}, 7, at::kDouble), square(), placements).item<double>(), 7);
-      EXPECT_EQ(spread(integers({3, 4}), square(), placements)[2][1].item<double>(), integers({3, 4})[2][1].item<double>());
-      EXPECT_TRUE(at::equal(spread(integers({3, 4}), square(), placements), distribute(integers({3, 4}), square(), "{}")));
+      EXPECT_EQ(spread(integers({3, 4}), square(), placements)[2][1].item<double>(),
+                integers({3, 4})[2][1].item<double>());
+      EXPECT_TRUE(
+          at::equal(spread(integers({3, 4}), square(), placements), distribute(integers({3, 4}), square(), "{}")));
       EXPECT_TRUE(spread(at::ones({1, 1}), square(), placements).is_nonzero());
     }
   });
@@ -154,7 +169,9 @@ TEST(Read, ItemIsTheValueOnEveryRank) {
 TEST(Read, PrintingNamesLayoutAndPart) {
   run_on(pair(), [&](int64_t rank) {
     const std::string text = dtensor::to_string(distribute(integers({4, 2}, at::kFloat), pair(), "{a: S(0)}"));
-    EXPECT_NE(text.find("DTensor float32[4, 2] {a: S(0)} on a=2, rank " + std::to_string(rank) + "'s part:"), std::string::npos) << text;
+    EXPECT_NE(text.find("DTensor float32[4, 2] {a: S(0)} on a=2, rank " + std::to_string(rank) + "'s part:"),
+              std::string::npos)
+        << text;
     EXPECT_NE(text.find(rank == 0 ? "-9" : "-4"), std::string::npos) << text;
   });
 }
@@ -217,8 +234,11 @@ TEST(Plain, CheckModeFindsTheRankThatDiffers) {
 TEST(Modes, ExplicitShowsTheLineToWrite) {
   const auto body = [](dtensor::Mode mode, bool cached) {
     return failure_on(2, [=](int64_t) {
-      const at::Tensor x = distribute(integers({4, 4}), pair(), "{a: S(0)}"), y = distribute(integers({4, 4}), pair(), "{a: S(1)}");
-      if (cached) x.add(y);
+      const at::Tensor x = distribute(integers({4, 4}), pair(), "{a: S(0)}"),
+                       y = distribute(integers({4, 4}), pair(), "{a: S(1)}");
+      if (cached) {
+        x.add(y);
+      }
       dtensor::ModeScope scope(mode);
       x.add(dtensor::redistribute(y, "{a: S(0)}"));
       x.add(y);
@@ -235,19 +255,23 @@ TEST(Modes, ExplicitShowsTheLineToWrite) {
 }
 
 TEST(Modes, ExplicitCoversReadingAPartial) {
-  EXPECT_SAYS(failure_on(2, [](int64_t) {
-                const at::Tensor sum = distribute(integers({4, 4}), pair(), "{a: S(0)}").sum(), other = sum * 2;
-                dtensor::ModeScope scope(dtensor::Mode::kExplicit);
-                EXPECT_EQ(dtensor::redistribute(sum, "{a: R}").item<double>(), integers({4, 4}).sum().item<double>());
-                EXPECT_EQ(sum.item<double>(), integers({4, 4}).sum().item<double>());  // merged where it stands
-                other.item();
-              }),
-              "tessera::redistribute(");
+  EXPECT_SAYS(
+      failure_on(2,
+                 [](int64_t) {
+                   const at::Tensor sum = distribute(integers({4, 4}), pair(), "{a: S(0)}").sum(), other = sum * 2;
+                   dtensor::ModeScope scope(dtensor::Mode::kExplicit);
+                   EXPECT_EQ(dtensor::redistribute(sum, "{a: R}").item<double>(),
+                             integers({4, 4}).sum().item<double>());
+                   EXPECT_EQ(sum.item<double>(), integers({4, 4}).sum().item<double>());  // merged where it stands
+                   other.item();
+                 }),
+      "tessera::redistribute(");
 }
 
 TEST(Modes, ScopesNestAndEnd) {
   run_on(pair(), [](int64_t) {
-    const at::Tensor x = distribute(integers({4, 4}), pair(), "{a: S(0)}"), y = distribute(integers({4, 4}), pair(), "{a: S(1)}");
+    const at::Tensor x = distribute(integers({4, 4}), pair(), "{a: S(0)}"),
+                     y = distribute(integers({4, 4}), pair(), "{a: S(1)}");
     dtensor::ModeScope strict(dtensor::Mode::kExplicit);
     {
       dtensor::ModeScope lenient(dtensor::Mode::kImplicit);
@@ -259,11 +283,13 @@ TEST(Modes, ScopesNestAndEnd) {
 
 TEST(Cost, APartialIsMergedOnce) {
   run_on(pair(), [](int64_t) {
-    const at::Tensor x = distribute(integers({4, 6}), pair(), "{a: S(1)}"), w = distribute(integers({6, 4}), pair(), "{a: S(0)}");
+    const at::Tensor x = distribute(integers({4, 6}), pair(), "{a: S(1)}"),
+                     w = distribute(integers({6, 4}), pair(), "{a: S(0)}");
     const at::Tensor product = at::mm(x, w), alias = product.detach();
     ASSERT_TRUE(spec_of(product)->has_partial);
     context().ledger.clear();
-    const at::Tensor a = product.exp(), b = product.sin(), c = at::relu(product), d = alias.cos(), e = product.mul(product);
+    const at::Tensor a = product.exp(), b = product.sin(), c = at::relu(product), d = alias.cos(),
+                     e = product.mul(product);
     EXPECT_EQ(context().ledger.calls_of("all_reduce", "a") + context().ledger.calls_of("reduce_scatter", "a"), 1);
     full_tensor(product);
     full_tensor(alias);
@@ -325,17 +351,22 @@ TEST(Cost, AGatheredCopyIsShared) {
       at::cumsum(w, 0);
       const int64_t after = gathers();
       at::logcumsumexp(w, 0);
-      EXPECT_EQ(gathers(), after) << "before it, the second reader of w gathered again instead of sharing the first one's copy";
+      EXPECT_EQ(gathers(), after)
+          << "before it, the second reader of w gathered again instead of sharing the first one's copy";
       EXPECT_LE(after - before, 1) << "before it, one reader of w gathered more than once";
       write.run();
       const at::Tensor found = full_tensor(at::cumsum(w, 0)), wanted = at::cumsum(full_tensor(w), 0);
-      EXPECT_TRUE(at::equal(found, wanted)) << "after it, cumsum(w) read a copy gathered before:\n" << found << "\ninstead of\n" << wanted;
+      EXPECT_TRUE(at::equal(found, wanted)) << "after it, cumsum(w) read a copy gathered before:\n"
+                                            << found << "\ninstead of\n"
+                                            << wanted;
     }
   });
 }
 
 TEST(Errors, OfOperatorsWithoutARule) {
-  const std::string error = failure_on(2, [](int64_t) { at::_masked_softmax(distribute(waves({4, 4}), pair(), "{a: S(0)}"), at::ones({4, 4}, at::kBool)); });
+  const std::string error = failure_on(2, [](int64_t) {
+    at::_masked_softmax(distribute(waves({4, 4}), pair(), "{a: S(0)}"), at::ones({4, 4}, at::kBool));
+  });
   EXPECT_SAYS(error, "[_masked_softmax");
   EXPECT_SAYS(error, "{a: S(0)}");
   EXPECT_SAYS(error, "full_tensor(x)");
@@ -351,8 +382,10 @@ std::string refusal_of(const std::function<void(const at::Tensor& x)>& call) {
 }
 
 TEST(Errors, NameTheCallThatTheProgramWrote) {
-  EXPECT_SAYS(refusal_of([](const at::Tensor& x) { at::cdist(x, x); }), "[cdist -> _cdist_forward {a: S(1)} x {a: S(1)}] needs a redistribution");
-  EXPECT_SAYS(refusal_of([](const at::Tensor& x) { at::layer_norm(x, {4}); }), "[layer_norm -> native_layer_norm {a: S(1)}]");
+  EXPECT_SAYS(refusal_of([](const at::Tensor& x) { at::cdist(x, x); }),
+              "[cdist -> _cdist_forward {a: S(1)} x {a: S(1)}] needs a redistribution");
+  EXPECT_SAYS(refusal_of([](const at::Tensor& x) { at::layer_norm(x, {4}); }),
+              "[layer_norm -> native_layer_norm {a: S(1)}]");
   EXPECT_SAYS(refusal_of([](const at::Tensor& x) { at::log_softmax(x, 1); }), "[log_softmax -> ");
   EXPECT_SAYS(refusal_of([](const at::Tensor& x) { at::cumsum(x, 1); }), "[cumsum {a: S(1)}]");
   EXPECT_SAYS(refusal_of([](const at::Tensor& x) {
@@ -368,7 +401,8 @@ TEST(Errors, NameTheCallThatTheProgramWrote) {
 
 TEST(Errors, OfDifferentMeshes) {
   const std::string error = failure_on(4, [](int64_t) {
-    distribute(integers({4, 4}), square(), "{a: S(0)}").add(distribute(integers({4, 4}), Mesh::parse("x=4"), "{x: S(0)}"));
+    distribute(integers({4, 4}), square(), "{a: S(0)}")
+        .add(distribute(integers({4, 4}), Mesh::parse("x=4"), "{x: S(0)}"));
   });
   EXPECT_SAYS(error, "aten::add.Tensor");
   EXPECT_SAYS(error, "a=2,b=2 and x=4");
@@ -378,7 +412,9 @@ TEST(Errors, OutsideOfARank) {
   at::Tensor kept;
   run_on(pair(), [&](int64_t rank) {
     const at::Tensor x = distribute(integers({4, 4}), pair(), "{a: S(0)}");
-    if (rank == 0) kept = x;
+    if (rank == 0) {
+      kept = x;
+    }
   });
   const auto says = [](const std::function<void()>& body) {
     try {
@@ -403,9 +439,12 @@ TEST(Errors, OfWrongShapesAreThoseOfLibtorch) {
   } catch (const std::exception& error) {
     plain = base::message_of(error);
   }
-  EXPECT_SAYS(failure_on(2, [&](int64_t) { distribute(a, pair(), "{a: S(0)}").add(distribute(b, pair(), "{a: S(0)}")); }),
-              plain.substr(0, 40));
-  EXPECT_SAYS(failure_on(2, [&](int64_t) { at::linear(distribute(a, pair(), "{a: S(0)}"), distribute(b, pair(), "{a: R}")); }), "does not fit");
+  EXPECT_SAYS(
+      failure_on(2, [&](int64_t) { distribute(a, pair(), "{a: S(0)}").add(distribute(b, pair(), "{a: S(0)}")); }),
+      plain.substr(0, 40));
+  EXPECT_SAYS(
+      failure_on(2, [&](int64_t) { at::linear(distribute(a, pair(), "{a: S(0)}"), distribute(b, pair(), "{a: R}")); }),
+      "does not fit");
 }
 
 TEST(Regions, PlainTensorsComputeInPlainMemory) {
@@ -427,8 +466,12 @@ TEST(Modules, ConvertAndUseBuffers) {
   plain->forward(input).sum().backward();
   run_on(pair(), [&](int64_t) {
     torch::nn::BatchNorm1d norm(torch::nn::BatchNormOptions(4));
-    for (const at::Tensor& tensor : norm->parameters()) dtensor::become(tensor, distribute(tensor.detach(), pair(), "{a: R}").set_requires_grad(true));
-    for (const at::Tensor& tensor : norm->buffers()) dtensor::become(tensor, distribute(tensor, pair(), "{a: R}"));
+    for (const at::Tensor& tensor : norm->parameters()) {
+      dtensor::become(tensor, distribute(tensor.detach(), pair(), "{a: R}").set_requires_grad(true));
+    }
+    for (const at::Tensor& tensor : norm->buffers()) {
+      dtensor::become(tensor, distribute(tensor, pair(), "{a: R}"));
+    }
     norm->to(at::kDouble);
     EXPECT_EQ(norm->weight.scalar_type(), at::kDouble);
     EXPECT_TRUE(dtensor::is_dtensor(norm->weight) && dtensor::is_dtensor(norm->running_mean));

@@ -3,7 +3,8 @@
 #include <ATen/ops/scaled_dot_product_attention.h>
 #include <torch/csrc/autograd/autograd.h>
 
-#include "tessera/dtensor/attention.h"
+#include "tessera/dtensor/ops/attention.h"
+#include "tessera/dtensor/ops/attention_parts.h"
 #include "tests/ranks/support.h"
 
 namespace tessera::ranks {
@@ -48,11 +49,18 @@ at::Tensor bool_mask(const Case& c) {
 }
 
 Result run(const Case& c, at::Tensor query, at::Tensor key, at::Tensor value) {
-  for (at::Tensor* x : {&query, &key, &value}) x->set_requires_grad(true);
+  for (at::Tensor* x : {&query, &key, &value}) {
+    x->set_requires_grad(true);
+  }
   std::optional<at::Tensor> mask;
-  if (c.with_bool_mask) mask = bool_mask(c);
-  if (c.with_float_mask) mask = waves({c.queries, c.keys}, 0.7);
-  const at::Tensor out = at::scaled_dot_product_attention(query, key, value, mask, 0.0, c.is_causal, c.scale, c.key_heads != 4);
+  if (c.with_bool_mask) {
+    mask = bool_mask(c);
+  }
+  if (c.with_float_mask) {
+    mask = waves({c.queries, c.keys}, 0.7);
+  }
+  const at::Tensor out =
+      at::scaled_dot_product_attention(query, key, value, mask, 0.0, c.is_causal, c.scale, c.key_heads != 4);
   (out * out).sum().backward();
   return {out.detach(), query.grad(), key.grad(), value.grad()};
 }
@@ -65,13 +73,16 @@ TEST(Attention, EqualsOneDevice) {
   const Mesh mesh = Mesh::parse("a=2,b=2");
   for (const Case& c : kCases) {
     SCOPED_TRACE(c.name);
-    const at::Tensor query = waves({2, 4, c.queries, 6}), key = waves({2, c.key_heads, c.keys, 6}, 0.61), value = waves({2, c.key_heads, c.keys, c.value_width}, 0.23);
+    const at::Tensor query = waves({2, 4, c.queries, 6}), key = waves({2, c.key_heads, c.keys, 6}, 0.61),
+                     value = waves({2, c.key_heads, c.keys, c.value_width}, 0.23);
     const Result one = run(c, query.clone(), key.clone(), value.clone());
     run_on(mesh, [&](int64_t) {
-      for (const Placements& layout : {Placements{Replicate(), Replicate()}, Placements{Shard(0), Shard(1)}, Placements{Shard(1), Replicate()},
-                                       Placements{Shard(2), Shard(0)}, Placements{Shard(0), Shard(3)}}) {
+      for (const Placements& layout :
+           {Placements{Replicate(), Replicate()}, Placements{Shard(0), Shard(1)}, Placements{Shard(1), Replicate()},
+            Placements{Shard(2), Shard(0)}, Placements{Shard(0), Shard(3)}}) {
         SCOPED_TRACE(layout::str(mesh, layout));
-        const Result many = run(c, distribute(query, mesh, layout), distribute(key, mesh, layout), distribute(value, mesh, layout));
+        const Result many =
+            run(c, distribute(query, mesh, layout), distribute(key, mesh, layout), distribute(value, mesh, layout));
         expect_equal(many.value, one.value, "value");
         expect_equal(many.grad_query, one.grad_query, "gradient of the query");
         expect_equal(many.grad_key, one.grad_key, "gradient of the key");
@@ -89,8 +100,12 @@ TEST(Attention, DropoutDoesNotDependOnTheLayout) {
       dtensor::manual_seed(3);
       const at::Tensor x = distribute(waves({2, 4, 5, 6}), mesh, layout);
       const at::Tensor found = full_tensor(at::scaled_dot_product_attention(x, x, x, {}, 0.5));
-      if (rank != 0) return;
-      if (!expected.defined()) expected = found;
+      if (rank != 0) {
+        return;
+      }
+      if (!expected.defined()) {
+        expected = found;
+      }
       EXPECT_LE(error_of(found, expected), 1e-13) << layout::str(mesh, layout);
     });
   }
@@ -100,7 +115,8 @@ TEST(Attention, DropoutDoesNotDependOnTheLayout) {
 template <typename Attention>
 at::Tensor second_derivative(const at::Tensor& x, const Attention& attention) {
   const at::Tensor out = attention(x, x * 2, x.sin());
-  const at::Tensor first = torch::autograd::grad({out.square().sum()}, {x}, {}, /*retain_graph=*/true, /*create_graph=*/true)[0];
+  const at::Tensor first =
+      torch::autograd::grad({out.square().sum()}, {x}, {}, /*retain_graph=*/true, /*create_graph=*/true)[0];
   return torch::autograd::grad({first.square().sum()}, {x})[0];
 }
 
@@ -109,14 +125,17 @@ TEST(Attention, IsDifferentiatedTwice) {
   const at::Tensor x = waves({2, 4, 5, 6});
   for (const bool has_mask : {false, true}) {  // libtorch's kernel, and ours
     const std::optional<at::Tensor> mask = has_mask ? std::optional(at::ones({5, 5}, at::kBool).tril()) : std::nullopt;
-    const at::Tensor expected = second_derivative(x.clone().requires_grad_(), [&](const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) {
-      return dtensor::attention_by_parts(q, k, v, mask, {.is_causal = !has_mask});
-    });
+    const at::Tensor expected = second_derivative(
+        x.clone().requires_grad_(), [&](const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) {
+          return dtensor::attention_by_parts(q, k, v, mask, {.is_causal = !has_mask});
+        });
     run_on(mesh, [&](int64_t) {
       for (const char* layout : {"{a: R}", "{a: S(0)}", "{a: S(1)}", "{a: S(2)}"}) {
-        const at::Tensor found = second_derivative(distribute(x, mesh, layout).requires_grad_(), [&](const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) {
-          return at::scaled_dot_product_attention(q, k, v, mask, 0.0, !has_mask);
-        });
+        const at::Tensor found =
+            second_derivative(distribute(x, mesh, layout).requires_grad_(),
+                              [&](const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) {
+                                return at::scaled_dot_product_attention(q, k, v, mask, 0.0, !has_mask);
+                              });
         EXPECT_LE(error_of(full_tensor(found), expected), 1e-12) << layout;
       }
     });
@@ -136,8 +155,15 @@ TEST(Attention, Of16BitsIsThatOfOneDevice) {
 TEST(Attention, SaysWhatIsAccepted) {
   const Mesh mesh = Mesh::parse("a=2");
   const auto x = [&] { return distribute(waves({2, 4, 5, 6}), mesh, "{a: S(0)}"); };
-  EXPECT_SAYS(failure_on(2, [&](int64_t) { at::scaled_dot_product_attention(x(), distribute(waves({2, 4, 5, 7}), mesh, "{a: S(0)}"), x()); }), "one width");
-  EXPECT_SAYS(failure_on(2, [&](int64_t) { at::scaled_dot_product_attention(x(), x(), x(), at::ones({5, 5}), 0.0, true); }), "not both");
+  EXPECT_SAYS(failure_on(2,
+                         [&](int64_t) {
+                           at::scaled_dot_product_attention(x(), distribute(waves({2, 4, 5, 7}), mesh, "{a: S(0)}"),
+                                                            x());
+                         }),
+              "one width");
+  EXPECT_SAYS(
+      failure_on(2, [&](int64_t) { at::scaled_dot_product_attention(x(), x(), x(), at::ones({5, 5}), 0.0, true); }),
+      "not both");
 }
 
 }  // namespace

@@ -1,4 +1,5 @@
-// Gradients of DTensors as libtorch's engine makes them: products of any rank, twice differentiated, hooks, retained graphs.
+// Gradients of DTensors as libtorch's engine makes them: products of any rank, twice differentiated, hooks, retained
+// graphs.
 #include <torch/torch.h>
 
 #include "tests/ranks/support.h"
@@ -45,8 +46,8 @@ bool same_strides(const at::Tensor& found, const at::Tensor& expected) {
 
 // Every pair of ranks, with missing dims, dims of one and zero in the batch.
 TEST(Products, BroadcastAsMatmulDoes) {
-  const std::vector<Sizes> shapes = {{4},          {4, 4},       {1, 4},       {4, 1},       {3, 4, 4},    {1, 4, 4},
-                                     {3, 1, 4},    {2, 3, 4, 4}, {2, 1, 4, 4}, {1, 3, 4, 4}, {1, 1, 4, 4}, {2, 3, 4, 1}};
+  const std::vector<Sizes> shapes = {{4},       {4, 4},       {1, 4},       {4, 1},       {3, 4, 4},    {1, 4, 4},
+                                     {3, 1, 4}, {2, 3, 4, 4}, {2, 1, 4, 4}, {1, 3, 4, 4}, {1, 1, 4, 4}, {2, 3, 4, 1}};
   int64_t count = 0;
   for (const Sizes& of_a : shapes) {
     for (const Sizes& of_b : shapes) {
@@ -57,7 +58,8 @@ TEST(Products, BroadcastAsMatmulDoes) {
         weights = waves(at::matmul(a, b).sizes(), 0.53);
         expected = product_of(plain_a, plain_b, weights);
       } catch (const c10::Error&) {
-        const std::string error = failure_on(4, [&](int64_t) { at::matmul(distribute(a, square(), "{}"), distribute(b, square(), "{}")); });
+        const std::string error =
+            failure_on(4, [&](int64_t) { at::matmul(distribute(a, square(), "{}"), distribute(b, square(), "{}")); });
         EXPECT_NE(error, "") << a.sizes() << " x " << b.sizes();
         continue;
       }
@@ -66,10 +68,13 @@ TEST(Products, BroadcastAsMatmulDoes) {
         size_t first = static_cast<size_t>(count);
         for (const Placements& at_a : some_layouts(square(), a.dim(), 11, first)) {
           for (const Placements& at_b : some_layouts(square(), b.dim(), 7, ++first)) {
-            const std::string where = c10::str(a.sizes(), layout::str(square(), at_a), " x ", b.sizes(), layout::str(square(), at_b), ", rank ", rank);
-            const at::Tensor x = spread(a, square(), at_a).requires_grad_(), y = spread(b, square(), at_b).requires_grad_();
+            const std::string where = c10::str(a.sizes(), layout::str(square(), at_a), " x ", b.sizes(),
+                                               layout::str(square(), at_b), ", rank ", rank);
+            const at::Tensor x = spread(a, square(), at_a).requires_grad_(),
+                             y = spread(b, square(), at_b).requires_grad_();
             const Product found = product_of(x, y, weights);
-            EXPECT_TRUE(same_strides(found.value, expected.value)) << where << found.value.strides() << expected.value.strides();
+            EXPECT_TRUE(same_strides(found.value, expected.value))
+                << where << found.value.strides() << expected.value.strides();
             EXPECT_LE(error_of(full_tensor(found.value), expected.value), 1e-13) << where;
             EXPECT_LE(error_of(full_tensor(found.grad_a), expected.grad_a), 1e-13) << where;
             EXPECT_LE(error_of(full_tensor(found.grad_b), expected.grad_b), 1e-13) << where;
@@ -82,12 +87,14 @@ TEST(Products, BroadcastAsMatmulDoes) {
 }
 
 TEST(Products, OfEmptyAndOneElementOperands) {
-  for (const auto& [of_a, of_b] : std::vector<std::pair<Sizes, Sizes>>{{{0, 4}, {4, 3}}, {{3, 0}, {0, 2}}, {{0, 2, 3}, {3, 2}}, {{1}, {1}}, {{2, 0}, {0}}}) {
+  for (const auto& [of_a, of_b] : std::vector<std::pair<Sizes, Sizes>>{
+           {{0, 4}, {4, 3}}, {{3, 0}, {0, 2}}, {{0, 2, 3}, {3, 2}}, {{1}, {1}}, {{2, 0}, {0}}}) {
     const at::Tensor a = waves(of_a), b = waves(of_b), expected = at::matmul(a, b);
     run_on(square(), [&](int64_t) {
       for (const Placements& at_a : plain_layouts(square(), a.dim())) {
         const at::Tensor x = spread(a, square(), at_a), y = distribute(b, square(), "{b: S(0)}");
-        EXPECT_LE(error_of(full_tensor(at::matmul(x, y)), expected), 1e-13) << a.sizes() << b.sizes() << layout::str(square(), at_a);
+        EXPECT_LE(error_of(full_tensor(at::matmul(x, y)), expected), 1e-13)
+            << a.sizes() << b.sizes() << layout::str(square(), at_a);
       }
     });
   }
@@ -97,13 +104,15 @@ TEST(Products, LinearOfAnyRank) {
   const at::Tensor w = waves({6, 4}), bias = waves({6}, 0.3);
   for (const Sizes& sizes : std::vector<Sizes>{{4}, {3, 4}, {2, 3, 4}, {2, 1, 3, 4}}) {
     const at::Tensor x = waves(sizes, 0.9);
-    const at::Tensor plain_x = x.clone().requires_grad_(), plain_w = w.clone().requires_grad_(), plain_b = bias.clone().requires_grad_();
+    const at::Tensor plain_x = x.clone().requires_grad_(), plain_w = w.clone().requires_grad_(),
+                     plain_b = bias.clone().requires_grad_();
     const at::Tensor expected = at::linear(plain_x, plain_w, plain_b), weights = waves(expected.sizes(), 0.2);
     (expected * weights).sum().backward();
     run_on(square(), [&](int64_t) {
       for (const Placements& at_x : plain_layouts(square(), x.dim())) {
         for (const char* at_w : {"{}", "{a: S(0)}", "{b: S(1)}", "{a: S(1), b: S(0)}"}) {
-          const at::Tensor dx = spread(x, square(), at_x).requires_grad_(), dw = distribute(w, square(), at_w).requires_grad_();
+          const at::Tensor dx = spread(x, square(), at_x).requires_grad_(),
+                           dw = distribute(w, square(), at_w).requires_grad_();
           const at::Tensor db = distribute(bias, square(), "{a: S(0)}").requires_grad_();
           const at::Tensor found = at::linear(dx, dw, db);
           (found * weights).sum().backward();
@@ -134,9 +143,11 @@ TEST(Gradients, OfGradientsOfGradients) {
   run_on(square(), [&](int64_t) {
     for (const Placements& at_x : plain_layouts(square(), 2)) {
       for (const char* at_w : {"{}", "{a: S(0)}", "{a: S(1), b: S(0)}", "{b: S(1)}"}) {
-        const auto found = derivatives(spread(x, square(), at_x).requires_grad_(), distribute(w, square(), at_w).requires_grad_());
+        const auto found =
+            derivatives(spread(x, square(), at_x).requires_grad_(), distribute(w, square(), at_w).requires_grad_());
         for (size_t i = 0; i < expected.size(); ++i) {
-          EXPECT_LE(error_of(full_tensor(found[i]), expected[i]), 1e-12) << i << " " << layout::str(square(), at_x) << at_w;
+          EXPECT_LE(error_of(full_tensor(found[i]), expected[i]), 1e-12)
+              << i << " " << layout::str(square(), at_x) << at_w;
         }
       }
     }
@@ -155,7 +166,8 @@ TEST(Gradients, ThroughRedistributionsTwice) {
   run_on(square(), [&](int64_t) {
     for (const Placements& from : plain_layouts(square(), 2)) {
       for (const char* to : {"{}", "{a: S(1)}", "{a: S(1), b: S(0)}"}) {
-        const at::Tensor found = run(spread(x, square(), from).requires_grad_(), [&](const at::Tensor& t) { return redistribute(t, to); });
+        const at::Tensor found =
+            run(spread(x, square(), from).requires_grad_(), [&](const at::Tensor& t) { return redistribute(t, to); });
         EXPECT_LE(error_of(full_tensor(found), expected), 1e-13) << layout::str(square(), from) << to;
       }
       const at::Tensor other = run(spread(x, square(), from).requires_grad_(), [&](const at::Tensor& t) {
@@ -255,7 +267,8 @@ TEST(Gradients, AreOffWhereTheProgramSaysSo) {
 TEST(Gradients, SeeAPartialThatWasMergedLater) {
   run_on(square(), [&](int64_t) {
     for (const Placements& placements : plain_layouts(square(), 2)) {
-      const at::Tensor x = spread(waves({4, 6}), square(), placements).requires_grad_(), plain = waves({4, 6}).requires_grad_();
+      const at::Tensor x = spread(waves({4, 6}), square(), placements).requires_grad_(),
+                       plain = waves({4, 6}).requires_grad_();
       const auto run = [](const at::Tensor& t) {
         const at::Tensor sum = t.sum(1), scaled = sum * sum.t(), other = sum.exp();
         (scaled + other + sum.relu()).sum().backward();

@@ -14,9 +14,9 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
-#include "tessera/comm/run_ranks.h"
-#include "tessera/dtensor/dtensor.h"
-#include "tessera/dtensor/state.h"
+#include "tessera/comm/threads/run_ranks.h"
+#include "tessera/dtensor/front/dtensor.h"
+#include "tessera/dtensor/state/state.h"
 
 namespace {
 std::atomic<int64_t> live_bytes{0};
@@ -24,7 +24,9 @@ std::atomic<int64_t> live_bytes{0};
 
 void* operator new(size_t size) {
   void* memory = std::malloc(size);
-  if (!memory) throw std::bad_alloc();
+  if (!memory) {
+    throw std::bad_alloc();
+  }
   live_bytes += static_cast<int64_t>(malloc_usable_size(memory));
   return memory;
 }
@@ -48,11 +50,13 @@ struct Counts {
 
 Counts counts_now() {
   const RankState& state = RankState::require();
-  return {static_cast<int64_t>(state.plans.size()), static_cast<int64_t>(state.moves.size()), static_cast<int64_t>(Spec::count()), live_bytes};
+  return {static_cast<int64_t>(state.plans.size()), static_cast<int64_t>(state.moves.size()),
+          static_cast<int64_t>(Spec::count()), live_bytes};
 }
 
 Counts most_of(const Counts& a, const Counts& b) {
-  return {std::max(a.plans, b.plans), std::max(a.moves, b.moves), std::max(a.specs, b.specs), std::max(a.bytes, b.bytes)};
+  return {std::max(a.plans, b.plans), std::max(a.moves, b.moves), std::max(a.specs, b.specs),
+          std::max(a.bytes, b.bytes)};
 }
 
 // What a program does with the rows of `x` that a mask chooses.
@@ -70,9 +74,12 @@ const Case kCases[] = {
     {"one operator", false, [](const at::Tensor& rows, const at::Tensor&) { rows * 2; }},
     {"a layer", false, [](const at::Tensor& rows, const at::Tensor& w) { layer(rows, w).sum(); }},
     {"redistributed", false, [](const at::Tensor& rows, const at::Tensor&) { redistribute(rows, "{dp: S(0)}"); }},
-    {"a layer and its gradients", true, [](const at::Tensor& rows, const at::Tensor& w) { layer(rows, w).sum().backward(); }},
+    {"a layer and its gradients", true,
+     [](const at::Tensor& rows, const at::Tensor& w) { layer(rows, w).sum().backward(); }},
     {"four layers and their gradients", true,
-     [](const at::Tensor& rows, const at::Tensor& w) { layer(layer(layer(layer(rows, w), w), w), w).sum().backward(); }},
+     [](const at::Tensor& rows, const at::Tensor& w) {
+       layer(layer(layer(layer(rows, w), w), w), w).sum().backward();
+     }},
 };
 
 // The most of each count in the first calls, and in those after them.
@@ -107,7 +114,8 @@ TEST(ChangingSizes, LeaveNothingBehind) {
       const auto [first, rest] = counts_of(c, mesh);
       EXPECT_LE(rest.plans, first.plans);
       EXPECT_LE(rest.moves, first.moves);
-      EXPECT_LE(rest.specs, first.specs + mesh.size() * static_cast<int64_t>(PlanCache::kYoung));  // ranks drop at different calls
+      EXPECT_LE(rest.specs,
+                first.specs + mesh.size() * static_cast<int64_t>(PlanCache::kYoung));  // ranks drop at different calls
       EXPECT_LE(rest.bytes, first.bytes + (mesh.size() << 18));
     }
   }
@@ -120,15 +128,21 @@ TEST(ChangingSizes, CostAProgramOfManyCallsOnePassMore) {
     const at::NoGradGuard no_grad;
     const auto mesh = Mesh::parse("dp=2");
     std::vector<at::Tensor> all;
-    for (int64_t i = 0; i < kDifferent; ++i) all.push_back(distribute(at::ones({i + 1}), mesh, "{}"));
+    for (int64_t i = 0; i < kDifferent; ++i) {
+      all.push_back(distribute(at::ones({i + 1}), mesh, "{}"));
+    }
     const auto pass = [&] {
-      for (const at::Tensor& x : all) x * 2;
+      for (const at::Tensor& x : all) {
+        x * 2;
+      }
       return RankState::require().plans.size();
     };
     EXPECT_LE(pass(), 2 * PlanCache::kYoung);
     EXPECT_GE(pass(), static_cast<size_t>(kDifferent));
     const size_t after = pass();
-    for (int i = 0; i < 3; ++i) EXPECT_EQ(pass(), after);
+    for (int i = 0; i < 3; ++i) {
+      EXPECT_EQ(pass(), after);
+    }
   });
 }
 
@@ -138,10 +152,14 @@ TEST(ChangingSizes, KeepThePlansOfGraphsThatWait) {
     const auto mesh = Mesh::parse("dp=2");
     const at::Tensor x = distribute(at::ones({kRows, 2}), mesh, "{dp: S(0)}").set_requires_grad(true);
     std::vector<at::Tensor> losses;
-    for (int64_t i = 1; i <= kCalls; ++i) losses.push_back(at::slice(x, 0, 0, i).exp().sum());
+    for (int64_t i = 1; i <= kCalls; ++i) {
+      losses.push_back(at::slice(x, 0, 0, i).exp().sum());
+    }
     const size_t waiting = RankState::require().plans.size();
     EXPECT_GE(waiting, static_cast<size_t>(3 * kCalls));
-    for (const at::Tensor& loss : losses) loss.backward();
+    for (const at::Tensor& loss : losses) {
+      loss.backward();
+    }
     for (int64_t i = 1; i <= kCalls; ++i) {
       const at::NoGradGuard no_grad;
       distribute(at::ones({i}), mesh, "{}") * 2;
@@ -186,13 +204,17 @@ TEST(PlanCache, DropsNothingThatIsHeldOrKept) {
     ASSERT_LE(cache.size(), held.size() + kept.size() + 4 * PlanCache::kYoung);
   }
   ASSERT_GT(kept.size(), 50u);
-  for (const auto& [name, plan] : kept) ASSERT_EQ(cache.find(key_of(name), hash_of(name)), plan);
+  for (const auto& [name, plan] : kept) {
+    ASSERT_EQ(cache.find(key_of(name), hash_of(name)), plan);
+  }
 }
 
 // Threads that make, share and drop the same layouts.
 TEST(Specs, LiveAsLongAsTheyAreHeld) {
   const auto mesh = Mesh::parse("dp=2,tp=2");
-  const auto spec_of = [&](int64_t size) { return Spec::contiguous(mesh, {layout::Shard(0), layout::Replicate()}, {size, 3}, at::kFloat); };
+  const auto spec_of = [&](int64_t size) {
+    return Spec::contiguous(mesh, {layout::Shard(0), layout::Replicate()}, {size, 3}, at::kFloat);
+  };
   const size_t before = Spec::count();
   const Spec kept = spec_of(1);
   kept.keep();
@@ -207,7 +229,9 @@ TEST(Specs, LiveAsLongAsTheyAreHeld) {
         }
       });
     }
-    for (std::thread& thread : threads) thread.join();
+    for (std::thread& thread : threads) {
+      thread.join();
+    }
     EXPECT_EQ(wrong, 0);
   }
   EXPECT_EQ(Spec::count(), before + 1);

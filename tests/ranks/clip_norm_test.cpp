@@ -2,7 +2,7 @@
 
 #include <cmath>
 
-#include "tessera/dtensor/squared_norm.h"
+#include "tessera/dtensor/exact/squared_norm.h"
 #include "tessera/optim/clip.h"
 #include "tests/ranks/support.h"
 
@@ -17,15 +17,23 @@ using layout::Shard;
 // The definition, one addition at a time.
 template <typename T>
 T tree(const std::vector<T>& values, size_t begin, size_t end) {
-  if (end == begin) return T(0);
-  if (end - begin == 1) return values[begin];
+  if (end == begin) {
+    return T(0);
+  }
+  if (end - begin == 1) {
+    return values[begin];
+  }
   size_t half = 1;
-  while (2 * half < end - begin) half *= 2;
+  while (2 * half < end - begin) {
+    half *= 2;
+  }
   return tree(values, begin, begin + half) + tree(values, begin + half, end);
 }
 
 template <typename T>
-T tree(const std::vector<T>& values) { return tree(values, 0, values.size()); }
+T tree(const std::vector<T>& values) {
+  return tree(values, 0, values.size());
+}
 
 // Eight column leaves of ceil(n / 8); in each 16 lanes of fused multiply-adds.
 template <typename T>
@@ -47,34 +55,46 @@ template <typename T>
 T squares(const at::Tensor& x) {
   const int64_t rows = x.dim() < 2 ? 1 : x.size(0), n = rows == 0 ? 0 : x.numel() / rows;
   std::vector<T> of_rows;
-  for (int64_t r = 0; r < rows; ++r) of_rows.push_back(squares_of_row(x.contiguous().const_data_ptr<T>() + r * n, n));
+  for (int64_t r = 0; r < rows; ++r) {
+    of_rows.push_back(squares_of_row(x.contiguous().const_data_ptr<T>() + r * n, n));
+  }
   return tree(of_rows);
 }
 
 template <typename T>
 T norm(const std::vector<at::Tensor>& parameters) {
   std::vector<T> all;
-  for (const at::Tensor& x : parameters) all.push_back(squares<T>(x));
+  for (const at::Tensor& x : parameters) {
+    all.push_back(squares<T>(x));
+  }
   return std::sqrt(tree(all));
 }
 
-double expected_squares(const at::Tensor& x) { return x.scalar_type() == at::kFloat ? squares<float>(x) : squares<double>(x); }
+double expected_squares(const at::Tensor& x) {
+  return x.scalar_type() == at::kFloat ? squares<float>(x) : squares<double>(x);
+}
 
 // Reals of both signs over some binary orders, so that another order of additions changes bits.
 at::Tensor wild(c10::IntArrayRef sizes, at::ScalarType dtype, int64_t salt) {
   const at::Tensor index = at::arange(c10::multiply_integers(sizes), at::kLong) * 2654435761 + salt * 40503 + 12345;
   const at::Tensor mantissa = index.remainder(100003).to(at::kDouble) / 50001.5 - 1;
-  return (mantissa * (index.floor_divide(64) + salt).remainder(9).sub(4).to(at::kDouble).exp2()).reshape(sizes).to(dtype);
+  return (mantissa * (index.floor_divide(64) + salt).remainder(9).sub(4).to(at::kDouble).exp2())
+      .reshape(sizes)
+      .to(dtype);
 }
 
-const std::vector<Sizes> kShapes = {{64, 64}, {13, 37}, {7, 8}, {1, 300}, {300, 1}, {24, 4, 6}, {5, 3, 2, 2}, {160}, {7}, {1}, {}, {0, 4}, {3, 0}, {2, 16}};
+const std::vector<Sizes> kShapes = {{64, 64}, {13, 37}, {7, 8}, {1, 300}, {300, 1}, {24, 4, 6}, {5, 3, 2, 2},
+                                    {160},    {7},      {1},    {},       {0, 4},   {3, 0},     {2, 16}};
 
-// Whole, rows cut with all units that are not too coarse, columns cut on leaves and inside them, everything on two axes.
+// Whole, rows cut with all units that are not too coarse, columns cut on leaves and inside them, everything on two
+// axes.
 std::vector<Placement> choices_of(const Sizes& sizes) {
   std::vector<Placement> choices = {Replicate()};
   for (size_t d = 0; d < sizes.size(); ++d) {
     for (int64_t unit : {int64_t{1}, int64_t{3}, (sizes[d] + 7) / 8}) {
-      if (unit >= 1) choices.push_back(Shard(static_cast<int64_t>(d), {.unit = unit}));
+      if (unit >= 1) {
+        choices.push_back(Shard(static_cast<int64_t>(d), {.unit = unit}));
+      }
     }
   }
   return choices;
@@ -98,7 +118,8 @@ TEST(ExactNorm, SquaresHaveTheBitsOfTheDefinition) {
           for (const Placements& layout : every_layout(mesh, x.dim(), choices_of(sizes))) {
             const at::Tensor found = squared_norm(distribute(x, mesh, layout));
             EXPECT_TRUE(spec_of(found)->is_replicated && found.dim() == 0 && found.scalar_type() == dtype);
-            EXPECT_EQ(to_local(found).item<double>(), expected) << x.sizes() << dtype << " " << layout::str(mesh, layout);
+            EXPECT_EQ(to_local(found).item<double>(), expected)
+                << x.sizes() << dtype << " " << layout::str(mesh, layout);
           }
         }
       }
@@ -123,7 +144,9 @@ TEST(ExactNorm, SumsTravelInsteadOfElements) {
 
 std::vector<at::Tensor> model() {
   std::vector<at::Tensor> all;
-  for (const Sizes& sizes : kShapes) all.push_back(wild(sizes, at::kFloat, static_cast<int64_t>(all.size())));
+  for (const Sizes& sizes : kShapes) {
+    all.push_back(wild(sizes, at::kFloat, static_cast<int64_t>(all.size())));
+  }
   return all;
 }
 
@@ -137,7 +160,8 @@ TEST(ExactNorm, IsTheTreeOverParameters) {
       std::vector<at::Tensor> parameters;
       for (size_t i = 0; i < gradients.size(); ++i) {
         const auto layouts = every_layout(mesh, gradients[i].dim(), choices_of(gradients[i].sizes().vec()));
-        parameters.push_back(distribute(at::zeros_like(gradients[i]), mesh, layouts[i * 7 % layouts.size()]).set_requires_grad(true));
+        parameters.push_back(
+            distribute(at::zeros_like(gradients[i]), mesh, layouts[i * 7 % layouts.size()]).set_requires_grad(true));
         parameters.back().mutable_grad() = distribute(gradients[i], mesh, layouts[i * 7 % layouts.size()]);
         parameters.push_back(distribute(at::zeros({3}), mesh, Placements(mesh.ndim())).set_requires_grad(true));
       }
@@ -160,11 +184,15 @@ TEST(ExactNorm, AnotherOrderHasOtherBits) {
       dtensor::set_numerics(numerics);
       std::vector<at::Tensor> parameters;
       for (const at::Tensor& gradient : gradients) {
-        parameters.push_back(distribute(at::zeros_like(gradient), Mesh::parse("tp=2"), {Replicate()}).set_requires_grad(true));
-        parameters.back().mutable_grad() = distribute(gradient, Mesh::parse("tp=2"), {gradient.dim() > 0 ? Shard(0) : Replicate()});
+        parameters.push_back(
+            distribute(at::zeros_like(gradient), Mesh::parse("tp=2"), {Replicate()}).set_requires_grad(true));
+        parameters.back().mutable_grad() =
+            distribute(gradient, Mesh::parse("tp=2"), {gradient.dim() > 0 ? Shard(0) : Replicate()});
       }
       const float value = full_tensor(optim::grad_norm(parameters)).item<float>();
-      if (rank == 0) found = value;
+      if (rank == 0) {
+        found = value;
+      }
     });
     return found;
   };
@@ -172,7 +200,9 @@ TEST(ExactNorm, AnotherOrderHasOtherBits) {
   int64_t differ = 0, other_order = 0;
   for (int64_t salt = 0; salt < 12; ++salt) {
     std::vector<at::Tensor> gradients;
-    for (int64_t i = 0; i < 5; ++i) gradients.push_back(wild({33, 40 + i}, at::kFloat, 5 * salt + i));
+    for (int64_t i = 0; i < 5; ++i) {
+      gradients.push_back(wild({33, 40 + i}, at::kFloat, 5 * salt + i));
+    }
     const float exact = norm_of(gradients, Numerics::kExact);
     EXPECT_EQ(exact, norm<float>(gradients));
     const float fast = norm_of(gradients, Numerics::kFast);
@@ -193,9 +223,11 @@ TEST(ExactNorm, OfPlainTensorsIsTheSame) {
 }
 
 TEST(ExactNorm, SaysWhatIsAccepted) {
-  EXPECT_SAYS(failure_on(1, [&](int64_t) { squared_norm(distribute(at::ones({4}, at::kHalf), Mesh(), Placements())); }), "accepted: float32 and float64");
+  EXPECT_SAYS(failure_on(1, [&](int64_t) { squared_norm(distribute(at::ones({4}, at::kHalf), Mesh(), Placements())); }),
+              "accepted: float32 and float64");
   const Mesh mesh = Mesh::parse("a=2");
-  EXPECT_SAYS(failure_on(2, [&](int64_t) { squared_norm(from_local(at::ones({4}), mesh, {layout::Partial()})); }), "accepted: no Partial");
+  EXPECT_SAYS(failure_on(2, [&](int64_t) { squared_norm(from_local(at::ones({4}), mesh, {layout::Partial()})); }),
+              "accepted: no Partial");
 }
 
 }  // namespace

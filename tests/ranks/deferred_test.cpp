@@ -1,4 +1,5 @@
-// Deferred construction: the values of one-device construction, bit for bit, on every mesh; and what cannot be deferred says so.
+// Deferred construction: the values of one-device construction, bit for bit, on every mesh; and what cannot be deferred
+// says so.
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <torch/torch.h>
@@ -34,13 +35,16 @@ Values constructed(const Make& make) {
 using Check = std::function<void(const torch::nn::Module&)>;
 
 template <typename Make>
-Values placed(const Make& make, const std::string& mesh_text, int64_t heads = 0, int64_t kv_heads = 0, const Check& check = {}) {
+Values placed(const Make& make, const std::string& mesh_text, int64_t heads = 0, int64_t kv_heads = 0,
+              const Check& check = {}) {
   const auto mesh = Mesh::parse(mesh_text);
   return run_ranks(mesh.size(), [&] {
     manual_seed(5);
     auto model = deferred(make);
     place(*model, generate_plan(*model, {.mesh = mesh, .heads = heads, .kv_heads = kv_heads}));
-    if (check) check(*model);
+    if (check) {
+      check(*model);
+    }
     return values_of(*model);
   });
 }
@@ -49,7 +53,8 @@ const std::vector<std::string> kMeshes = {"1", "dp=4", "tp=2", "tp=4", "dp=2,tp=
 
 models::LlamaConfig llama(int64_t kv_heads) {
   models::LlamaConfig config;
-  config.vocab_size = 50, config.dim = 48, config.layers = 2, config.heads = 8, config.kv_heads = kv_heads, config.hidden = 40;
+  config.vocab_size = 50, config.dim = 48, config.layers = 2, config.heads = 8, config.kv_heads = kv_heads,
+  config.hidden = 40;
   config.max_seq = 16;
   return config;
 }
@@ -90,16 +95,18 @@ TEST(Initial, EightHeadsOverThreeRanks) {
   };
   std::array<std::vector<int64_t>, 3> q, q_grouped, k_grouped, fused;
   const auto rank = [] { return comm::RankContext::require().rank; };
-  placed([] { return models::Llama(llama(8)); }, "tp=3", 8, 8, [&](const torch::nn::Module& model) {
-    q[rank()] = {rows(model, "model.layers.0.self_attn.q_proj.weight"), rows(model, "model.layers.1.self_attn.v_proj.weight")};
-  });
-  placed([] { return models::Llama(llama(2)); }, "tp=3", 8, 2, [&](const torch::nn::Module& model) {
-    q_grouped[rank()] = {rows(model, "model.layers.0.self_attn.q_proj.weight")};
-    k_grouped[rank()] = {rows(model, "model.layers.0.self_attn.k_proj.weight")};
-  });
-  placed([] { return models::Gpt(gpt()); }, "tp=3", 8, 8, [&](const torch::nn::Module& model) {
-    fused[rank()] = {rows(model, "transformer.h.0.attn.c_attn.weight")};
-  });
+  placed([] { return models::Llama(llama(8)); }, "tp=3", 8, 8,
+         [&](const torch::nn::Module& model) {
+           q[rank()] = {rows(model, "model.layers.0.self_attn.q_proj.weight"),
+                        rows(model, "model.layers.1.self_attn.v_proj.weight")};
+         });
+  placed([] { return models::Llama(llama(2)); }, "tp=3", 8, 2,
+         [&](const torch::nn::Module& model) {
+           q_grouped[rank()] = {rows(model, "model.layers.0.self_attn.q_proj.weight")};
+           k_grouped[rank()] = {rows(model, "model.layers.0.self_attn.k_proj.weight")};
+         });
+  placed([] { return models::Gpt(gpt()); }, "tp=3", 8, 8,
+         [&](const torch::nn::Module& model) { fused[rank()] = {rows(model, "transformer.h.0.attn.c_attn.weight")}; });
   const int64_t head = 6;
   for (size_t r = 0; r < 3; ++r) {
     const int64_t heads = r < 2 ? 3 : 2;
@@ -126,14 +133,18 @@ struct OwnImpl : torch::nn::Module {
     embed->weight.index({0}).zero_();
     embed->weight.index({torch::indexing::Slice(4, 9), 2}).fill_(7);
     embed->weight.index({torch::indexing::Slice(1, 10, 3)}).mul_(2);
-    for (auto& part : fused->weight.chunk(3)) torch::nn::init::xavier_uniform_(part);
+    for (auto& part : fused->weight.chunk(3)) {
+      torch::nn::init::xavier_uniform_(part);
+    }
     fused->weight[5].copy_(fused->weight[6]);
     fused->weight.narrow(0, 2, 9).narrow(1, 1, 3)[4].add_(1);
     fused->bias.unbind()[17].fill_(-3);
     torch::nn::init::kaiming_normal_(out->weight, std::sqrt(5));
     torch::nn::init::constant_(out->bias, 0.5);
     out->weight.t()[8].normal_();
-    for (auto& parameter : out->parameters()) parameter.mul_(1.5).clamp_(-2, 2);
+    for (auto& parameter : out->parameters()) {
+      parameter.mul_(1.5).clamp_(-2, 2);
+    }
     scaled.copy_(scaled.abs().sqrt());
     mask.masked_fill_(mask == 0, -1);
   }
@@ -154,8 +165,11 @@ Plan cut_everything(const std::string& text) {
   const auto mesh = Mesh::parse(text);
   Plan plan;
   plan.mesh = mesh;
-  plan.parameters = {{"embed.weight", cut(mesh, 0), {}, {}}, {"fused.*", cut(mesh, 0), {}, {}}, {"out.weight", cut(mesh, 1), {}, {}},
-                     {"scaled", cut(mesh, 0), {}, {}}, {"turned", cut(mesh, 1), {}, {}}};
+  plan.parameters = {{"embed.weight", cut(mesh, 0), {}, {}},
+                     {"fused.*", cut(mesh, 0), {}, {}},
+                     {"out.weight", cut(mesh, 1), {}, {}},
+                     {"scaled", cut(mesh, 0), {}, {}},
+                     {"turned", cut(mesh, 1), {}, {}}};
   return plan;
 }
 
@@ -211,7 +225,9 @@ TEST(Initial, OfAGeneratorThatIsNamed) {
         EXPECT_TRUE(spec_of(model->first->weight)->placements != layout::Placements(mesh.ndim()));
         return values_of(*model);
       });
-      for (const char* name : {"first.weight", "noise", "order", "second.weight"}) EXPECT_TRUE(at::equal(many.at(name), one.at(name))) << name << mesh_text;
+      for (const char* name : {"first.weight", "noise", "order", "second.weight"}) {
+        EXPECT_TRUE(at::equal(many.at(name), one.at(name))) << name << mesh_text;
+      }
     }
   }
 }
@@ -286,9 +302,7 @@ TEST(Deferred, TwoBlocks) {
   const auto build = [](bool is_deferred, bool swapped) {
     return run_ranks(is_deferred ? 2 : 1, [&] {
       manual_seed(5);
-      const auto make = [&](int64_t width) {
-        return is_deferred ? deferred([&] { return Net(width); }) : Net(width);
-      };
+      const auto make = [&](int64_t width) { return is_deferred ? deferred([&] { return Net(width); }) : Net(width); };
       Net a = make(8), b = make(8);
       if (is_deferred) {
         Net &first = swapped ? b : a, &second = swapped ? a : b;
@@ -310,7 +324,8 @@ TEST(Deferred, TwoBlocks) {
 
 TEST(Deferred, PlansWithoutRanksOrMemory) {
   models::LlamaConfig config;
-  config.vocab_size = 128000, config.dim = 8192, config.layers = 2, config.heads = 64, config.kv_heads = 8, config.hidden = 28672;
+  config.vocab_size = 128000, config.dim = 8192, config.layers = 2, config.heads = 64, config.kv_heads = 8,
+  config.hidden = 28672;
   auto model = deferred([&] { return models::Llama(config); });
   const Plan plan = generate_plan(*model, {.mesh = Mesh::parse("dp=1250,tp=8"), .heads = 64, .kv_heads = 8});
   EXPECT_EQ(plan.mesh.size(), 10000);
@@ -331,17 +346,25 @@ TEST(Deferred, OptimizerBeforeOrAfter) {
       };
       Net net = has_steps ? make() : deferred(make);
       std::unique_ptr<torch::optim::AdamW> optimizer;
-      const auto build = [&] { optimizer = std::make_unique<torch::optim::AdamW>(net->parameters(), torch::optim::AdamWOptions(0.05)); };
-      if (before) build();
+      const auto build = [&] {
+        optimizer = std::make_unique<torch::optim::AdamW>(net->parameters(), torch::optim::AdamWOptions(0.05));
+      };
+      if (before) {
+        build();
+      }
       if (has_steps) {
-        if (!before) build();
+        if (!before) {
+          build();
+        }
         net->forward(batch.clone()).backward();
         optimizer->step();
         optimizer->zero_grad();
       }
       const Plan plan = generate_plan(*net, {.mesh = mesh});
       place(*net, plan, before || has_steps ? optimizer.get() : nullptr);
-      if (!optimizer) build();
+      if (!optimizer) {
+        build();
+      }
       Job job(net.ptr(), plan, [net](const std::vector<at::Tensor>& rows) mutable { return net(rows[0]); });
       for (int step = 0; step < 3; ++step) {
         job(batch).backward();
@@ -366,10 +389,13 @@ TEST(Deferred, OptimizerBeforeOrAfter) {
     }
     return values_of(*net);
   });
-  for (const auto& [name, value] : alone) EXPECT_TRUE(at::allclose(value, late.at(name), 1e-12, 1e-12)) << name;
+  for (const auto& [name, value] : alone) {
+    EXPECT_TRUE(at::allclose(value, late.at(name), 1e-12, 1e-12)) << name;
+  }
 }
 
-// Adagrad keeps state from its construction on, RMSprop from its first step: both go on from it when the model is placed.
+// Adagrad keeps state from its construction on, RMSprop from its first step: both go on from it when the model is
+// placed.
 TEST(Deferred, StateOfOtherOptimizers) {
   const auto batch = at::arange(30, at::kDouble).reshape({5, 6}).sin();
   const auto train = [&](const std::string& mesh, const auto& build) {
@@ -385,17 +411,24 @@ TEST(Deferred, StateOfOtherOptimizers) {
       };
       step(net->forward(batch.clone()));
       auto job = parallelize(net, generate_plan(*net, {.mesh = Mesh::parse(mesh)}), *optimizer);
-      for (int i = 0; i < 2; ++i) step(job(batch));
+      for (int i = 0; i < 2; ++i) {
+        step(job(batch));
+      }
       return values_of(*net);
     });
   };
   const auto compare = [&](const auto& build) {
     const Values alone = train("1", build);
-    for (const auto& [name, value] : train("dp=2,tp=2", build)) EXPECT_TRUE(at::allclose(value, alone.at(name), 1e-12, 1e-12)) << name;
+    for (const auto& [name, value] : train("dp=2,tp=2", build)) {
+      EXPECT_TRUE(at::allclose(value, alone.at(name), 1e-12, 1e-12)) << name;
+    }
   };
-  compare([](const auto& parameters) { return std::make_unique<torch::optim::Adagrad>(parameters, torch::optim::AdagradOptions(0.05)); });
   compare([](const auto& parameters) {
-    return std::make_unique<torch::optim::RMSprop>(parameters, torch::optim::RMSpropOptions(0.01).centered(true).momentum(0.5));
+    return std::make_unique<torch::optim::Adagrad>(parameters, torch::optim::AdagradOptions(0.05));
+  });
+  compare([](const auto& parameters) {
+    return std::make_unique<torch::optim::RMSprop>(parameters,
+                                                   torch::optim::RMSpropOptions(0.01).centered(true).momentum(0.5));
   });
 }
 
@@ -413,7 +446,9 @@ TEST(Refused, ReadingAValueInAConstructor) {
   const auto message = error_of([] {
     deferred([] {
       torch::nn::Linear linear(4, 4);
-      if (linear->weight.sum().item<double>() > 0) linear->bias.detach().zero_();
+      if (linear->weight.sum().item<double>() > 0) {
+        linear->bias.detach().zero_();
+      }
       return linear;
     });
   });
@@ -445,7 +480,9 @@ TEST(Refused, WritingToAViewOfAViewAlongACutDim) {
     };
     EXPECT_TRUE(at::equal(run("tp=1"), values_of(WriterImpl(to_row)).at("weight")));
     const auto message = error_of([&] { run("tp=2"); });
-    EXPECT_NE(message.find("the constructor writes (aten::zero_) to a view of a view along a dim that ranks cut"), std::string::npos) << message;
+    EXPECT_NE(message.find("the constructor writes (aten::zero_) to a view of a view along a dim that ranks cut"),
+              std::string::npos)
+        << message;
   }
 }
 

@@ -1,5 +1,5 @@
-// `compare` in `exact` numerics: small models have the same bits on every layout, and where an operator is made wrong on purpose
-// it is found and named.
+// `compare` in `exact` numerics: small models have the same bits on every layout, and where an operator is made wrong
+// on purpose it is found and named.
 #include <filesystem>
 #include <fstream>
 
@@ -8,8 +8,9 @@
 #include <nlohmann/json.hpp>
 #include <unistd.h>
 
-#include "tessera/rules/exact_kernels.h"
-#include "tessera/train/bit_compare.h"
+#include "tessera/rules/exact/exact_kernels.h"
+#include "tessera/rules/exact/exact_table.h"
+#include "tessera/train/compare/bit_compare.h"
 
 namespace tessera::train {
 namespace {
@@ -35,8 +36,8 @@ class ExactCompare : public testing::Test {
   Config config_of(const std::string& kind, const std::string& lattice = "") const {
     Config config;
     config.data.file = (folder_ / "text.txt").string();
-    for (const std::string set : {"model.dim=32", "model.layers=2", "model.heads=4", "data.sequence=12", "train.batch=12", "train.lr=1e-2",
-                                  "train.numerics=exact"}) {
+    for (const std::string set : {"model.dim=32", "model.layers=2", "model.heads=4", "data.sequence=12",
+                                  "train.batch=12", "train.lr=1e-2", "train.numerics=exact"}) {
       set_field(config, set);
     }
     set_field(config, "model.kind=" + kind);
@@ -45,7 +46,8 @@ class ExactCompare : public testing::Test {
     return config;
   }
 
-  BitComparison run(const std::string& kind, const std::vector<std::string>& layouts, int64_t steps, const std::string& lattice = "") const {
+  BitComparison run(const std::string& kind, const std::vector<std::string>& layouts, int64_t steps,
+                    const std::string& lattice = "") const {
     std::vector<Side> sides;
     for (const auto& layout : layouts) {
       sides.push_back(parse_side(config_of(kind, lattice), layout));
@@ -55,7 +57,8 @@ class ExactCompare : public testing::Test {
   }
 
   // What differs on the second of two layouts after a step, which must be an operator's result.
-  OperatorDifference difference(const std::string& kind, const std::string& layout, const std::string& lattice = "") const {
+  OperatorDifference difference(const std::string& kind, const std::string& layout,
+                                const std::string& lattice = "") const {
     const auto comparison = run(kind, {"1", layout}, 2, lattice);
     SCOPED_TRACE(comparison.text());
     EXPECT_FALSE(comparison.is_same());
@@ -92,7 +95,8 @@ TEST_F(ExactCompare, BothModelsHaveTheSameBitsOnEveryLayout) {
   }
 }
 
-// The control of those below: nothing is named where nothing is wrong. Operators that only some layouts run have other keys.
+// The control of those below: nothing is named where nothing is wrong. Operators that only some layouts run have other
+// keys.
 TEST_F(ExactCompare, EveryOperatorOfAStepIsTheSame) {
   for (const char* kind : {"llama", "gpt"}) {
     const auto reference = trace_step(parse_side(config_of(kind), "1"), 2);
@@ -133,7 +137,8 @@ TEST_F(ExactCompare, NamesAStockProduct) {
 at::Tensor sequential_node(const ExactCall& call, c10::ArrayRef<IValue> args) {
   const auto equation = args[2].toStringRef();
   const auto comma = equation.find(','), arrow = equation.find("->");
-  const auto of_a = equation.substr(0, comma), of_b = equation.substr(comma + 1, arrow - comma - 1), out = equation.substr(arrow + 2);
+  const auto of_a = equation.substr(0, comma), of_b = equation.substr(comma + 1, arrow - comma - 1),
+             out = equation.substr(arrow + 2);
   int64_t dim_a = -1, dim_b = -1;
   for (size_t d = 0; d < of_a.size(); ++d) {
     if (out.find(of_a[d]) == std::string::npos) {
@@ -161,29 +166,36 @@ TEST_F(ExactCompare, NamesAMergeInRingOrder) {
   EXPECT_EQ(op.phase, "forward");
 }
 
-// Two sums over the features of the wide layer in backward (of the gradients that gate and up send back), added before they are
-// merged: the first call gives nothing and keeps its part, the second gives both.
+// Two sums over the features of the wide layer in backward (of the gradients that gate and up send back), added before
+// they are merged: the first call gives nothing and keeps its part, the second gives both.
 at::Tensor added_before_merge(const ExactCall& call, c10::ArrayRef<IValue> args) {
   static thread_local at::Tensor kept;
   at::Tensor sum = rules::exact::contract_node(call, args);
   const bool is_gradient = call.leaf == kHidden / 8 && args[2].toStringRef() == "axz,yz->axy";
-  if (!is_gradient) return sum;
-  if (!kept.defined()) return kept = sum, at::zeros_like(sum);
+  if (!is_gradient) {
+    return sum;
+  }
+  if (!kept.defined()) {
+    return kept = sum, at::zeros_like(sum);
+  }
   return at::add(std::exchange(kept, at::Tensor()), sum);
 }
 
 TEST_F(ExactCompare, NamesPartialsAddedBeforeTheMerge) {
-  const ScopedExactRule wrong("tessera::contract", {.node = added_before_merge, .sample = rules::exact::contract_sample});
+  const ScopedExactRule wrong("tessera::contract",
+                              {.node = added_before_merge, .sample = rules::exact::contract_sample});
   const auto op = difference("llama", "tp=2");
   EXPECT_EQ(op.op, "tessera::contract");
   EXPECT_EQ(op.phase, "backward");
   EXPECT_NE(op.site.find("layers.1."), std::string::npos) << op.site;  // the last layer is the first in backward
 }
 
-// As if the wide layer had leaves of 5: one rank sums ten of them; of two, which are cut at 24, inside the fifth, the second begins
-// with the rest of it.
+// As if the wide layer had leaves of 5: one rank sums ten of them; of two, which are cut at 24, inside the fifth, the
+// second begins with the rest of it.
 at::Tensor leaves_of_five(const ExactCall& call, c10::ArrayRef<IValue> args) {
-  if (call.leaf != kHidden / 8 || args[2].toStringRef() != "axy,yz->axz") return rules::exact::contract_node(call, args);
+  if (call.leaf != kHidden / 8 || args[2].toStringRef() != "axy,yz->axz") {
+    return rules::exact::contract_node(call, args);
+  }
   const ExactCall by_five{call.local, 5};
   const int64_t held = args[0].toTensor().size(-1), rest = (5 - call.local->operand_ranges[0].back().begin % 5) % 5;
   const auto sum_of = [&](int64_t begin, int64_t length) {
@@ -254,12 +266,14 @@ TEST_F(ExactCompare, OtherValuesBeforeTheFirstStep) {
   const auto comparison = run("llama", {"1", "1;train.seed=1"}, 2);
   ASSERT_TRUE(comparison.sides[0].difference);
   EXPECT_EQ(comparison.sides[0].difference->step, 0);
-  EXPECT_NE(comparison.text().find("NOT the same bits before the first step ("), std::string::npos) << comparison.text();
+  EXPECT_NE(comparison.text().find("NOT the same bits before the first step ("), std::string::npos)
+      << comparison.text();
 }
 
 TEST_F(ExactCompare, AnotherModelIsSaidToBe) {
   const auto comparison = run("llama", {"1", "1;model.layers=1"}, 1);
-  EXPECT_NE(comparison.text().find("NOT the same bits before the first step (parameters)"), std::string::npos) << comparison.text();
+  EXPECT_NE(comparison.text().find("NOT the same bits before the first step (parameters)"), std::string::npos)
+      << comparison.text();
 }
 
 TEST_F(ExactCompare, AnotherLatticeIsAnotherResult) {

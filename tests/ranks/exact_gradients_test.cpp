@@ -1,4 +1,5 @@
-// Gradients in `exact` numerics, as programs use them: left in `.grad`, read, scaled, clipped, written to, stepped with.
+// Gradients in `exact` numerics, as programs use them: left in `.grad`, read, scaled, clipped, written to, stepped
+// with.
 #include "tests/ranks/exact_program.h"
 
 namespace tessera::ranks {
@@ -40,24 +41,36 @@ TEST(ExactGradients, HooksThatScaleAndRead) {
 // A hook that is not linear sees as many gradients as there are micro-batches, in plain libtorch too.
 TEST(ExactGradients, HooksThatAreNotLinearAreRefused) {
   const char* const kPartOfStep = "from the gradient of some of the step's samples";
-  check("clamp", [](World& world) {
-    Net net(world);
-    net.w1.register_hook([](const at::Tensor& g) { return g.clamp(-0.01, 0.01); });
-    net.backward();
-    net.keep_gradients();
-  }, Refuses::kCuts, kPartOfStep);
-  check("norm", [](World& world) {
-    Net net(world);
-    net.w1.register_hook([](const at::Tensor& g) { return g / g.norm(); });
-    net.backward();
-    net.keep_gradients();
-  }, Refuses::kCuts, kPartOfStep);
-  check("in place", [](World& world) {
-    Net net(world);
-    net.w1.register_hook([](const at::Tensor& g) { g.clamp_(-0.01, 0.01); return g; });
-    net.backward();
-    net.keep_gradients();
-  }, Refuses::kCuts, kPartOfStep);
+  check(
+      "clamp",
+      [](World& world) {
+        Net net(world);
+        net.w1.register_hook([](const at::Tensor& g) { return g.clamp(-0.01, 0.01); });
+        net.backward();
+        net.keep_gradients();
+      },
+      Refuses::kCuts, kPartOfStep);
+  check(
+      "norm",
+      [](World& world) {
+        Net net(world);
+        net.w1.register_hook([](const at::Tensor& g) { return g / g.norm(); });
+        net.backward();
+        net.keep_gradients();
+      },
+      Refuses::kCuts, kPartOfStep);
+  check(
+      "in place",
+      [](World& world) {
+        Net net(world);
+        net.w1.register_hook([](const at::Tensor& g) {
+          g.clamp_(-0.01, 0.01);
+          return g;
+        });
+        net.backward();
+        net.keep_gradients();
+      },
+      Refuses::kCuts, kPartOfStep);
 }
 
 TEST(ExactGradients, TakenByGrad) {
@@ -66,9 +79,13 @@ TEST(ExactGradients, TakenByGrad) {
     std::vector<at::Tensor> sums(3);
     world.each_batch([&](const Batch& batch) {
       const auto gradients = torch::autograd::grad({net.loss(batch)}, net.parameters());
-      for (size_t i = 0; i < 3; ++i) sums[i] = sums[i].defined() ? sums[i] + gradients[i] : gradients[i];
+      for (size_t i = 0; i < 3; ++i) {
+        sums[i] = sums[i].defined() ? sums[i] + gradients[i] : gradients[i];
+      }
     });
-    for (size_t i = 0; i < 3; ++i) world.keep(std::to_string(i), sums[i]);
+    for (size_t i = 0; i < 3; ++i) {
+      world.keep(std::to_string(i), sums[i]);
+    }
   });
 }
 
@@ -158,13 +175,21 @@ TEST(ExactGradients, Optimizers) {
     net.keep();
   };
   check("SGD", [&](World& world) {
-    train(world, [](const Net& net) { return std::make_unique<torch::optim::SGD>(net.parameters(), torch::optim::SGDOptions(0.1).momentum(0.9).weight_decay(0.01)); });
+    train(world, [](const Net& net) {
+      return std::make_unique<torch::optim::SGD>(net.parameters(),
+                                                 torch::optim::SGDOptions(0.1).momentum(0.9).weight_decay(0.01));
+    });
   });
   check("AdamW", [&](World& world) {
-    train(world, [](const Net& net) { return std::make_unique<torch::optim::AdamW>(net.parameters(), torch::optim::AdamWOptions(0.01)); });
+    train(world, [](const Net& net) {
+      return std::make_unique<torch::optim::AdamW>(net.parameters(), torch::optim::AdamWOptions(0.01));
+    });
   });
   check("RMSprop", [&](World& world) {
-    train(world, [](const Net& net) { return std::make_unique<torch::optim::RMSprop>(net.parameters(), torch::optim::RMSpropOptions(0.01).momentum(0.5)); });
+    train(world, [](const Net& net) {
+      return std::make_unique<torch::optim::RMSprop>(net.parameters(),
+                                                     torch::optim::RMSpropOptions(0.01).momentum(0.5));
+    });
   });
   check("plain", [](World& world) {
     Net net(world);
@@ -182,11 +207,14 @@ TEST(ExactGradients, Optimizers) {
 }
 
 TEST(ExactGradients, SamplesAddedTwiceAreRefused) {
-  check("the step twice", [](World& world) {
-    Net net(world);
-    net.backward();
-    net.backward();
-  }, Refuses::kAll, "twice to one gradient");
+  check(
+      "the step twice",
+      [](World& world) {
+        Net net(world);
+        net.backward();
+        net.backward();
+      },
+      Refuses::kAll, "twice to one gradient");
 }
 
 // A gradient that was made from a waiting one keeps its value when the other is written to.
@@ -204,12 +232,15 @@ TEST(ExactGradients, AWrittenGradientLeavesOthersAlone) {
 
 // A loop that does not say where a micro-batch begins.
 TEST(ExactGradients, ALoopThatBeginsNoPassIsRefused) {
-  check("loop", [](World& world) {
-    Net net(world);
-    world.begins_passes = false;
-    net.backward();
-    net.keep_gradients();
-  }, Refuses::kCuts, "run the step as a job");
+  check(
+      "loop",
+      [](World& world) {
+        Net net(world);
+        world.begins_passes = false;
+        net.backward();
+        net.keep_gradients();
+      },
+      Refuses::kCuts, "run the step as a job");
 }
 
 }  // namespace

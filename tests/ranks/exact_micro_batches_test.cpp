@@ -1,7 +1,7 @@
-// How the gradients of a step's micro-batches become one sum in `exact` numerics: in whatever order they come, continued by a job,
-// while the program holds earlier ones, into weights that several axes cut.
-#include "tessera/dtensor/exact_sum.h"
-#include "tessera/dtensor/pending.h"
+// How the gradients of a step's micro-batches become one sum in `exact` numerics: in whatever order they come,
+// continued by a job, while the program holds earlier ones, into weights that several axes cut.
+#include "tessera/dtensor/exact/pending.h"
+#include "tessera/dtensor/plan/exact_sum.h"
 #include "tests/ranks/exact_program.h"
 
 namespace tessera::ranks {
@@ -17,14 +17,19 @@ TEST(ExactMicroBatches, InAnyOrder) {
   };
   check("backwards", run_in([](std::vector<size_t>& order) { std::reverse(order.begin(), order.end()); }));
   check("0, 2, 1", run_in([](std::vector<size_t>& order) {
-          for (size_t i = 1; i + 1 < order.size(); i += 3) std::swap(order[i], order[i + 1]);
+          for (size_t i = 1; i + 1 < order.size(); i += 3) {
+            std::swap(order[i], order[i + 1]);
+          }
         }));
-  check("the first last", run_in([](std::vector<size_t>& order) { std::rotate(order.begin(), order.begin() + 1, order.end()); }));
+  check("the first last",
+        run_in([](std::vector<size_t>& order) { std::rotate(order.begin(), order.begin() + 1, order.end()); }));
 }
 
-// The step's gradients as a job takes them: sums go on where those of earlier micro-batches stopped. `after` each of these.
-std::vector<at::Tensor> continued(World& world, const std::vector<at::Tensor>& parameters, const std::function<at::Tensor(const Batch&)>& loss,
-                                  const std::function<void()>& after = [] {}) {
+// The step's gradients as a job takes them: sums go on where those of earlier micro-batches stopped. `after` each of
+// these.
+std::vector<at::Tensor> continued(
+    World& world, const std::vector<at::Tensor>& parameters, const std::function<at::Tensor(const Batch&)>& loss,
+    const std::function<void()>& after = [] {}) {
   std::vector<at::Tensor> held(parameters.size());
   world.each_batch([&](const Batch& batch) {
     const at::Tensor of_batch = loss(batch);
@@ -34,7 +39,9 @@ std::vector<at::Tensor> continued(World& world, const std::vector<at::Tensor>& p
       gradients = torch::autograd::grad({of_batch}, parameters);
     }
     after();
-    for (size_t i = 0; i < held.size(); ++i) held[i] = held[i].defined() ? held[i].add(gradients[i]) : gradients[i];
+    for (size_t i = 0; i < held.size(); ++i) {
+      held[i] = held[i].defined() ? held[i].add(gradients[i]) : gradients[i];
+    }
   });
   return held;
 }
@@ -64,7 +71,9 @@ TEST(ExactMicroBatches, AGradientHeldOverTheNextKeepsItsValue) {
         return net.loss_of(at::linear(batch.x, half), batch.y);
       };
       const auto gradients = continued(world, {w}, loss, [&] {
-        if (reads_at_once && !value.defined()) value = full_tensor(held).clone();
+        if (reads_at_once && !value.defined()) {
+          value = full_tensor(held).clone();
+        }
       });
       world.keep("w", gradients[0]);
       return reads_at_once ? value : full_tensor(held);
@@ -79,10 +88,14 @@ TEST(ExactMicroBatches, IntoAWeightThatTwoAxesCutAlongOneDim) {
   for (const int tp_order : {0, 1}) {
     check(tp_order == 0 ? "tp outside" : "dp outside", [=](World& world) {
       Placements placements(world.mesh.ndim(), layout::Shard(0));
-      if (placements.size() == 2) placements = {layout::Shard(0, {.order = 1 - tp_order}), layout::Shard(0, {.order = tp_order})};
+      if (placements.size() == 2) {
+        placements = {layout::Shard(0, {.order = 1 - tp_order}), layout::Shard(0, {.order = tp_order})};
+      }
       const at::Tensor w = world.parameter("w", {kHidden, kWidth}, placements);
       Net net(world);
-      world.each_batch([&](const Batch& batch) { net.loss_of(at::linear(at::linear(batch.x, w).tanh(), net.w2), batch.y).backward(); });
+      world.each_batch([&](const Batch& batch) {
+        net.loss_of(at::linear(at::linear(batch.x, w).tanh(), net.w2), batch.y).backward();
+      });
       EXPECT_EQ(spec_of(w.grad())->placements, spec_of(w)->placements);
       world.keep("w", w.grad()), world.keep("w2", net.w2.grad());
     });
@@ -94,11 +107,15 @@ TEST(ScatteringMove, PartsAreCountedFromWhatTheRankHolds) {
   run_on(Mesh::parse("dp=2,tp=2"), [](int64_t) {
     RankState& state = RankState::require();
     const Mesh mesh = Mesh::parse("dp=2,tp=2");
-    const auto spec = [&](const Placement& dp, const Placement& tp) { return Spec::contiguous(mesh, {dp, tp}, {10, 3}, at::kDouble); };
-    dtensor::ScatteringMove way(state.ctx, state.moves, spec({}, layout::Shard(0)), spec(layout::Shard(0, {.order = 1}), layout::Shard(0, {.order = 0})), {0});
+    const auto spec = [&](const Placement& dp, const Placement& tp) {
+      return Spec::contiguous(mesh, {dp, tp}, {10, 3}, at::kDouble);
+    };
+    dtensor::ScatteringMove way(state.ctx, state.moves, spec({}, layout::Shard(0)),
+                                spec(layout::Shard(0, {.order = 1}), layout::Shard(0, {.order = 0})), {0});
     const auto scatter = way.next(0).scatter;
     ASSERT_TRUE(scatter);
-    EXPECT_EQ(scatter->parts, (std::vector<layout::Range>{{0, 3}, {3, 5}}));  // rows [0, 5) of one half, [5, 10) of the other
+    EXPECT_EQ(scatter->parts,
+              (std::vector<layout::Range>{{0, 3}, {3, 5}}));  // rows [0, 5) of one half, [5, 10) of the other
     EXPECT_FALSE(way.rest());
   });
 }

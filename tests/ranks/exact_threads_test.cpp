@@ -1,12 +1,13 @@
-// Every operator of the table of exact rules has the same bits on any number of threads, on both sides of the size at which libtorch's
-// loops are cut (Note [Threads]).
+// Every operator of the table of exact rules has the same bits on any number of threads, on both sides of the size at
+// which libtorch's loops are cut (Note [Threads]).
 #include <map>
 #include <set>
 
 #include <ATen/Parallel.h>
 #include <ATen/TensorIterator.h>
 
-#include "tessera/rules/exact.h"
+#include "tessera/rules/exact/exact.h"
+#include "tessera/rules/exact/exact_table.h"
 #include "tests/ranks/exact_samples.h"
 
 namespace tessera::ranks {
@@ -23,30 +24,44 @@ struct Growth {
   int64_t dim;
 };
 
-constexpr Growth kGrowths[] = {{false, true, 0}, {false, false, 0}, {true, true, 0}, {true, false, 0}, {false, true, -1}, {false, false, -1}, {true, true, -1}, {true, false, -1}};
+constexpr Growth kGrowths[] = {{false, true, 0},  {false, false, 0},  {true, true, 0},  {true, false, 0},
+                               {false, true, -1}, {false, false, -1}, {true, true, -1}, {true, false, -1}};
 
 // Whether kernels that trust their callers may get such operands, and the result is not the square of kLong.
 bool is_safe(const Sample& sample, const Growth& growth) {
-  if (sample.op == "aten::_reshape_alias") return false;
+  if (sample.op == "aten::_reshape_alias") {
+    return false;
+  }
   return growth.only_one ? sample.op.find("_backward") == std::string::npos : sample.op != "tessera::contract";
 }
 
 // The sample with tensors of which one has kLong elements or more; nothing if none grows.
 std::optional<Sample> lengthened(Sample sample, const Growth& growth) {
-  if (!is_safe(sample, growth)) return std::nullopt;
+  if (!is_safe(sample, growth)) {
+    return std::nullopt;
+  }
   const auto all = rules::testing::tensors_of(sample.args);
   int64_t dims = 0;
-  for (const auto& [tensor, arg] : all) dims = std::max(dims, tensor.dim());
+  for (const auto& [tensor, arg] : all) {
+    dims = std::max(dims, tensor.dim());
+  }
   std::vector<at::Tensor> tensors;
   int64_t times = 0;
   for (const auto& [tensor, arg] : all) {
-    const bool grows = tensor.dim() > 0 && tensor.numel() > 0 && !(growth.only_one && times > 0) && !(growth.only_of_most_dims && tensor.dim() < dims);
-    if (grows && times == 0) times = kLong / tensor.numel() + 1;
+    const bool grows = tensor.dim() > 0 && tensor.numel() > 0 && !(growth.only_one && times > 0) &&
+                       !(growth.only_of_most_dims && tensor.dim() < dims);
+    if (grows && times == 0) {
+      times = kLong / tensor.numel() + 1;
+    }
     std::vector<int64_t> repeats(tensor.dim(), 1);
-    if (grows) (growth.dim < 0 ? repeats.back() : repeats.front()) = times;
+    if (grows) {
+      (growth.dim < 0 ? repeats.back() : repeats.front()) = times;
+    }
     tensors.push_back(grows ? tensor.repeat(repeats) : tensor);
   }
-  if (times == 0) return std::nullopt;
+  if (times == 0) {
+    return std::nullopt;
+  }
   sample.args = rules::testing::with_tensors(sample.args, tensors);
   return sample;
 }
@@ -64,7 +79,9 @@ Outcome outcome_on(int threads, const Sample& sample) {
 // Whether the sample runs; if so its bits are compared.
 bool check(const Sample& sample) {
   const Outcome one = outcome_on(1, sample);
-  if (!one.error.empty()) return false;
+  if (!one.error.empty()) {
+    return false;
+  }
   for (int threads : kThreads) {
     EXPECT_EQ(difference(outcome_on(threads, sample), one), "") << sample.op << " on " << threads << " threads";
   }
@@ -78,17 +95,29 @@ void expect_no_bit_of_threads(c10::ScalarType dtype) {
   std::set<std::string> ops, is_long;
   std::map<std::string, int> is_short;
   for (const Sample& sample : exact_samples()) {
-    if (!rules::find_exact_rule(sample.op) || sample.compare != audit::Compare::kValues || writes(sample)) continue;
-    if (is_short[sample.op] < 3) is_short[sample.op] += check(made_wild(sample, dtype));
-    if (is_short[sample.op] == 0) continue;  // refused so far
+    if (!rules::find_exact_rule(sample.op) || sample.compare != audit::Compare::kValues || writes(sample)) {
+      continue;
+    }
+    if (is_short[sample.op] < 3) {
+      is_short[sample.op] += check(made_wild(sample, dtype));
+    }
+    if (is_short[sample.op] == 0) {
+      continue;  // refused so far
+    }
     ops.insert(sample.op);
     for (const Growth& growth : kGrowths) {
-      if (is_long.contains(sample.op)) break;
+      if (is_long.contains(sample.op)) {
+        break;
+      }
       const auto grown = lengthened(sample, growth);
-      if (grown && check(made_wild(*grown, dtype))) is_long.insert(sample.op);
+      if (grown && check(made_wild(*grown, dtype))) {
+        is_long.insert(sample.op);
+      }
     }
   }
-  for (const std::string& op : ops) EXPECT_EQ(is_long.contains(op), !kNotLengthened.contains(op)) << op;
+  for (const std::string& op : ops) {
+    EXPECT_EQ(is_long.contains(op), !kNotLengthened.contains(op)) << op;
+  }
   std::printf("%zu operators, %zu of them on long tensors\n", ops.size(), is_long.size());
   EXPECT_GT(is_long.size(), 100u);
 }

@@ -12,11 +12,17 @@ namespace {
 // The first thing that differs; empty if nothing does.
 std::string difference(const Curve& a, const Curve& b) {
   for (size_t i = 0; i < a.losses.size(); ++i) {
-    if (a.losses[i] != b.losses[i]) return c10::str("loss of step ", i, ": ", a.losses[i], " and ", b.losses[i]);
-    if (a.norms[i] != b.norms[i]) return c10::str("norm of step ", i, ": ", a.norms[i], " and ", b.norms[i]);
+    if (a.losses[i] != b.losses[i]) {
+      return c10::str("loss of step ", i, ": ", a.losses[i], " and ", b.losses[i]);
+    }
+    if (a.norms[i] != b.norms[i]) {
+      return c10::str("norm of step ", i, ": ", a.norms[i], " and ", b.norms[i]);
+    }
   }
   for (const auto& [name, value] : a.parameters) {
-    if (!at::equal(value, b.parameters.at(name))) return name;
+    if (!at::equal(value, b.parameters.at(name))) {
+      return name;
+    }
   }
   return "";
 }
@@ -36,37 +42,48 @@ void expect_same_bits(const Setting& setting, const Config& config, const std::v
 
 models::LlamaConfig llama() {
   models::LlamaConfig config;
-  config.vocab_size = 64, config.dim = 64, config.layers = 2, config.heads = 8, config.kv_heads = 8, config.hidden = 96, config.max_seq = 16;
+  config.vocab_size = 64, config.dim = 64, config.layers = 2, config.heads = 8, config.kv_heads = 8, config.hidden = 96,
+  config.max_seq = 16;
   return config;
 }
 
 models::GptConfig gpt() {
   models::GptConfig config;
-  config.vocab_size = 64, config.dim = 64, config.layers = 2, config.heads = 8, config.max_seq = 16, config.dropout = 0.1;
+  config.vocab_size = 64, config.dim = 64, config.layers = 2, config.heads = 8, config.max_seq = 16,
+  config.dropout = 0.1;
   return config;
 }
 
 const std::vector<Case> kCases = {
-    {"dp=2"}, {"tp=2"}, {"dp=3"}, {"tp=3"}, {"dp=4"}, {"tp=4"}, {"dp=2,tp=2"}, {"1", false, 2}, {"1", false, 3}, {"dp=2", false, 4}, {"1", false, 16},
-    {"dp=8"}, {"tp=8"}, {"dp=3,tp=2", false, 2}, {"dp=2,tp=4"}};
+    {"dp=2"},        {"tp=2"},        {"dp=3"},           {"tp=3"},         {"dp=4"}, {"tp=4"}, {"dp=2,tp=2"},
+    {"1", false, 2}, {"1", false, 3}, {"dp=2", false, 4}, {"1", false, 16}, {"dp=8"}, {"tp=8"}, {"dp=3,tp=2", false, 2},
+    {"dp=2,tp=4"}};
 
 // A vocabulary and a batch that nothing divides, grouped heads, a tied head: three leaves a micro-batch are cut into.
 TEST(Exact, OddSizesGroupedHeadsAndATiedHead) {
   models::LlamaConfig config = llama();
   config.vocab_size = 101, config.kv_heads = 4, config.tie_embeddings = true;
   expect_same_bits<models::Llama>({.batch = 13, .vocabulary = 101, .lattice = layout::Lattice()}, config,
-                                  {{"dp=2"}, {"tp=2"}, {"dp=3"}, {"tp=4"}, {"dp=2,tp=2", false, 3}, {"1", false, 5}, {"dp=4", false, 2}, {"1", false, 13}});
+                                  {{"dp=2"},
+                                   {"tp=2"},
+                                   {"dp=3"},
+                                   {"tp=4"},
+                                   {"dp=2,tp=2", false, 3},
+                                   {"1", false, 5},
+                                   {"dp=4", false, 2},
+                                   {"1", false, 13}});
 }
 
 TEST(Exact, SequenceParallel) {
   const Setting setting = {.lattice = layout::Lattice{.batch = 8, .sequence = 8, .feature = 8}};
-  const std::vector<Case> cases = {{"tp=2"}, {"tp=2", true}, {"tp=4", true}, {"dp=2,tp=2", true, 2}, {"tp=8", true}, {"1", false, 3}};
+  const std::vector<Case> cases = {{"tp=2"},       {"tp=2", true}, {"tp=4", true}, {"dp=2,tp=2", true, 2},
+                                   {"tp=8", true}, {"1", false, 3}};
   expect_same_bits<models::Llama>(setting, llama(), cases);
   expect_same_bits<models::Gpt>(setting, gpt(), cases);
 }
 
-// Both numerics in float32, on this processor, against training in float64 from the same values; and both in float64. AdamW's eps keeps it from
-// scaling up the rounding of single gradients that are nearly zero.
+// Both numerics in float32, on this processor, against training in float64 from the same values; and both in float64.
+// AdamW's eps keeps it from scaling up the rounding of single gradients that are nearly zero.
 template <typename Model, typename Config>
 void expect_rounding_of_fast(Config config, int64_t seed) {
   const Setting fast = {.learning_rate = 1e-4, .eps = 1e-6, .seed = seed};
@@ -74,8 +91,10 @@ void expect_rounding_of_fast(Config config, int64_t seed) {
   exact.lattice = layout::Lattice();
   const Curve in_doubles = train_in_doubles<Model>(fast, config);
   config.dtype = at::kFloat;
-  const Distance by_fast = distance(train<Model>(fast, config, {}), in_doubles), by_exact = distance(train<Model>(exact, config, {}), in_doubles);
-  std::cout << "exact: " << str(by_exact) << "; fast: " << str(by_fast) << "; " << times_as_far(by_exact, by_fast) << " times as far\n";
+  const Distance by_fast = distance(train<Model>(fast, config, {}), in_doubles),
+                 by_exact = distance(train<Model>(exact, config, {}), in_doubles);
+  std::cout << "exact: " << str(by_exact) << "; fast: " << str(by_fast) << "; " << times_as_far(by_exact, by_fast)
+            << " times as far\n";
   EXPECT_LE(times_as_far(by_exact, by_fast), kRounding);
 
   config.dtype = at::kDouble;
@@ -90,14 +109,19 @@ TEST(Exact, TrainsAsFastNumericsDo) {
   }
 }
 
-double clip(const std::vector<at::Tensor>& parameters) { return optim::clip_grad_norm(parameters, 1.0).item().toDouble(); }
+double clip(const std::vector<at::Tensor>& parameters) {
+  return optim::clip_grad_norm(parameters, 1.0).item().toDouble();
+}
 
 // With our own norm, and attention by blocks: on one rank that has the bits of its parts.
 TEST(Exact, AttentionByBlocksAndTheClipNorm) {
-  const std::vector<Case> cases = {{"dp=2"}, {"tp=2"}, {"tp=3"}, {"dp=3"}, {"tp=4"}, {"dp=2,tp=2", false, 2}, {"tp=8"}, {"1", false, 3}};
-  const Setting setting = {.lattice = layout::Lattice(), .clip = clip}, by_positions = {.lattice = layout::Lattice{8, 8, 8}, .clip = clip};
+  const std::vector<Case> cases = {{"dp=2"}, {"tp=2"},       {"tp=3"}, {"dp=3"}, {"tp=4"}, {"dp=2,tp=2", false, 2},
+                                   {"tp=8"}, {"1", false, 3}};
+  const Setting setting = {.lattice = layout::Lattice(), .clip = clip},
+                by_positions = {.lattice = layout::Lattice{8, 8, 8}, .clip = clip};
   models::LlamaConfig config = llama();
-  const Curve parts = train<models::Llama>(setting, config, {}), parts_by_positions = train<models::Llama>(by_positions, config, {});
+  const Curve parts = train<models::Llama>(setting, config, {}),
+              parts_by_positions = train<models::Llama>(by_positions, config, {});
   config.fused_attention = true;
   EXPECT_EQ(difference(train<models::Llama>(setting, config, {}), parts), "");
   EXPECT_EQ(difference(train<models::Llama>(by_positions, config, {}), parts_by_positions), "");

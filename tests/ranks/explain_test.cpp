@@ -11,10 +11,10 @@
 #include <torch/nn/modules/linear.h>
 #include <torch/optim.h>
 
-#include "tessera/comm/run_ranks.h"
-#include "tessera/dtensor/dtensor.h"
-#include "tessera/dtensor/explain.h"
-#include "tessera/dtensor/find_nan.h"
+#include "tessera/comm/threads/run_ranks.h"
+#include "tessera/dtensor/front/dtensor.h"
+#include "tessera/dtensor/watch/explain.h"
+#include "tessera/dtensor/watch/find_nan.h"
 #include "tessera/models/llama.h"
 #include "tessera/parallel/deferred.h"
 #include "tessera/parallel/generate_plan.h"
@@ -31,7 +31,8 @@ constexpr int64_t kBatch = 4, kLength = 16, kLayers = 2;
 
 models::LlamaConfig small() {
   models::LlamaConfig config;
-  config.vocab_size = 64, config.dim = 32, config.layers = kLayers, config.heads = 4, config.kv_heads = 4, config.hidden = 48;
+  config.vocab_size = 64, config.dim = 32, config.layers = kLayers, config.heads = 4, config.kv_heads = 4,
+  config.hidden = 48;
   config.max_seq = kLength;
   return config;
 }
@@ -56,25 +57,39 @@ Explained explain_step(const StepOptions& options, int64_t rank = 0) {
   comm::run_ranks(mesh.size(), [&](int64_t own) {
     manual_seed(3);
     std::optional<layout::Lattice> lattice;
-    if (options.is_exact) set_numerics(Numerics::kExact, lattice.emplace(layout::Lattice{.batch = kBatch, .sequence = 8, .feature = 8}));
+    if (options.is_exact) {
+      set_numerics(Numerics::kExact, lattice.emplace(layout::Lattice{.batch = kBatch, .sequence = 8, .feature = 8}));
+    }
     auto model = parallel::deferred([&] { return models::Llama(small()); });
     torch::optim::AdamW optimizer(model->parameters(), 1e-3);
-    const auto plan = parallel::generate_plan(*model, {.mesh = mesh, .sequence_parallel = options.sequence_parallel, .heads = 4, .kv_heads = 4, .lattice = lattice});
+    const auto plan = parallel::generate_plan(
+        *model,
+        {.mesh = mesh, .sequence_parallel = options.sequence_parallel, .heads = 4, .kv_heads = 4, .lattice = lattice});
     parallel::place(*model, plan, &optimizer);
-    parallel::Job job(model.ptr(), plan, [model](const std::vector<at::Tensor>& batch) mutable { return model->loss(batch[0], batch[1]); });
+    parallel::Job job(model.ptr(), plan, [model](const std::vector<at::Tensor>& batch) mutable {
+      return model->loss(batch[0], batch[1]);
+    });
     auto& ledger = comm::RankContext::require().ledger;
     ledger.clear();
     std::optional<Explain> explain;
-    if (options.is_explained) explain.emplace();
+    if (options.is_explained) {
+      explain.emplace();
+    }
     const auto loss = job(at::ones({kBatch, kLength}, at::kLong), at::ones({kBatch, kLength}, at::kLong));
     loss.backward();
     optimizer.step();
-    if (explain) explain->stop();
+    if (explain) {
+      explain->stop();
+    }
     const double value = full_tensor(loss.detach()).item<double>();
-    if (own != rank) return;
+    if (own != rank) {
+      return;
+    }
     result.ledger = ledger;
     result.loss = value;
-    if (explain) result.report = explain->report();
+    if (explain) {
+      result.report = explain->report();
+    }
   });
   return result;
 }
@@ -85,7 +100,9 @@ struct Bytes {
 Bytes total_of(const trace::Ledger& ledger) {
   Bytes total;
   for (const auto& entry : ledger.entries()) {
-    if (entry.op == "full_tensor") continue;  // of the loss, after the end
+    if (entry.op == "full_tensor") {
+      continue;  // of the loss, after the end
+    }
     total.calls += entry.calls;
     total.bytes += entry.bytes;
   }
@@ -107,10 +124,14 @@ TEST(Explain, BytesAndCollectivesAreTheLedgers) {
         // By operator too.
         std::map<std::string, int64_t> of_op, of_ledger;
         for (const auto& call : step.report.calls) {
-          if (!is_exact && call.bytes() > 0) of_op[call.op] += call.bytes();
+          if (!is_exact && call.bytes() > 0) {
+            of_op[call.op] += call.bytes();
+          }
         }
         for (const auto& entry : step.ledger.entries()) {
-          if (!is_exact && entry.op != "full_tensor") of_ledger[entry.op] += entry.bytes;
+          if (!is_exact && entry.op != "full_tensor") {
+            of_ledger[entry.op] += entry.bytes;
+          }
         }
         EXPECT_EQ(of_op, of_ledger);
       }
@@ -120,14 +141,17 @@ TEST(Explain, BytesAndCollectivesAreTheLedgers) {
 
 TEST(Explain, ChangesNoBit) {
   for (const bool is_exact : {false, true}) {
-    EXPECT_EQ(explain_step({.is_exact = is_exact}).loss, explain_step({.is_exact = is_exact, .is_explained = false}).loss);
+    EXPECT_EQ(explain_step({.is_exact = is_exact}).loss,
+              explain_step({.is_exact = is_exact, .is_explained = false}).loss);
   }
 }
 
 // Calls of an operator in a phase and a module.
 int64_t calls_of(const ExplainReport& report, const std::string& op, OpPhase phase, const std::string& module) {
   int64_t calls = 0;
-  for (const auto& call : report.calls) calls += call.op == op && call.place.phase == phase && call.place.module == module ? call.calls : 0;
+  for (const auto& call : report.calls) {
+    calls += call.op == op && call.place.phase == phase && call.place.module == module ? call.calls : 0;
+  }
   return calls;
 }
 
@@ -136,14 +160,17 @@ TEST(Explain, OperatorsStandInTheModuleWhoseParameterTheyRead) {
   SCOPED_TRACE(report.text());
   std::set<std::string> products;  // of forward: linear modules
   for (const auto& call : report.calls) {
-    if (call.place.phase == OpPhase::kForward && call.op == "tessera::contract") products.insert(call.place.module);
+    if (call.place.phase == OpPhase::kForward && call.op == "tessera::contract") {
+      products.insert(call.place.module);
+    }
   }
   EXPECT_EQ(products.size(), 7u * kLayers + 1);  // seven products a layer, and the head
   for (const auto& module : products) {
     // The two products of attention follow that of the values.
     const int64_t calls = has(module, "v_proj") ? 3 : 1;
     EXPECT_EQ(calls_of(report, "tessera::contract", OpPhase::kForward, module), calls) << module;
-    EXPECT_EQ(calls_of(report, "tessera::contract", OpPhase::kBackward, module), 2 * calls) << module;  // of both operands
+    EXPECT_EQ(calls_of(report, "tessera::contract", OpPhase::kBackward, module), 2 * calls)
+        << module;  // of both operands
   }
   int64_t calls = 0, bytes = 0;
   for (const auto& total : report.modules()) {
@@ -153,7 +180,9 @@ TEST(Explain, OperatorsStandInTheModuleWhoseParameterTheyRead) {
   EXPECT_EQ(bytes, report.bytes());
   EXPECT_GT(calls, 100);
   // A step folds to one layer.
-  for (const auto& total : report.folded().modules()) EXPECT_FALSE(has(total.module, ".0.")) << total.module;
+  for (const auto& total : report.folded().modules()) {
+    EXPECT_FALSE(has(total.module, ".0.")) << total.module;
+  }
   EXPECT_EQ(report.folded().bytes(), report.bytes());
   EXPECT_EQ(report.folded().collective_calls(), report.collective_calls());
 }
@@ -162,22 +191,29 @@ TEST(Explain, TextIsNoWiderThanAskedAndJsonReadsBack) {
   const auto report = explain_step({.mesh = "dp=2,tp=2", .sequence_parallel = true}).report;
   for (const size_t width : {60, 100, 160}) {
     std::istringstream lines(report.text(width));
-    for (std::string line; std::getline(lines, line);) EXPECT_LE(line.size(), width) << line;
+    for (std::string line; std::getline(lines, line);) {
+      EXPECT_LE(line.size(), width) << line;
+    }
   }
   const auto json = nlohmann::json::parse(report.json());
   int64_t bytes = 0;
-  for (const auto& call : json.at("calls")) bytes += call.at("bytes").get<int64_t>();
+  for (const auto& call : json.at("calls")) {
+    bytes += call.at("bytes").get<int64_t>();
+  }
   EXPECT_EQ(bytes, report.bytes());
   EXPECT_EQ(json.at("bytes"), report.bytes());
   EXPECT_EQ(json.at("calls").size(), report.calls.size());
 }
 
-// Without sequence parallelism every half of a layer is merged whole. The lines to write are those that make the plan sequence parallel.
+// Without sequence parallelism every half of a layer is merged whole. The lines to write are those that make the plan
+// sequence parallel.
 TEST(Explain, MergesThatThePlanCouldCutAreNamed) {
   const auto lines_of = [](const ExplainReport& report) {
     std::set<std::string> lines;
     for (const auto& one : report.worst(100)) {
-      if (one.move.remedy == Remedy::kPlanPart) lines.insert(one.move.line);
+      if (one.move.remedy == Remedy::kPlanPart) {
+        lines.insert(one.move.line);
+      }
     }
     return lines;
   };
@@ -185,14 +221,22 @@ TEST(Explain, MergesThatThePlanCouldCutAreNamed) {
     const auto report = explain_step({.mesh = "tp=2", .is_exact = is_exact}).report;
     std::set<std::string> wanted;
     const auto model = parallel::deferred([&] { return models::Llama(small()); });
-    for (const auto& entry : parallel::generate_plan(*model, {.mesh = Mesh::parse("tp=2"), .sequence_parallel = true, .heads = 4, .kv_heads = 4}).parameters) {
-      if (entry.output) wanted.insert("plan: \"" + entry.pattern + "\" output " + layout::str(Mesh::parse("tp=2"), *entry.output));
+    for (const auto& entry :
+         parallel::generate_plan(*model,
+                                 {.mesh = Mesh::parse("tp=2"), .sequence_parallel = true, .heads = 4, .kv_heads = 4})
+             .parameters) {
+      if (entry.output) {
+        wanted.insert("plan: \"" + entry.pattern + "\" output " + layout::str(Mesh::parse("tp=2"), *entry.output));
+      }
     }
     EXPECT_EQ(wanted.size(), 3u);
     EXPECT_EQ(lines_of(report), wanted);
-    for (const auto& one : report.worst()) EXPECT_TRUE(wanted.contains(one.move.line)) << one.text();
+    for (const auto& one : report.worst()) {
+      EXPECT_TRUE(wanted.contains(one.move.line)) << one.text();
+    }
     EXPECT_EQ(report.worst().front().operators, kLayers);
-    EXPECT_EQ(lines_of(explain_step({.mesh = "tp=2", .sequence_parallel = true, .is_exact = is_exact}).report), std::set<std::string>{});
+    EXPECT_EQ(lines_of(explain_step({.mesh = "tp=2", .sequence_parallel = true, .is_exact = is_exact}).report),
+              std::set<std::string>{});
   }
 }
 
@@ -222,7 +266,9 @@ TEST(Explain, TheLineToWriteSavesWhatItSays) {
   comm::run_ranks(mesh.size(), [&](int64_t) {
     const auto x = distribute(at::randn({64, 16}), mesh, "{tp: S(1)}");
     const auto body = [&](const at::Tensor& operand) {
-      for (int i = 0; i < 3; ++i) at::cumsum(operand.clone(), 1);
+      for (int i = 0; i < 3; ++i) {
+        at::cumsum(operand.clone(), 1);
+      }
     };
     Explain explain;
     body(x);
@@ -235,7 +281,8 @@ TEST(Explain, TheLineToWriteSavesWhatItSays) {
     EXPECT_EQ(worst[0].move.argument, "self");
     EXPECT_EQ(worst[0].move.from, "{tp: S(1)}");
     EXPECT_EQ(worst[0].move.saved(), report.bytes());
-    EXPECT_EQ(worst[0].text(), "self = tessera::redistribute(self, \"" + worst[0].move.to + "\");  // once, before these 3 operators");
+    EXPECT_EQ(worst[0].text(),
+              "self = tessera::redistribute(self, \"" + worst[0].move.to + "\");  // once, before these 3 operators");
     EXPECT_TRUE(has(report.text(), worst[0].move.line));
     // The program with the line in it: one redistribution, which is the program's own.
     Explain again;
@@ -309,7 +356,10 @@ TEST(FindNan, NamesOperatorModuleAndRank) {
       full_tensor(y);
     });
   });
-  EXPECT_TRUE(has(error, "[find_nan] aten::log gave NaN on rank 2 (2 of 8 elements of its part, operator 2, forward, layers.1.mlp)")) << error;
+  EXPECT_TRUE(
+      has(error,
+          "[find_nan] aten::log gave NaN on rank 2 (2 of 8 elements of its part, operator 2, forward, layers.1.mlp)"))
+      << error;
   EXPECT_TRUE(has(error, "self Float[8, 4] {tp: S(0)} -> Float[8, 4] {tp: S(0)}")) << error;
 }
 
@@ -377,12 +427,16 @@ TEST(FindNan, AHealthyStepHasNone) {
     comm::run_ranks(2, [&](int64_t) {
       const auto mesh = Mesh::parse("tp=2");
       manual_seed(3);
-      if (is_exact) set_numerics(Numerics::kExact, {.batch = kBatch, .sequence = 8, .feature = 8});
+      if (is_exact) {
+        set_numerics(Numerics::kExact, {.batch = kBatch, .sequence = 8, .feature = 8});
+      }
       auto model = parallel::deferred([&] { return models::Llama(small()); });
       torch::optim::AdamW optimizer(model->parameters(), 1e-3);
       auto plan = parallel::generate_plan(*model, {.mesh = mesh, .heads = 4, .kv_heads = 4});
       parallel::place(*model, plan, &optimizer);
-      parallel::Job job(model.ptr(), plan, [model](const std::vector<at::Tensor>& batch) mutable { return model->loss(batch[0], batch[1]); });
+      parallel::Job job(model.ptr(), plan, [model](const std::vector<at::Tensor>& batch) mutable {
+        return model->loss(batch[0], batch[1]);
+      });
       NanFinder finder;
       job(at::ones({kBatch, kLength}, at::kLong), at::ones({kBatch, kLength}, at::kLong)).backward();
       optimizer.step();

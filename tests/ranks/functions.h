@@ -19,10 +19,13 @@ inline std::pair<at::Tensor, at::Tensor> value_and_gradient(const Function& func
   return {found.detach(), x.grad()};
 }
 
-// Of `value` in every layout on meshes of 3 and of 2 x 2 ranks, and of a plain tensor in a rank. What the functions give must be real.
+// Of `value` in every layout on meshes of 3 and of 2 x 2 ranks, and of a plain tensor in a rank. What the functions
+// give must be real.
 inline void expect_those_of_one_device(const Functions& functions, const at::Tensor& value) {
   std::vector<std::pair<at::Tensor, at::Tensor>> expected;
-  for (const auto& [name, function] : functions) expected.push_back(value_and_gradient(function, value.clone().requires_grad_()));
+  for (const auto& [name, function] : functions) {
+    expected.push_back(value_and_gradient(function, value.clone().requires_grad_()));
+  }
   const auto expect_alike = [&](size_t i, const at::Tensor& x, const std::string& layout) {
     SCOPED_TRACE(c10::str(functions[i].first, " of ", layout));
     const auto [found, gradient] = value_and_gradient(functions[i].second, x);

@@ -7,9 +7,9 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
-#include "tessera/comm/run_ranks.h"
-#include "tessera/dtensor/dtensor.h"
-#include "tessera/dtensor/registry.h"
+#include "tessera/comm/threads/run_ranks.h"
+#include "tessera/dtensor/front/dtensor.h"
+#include "tessera/dtensor/state/state.h"
 
 namespace {
 thread_local int64_t allocations = 0;
@@ -17,7 +17,9 @@ thread_local int64_t allocations = 0;
 
 void* operator new(size_t size) {
   ++allocations;
-  if (void* memory = std::malloc(size)) return memory;
+  if (void* memory = std::malloc(size)) {
+    return memory;
+  }
   throw std::bad_alloc();
 }
 void operator delete(void* memory) noexcept { std::free(memory); }
@@ -47,7 +49,9 @@ constexpr int64_t kOwn = 5;
 constexpr int64_t kViewReplay = 9;
 
 int64_t allocations_of(const Body& body, const at::Tensor& x, const at::Tensor& w) {
-  for (int i = 0; i < 3; ++i) body(x, w);
+  for (int i = 0; i < 3; ++i) {
+    body(x, w);
+  }
   const int64_t before = allocations;
   body(x, w);
   return allocations - before;
@@ -74,14 +78,19 @@ TEST(HitPath, PlansEachKindOfCallOnce) {
   const auto mesh = layout::Mesh::parse("dp=2,tp=2");
   comm::run_fake(mesh.size(), 0, [&] {
     const RankState& state = RankState::require();
-    const at::Tensor x = distribute(at::ones({8, 4}), mesh, "{dp: S(0)}"), w = distribute(at::ones({4, 4}), mesh, "{tp: S(1)}");
+    const at::Tensor x = distribute(at::ones({8, 4}), mesh, "{dp: S(0)}"),
+                     w = distribute(at::ones({4, 4}), mesh, "{tp: S(1)}");
     const auto call_all = [&] {
-      for (const Case& c : kCases) c.body(x, w);
+      for (const Case& c : kCases) {
+        c.body(x, w);
+      }
     };
     call_all();
     const size_t first = state.plans.size();
     EXPECT_GE(first, std::size(kCases));
-    for (int i = 0; i < 5; ++i) call_all();
+    for (int i = 0; i < 5; ++i) {
+      call_all();
+    }
     EXPECT_EQ(state.plans.size(), first);
     at::add(x, x, 3);
     EXPECT_EQ(state.plans.size(), first + 1);

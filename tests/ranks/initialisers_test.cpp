@@ -112,18 +112,21 @@ TEST_P(Initialisers, GiveTheBitsOfOneDevice) {
       const Values many = placed(sizes, mesh, placements);
       ASSERT_EQ(one.size(), many.size());
       for (size_t i = 0; i < one.size(); ++i) {
-        EXPECT_TRUE(at::equal(one[i].second, many[i].second)) << one[i].first << "\n" << one[i].second << "\n" << many[i].second;
+        EXPECT_TRUE(at::equal(one[i].second, many[i].second)) << one[i].first << "\n"
+                                                              << one[i].second << "\n"
+                                                              << many[i].second;
       }
     }
   }
 }
 
 INSTANTIATE_TEST_SUITE_P(Sizes, Initialisers,
-                         testing::Values(Sizes{12}, Sizes{1}, Sizes{12, 6}, Sizes{7, 5}, Sizes{5, 9}, Sizes{2, 1}, Sizes{6, 4, 3},
-                                         Sizes{5, 7, 2}, Sizes{3, 2, 3, 3}),
+                         testing::Values(Sizes{12}, Sizes{1}, Sizes{12, 6}, Sizes{7, 5}, Sizes{5, 9}, Sizes{2, 1},
+                                         Sizes{6, 4, 3}, Sizes{5, 7, 2}, Sizes{3, 2, 3, 3}),
                          [](const auto& info) { return base::join(info.param, "x"); });
 
-// The control of the above: every initialiser that draws gives other values for another seed, and no two parameters share theirs.
+// The control of the above: every initialiser that draws gives other values for another seed, and no two parameters
+// share theirs.
 TEST(Controls, ValuesComeFromTheSeedAndThePlace) {
   const Values one = on_one_device({7, 5});
   const Values other = comm::run_ranks(1, [] {
@@ -164,7 +167,8 @@ TEST(Sparse, WorksOnPlacedParameters) {
     auto linear = make();
     return fill(linear);
   });
-  EXPECT_EQ((one[0].second == 0).sum(0).eq(3).all().item<bool>(), true) << one[0].second;  // ceil(0.4 * 7) in each column
+  EXPECT_EQ((one[0].second == 0).sum(0).eq(3).all().item<bool>(), true)
+      << one[0].second;  // ceil(0.4 * 7) in each column
   for (const std::string text : {"tp=2", "tp=3", "dp=2,tp=2"}) {
     const Mesh mesh = Mesh::parse(text);
     for (const Placements& placements : storages(mesh, Sizes(2, 4))) {

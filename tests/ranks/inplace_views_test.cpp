@@ -13,36 +13,45 @@ const Functions& functions() {
       {"unsqueeze_", [](const at::Tensor& x) { return (x * 2).unsqueeze_(1); }},
       {"squeeze_", [](const at::Tensor& x) { return x.unsqueeze(0).mul(2).unsqueeze_(2).squeeze_(); }},
       {"squeeze_ of a dim", [](const at::Tensor& x) { return x.sum(1, /*keepdim=*/true).squeeze_(-1); }},
-      {"squeeze_ of dims", [](const at::Tensor& x) { return (x.view({4, 1, 6, 1}) * 2).squeeze_(at::IntArrayRef({1, 3})); }},
-      {"as_strided_, as it is", [](const at::Tensor& x) { return x.mean(1, /*keepdim=*/true).as_strided_({4, 1}, {1, 7}); }},
+      {"squeeze_ of dims",
+       [](const at::Tensor& x) { return (x.view({4, 1, 6, 1}) * 2).squeeze_(at::IntArrayRef({1, 3})); }},
+      {"as_strided_, as it is",
+       [](const at::Tensor& x) { return x.mean(1, /*keepdim=*/true).as_strided_({4, 1}, {1, 7}); }},
       {"as_strided_", [](const at::Tensor& x) { return (x * 2).as_strided_({3, 2}, {1, 6}, 2); }},
-      {"as_strided_, written to", [](const at::Tensor& x) { return (x * 2).as_strided_({3, 2}, {1, 6}, 2).mul_(waves({3, 2}, 0.5)); }},
+      {"as_strided_, written to",
+       [](const at::Tensor& x) { return (x * 2).as_strided_({3, 2}, {1, 6}, 2).mul_(waves({3, 2}, 0.5)); }},
       {"of a sum", [](const at::Tensor& x) { return x.matmul(waves({6, 5})).t_().add_(1); }},
-      {"of a view", [](const at::Tensor& x) {
+      {"of a view",
+       [](const at::Tensor& x) {
          at::Tensor view = (x * 2).slice(1, 0, 1);
          return view.squeeze_(1);
        }},
-      {"of a view, its base", [](const at::Tensor& x) {
+      {"of a view, its base",
+       [](const at::Tensor& x) {
          const at::Tensor base = x * 2;
          base.slice(1, 0, 1).squeeze_(1);
          return base;
        }},
-      {"of a view, written to, its base", [](const at::Tensor& x) {
+      {"of a view, written to, its base",
+       [](const at::Tensor& x) {
          const at::Tensor base = x * 2;
          base.slice(1, 1, 5).t_().mul_(waves({4, 4}, 0.5));
          return base;
        }},
-      {"of a view, written to", [](const at::Tensor& x) {
+      {"of a view, written to",
+       [](const at::Tensor& x) {
          const at::Tensor base = x * 2;
          at::Tensor view = base.slice(1, 1, 5);
          return view.t_().mul_(waves({4, 4}, 0.5));
        }},
-      {"of a view, its base written to", [](const at::Tensor& x) {
+      {"of a view, its base written to",
+       [](const at::Tensor& x) {
          at::Tensor base = x * 2, view = base.slice(1, 1, 5).t_();
          base.mul_(waves({4, 6}, 0.5));
          return view * 1;
        }},
-      {"of a view, a view of it written to", [](const at::Tensor& x) {
+      {"of a view, a view of it written to",
+       [](const at::Tensor& x) {
          const at::Tensor base = x * 2;
          at::Tensor view = base.slice(1, 1, 5);
          view.t_().select(0, 3).mul_(waves({4}, 0.5));
@@ -90,13 +99,16 @@ TEST(InPlaceViews, OfParameters) {
 // A view would be replayed in backward from the sizes that its base has by then.
 TEST(InPlaceViews, OfABaseOfLivingViewsAreRefused) {
   const Mesh mesh = Mesh::parse("a=2");
-  EXPECT_SAYS(failure_on(2, [&](int64_t) {
-                const at::Tensor x = distribute(waves({4, 4}), mesh, {layout::Shard(0)}), row = x.select(0, 1);
-                x.t_();
-              }),
+  EXPECT_SAYS(failure_on(2,
+                         [&](int64_t) {
+                           const at::Tensor x = distribute(waves({4, 4}), mesh, {layout::Shard(0)}),
+                                            row = x.select(0, 1);
+                           x.t_();
+                         }),
               "[aten::t_] other tensors are views of this one");
   run_on(mesh, [&](int64_t) {
-    const at::Tensor x = distribute(waves({4, 4}), mesh, {layout::Shard(0)}), labels = distribute(integers({4, 4}, at::kLong), mesh, {layout::Shard(0)});
+    const at::Tensor x = distribute(waves({4, 4}), mesh, {layout::Shard(0)}),
+                     labels = distribute(integers({4, 4}, at::kLong), mesh, {layout::Shard(0)});
     x.select(0, 1).add_(1);
     EXPECT_NO_THROW(x.t_());  // the view is gone
     const at::Tensor row = labels.select(0, 1);

@@ -32,8 +32,10 @@ std::vector<at::Tensor> parts_of(const at::Tensor& fused, Take take) {
 at::Tensor heads_of(const at::Tensor& x) { return x.view({kSamples, kLength, kDim / kHead, kHead}).transpose(1, 2); }
 
 // Attention of one fused product, as GPT-2 has it.
-at::Tensor attention(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias, const at::Tensor& out, Take take) {
-  const at::Tensor fused = at::addmm(bias, x.view({kSamples * kLength, kDim}), weight).view({kSamples, kLength, 3 * kDim});
+at::Tensor attention(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias, const at::Tensor& out,
+                     Take take) {
+  const at::Tensor fused =
+      at::addmm(bias, x.view({kSamples * kLength, kDim}), weight).view({kSamples, kLength, 3 * kDim});
   const auto parts = parts_of(fused, take);
   const at::Tensor scores = at::softmax(heads_of(parts[0]).matmul(heads_of(parts[1]).transpose(2, 3)), -1);
   const at::Tensor mixed = scores.matmul(heads_of(parts[2])).transpose(1, 2).reshape({kSamples * kLength, kDim});
@@ -41,15 +43,20 @@ at::Tensor attention(const at::Tensor& x, const at::Tensor& weight, const at::Te
 }
 
 std::vector<at::Tensor> leaves() {
-  return {waves({kSamples, kLength, kDim}), waves({kDim, 3 * kDim}, 0.21), waves({3 * kDim}, 0.5), waves({kDim, kDim}, 0.11)};
+  return {waves({kSamples, kLength, kDim}), waves({kDim, 3 * kDim}, 0.21), waves({3 * kDim}, 0.5),
+          waves({kDim, kDim}, 0.11)};
 }
 
 std::vector<at::Tensor> with_gradients(std::vector<at::Tensor> of) {
-  for (at::Tensor& tensor : of) tensor.requires_grad_();
+  for (at::Tensor& tensor : of) {
+    tensor.requires_grad_();
+  }
   return of;
 }
 
-void expect_close(const at::Tensor& found, const at::Tensor& expected) { EXPECT_LE(error_of(full_tensor(found.detach()), expected), 1e-12); }
+void expect_close(const at::Tensor& found, const at::Tensor& expected) {
+  EXPECT_LE(error_of(full_tensor(found.detach()), expected), 1e-12);
+}
 
 TEST(Interleaved, FusedAttentionSendsOneSumForwardAndOneBackward) {
   const Mesh mesh = Mesh::parse("tp=4");
@@ -60,8 +67,10 @@ TEST(Interleaved, FusedAttentionSendsOneSumForwardAndOneBackward) {
     SCOPED_TRACE(static_cast<int>(take));
     run_on(mesh, [&](int64_t) {
       const auto values = leaves();
-      const auto x = with_gradients({distribute(values[0], mesh, {Replicate()}), distribute(values[1], mesh, {InterleavedShard(1, 3, {.unit = kHead})}),
-                                     distribute(values[2], mesh, {InterleavedShard(0, 3, {.unit = kHead})}), distribute(values[3], mesh, {Shard(0, {.unit = kHead})})});
+      const auto x = with_gradients({distribute(values[0], mesh, {Replicate()}),
+                                     distribute(values[1], mesh, {InterleavedShard(1, 3, {.unit = kHead})}),
+                                     distribute(values[2], mesh, {InterleavedShard(0, 3, {.unit = kHead})}),
+                                     distribute(values[3], mesh, {Shard(0, {.unit = kHead})})});
       ledger().clear();
       const at::Tensor found = redistribute(attention(x[0], x[1], x[2], x[3], take), {Replicate()});
       EXPECT_EQ(ledger().calls_of("all_reduce", "tp"), 1) << ledger().json();
@@ -104,16 +113,22 @@ TEST(Interleaved, OtherUsesAreRight) {
       [](const at::Tensor& x) { return x.reshape({72}).roll(1); },
   };
   run_on(mesh, [&](int64_t) {
-    for (const Placement& placement : {InterleavedShard(1, 3), InterleavedShard(1, 2), InterleavedShard(1, 3, {.unit = 2}), InterleavedShard(0, 2)}) {
-      for (const Placement& other : {Placement(Replicate()), Placement(Shard(0)), Placement(Partial()), InterleavedShard(1, 3)}) {
-        if (!layout::is_valid(mesh, {other, placement}, 2)) continue;
+    for (const Placement& placement : {InterleavedShard(1, 3), InterleavedShard(1, 2),
+                                       InterleavedShard(1, 3, {.unit = 2}), InterleavedShard(0, 2)}) {
+      for (const Placement& other :
+           {Placement(Replicate()), Placement(Shard(0)), Placement(Partial()), InterleavedShard(1, 3)}) {
+        if (!layout::is_valid(mesh, {other, placement}, 2)) {
+          continue;
+        }
         for (size_t i = 0; i < uses.size(); ++i) {
-          const at::Tensor plain = value.clone().requires_grad_(), x = spread(value, mesh, {other, placement}).requires_grad_();
+          const at::Tensor plain = value.clone().requires_grad_(),
+                           x = spread(value, mesh, {other, placement}).requires_grad_();
           const at::Tensor expected = uses[i](plain), found = uses[i](x);
           EXPECT_LE(error_of(full_tensor(found.detach()), expected.detach()), 1e-12) << i << " of " << spec_of(x).str();
           expected.square().sum().backward();
           found.square().sum().backward();
-          EXPECT_LE(error_of(full_tensor(x.grad()), plain.grad()), 1e-12) << "gradient of " << i << " of " << spec_of(x).str();
+          EXPECT_LE(error_of(full_tensor(x.grad()), plain.grad()), 1e-12)
+              << "gradient of " << i << " of " << spec_of(x).str();
         }
       }
     }
@@ -127,13 +142,16 @@ TEST(Interleaved, RandomNumbersAreThoseOfTheWhole) {
     for (auto kind : {dtensor::GeneratorKind::kCounter, dtensor::GeneratorKind::kStock}) {
       dtensor::set_generator(kind);
       std::vector<at::Tensor> drawn;
-      for (const Placement& placement : {Placement(Replicate()), InterleavedShard(0, 3), InterleavedShard(1, 2, {.unit = 3})}) {
+      for (const Placement& placement :
+           {Placement(Replicate()), InterleavedShard(0, 3), InterleavedShard(1, 2, {.unit = 3})}) {
         dtensor::manual_seed(7);
         const at::Tensor x = distribute(at::zeros({18, 24}), mesh, {placement});
         drawn.push_back(full_tensor(x.normal_()));
         drawn.push_back(full_tensor(at::dropout(distribute(at::ones({18, 24}), mesh, {placement}), 0.5, true)));
       }
-      for (size_t i = 2; i < drawn.size(); ++i) EXPECT_TRUE(at::equal(drawn[i], drawn[i % 2])) << i;
+      for (size_t i = 2; i < drawn.size(); ++i) {
+        EXPECT_TRUE(at::equal(drawn[i], drawn[i % 2])) << i;
+      }
     }
     dtensor::set_generator(dtensor::GeneratorKind::kCounter);
   });

@@ -23,7 +23,9 @@ struct NetImpl : torch::nn::Module {
     second = register_module("second", torch::nn::Linear(8, 3));
     to(torch::kDouble);
   }
-  at::Tensor forward(const at::Tensor& x, const at::Tensor& y) { return at::mse_loss(second(torch::gelu(first(x))), y); }
+  at::Tensor forward(const at::Tensor& x, const at::Tensor& y) {
+    return at::mse_loss(second(torch::gelu(first(x))), y);
+  }
   torch::nn::Linear first{nullptr}, second{nullptr}, unused{nullptr};
 };
 TORCH_MODULE(Net);
@@ -47,7 +49,8 @@ struct Placed {
   void expect_gradients_placed() const {
     for (const auto& item : net->named_parameters()) {
       const at::Tensor gradient = item.value().grad();
-      EXPECT_TRUE(!gradient.defined() || spec_of(gradient)->placements == spec_of(item.value())->placements) << item.key();
+      EXPECT_TRUE(!gradient.defined() || spec_of(gradient)->placements == spec_of(item.value())->placements)
+          << item.key();
     }
   }
 
@@ -65,10 +68,13 @@ struct Placed {
   Job job;
 };
 
-void expect_close(const std::map<std::string, at::Tensor>& one, const std::map<std::string, at::Tensor>& many, double factor = 1) {
+void expect_close(const std::map<std::string, at::Tensor>& one, const std::map<std::string, at::Tensor>& many,
+                  double factor = 1) {
   for (const auto& [name, gradient] : one) {
     ASSERT_EQ(gradient.defined(), many.at(name).defined()) << name;
-    if (!gradient.defined()) continue;
+    if (!gradient.defined()) {
+      continue;
+    }
     EXPECT_TRUE(at::allclose(gradient * factor, many.at(name), 1e-12, 1e-14)) << name;
   }
 }
@@ -80,12 +86,15 @@ std::map<std::string, at::Tensor> plain_gradients(int64_t samples) {
     Net net;
     net(inputs(samples), targets(samples)).backward();
     std::map<std::string, at::Tensor> all;
-    for (const auto& item : net->named_parameters()) all[item.key()] = item.value().grad();
+    for (const auto& item : net->named_parameters()) {
+      all[item.key()] = item.value().grad();
+    }
     return all;
   });
 }
 
-std::map<std::string, at::Tensor> gradients_of(const std::string& mesh, int64_t samples, parallel::JobOptions options = {}) {
+std::map<std::string, at::Tensor> gradients_of(const std::string& mesh, int64_t samples,
+                                               parallel::JobOptions options = {}) {
   return run_ranks(Mesh::parse(mesh).size(), [&] {
     Placed placed(mesh, options);
     placed.job(inputs(samples), targets(samples)).backward();
@@ -98,13 +107,14 @@ TEST(Parallelize, NeedsNoOptimizer) {
   const auto one = plain_gradients(6);
   for (const int64_t accumulate : {1, 2}) {
     expect_close(one, run_ranks(2, [&] {
-      Placed placed("dp=2");  // another net takes its place
-      manual_seed(3);
-      placed.net = deferred([] { return Net(); });
-      placed.job = parallelize(placed.net, generate_plan(*placed.net, {.devices = 2}), {.accumulate = accumulate});
-      placed.job(inputs(6), targets(6)).backward();
-      return placed.gradients();
-    }));
+                   Placed placed("dp=2");  // another net takes its place
+                   manual_seed(3);
+                   placed.net = deferred([] { return Net(); });
+                   placed.job =
+                       parallelize(placed.net, generate_plan(*placed.net, {.devices = 2}), {.accumulate = accumulate});
+                   placed.job(inputs(6), targets(6)).backward();
+                   return placed.gradients();
+                 }));
   }
 }
 
@@ -148,10 +158,15 @@ TEST(Rows, EachRankReadsOneBlockOfItsOwn) {
           const auto tp = mesh.find_axis("tp");
           const bool counts = !tp || (*mesh.coord_of(rank))[*tp] == 0;
           const Rows& rows = read[rank];
-          for (size_t i = 1; i < rows.size(); ++i) EXPECT_EQ(rows[i].begin, rows[i - 1].end) << "rank " << rank;
-          EXPECT_TRUE(counts || rows == read[rank - 1]) << "rank " << rank << " reads other rows than its tensor-parallel neighbour";
+          for (size_t i = 1; i < rows.size(); ++i) {
+            EXPECT_EQ(rows[i].begin, rows[i - 1].end) << "rank " << rank;
+          }
+          EXPECT_TRUE(counts || rows == read[rank - 1])
+              << "rank " << rank << " reads other rows than its tensor-parallel neighbour";
           for (const layout::Range& range : rows) {
-            for (int64_t i = range.begin; counts && i < range.end; ++i) ++times.at(i);
+            for (int64_t i = range.begin; counts && i < range.end; ++i) {
+              ++times.at(i);
+            }
           }
         }
         EXPECT_EQ(times, std::vector<int>(samples, 1));
@@ -186,7 +201,8 @@ TEST(Backward, BesideAnotherTerm) {
   const auto one = plain_gradients(6);
   auto both = run_ranks(2, [&] {
     Placed placed("dp=2");
-    (placed.job(inputs(6), targets(6)) + placed.net->unused->weight.sum() * 4 + placed.net->first->bias.sum()).backward();
+    (placed.job(inputs(6), targets(6)) + placed.net->unused->weight.sum() * 4 + placed.net->first->bias.sum())
+        .backward();
     return placed.gradients();
   });
   EXPECT_TRUE(at::equal(both.at("unused.weight"), at::full({2, 2}, 4.0, at::kDouble)));
@@ -252,11 +268,13 @@ at::Tensor masks(const std::string& text, int64_t samples, int64_t accumulate, i
     const Plan plan = generate_plan(*net, {.mesh = mesh});
     place(*net, plan);
     at::Tensor all = at::full({samples, 8}, -1.0, at::kDouble);
-    Job job(net.ptr(), plan, [&](const Tensors& batch) {
-      const at::Tensor hidden = torch::dropout(at::ones_like(net->first(batch[0])), 0.4, true);
-      all.index_put_({full_tensor(batch[1])}, full_tensor(hidden));
-      return hidden.mean() * net->first->bias.sum();
-    }, {.accumulate = accumulate});
+    Job job(net.ptr(), plan,
+            [&](const Tensors& batch) {
+              const at::Tensor hidden = torch::dropout(at::ones_like(net->first(batch[0])), 0.4, true);
+              all.index_put_({full_tensor(batch[1])}, full_tensor(hidden));
+              return hidden.mean() * net->first->bias.sum();
+            },
+            {.accumulate = accumulate});
     job.set_step(step);
     job(inputs(samples), at::arange(samples));
     return all;
@@ -288,11 +306,14 @@ std::string error_of(const std::string& mesh, Body&& body) {
   return "no error";
 }
 
-void expect_says(const std::string& message, const std::string& part) { EXPECT_NE(message.find(part), std::string::npos) << message; }
+void expect_says(const std::string& message, const std::string& part) {
+  EXPECT_NE(message.find(part), std::string::npos) << message;
+}
 
 TEST(Refused, TheModelBesideItsJob) {
   for (const char* mesh : {"1", "dp=2", "dp=2,tp=2"}) {
-    expect_says(error_of(mesh, [](Placed& placed) { placed.net(inputs(4), targets(4)); }), "`first.weight` meets a plain tensor outside of its job");
+    expect_says(error_of(mesh, [](Placed& placed) { placed.net(inputs(4), targets(4)); }),
+                "`first.weight` meets a plain tensor outside of its job");
   }
   const auto one = plain_gradients(4);
   run_ranks(2, [&] {  // what is accepted instead
@@ -305,7 +326,8 @@ TEST(Refused, TheModelBesideItsJob) {
 }
 
 TEST(Refused, TensorsThatDisagree) {
-  expect_says(error_of("dp=2", [](Placed& placed) { placed.job(inputs(4), targets(5)); }), "disagree on the number of samples: 4 and [5, 3]");
+  expect_says(error_of("dp=2", [](Placed& placed) { placed.job(inputs(4), targets(5)); }),
+              "disagree on the number of samples: 4 and [5, 3]");
 }
 
 TEST(Refused, NoSamples) {
@@ -314,30 +336,38 @@ TEST(Refused, NoSamples) {
 }
 
 TEST(Refused, RowsOfAnotherSize) {
-  expect_says(error_of("dp=2", [](Placed& placed) {
-    placed.job.run_rows(4, [](int64_t, int64_t) { return Tensors{inputs(4), targets(4)}; });
-  }), "expected plain tensors with the 2 samples [");
+  expect_says(error_of("dp=2",
+                       [](Placed& placed) {
+                         placed.job.run_rows(4, [](int64_t, int64_t) { return Tensors{inputs(4), targets(4)}; });
+                       }),
+              "expected plain tensors with the 2 samples [");
 }
 
 TEST(Refused, ALossThatIsNone) {
   const auto with_loss = [](Job::Loss loss) {
     return error_of("dp=2", [&](Placed& placed) { Job(placed.net.ptr(), placed.job.plan(), loss)(inputs(4)); });
   };
-  expect_says(with_loss([](const Tensors& batch) { return batch[0].mul(2); }), "must return its mean loss as a scalar, got a tensor of [4, 6]");
-  expect_says(with_loss([](const Tensors&) { return at::Tensor(); }), "must return its mean loss as a scalar, got nothing");
+  expect_says(with_loss([](const Tensors& batch) { return batch[0].mul(2); }),
+              "must return its mean loss as a scalar, got a tensor of [4, 6]");
+  expect_says(with_loss([](const Tensors&) { return at::Tensor(); }),
+              "must return its mean loss as a scalar, got nothing");
   expect_says(with_loss([](const Tensors& batch) { return batch[0].mean(); }), "no parameter");
 }
 
 TEST(Refused, BackwardWithoutRetaining) {
-  expect_says(error_of("dp=2", [](Placed& placed) {
-    at::Tensor loss = placed.job(inputs(4), targets(4));
-    loss.backward();
-    loss.backward();
-  }), "a second time");
+  expect_says(error_of("dp=2",
+                       [](Placed& placed) {
+                         at::Tensor loss = placed.job(inputs(4), targets(4));
+                         loss.backward();
+                         loss.backward();
+                       }),
+              "a second time");
 }
 
 TEST(Refused, AccumulatingLessThanOne) {
-  expect_says(error_of("1", [](Placed& placed) { Job(placed.net.ptr(), placed.job.plan(), nullptr, {.accumulate = 0}); }), "accumulate must be at least 1, got 0");
+  expect_says(
+      error_of("1", [](Placed& placed) { Job(placed.net.ptr(), placed.job.plan(), nullptr, {.accumulate = 0}); }),
+      "accumulate must be at least 1, got 0");
 }
 
 }  // namespace

@@ -3,8 +3,8 @@
 #include <gtest/gtest.h>
 #include <torch/optim.h>
 
-#include "tessera/comm/run_ranks.h"
-#include "tessera/dtensor/dtensor.h"
+#include "tessera/comm/threads/run_ranks.h"
+#include "tessera/dtensor/front/dtensor.h"
 #include "tessera/models/llama.h"
 #include "tessera/parallel/deferred.h"
 #include "tessera/parallel/generate_plan.h"
@@ -14,7 +14,8 @@ namespace tessera {
 namespace {
 
 constexpr int64_t kRanks = 4, kBatch = 2, kLength = 16, kDim = 32, kLayers = 2, kVocabulary = 64;
-// One activation [batch, sequence, dim] of doubles, and what a rank sends of it in one all-gather or reduce-scatter of a ring.
+// One activation [batch, sequence, dim] of doubles, and what a rank sends of it in one all-gather or reduce-scatter of
+// a ring.
 constexpr int64_t kActivation = kBatch * kLength * kDim * 8;
 constexpr int64_t kPass = kActivation * (kRanks - 1) / kRanks;
 
@@ -27,25 +28,40 @@ trace::Ledger ledger_of_step(bool sequence_parallel, bool keep_gathered, std::op
   const auto mesh = layout::Mesh::parse("tp=4");
   comm::run_ranks(kRanks, [&](int64_t rank) {
     dtensor::manual_seed(3);
-    if (lattice) dtensor::set_numerics(dtensor::Numerics::kExact, *lattice);
+    if (lattice) {
+      dtensor::set_numerics(dtensor::Numerics::kExact, *lattice);
+    }
     auto model = parallel::deferred([&] { return models::Llama(config); });
-    const auto plan = parallel::generate_plan(*model, {.mesh = mesh, .sequence_parallel = sequence_parallel, .heads = 4, .kv_heads = 4,
-                                                       .keep_gathered = keep_gathered, .lattice = lattice});
+    const auto plan = parallel::generate_plan(*model, {.mesh = mesh,
+                                                       .sequence_parallel = sequence_parallel,
+                                                       .heads = 4,
+                                                       .kv_heads = 4,
+                                                       .keep_gathered = keep_gathered,
+                                                       .lattice = lattice});
     parallel::place(*model, plan);
-    parallel::Job job(model.ptr(), plan, [model](const std::vector<at::Tensor>& batch) mutable { return model->loss(batch[0], batch[1]); });
+    parallel::Job job(model.ptr(), plan, [model](const std::vector<at::Tensor>& batch) mutable {
+      return model->loss(batch[0], batch[1]);
+    });
     comm::RankContext::require().ledger.clear();
     job(at::ones({kBatch, kLength}, at::kLong), at::ones({kBatch, kLength}, at::kLong)).backward();
-    if (rank == 0) ledger = comm::RankContext::require().ledger;
+    if (rank == 0) {
+      ledger = comm::RankContext::require().ledger;
+    }
   });
   return ledger;
 }
 
-int64_t bytes_of(const trace::Ledger& ledger, const std::string& collective) { return ledger.bytes_of(collective, "tp"); }
-int64_t calls_of(const trace::Ledger& ledger, const std::string& collective) { return ledger.calls_of(collective, "tp"); }
+int64_t bytes_of(const trace::Ledger& ledger, const std::string& collective) {
+  return ledger.bytes_of(collective, "tp");
+}
+int64_t calls_of(const trace::Ledger& ledger, const std::string& collective) {
+  return ledger.calls_of(collective, "tp");
+}
 
-// The loss with a cut vocabulary: for every token the maximum and the sum over the vocabulary, forward, and one sum backward; two
-// scalars (the picked logits, the count of targets).
-constexpr int64_t kTokenReduce = 2 * kBatch * kLength * 8 * (kRanks - 1) / kRanks, kScalarReduce = 2 * 8 * (kRanks - 1) / kRanks;
+// The loss with a cut vocabulary: for every token the maximum and the sum over the vocabulary, forward, and one sum
+// backward; two scalars (the picked logits, the count of targets).
+constexpr int64_t kTokenReduce = 2 * kBatch * kLength * 8 * (kRanks - 1) / kRanks,
+                  kScalarReduce = 2 * 8 * (kRanks - 1) / kRanks;
 constexpr int64_t kLossCalls = 5, kLossBytes = 3 * kTokenReduce + 2 * kScalarReduce;
 // The gradients of the norms' weights [dim] are sums over the cut sequence.
 constexpr int64_t kNorms = 2 * kLayers + 1, kNormBytes = kNorms * 2 * kDim * 8 * (kRanks - 1) / kRanks;
@@ -80,14 +96,17 @@ TEST(Ledger, RegatheringCostsOneAllGatherMoreForEachHalf) {
   EXPECT_EQ(bytes_of(ledger, "reduce_scatter"), kMerges * kPass);
 }
 
-// Exact merges send what a ring would: one pass for a product whose result is cut, two for a whole one. Q, K and V merge each on
-// their own in backward, as do gate and up.
+// Exact merges send what a ring would: one pass for a product whose result is cut, two for a whole one. Q, K and V
+// merge each on their own in backward, as do gate and up.
 TEST(Ledger, ExactMergesScatterUnderSequenceParallelism) {
   constexpr int64_t kProducts = (2 + 3 + 2) * kLayers + 1;
   const auto bytes_of_products = [](bool sequence_parallel) {
     int64_t bytes = 0;
-    for (const trace::LedgerEntry& entry : ledger_of_step(sequence_parallel, true, layout::Lattice{.batch = 2, .sequence = 8, .feature = 8}).entries()) {
-      if (entry.collective == "exact_merge" && entry.op == "tessera::contract") bytes += entry.bytes;
+    for (const trace::LedgerEntry& entry :
+         ledger_of_step(sequence_parallel, true, layout::Lattice{.batch = 2, .sequence = 8, .feature = 8}).entries()) {
+      if (entry.collective == "exact_merge" && entry.op == "tessera::contract") {
+        bytes += entry.bytes;
+      }
     }
     return bytes;
   };
@@ -95,7 +114,8 @@ TEST(Ledger, ExactMergesScatterUnderSequenceParallelism) {
   EXPECT_EQ(bytes_of_products(false), kProducts * 2 * kPass);
 }
 
-// Of a rank that holds several nodes every one is sent: 8 leaves on 3 ranks are 3, 3 and 2, which are two nodes, two and one.
+// Of a rank that holds several nodes every one is sent: 8 leaves on 3 ranks are 3, 3 and 2, which are two nodes, two
+// and one.
 TEST(Ledger, ExactMergesCountTheNodesThatARankSends) {
   constexpr int64_t kRows = 6, kBytes = kRows * 8, kSent[] = {2 * kBytes, 2 * kBytes, 4 * kBytes / 3};
   const auto mesh = layout::Mesh::parse("tp=3");
@@ -115,7 +135,8 @@ TEST(Ledger, ExactMergesCountTheNodesThatARankSends) {
 template <typename Optimizer, typename Options>
 int64_t bytes_of_optimizer(const Options& options) {
   models::LlamaConfig config;
-  config.vocab_size = kVocabulary, config.dim = kDim, config.layers = 1, config.heads = 4, config.kv_heads = 4, config.hidden = 48;
+  config.vocab_size = kVocabulary, config.dim = kDim, config.layers = 1, config.heads = 4, config.kv_heads = 4,
+  config.hidden = 48;
   config.max_seq = kLength;
   int64_t bytes = 0;
   const auto mesh = layout::Mesh::parse("dp=2,tp=2");
@@ -123,19 +144,23 @@ int64_t bytes_of_optimizer(const Options& options) {
     dtensor::manual_seed(3);
     auto model = parallel::deferred([&] { return models::Llama(config); });
     Optimizer optimizer(model->parameters(), options);
-    const auto plan = parallel::generate_plan(*model, {.mesh = mesh, .sequence_parallel = true, .heads = 4, .kv_heads = 4});
+    const auto plan =
+        parallel::generate_plan(*model, {.mesh = mesh, .sequence_parallel = true, .heads = 4, .kv_heads = 4});
     parallel::place(*model, plan, &optimizer);
     trace::Ledger& ledger = comm::RankContext::require().ledger;
     for (int64_t step = 0; step < 2; ++step) {
-      const at::Tensor tokens = dtensor::distribute(at::ones({kBatch, kLength}, at::kLong), mesh, {layout::Shard(0), layout::Replicate()},
-                                                    {{{.label = layout::Label::kBatch, .extent = kBatch, .total = kBatch}}, {}});
+      const at::Tensor tokens =
+          dtensor::distribute(at::ones({kBatch, kLength}, at::kLong), mesh, {layout::Shard(0), layout::Replicate()},
+                              {{{.label = layout::Label::kBatch, .extent = kBatch, .total = kBatch}}, {}});
       model->loss(tokens, tokens).backward();
       for (const at::Tensor& parameter : model->parameters()) {
         parameter.mutable_grad() = dtensor::redistribute(parameter.grad(), dtensor::spec_of(parameter)->placements);
       }
       ledger.clear();
       optimizer.step();
-      if (rank == 0) bytes += ledger.total_bytes();
+      if (rank == 0) {
+        bytes += ledger.total_bytes();
+      }
     }
   });
   return bytes;

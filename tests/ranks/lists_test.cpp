@@ -19,7 +19,9 @@ const std::vector<Sizes>& shapes() {
 // One tensor of each shape, positive values.
 Tensors values(double step) {
   Tensors list;
-  for (const Sizes& sizes : shapes()) list.push_back(waves(sizes, step) + 1.5);
+  for (const Sizes& sizes : shapes()) {
+    list.push_back(waves(sizes, step) + 1.5);
+  }
   return list;
 }
 
@@ -32,28 +34,38 @@ class Layouts {
 
   Tensors spread_all(const Tensors& list, Lie lie) {
     Tensors result;
-    for (const at::Tensor& value : list) result.push_back(spread_one(value, lie));
+    for (const at::Tensor& value : list) {
+      result.push_back(spread_one(value, lie));
+    }
     return result;
   }
 
   // The same placements for every tensor of one place in the lists.
   std::vector<Placements> draw_cuts() {
     std::vector<Placements> cuts;
-    for (const Sizes& sizes : shapes()) cuts.push_back(draw(static_cast<int64_t>(sizes.size()), Lie::kCut));
+    for (const Sizes& sizes : shapes()) {
+      cuts.push_back(draw(static_cast<int64_t>(sizes.size()), Lie::kCut));
+    }
     return cuts;
   }
 
  private:
   Placements draw(int64_t ndim, Lie lie) {
     std::vector<Placement> choices = {layout::Replicate()};
-    if (lie != Lie::kCut) choices.push_back(layout::Partial());
-    for (int64_t dim = 0; dim < ndim; ++dim) choices.push_back(layout::Shard(dim));
+    if (lie != Lie::kCut) {
+      choices.push_back(layout::Partial());
+    }
+    for (int64_t dim = 0; dim < ndim; ++dim) {
+      choices.push_back(layout::Shard(dim));
+    }
     const auto all = every_layout(mesh_, ndim, choices);
     return all[random_() % all.size()];
   }
 
   at::Tensor spread_one(const at::Tensor& value, Lie lie) {
-    if (lie == Lie::kAnywhereOrPlain && random_() % 4 == 0) return value.clone();
+    if (lie == Lie::kAnywhereOrPlain && random_() % 4 == 0) {
+      return value.clone();
+    }
     return spread(value, mesh_, draw(value.dim(), lie));
   }
 
@@ -63,7 +75,9 @@ class Layouts {
 
 void expect_equal(const Tensors& found, const Tensors& expected, const std::string& what) {
   ASSERT_EQ(found.size(), expected.size()) << what;
-  for (size_t i = 0; i < found.size(); ++i) EXPECT_LE(error_of(full_tensor(found[i]), expected[i]), 1e-12) << what << " element " << i;
+  for (size_t i = 0; i < found.size(); ++i) {
+    EXPECT_LE(error_of(full_tensor(found[i]), expected[i]), 1e-12) << what << " element " << i;
+  }
 }
 
 // Reads the lists, writes none.
@@ -85,10 +99,12 @@ const Reading kReadings[] = {
     {"maximum.List", [](const Tensors& a, const Tensors& b, const Tensors&) { return at::_foreach_maximum(a, b); }},
     {"sqrt", [](const Tensors& a, const Tensors&, const Tensors&) { return at::_foreach_sqrt(a); }},
     {"pow.Scalar", [](const Tensors& a, const Tensors&, const Tensors&) { return at::_foreach_pow(a, 3); }},
-    {"addcmul.Scalar", [](const Tensors& a, const Tensors& b, const Tensors& c) { return at::_foreach_addcmul(a, b, c, 0.5); }},
+    {"addcmul.Scalar",
+     [](const Tensors& a, const Tensors& b, const Tensors& c) { return at::_foreach_addcmul(a, b, c, 0.5); }},
     {"norm 1", [](const Tensors& a, const Tensors&, const Tensors&) { return at::_foreach_norm(a, 1); }},
     {"norm 2", [](const Tensors& a, const Tensors&, const Tensors&) { return at::_foreach_norm(a, 2); }},
-    {"norm inf", [](const Tensors& a, const Tensors&, const Tensors&) { return at::_foreach_norm(a, std::numeric_limits<double>::infinity()); }},
+    {"norm inf", [](const Tensors& a, const Tensors&,
+                    const Tensors&) { return at::_foreach_norm(a, std::numeric_limits<double>::infinity()); }},
     {"max", [](const Tensors& a, const Tensors&, const Tensors&) { return at::_foreach_max(a); }},
 };
 
@@ -120,8 +136,10 @@ const Writing kWritings[] = {
     {"mul_.Tensor", [](const Tensors& a, const Tensors& b, const Tensors&) { at::_foreach_mul_(a, b[0].sum()); }},
     {"div_.ScalarList", [](const Tensors& a, const Tensors&, const Tensors&) { at::_foreach_div_(a, numbers()); }},
     {"lerp_.Scalar", [](const Tensors& a, const Tensors& b, const Tensors&) { at::_foreach_lerp_(a, b, 0.25); }},
-    {"addcmul_.Scalar", [](const Tensors& a, const Tensors& b, const Tensors& c) { at::_foreach_addcmul_(a, b, c, 0.5); }},
-    {"addcdiv_.ScalarList", [](const Tensors& a, const Tensors& b, const Tensors& c) { at::_foreach_addcdiv_(a, b, c, numbers()); }},
+    {"addcmul_.Scalar",
+     [](const Tensors& a, const Tensors& b, const Tensors& c) { at::_foreach_addcmul_(a, b, c, 0.5); }},
+    {"addcdiv_.ScalarList",
+     [](const Tensors& a, const Tensors& b, const Tensors& c) { at::_foreach_addcdiv_(a, b, c, numbers()); }},
     {"copy_", [](const Tensors& a, const Tensors& b, const Tensors&) { at::_foreach_copy_(a, b); }},
     {"zero_", [](const Tensors& a, const Tensors&, const Tensors&) { at::_foreach_zero_(a); }},
     {"sqrt_", [](const Tensors& a, const Tensors&, const Tensors&) { at::_foreach_sqrt_(a); }},
@@ -137,7 +155,8 @@ TEST(Lists, OperatorsWriteElementsThatLieAnywhere) {
       for (uint64_t seed = 0; seed < 12; ++seed) {
         for (Lie lie : {Lie::kCut, Lie::kAnywhere, Lie::kAnywhereOrPlain}) {
           Layouts layouts(mesh, seed);
-          const Tensors x = layouts.spread_all(a, Lie::kCut), y = layouts.spread_all(b, lie), z = layouts.spread_all(c, lie);
+          const Tensors x = layouts.spread_all(a, Lie::kCut), y = layouts.spread_all(b, lie),
+                        z = layouts.spread_all(c, lie);
           op.run(x, y, z);
           expect_equal(x, expected, c10::str(op.name, " seed ", seed));
         }
@@ -160,7 +179,9 @@ TEST(Lists, ElementsThatLieAlikeStayWhereTheyAre) {
       }
       const Tensors sum = at::_foreach_add(x, y);
       expect_equal(sum, expected, c10::str("seed ", seed));
-      for (size_t i = 0; i < cuts.size(); ++i) EXPECT_EQ(spec_of(sum[i]).layout_str(), spec_of(x[i]).layout_str());
+      for (size_t i = 0; i < cuts.size(); ++i) {
+        EXPECT_EQ(spec_of(sum[i]).layout_str(), spec_of(x[i]).layout_str());
+      }
       const Tensors norms = at::_foreach_norm(sum);
       EXPECT_LE(error_of(full_tensor(at::stack(norms)), at::stack(at::_foreach_norm(expected))), 1e-12);
     }
@@ -185,7 +206,9 @@ struct Fused {
 
 Fused fused_values() {
   Fused all{values(0.37), values(0.53), values(0.71), values(0.91), values(1.13), {}};
-  for (size_t i = 0; i < shapes().size(); ++i) all.steps.push_back(at::full({}, 3.0, at::kFloat));
+  for (size_t i = 0; i < shapes().size(); ++i) {
+    all.steps.push_back(at::full({}, 3.0, at::kFloat));
+  }
   return all;
 }
 
@@ -195,15 +218,36 @@ struct FusedStep {
 };
 
 const FusedStep kSteps[] = {
-    {"adamw", [](const Fused& f) { at::_fused_adamw_(f.parameters, f.gradients, f.first, f.second, {}, f.steps, 0.1, 0.9, 0.99, 0.01, 1e-8, false, false); }},
-    {"adamw amsgrad", [](const Fused& f) { at::_fused_adamw_(f.parameters, f.gradients, f.first, f.second, f.largest, f.steps, 0.1, 0.9, 0.99, 0.01, 1e-8, true, true); }},
-    {"adamw scaled", [](const Fused& f) {
-       at::_fused_adamw_(f.parameters, f.gradients, f.first, f.second, {}, f.steps, 0.1, 0.9, 0.99, 0.01, 1e-8, false, false, at::full({1}, 8.0, at::kFloat), at::zeros({1}, at::kFloat));
+    {"adamw",
+     [](const Fused& f) {
+       at::_fused_adamw_(f.parameters, f.gradients, f.first, f.second, {}, f.steps, 0.1, 0.9, 0.99, 0.01, 1e-8, false,
+                         false);
      }},
-    {"adam tensor lr", [](const Fused& f) { at::_fused_adam_(f.parameters, f.gradients, f.first, f.second, {}, f.steps, at::full({}, 0.1), 0.9, 0.99, 0.01, 1e-8, false, false); }},
-    {"sgd", [](const Fused& f) { at::_fused_sgd_(f.parameters, f.gradients, f.first, 0.01, 0.9, 0.1, 0.0, true, false, false); }},
-    {"sgd without momentum", [](const Fused& f) { at::_fused_sgd_(f.parameters, f.gradients, {}, 0.01, 0.0, 0.1, 0.0, false, false, false); }},
-    {"adagrad", [](const Fused& f) { at::_fused_adagrad_(f.parameters, f.gradients, f.first, f.steps, 0.1, 0.01, 0.01, 1e-8, false); }},
+    {"adamw amsgrad",
+     [](const Fused& f) {
+       at::_fused_adamw_(f.parameters, f.gradients, f.first, f.second, f.largest, f.steps, 0.1, 0.9, 0.99, 0.01, 1e-8,
+                         true, true);
+     }},
+    {"adamw scaled",
+     [](const Fused& f) {
+       at::_fused_adamw_(f.parameters, f.gradients, f.first, f.second, {}, f.steps, 0.1, 0.9, 0.99, 0.01, 1e-8, false,
+                         false, at::full({1}, 8.0, at::kFloat), at::zeros({1}, at::kFloat));
+     }},
+    {"adam tensor lr",
+     [](const Fused& f) {
+       at::_fused_adam_(f.parameters, f.gradients, f.first, f.second, {}, f.steps, at::full({}, 0.1), 0.9, 0.99, 0.01,
+                        1e-8, false, false);
+     }},
+    {"sgd",
+     [](const Fused& f) {
+       at::_fused_sgd_(f.parameters, f.gradients, f.first, 0.01, 0.9, 0.1, 0.0, true, false, false);
+     }},
+    {"sgd without momentum",
+     [](const Fused& f) { at::_fused_sgd_(f.parameters, f.gradients, {}, 0.01, 0.0, 0.1, 0.0, false, false, false); }},
+    {"adagrad",
+     [](const Fused& f) {
+       at::_fused_adagrad_(f.parameters, f.gradients, f.first, f.steps, 0.1, 0.01, 0.01, 1e-8, false);
+     }},
 };
 
 TEST(Lists, FusedOptimizersStepParametersThatLieAnywhere) {
@@ -217,8 +261,9 @@ TEST(Lists, FusedOptimizersStepParametersThatLieAnywhere) {
         for (Lie lie : {Lie::kCut, Lie::kAnywhere, Lie::kAnywhereOrPlain}) {  // of the gradients
           Layouts layouts(mesh, seed);
           const Lie of_state = lie == Lie::kCut ? Lie::kCut : Lie::kAnywhere;
-          Fused found{layouts.spread_all(start.parameters, Lie::kCut), layouts.spread_all(start.gradients, lie), layouts.spread_all(start.first, Lie::kCut),
-                      layouts.spread_all(start.second, of_state), layouts.spread_all(start.largest, Lie::kCut), fused_values().steps};
+          Fused found{layouts.spread_all(start.parameters, Lie::kCut), layouts.spread_all(start.gradients, lie),
+                      layouts.spread_all(start.first, Lie::kCut),      layouts.spread_all(start.second, of_state),
+                      layouts.spread_all(start.largest, Lie::kCut),    fused_values().steps};
           step.run(found);
           const std::string what = c10::str(step.name, " seed ", seed);
           expect_equal(found.parameters, expected.parameters, what + " parameters");
@@ -236,32 +281,44 @@ TEST(Lists, FusedOptimizersSayWhatTheyCannotWrite) {
   const Mesh mesh = Mesh::parse("a=2");
   const auto message = failure_on(2, [&](int64_t) {
     Fused f = fused_values();
-    for (at::Tensor& parameter : f.parameters) parameter = distribute(parameter, mesh, "{a: S(0)}");
+    for (at::Tensor& parameter : f.parameters) {
+      parameter = distribute(parameter, mesh, "{a: S(0)}");
+    }
     kSteps[0].run(f);
   });
   EXPECT_SAYS(message, "into a plain tensor");
-  EXPECT_SAYS(failure_on(2, [&](int64_t) {
-    dtensor::set_numerics(dtensor::Numerics::kExact);
-    Fused f = fused_values();
-    for (at::Tensor& parameter : f.parameters) parameter = distribute(parameter, mesh, "{a: S(0)}");
-    kSteps[0].run(f);
-  }), "fused=False");
+  EXPECT_SAYS(failure_on(2,
+                         [&](int64_t) {
+                           dtensor::set_numerics(dtensor::Numerics::kExact);
+                           Fused f = fused_values();
+                           for (at::Tensor& parameter : f.parameters) {
+                             parameter = distribute(parameter, mesh, "{a: S(0)}");
+                           }
+                           kSteps[0].run(f);
+                         }),
+              "fused=False");
 }
 
 TEST(Lists, EveryRankLearnsOfInfinitiesInAnyPart) {
   const Mesh mesh = Mesh::parse("a=2,b=2");
   for (const bool overflows : {false, true}) {
     Tensors gradients = values(0.37);
-    if (overflows) gradients[0][4][1] = std::numeric_limits<double>::infinity();
+    if (overflows) {
+      gradients[0][4][1] = std::numeric_limits<double>::infinity();
+    }
     Tensors expected;
-    for (const at::Tensor& gradient : gradients) expected.push_back(gradient * 0.5);
+    for (const at::Tensor& gradient : gradients) {
+      expected.push_back(gradient * 0.5);
+    }
     run_on(mesh, [&](int64_t) {
       for (uint64_t seed = 0; seed < 12; ++seed) {
         for (const bool in_region : {false, true}) {
           Layouts layouts(mesh, seed);
           const Tensors found = layouts.spread_all(gradients, overflows ? Lie::kCut : Lie::kAnywhere);
           at::Tensor flag = at::zeros({1}, at::kFloat), inverse = at::full({1}, 0.5, at::kFloat);
-          if (in_region) flag = distribute(flag, mesh, "{}"), inverse = distribute(inverse, mesh, "{}");
+          if (in_region) {
+            flag = distribute(flag, mesh, "{}"), inverse = distribute(inverse, mesh, "{}");
+          }
           at::_amp_foreach_non_finite_check_and_unscale_(found, flag, inverse);
           EXPECT_EQ(full_tensor(flag).item<float>(), overflows ? 1 : 0) << "seed " << seed;
           expect_equal(found, expected, c10::str("seed ", seed));

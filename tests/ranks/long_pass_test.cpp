@@ -14,7 +14,9 @@ Program long_program(int64_t nodes) {
     Net net(world);
     world.each_batch([&](const Batch& batch) {
       at::Tensor logits = at::linear(net.hidden(batch.x), net.w2);
-      for (int64_t i = 0; i < nodes; ++i) logits = i % 2 == 0 ? logits * 1.5 : logits * (1 / 1.5);
+      for (int64_t i = 0; i < nodes; ++i) {
+        logits = i % 2 == 0 ? logits * 1.5 : logits * (1 / 1.5);
+      }
       net.loss_of(logits, batch.y).backward();
     });
     net.keep_gradients();
@@ -22,11 +24,18 @@ Program long_program(int64_t nodes) {
 }
 
 std::string differs_from_one_rank(const Program& program, const Cell& cell, Numerics numerics) {
-  const Outcome one = run_program(program, kWhole, numerics, Lattice{2, 1, 8}), found = run_program(program, cell, numerics, Lattice{2, 1, 8});
-  if (numerics == Numerics::kExact) return difference(found, one);
-  if (!found.error.empty()) return found.error;
+  const Outcome one = run_program(program, kWhole, numerics, Lattice{2, 1, 8}),
+                found = run_program(program, cell, numerics, Lattice{2, 1, 8});
+  if (numerics == Numerics::kExact) {
+    return difference(found, one);
+  }
+  if (!found.error.empty()) {
+    return found.error;
+  }
   for (const auto& [name, value] : one.results) {
-    if (const double error = error_of(found.results.at(name), value); !(error <= 1e-12)) return c10::str(name, " is off by ", error);
+    if (const double error = error_of(found.results.at(name), value); !(error <= 1e-12)) {
+      return c10::str(name, " is off by ", error);
+    }
   }
   return "";
 }
@@ -47,7 +56,9 @@ TEST(LongPasses, NeedRoomForOneOfThem) {
     run_on(Mesh::parse("1"), [&](int64_t) {
       dtensor::set_numerics(Numerics::kFast);
       World world(kWhole, Numerics::kFast);
-      for (int64_t i = 0; i < passes; ++i) program(world);
+      for (int64_t i = 0; i < passes; ++i) {
+        program(world);
+      }
       room = RankState::require().forward_plans.size();
     });
     return room;
@@ -59,7 +70,9 @@ TEST(LongPasses, NeedRoomForOneOfThem) {
 TEST(LongPasses, KeepWhatNoBackwardHasSeen) {
   ForwardPlans plans;
   dtensor::CallPlan plan;
-  for (uint64_t node = 0; node < ForwardPlans::kFewest + 7; ++node) plans.record(node, plan, node);
+  for (uint64_t node = 0; node < ForwardPlans::kFewest + 7; ++node) {
+    plans.record(node, plan, node);
+  }
   EXPECT_EQ(plans.size(), 2 * ForwardPlans::kFewest);
   for (uint64_t node = 0; node < ForwardPlans::kFewest + 7; ++node) {
     ASSERT_NE(plans.find(node), nullptr) << node;
@@ -67,7 +80,9 @@ TEST(LongPasses, KeepWhatNoBackwardHasSeen) {
   }
   // Now all of them have been differentiated: the next pass may have their places.
   const uint64_t second = ForwardPlans::kFewest + 7, end = second + 2 * ForwardPlans::kFewest;
-  for (uint64_t node = second; node < end; ++node) plans.record(node, plan, node);
+  for (uint64_t node = second; node < end; ++node) {
+    plans.record(node, plan, node);
+  }
   EXPECT_EQ(plans.size(), 2 * ForwardPlans::kFewest);
   EXPECT_NE(plans.find(second), nullptr);
   EXPECT_EQ(plans.find(0), nullptr);
@@ -79,7 +94,9 @@ TEST(LongPasses, KeepWhatNoBackwardHasSeen) {
 TEST(LongPasses, HaveABound) {
   ForwardPlans plans;
   dtensor::CallPlan plan;
-  for (uint64_t node = 0; node < ForwardPlans::kMost + 3; ++node) plans.record(node, plan, 0);
+  for (uint64_t node = 0; node < ForwardPlans::kMost + 3; ++node) {
+    plans.record(node, plan, 0);
+  }
   EXPECT_EQ(plans.size(), ForwardPlans::kMost);
   EXPECT_EQ(plans.find(2), nullptr);
   EXPECT_TRUE(plans.is_lost(2));
@@ -88,18 +105,21 @@ TEST(LongPasses, HaveABound) {
 
 // A graph from which newer ones took the places: `exact` says so.
 TEST(LongPasses, RefuseAGraphThatIsForgotten) {
-  EXPECT_SAYS(failure_on(1, [](int64_t) {
-                dtensor::set_numerics(Numerics::kExact, Lattice{2, 1, 8});
-                World world(kWhole, Numerics::kExact);
-                Net net(world);
-                world.each_batch([&](const Batch& batch) {
-                  const at::Tensor old = net.loss(batch);
-                  at::Tensor x = net.w1 * 1.0;
-                  x.sum().backward();
-                  for (uint64_t i = 0; i < ForwardPlans::kFewest; ++i) x = net.w1 * 1.0;
-                  old.backward();
-                });
-              }),
+  EXPECT_SAYS(failure_on(1,
+                         [](int64_t) {
+                           dtensor::set_numerics(Numerics::kExact, Lattice{2, 1, 8});
+                           World world(kWhole, Numerics::kExact);
+                           Net net(world);
+                           world.each_batch([&](const Batch& batch) {
+                             const at::Tensor old = net.loss(batch);
+                             at::Tensor x = net.w1 * 1.0;
+                             x.sum().backward();
+                             for (uint64_t i = 0; i < ForwardPlans::kFewest; ++i) {
+                               x = net.w1 * 1.0;
+                             }
+                             old.backward();
+                           });
+                         }),
               "the gradient of a graph whose record is gone");
 }
 

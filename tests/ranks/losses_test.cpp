@@ -1,13 +1,13 @@
-// Losses, softmax and normalisation over ranks, forward and backward, against one device: cross entropy with cut batches and
-// vocabularies, regression losses, means of uneven and empty shards.
+// Losses, softmax and normalisation over ranks, forward and backward, against one device: cross entropy with cut
+// batches and vocabularies, regression losses, means of uneven and empty shards.
 #include <functional>
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
-#include "tessera/comm/run_ranks.h"
-#include "tessera/dtensor/dtensor.h"
-#include "tessera/dtensor/registry.h"
+#include "tessera/comm/threads/run_ranks.h"
+#include "tessera/dtensor/front/dtensor.h"
+#include "tessera/dtensor/front/registry.h"
 
 using namespace tessera;
 using dtensor::distribute;
@@ -27,7 +27,8 @@ at::Tensor values(c10::IntArrayRef sizes, double step = 0.37) {
 }
 
 at::Tensor classes_of(c10::IntArrayRef sizes, int64_t classes, int64_t ignored) {
-  const at::Tensor target = (at::arange(c10::multiply_integers(sizes), at::kLong) * 5).remainder(classes).reshape(sizes);
+  const at::Tensor target =
+      (at::arange(c10::multiply_integers(sizes), at::kLong) * 5).remainder(classes).reshape(sizes);
   return target.masked_fill(target == 2, ignored);
 }
 
@@ -89,7 +90,9 @@ void verify(const char* name, const at::Tensor& x, const Body& body) {
       for (const Placements& placements : every_placement(mesh, x.dim())) {
         const Result found = run(body, distribute(x, mesh, placements).requires_grad_(), weights);
         const std::string where = c10::str(name, " ", x.sizes(), " ", layout::str(mesh, placements), " rank ", rank);
-        EXPECT_LE(error_of(found.value, expected.value), 1e-12) << where << "\n" << found.value << "\n" << expected.value;
+        EXPECT_LE(error_of(found.value, expected.value), 1e-12) << where << "\n"
+                                                                << found.value << "\n"
+                                                                << expected.value;
         EXPECT_LE(error_of(found.grad, expected.grad), 1e-12) << where << "\n" << found.grad << "\n" << expected.grad;
       }
     });
@@ -129,10 +132,10 @@ TEST(Losses, CrossEntropy) {
 
 TEST(Losses, CrossEntropyOfOneSampleAndOfNone) {
   const at::Tensor sample = values({7}).mul(8);
-  verify("one sample", sample, [](const at::Tensor& t) { return at::cross_entropy_loss(t, at::full({}, 3, at::kLong)); });
-  verify("all ignored", values({4, 6}), [](const at::Tensor& t) {
-    return at::cross_entropy_loss(t, at::full({4}, -100, at::kLong));
-  });
+  verify("one sample", sample,
+         [](const at::Tensor& t) { return at::cross_entropy_loss(t, at::full({}, 3, at::kLong)); });
+  verify("all ignored", values({4, 6}),
+         [](const at::Tensor& t) { return at::cross_entropy_loss(t, at::full({4}, -100, at::kLong)); });
 }
 
 TEST(Losses, CrossEntropyOfPlacesAndSmoothed) {
@@ -141,7 +144,8 @@ TEST(Losses, CrossEntropyOfPlacesAndSmoothed) {
   verify("smoothed", values({4, 6}), [&](const at::Tensor& t) {
     return at::cross_entropy_loss(t, classes_of({4}, 6, -100), {}, at::Reduction::Mean, -100, 0.1);
   });
-  verify("probabilities", values({4, 6}), [&](const at::Tensor& t) { return at::cross_entropy_loss(t, values({4, 6}, 0.7)); });
+  verify("probabilities", values({4, 6}),
+         [&](const at::Tensor& t) { return at::cross_entropy_loss(t, values({4, 6}, 0.7)); });
 }
 
 TEST(Losses, TargetsAndClassWeightsMayBeDistributed) {
@@ -149,7 +153,8 @@ TEST(Losses, TargetsAndClassWeightsMayBeDistributed) {
   const at::Tensor target = classes_of({5}, 7, -100);
   const at::Tensor weight = values({7}, 0.9);
   const at::Tensor plain = x.clone().requires_grad_();
-  const Result expected = run([&](const at::Tensor& t) { return at::cross_entropy_loss(t, target, weight); }, plain, values({}));
+  const Result expected =
+      run([&](const at::Tensor& t) { return at::cross_entropy_loss(t, target, weight); }, plain, values({}));
   dtensor::ensure_registered();
   for (const char* text : {"a=2", "a=3", "a=2,b=2"}) {
     const Mesh mesh = Mesh::parse(text);
@@ -159,7 +164,8 @@ TEST(Losses, TargetsAndClassWeightsMayBeDistributed) {
           for (const char* of_weight : {"{a: R}", "{a: S(0)}"}) {
             const Result found = run(
                 [&](const at::Tensor& t) {
-                  return at::cross_entropy_loss(t, distribute(target, mesh, of_target), distribute(weight, mesh, of_weight));
+                  return at::cross_entropy_loss(t, distribute(target, mesh, of_target),
+                                                distribute(weight, mesh, of_weight));
                 },
                 distribute(x, mesh, of_x).requires_grad_(), values({}));
             EXPECT_LE(error_of(found.value, expected.value), 1e-12);
@@ -193,12 +199,15 @@ TEST(Losses, Regression) {
 
 TEST(Losses, Normalisation) {
   const at::Tensor x = values({5, 4, 3});
-  verify("layer_norm", x, [&](const at::Tensor& t) { return at::layer_norm(t, {4, 3}, values({4, 3}, 0.6), values({4, 3}, 0.9)); });
+  verify("layer_norm", x,
+         [&](const at::Tensor& t) { return at::layer_norm(t, {4, 3}, values({4, 3}, 0.6), values({4, 3}, 0.9)); });
   verify("plain layer_norm", x, [&](const at::Tensor& t) { return at::layer_norm(t, {3}); });
-  verify("group_norm", x, [&](const at::Tensor& t) { return at::group_norm(t, 2, values({4}, 0.6), values({4}, 0.9)); });
+  verify("group_norm", x,
+         [&](const at::Tensor& t) { return at::group_norm(t, 2, values({4}, 0.6), values({4}, 0.9)); });
   for (bool trains : {true, false}) {
     verify("batch_norm", x, [&](const at::Tensor& t) {
-      return at::batch_norm(t, values({4}, 0.6), values({4}, 0.9), values({4}, 0.2), values({4}, 0.3), trains, 0.1, 1e-5, false);
+      return at::batch_norm(t, values({4}, 0.6), values({4}, 0.9), values({4}, 0.2), values({4}, 0.3), trains, 0.1,
+                            1e-5, false);
     });
   }
 }
@@ -206,7 +215,9 @@ TEST(Losses, Normalisation) {
 TEST(Losses, GradientsOfNormalisationWeights) {
   const at::Tensor x = values({5, 4});
   const auto gradients = [&](const Mesh* mesh, const char* layout) {
-    const auto placed = [&](const at::Tensor& t, const char* text) { return mesh ? distribute(t, *mesh, text) : t.clone(); };
+    const auto placed = [&](const at::Tensor& t, const char* text) {
+      return mesh ? distribute(t, *mesh, text) : t.clone();
+    };
     const at::Tensor weight = placed(values({4}, 0.6), "{a: R}").requires_grad_();
     const at::Tensor bias = placed(values({4}, 0.9), "{a: R}").requires_grad_();
     at::layer_norm(placed(x, layout), {4}, weight, bias).pow(3).sum().backward();

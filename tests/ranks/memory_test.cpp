@@ -19,12 +19,15 @@ constexpr int64_t kSlack = 4096;
 
 models::LlamaConfig config() {
   models::LlamaConfig config;
-  config.vocab_size = 512, config.dim = 128, config.layers = 2, config.heads = 4, config.kv_heads = 4, config.hidden = 384;
+  config.vocab_size = 512, config.dim = 128, config.layers = 2, config.heads = 4, config.kv_heads = 4,
+  config.hidden = 384;
   config.max_seq = 32;
   return config;
 }
 
-int64_t model_bytes() { return 4 * models::parameter_count(*deferred([] { return models::Llama(config()); })); }
+int64_t model_bytes() {
+  return 4 * models::parameter_count(*deferred([] { return models::Llama(config()); }));
+}
 
 // One rank's account.
 struct Account {
@@ -33,7 +36,7 @@ struct Account {
   int64_t placed_largest = 0;  // single block
   int64_t own = 0;             // its parts
   int64_t largest_part = 0;
-  int64_t trained_peak = 0;    // three steps
+  int64_t trained_peak = 0;  // three steps
   int64_t trained_largest = 0;
 };
 
@@ -58,7 +61,8 @@ Account account_of_rank(const Mesh& mesh, Making making) {
   }
 
   support::reset_peak(rank);
-  Job job(model.ptr(), plan, [model](const std::vector<at::Tensor>& batch) mutable { return model->loss(batch[0], batch[1]); });
+  Job job(model.ptr(), plan,
+          [model](const std::vector<at::Tensor>& batch) mutable { return model->loss(batch[0], batch[1]); });
   const auto tokens = at::arange(2 * 9).reshape({2, 9});
   for (int step = 0; step < 3; ++step) {
     job(tokens.slice(1, 0, 8), tokens.slice(1, 1, 9)).backward();
@@ -79,7 +83,8 @@ std::vector<Account> accounts(const std::string& text, Making making) {
 
 // Whether construction stayed within a rank's own parts, one temporary of a part, and the slack.
 bool stays_within_parts(const Account& account) {
-  return account.placed_peak <= account.own + account.largest_part + kSlack && account.placed_largest <= account.largest_part;
+  return account.placed_peak <= account.own + account.largest_part + kSlack &&
+         account.placed_largest <= account.largest_part;
 }
 
 class Memory : public testing::Test {
@@ -108,28 +113,31 @@ TEST_F(Memory, DescribingAModelTakesNone) {
   const int64_t before = bytes_of(-1).live;
   const auto model = deferred([] { return models::Llama(config()); });
   EXPECT_EQ(bytes_of(-1).peak, before);
-  for (const Account& account : accounts("tp=2", Making::kDeferred)) EXPECT_EQ(account.deferred_peak, 0);
+  for (const Account& account : accounts("tp=2", Making::kDeferred)) {
+    EXPECT_EQ(account.deferred_peak, 0);
+  }
 }
 
 TEST_F(Memory, NoRankHoldsTheModel) {
   const int64_t whole = model_bytes();
   for (const auto& [mesh, parts] : std::map<std::string, int64_t>{{"tp=4", 4}, {"tp=2", 2}, {"dp=2,tp=2", 2}}) {
     for (const Account& account : accounts(mesh, Making::kDeferred)) {
-      SCOPED_TRACE(mesh + ": peak " + std::to_string(account.placed_peak) + ", own " + std::to_string(account.own) + ", training " +
-                   std::to_string(account.trained_peak) + ", largest " + std::to_string(account.trained_largest) + ", model " + std::to_string(whole));
+      SCOPED_TRACE(mesh + ": peak " + std::to_string(account.placed_peak) + ", own " + std::to_string(account.own) +
+                   ", training " + std::to_string(account.trained_peak) + ", largest " +
+                   std::to_string(account.trained_largest) + ", model " + std::to_string(whole));
       EXPECT_TRUE(stays_within_parts(account));
       EXPECT_LE(account.own, whole / parts + whole / 50);  // norms are whole on every rank
       EXPECT_LT(account.placed_peak, 0.75 * whole);
-      // In training: the parts, their gradients and two moments, a gradient on its way, and activations of 16 tokens. No single
-      // block is larger than a part.
+      // In training: the parts, their gradients and two moments, a gradient on its way, and activations of 16 tokens.
+      // No single block is larger than a part.
       EXPECT_LE(account.trained_peak, 4 * account.own + account.largest_part + whole / 8);
       EXPECT_LE(account.trained_largest, account.largest_part + kSlack);
     }
   }
 }
 
-// One weight, whose gradient is all that takes memory: how many times its size the sums over samples take at most, on the
-// rank that takes most.
+// One weight, whose gradient is all that takes memory: how many times its size the sums over samples take at most, on
+// the rank that takes most.
 double sums_over_weight(const std::string& mesh_text, int64_t accumulate) {
   constexpr int64_t kWidth = 512, kSamples = 16;
   const auto mesh = Mesh::parse(mesh_text);
@@ -142,10 +150,13 @@ double sums_over_weight(const std::string& mesh_text, int64_t accumulate) {
     plan.mesh = mesh;
     plan.batch_axes = {"dp"};
     parallel::place(*model, plan);
-    parallel::Job job(model.ptr(), plan, [model](const std::vector<at::Tensor>& batch) mutable {
-      return torch::nn::functional::cross_entropy(model(batch[0]), batch[1]);
-    }, {.accumulate = accumulate});
-    const at::Tensor inputs = at::arange(kSamples * kWidth, at::kFloat).sin().view({kSamples, kWidth}), targets = at::arange(kSamples);
+    parallel::Job job(model.ptr(), plan,
+                      [model](const std::vector<at::Tensor>& batch) mutable {
+                        return torch::nn::functional::cross_entropy(model(batch[0]), batch[1]);
+                      },
+                      {.accumulate = accumulate});
+    const at::Tensor inputs = at::arange(kSamples * kWidth, at::kFloat).sin().view({kSamples, kWidth}),
+                     targets = at::arange(kSamples);
     const int64_t before = bytes_of(rank).live;
     support::reset_peak(rank);
     job(inputs, targets);
@@ -158,27 +169,32 @@ double sums_over_weight(const std::string& mesh_text, int64_t accumulate) {
 // their way into these.
 TEST_F(Memory, SumsThatWaitTakeABufferForEachDoublingOfLeaves) {
   for (int64_t accumulate : {1, 2, 3, 16}) {
-    const double one = sums_over_weight("dp=1", accumulate), two = sums_over_weight("dp=2", accumulate), all = sums_over_weight("dp=8", accumulate);
-    std::cout << "accumulate " << accumulate << ": " << one << " weights on 1 rank, " << two << " on 2, " << all << " on 8\n";
+    const double one = sums_over_weight("dp=1", accumulate), two = sums_over_weight("dp=2", accumulate),
+                 all = sums_over_weight("dp=8", accumulate);
+    std::cout << "accumulate " << accumulate << ": " << one << " weights on 1 rank, " << two << " on 2, " << all
+              << " on 8\n";
     EXPECT_LE(one, 4 + 2.1);
     EXPECT_LE(two, 3 + 2.1);
     EXPECT_LE(all, 1 + 1.1);
   }
 }
 
-// Of heads on two ranks: what forward and backward hold at most beside their operands, in units of the [samples, heads, queries, keys]
-// matrix of the rank's heads.
+// Of heads on two ranks: what forward and backward hold at most beside their operands, in units of the [samples, heads,
+// queries, keys] matrix of the rank's heads.
 double attention_peak(bool is_causal, const std::optional<at::Tensor>& mask, double dropout = 0) {
   constexpr int64_t kLength = 256;
   const Mesh mesh = Mesh::parse("tp=2");
   std::vector<double> peaks(2);
   run_ranks(2, [&](int64_t rank) {
     std::vector<at::Tensor> operands;
-    for (int i = 0; i < 3; ++i) operands.push_back(distribute(at::randn({2, 4, kLength, 8}), mesh, "{tp: S(1)}").requires_grad_());
+    for (int i = 0; i < 3; ++i) {
+      operands.push_back(distribute(at::randn({2, 4, kLength, 8}), mesh, "{tp: S(1)}").requires_grad_());
+    }
     const int64_t before = bytes_of(rank).live;
     support::reset_peak(rank);
     at::scaled_dot_product_attention(operands[0], operands[1], operands[2], mask, dropout, is_causal).sum().backward();
-    peaks[rank] = static_cast<double>(bytes_of(rank).peak - before) / static_cast<double>(2 * 2 * kLength * kLength * 4);
+    peaks[rank] =
+        static_cast<double>(bytes_of(rank).peak - before) / static_cast<double>(2 * 2 * kLength * kLength * 4);
   });
   return *std::max_element(peaks.begin(), peaks.end());
 }
@@ -187,7 +203,8 @@ TEST_F(Memory, AttentionHoldsNoMatrixOfQueriesAndKeys) {
   const double whole = attention_peak(false, {}), causal = attention_peak(true, {});
   const double masked = attention_peak(false, at::ones({256, 256}, at::kBool).tril());
   const double dropping = attention_peak(false, {}, /*dropout=*/0.5);
-  std::cout << "peak of attention: " << whole << " matrices, causal " << causal << ", with a mask " << masked << ", with dropout " << dropping << "\n";
+  std::cout << "peak of attention: " << whole << " matrices, causal " << causal << ", with a mask " << masked
+            << ", with dropout " << dropping << "\n";
   EXPECT_LT(whole, 0.5);
   EXPECT_LT(causal, 0.5);
   EXPECT_LT(masked, 0.5);
@@ -224,7 +241,8 @@ TEST_F(Memory, OnlyALargeModelThatWasMadeWholeIsWorthAWarning) {
   EXPECT_EQ(warnings_of_placing(1), std::vector<std::string>{});
   const auto warnings = warnings_of_placing(64);
   ASSERT_EQ(warnings.size(), 1u);
-  EXPECT_NE(warnings[0].find("built without tessera::deferred: every rank held all of it (64 MiB)"), std::string::npos) << warnings[0];
+  EXPECT_NE(warnings[0].find("built without tessera::deferred: every rank held all of it (64 MiB)"), std::string::npos)
+      << warnings[0];
 }
 
 }  // namespace

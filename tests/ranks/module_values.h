@@ -6,7 +6,7 @@
 
 #include <torch/nn/module.h>
 
-#include "tessera/dtensor/dtensor.h"
+#include "tessera/dtensor/front/dtensor.h"
 
 namespace tessera {
 
@@ -16,8 +16,12 @@ using Values = std::map<std::string, at::Tensor>;
 inline Values values_of(const torch::nn::Module& model) {
   Values values;
   at::NoGradGuard no_grad;
-  for (const auto& item : model.named_parameters()) values[item.key()] = dtensor::full_tensor(item.value().detach()).clone();
-  for (const auto& item : model.named_buffers()) values[item.key()] = dtensor::full_tensor(item.value()).clone();
+  for (const auto& item : model.named_parameters()) {
+    values[item.key()] = dtensor::full_tensor(item.value().detach()).clone();
+  }
+  for (const auto& item : model.named_buffers()) {
+    values[item.key()] = dtensor::full_tensor(item.value()).clone();
+  }
   return values;
 }
 

@@ -60,17 +60,26 @@ TEST(Optimizers, AreThoseOfOneDevice) {
                                     {"{a: S(0), b: S(0)}", "{a: S(0), b: S(0)}", "{a: S(1), b: S(1)}"}};
   for (const auto& [name, make] : optimizers()) {
     Parameters plain = start();
-    for (at::Tensor& parameter : plain) parameter.requires_grad_();
+    for (at::Tensor& parameter : plain) {
+      parameter.requires_grad_();
+    }
     const auto norms = train(plain, input(), make);
     run_on(mesh, [&, &name = name, &make = make](int64_t) {
       for (const auto& layout : layouts) {
         Parameters parameters;
-        for (size_t i = 0; i < plain.size(); ++i) parameters.push_back(distribute(start()[i], mesh, layout[i]).requires_grad_());
-        const auto found = train(parameters, distribute(input(), mesh, "{a: S(0)}"), make);
-        for (size_t i = 0; i < norms.size(); ++i) EXPECT_NEAR(found[i], norms[i], 1e-12 * norms[i]) << name << " " << layout[0];
         for (size_t i = 0; i < plain.size(); ++i) {
-          EXPECT_LE(error_of(full_tensor(parameters[i].detach()), plain[i].detach()), 1e-12) << name << " " << layout[0] << " parameter " << i;
-          EXPECT_EQ(spec_of(parameters[i]).layout_str(), Spec::contiguous(mesh, layout::parse_placements(mesh, layout[i]), plain[i].sizes(), at::kDouble).layout_str())
+          parameters.push_back(distribute(start()[i], mesh, layout[i]).requires_grad_());
+        }
+        const auto found = train(parameters, distribute(input(), mesh, "{a: S(0)}"), make);
+        for (size_t i = 0; i < norms.size(); ++i) {
+          EXPECT_NEAR(found[i], norms[i], 1e-12 * norms[i]) << name << " " << layout[0];
+        }
+        for (size_t i = 0; i < plain.size(); ++i) {
+          EXPECT_LE(error_of(full_tensor(parameters[i].detach()), plain[i].detach()), 1e-12)
+              << name << " " << layout[0] << " parameter " << i;
+          EXPECT_EQ(spec_of(parameters[i]).layout_str(),
+                    Spec::contiguous(mesh, layout::parse_placements(mesh, layout[i]), plain[i].sizes(), at::kDouble)
+                        .layout_str())
               << "a parameter stays where it is";
         }
       }
@@ -85,7 +94,8 @@ TEST(Optimizers, KeepStateWhereTheParameterIs) {
     torch::optim::AdamW optimizer(parameters, torch::optim::AdamWOptions(0.1));
     at::mm(distribute(waves({3, 4}), mesh, "{a: S(0)}"), parameters[0]).square().sum().backward();
     optimizer.step();
-    const auto& state = static_cast<torch::optim::AdamWParamState&>(*optimizer.state().at(parameters[0].unsafeGetTensorImpl()));
+    const auto& state =
+        static_cast<torch::optim::AdamWParamState&>(*optimizer.state().at(parameters[0].unsafeGetTensorImpl()));
     EXPECT_EQ(spec_of(state.exp_avg()).layout_str(), "{a: S(0)}");
     EXPECT_EQ(spec_of(state.exp_avg_sq()).layout_str(), "{a: S(0)}");
     EXPECT_EQ(to_local(state.exp_avg()).sizes(), c10::IntArrayRef({2, 3}));
@@ -103,7 +113,8 @@ TEST(Optimizers, ClipByValueAndNormsOfEveryOrder) {
       for (const Placements& placements : plain_layouts(mesh, 2)) {
         const at::Tensor x = spread(value, mesh, placements).requires_grad_();
         (x * spread(weights, mesh, placements)).sum().backward();
-        EXPECT_NEAR(torch::nn::utils::clip_grad_norm_(std::vector<at::Tensor>{x}, 0.1, order), norm, 1e-13) << order << layout::str(mesh, placements);
+        EXPECT_NEAR(torch::nn::utils::clip_grad_norm_(std::vector<at::Tensor>{x}, 0.1, order), norm, 1e-13)
+            << order << layout::str(mesh, placements);
         EXPECT_LE(error_of(full_tensor(x.grad()), plain.grad()), 1e-13) << order << layout::str(mesh, placements);
         torch::nn::utils::clip_grad_value_(std::vector<at::Tensor>{x}, 0.01);
         EXPECT_LE(error_of(full_tensor(x.grad()), plain.grad().clamp(-0.01, 0.01)), 1e-13);

@@ -1,5 +1,6 @@
-// Writes of distributed values into plain tensors, of which every rank has its own, against one device: bit-equal in every layout.
-#include "tessera/dtensor/explain.h"
+// Writes of distributed values into plain tensors, of which every rank has its own, against one device: bit-equal in
+// every layout.
+#include "tessera/dtensor/watch/explain.h"
 #include "tests/ranks/support.h"
 
 namespace tessera::ranks {
@@ -66,15 +67,29 @@ const std::vector<Named>& other_writes() {
       {"add out=", [](at::Tensor p, const at::Tensor& x) { at::add_out(p, x, x); }},
       {"mul out= of itself", [](at::Tensor p, const at::Tensor& x) { at::mul_out(p, p, x); }},
       {"mm out=", [](at::Tensor p, const at::Tensor& x) { at::mm_out(p, x, x.slice(0, 0, 4)); }},
-      {"sum out=", [](at::Tensor p, const at::Tensor& x) { at::Tensor row = p[3]; at::sum_out(row, x, 0); }},
+      {"sum out=",
+       [](at::Tensor p, const at::Tensor& x) {
+         at::Tensor row = p[3];
+         at::sum_out(row, x, 0);
+       }},
       {"cat out=", [](at::Tensor p, const at::Tensor& x) { at::cat_out(p, {x.slice(0, 2, 5), x.slice(0, 0, 2)}); }},
       {"stack out=", [](at::Tensor p, const at::Tensor& x) { at::stack_out(p, {x[0], x[1], x[2], x[3], x[4]}); }},
-      {"max out=", [](at::Tensor p, const at::Tensor& x) { at::Tensor most = p.select(1, 0), where = at::zeros({5}, at::kLong);
-                                                           at::max_out(most, where, x, 1); p.select(1, 1).copy_(where); }},
-      {"var_mean out=", [](at::Tensor p, const at::Tensor& x) { at::Tensor var = p.select(1, 0), mean = p.select(1, 1);
-                                                                at::var_mean_out(var, mean, x, c10::IntArrayRef({1}), 1); }},
-      {"out= of no elements", [](at::Tensor p, const at::Tensor& x) { at::Tensor out = at::empty({0}, at::kDouble);
-                                                                      p.copy_(at::add_out(out, x, x)); }},
+      {"max out=",
+       [](at::Tensor p, const at::Tensor& x) {
+         at::Tensor most = p.select(1, 0), where = at::zeros({5}, at::kLong);
+         at::max_out(most, where, x, 1);
+         p.select(1, 1).copy_(where);
+       }},
+      {"var_mean out=",
+       [](at::Tensor p, const at::Tensor& x) {
+         at::Tensor var = p.select(1, 0), mean = p.select(1, 1);
+         at::var_mean_out(var, mean, x, c10::IntArrayRef({1}), 1);
+       }},
+      {"out= of no elements",
+       [](at::Tensor p, const at::Tensor& x) {
+         at::Tensor out = at::empty({0}, at::kDouble);
+         p.copy_(at::add_out(out, x, x));
+       }},
   };
   return all;
 }
@@ -90,7 +105,9 @@ TEST(PlainWrites, InEveryFormAndLayout) {
           write(expected, value * (time + 1));
           write(found, y);
           EXPECT_FALSE(dtensor::is_dtensor(found));
-          EXPECT_TRUE(at::equal(found, expected)) << name << ", time " << time << "\n" << found << "\ninstead of\n" << expected;
+          EXPECT_TRUE(at::equal(found, expected)) << name << ", time " << time << "\n"
+                                                  << found << "\ninstead of\n"
+                                                  << expected;
         }
       }
       EXPECT_TRUE(at::equal(full_tensor(x), value));
@@ -173,7 +190,8 @@ TEST(PlainWrites, ExplicitShowsTheLineToWrite) {
         ADD_FAILURE() << "nobody wrote that redistribution";
       } catch (const c10::Error& error) {
         EXPECT_SAYS(base::message_of(error), "[copy_ ");
-        EXPECT_SAYS(base::message_of(error), c10::str("src = tessera::redistribute(src, \"", layout::str(spec_of(x)->mesh, whole), "\");"));
+        EXPECT_SAYS(base::message_of(error),
+                    c10::str("src = tessera::redistribute(src, \"", layout::str(spec_of(x)->mesh, whole), "\");"));
       }
       EXPECT_TRUE(at::equal(p, at::zeros_like(p)));
     }
@@ -183,11 +201,13 @@ TEST(PlainWrites, ExplicitShowsTheLineToWrite) {
 }
 
 TEST(PlainWrites, BesideADistributedTensorThrow) {
-  EXPECT_SAYS(failure_on(2, [](int64_t) {
-                const at::Tensor x = distribute(integers({4, 4}), Mesh::parse("a=2"), "{a: S(0)}");
-                at::Tensor most = at::zeros({4}, at::kDouble), where = distribute(at::zeros({4}, at::kLong), Mesh::parse("a=2"), "{a: S(0)}");
-                at::max_out(most, where, x, 1);
-              }),
+  EXPECT_SAYS(failure_on(2,
+                         [](int64_t) {
+                           const at::Tensor x = distribute(integers({4, 4}), Mesh::parse("a=2"), "{a: S(0)}");
+                           at::Tensor most = at::zeros({4}, at::kDouble),
+                                      where = distribute(at::zeros({4}, at::kLong), Mesh::parse("a=2"), "{a: S(0)}");
+                           at::max_out(most, where, x, 1);
+                         }),
               "make all that it writes DTensors, or none");
 }
 

@@ -14,7 +14,8 @@ const Mesh& mesh() {
 at::Tensor rows() { return distribute(waves({4, 6}), mesh(), "{a: S(0)}"); }
 
 // Rank 3's program differs from `one`; everybody ends with a sum that all ranks need.
-std::string parted(const std::function<void(const at::Tensor& x)>& one, const std::function<void(const at::Tensor& x)>& other) {
+std::string parted(const std::function<void(const at::Tensor& x)>& one,
+                   const std::function<void(const at::Tensor& x)>& other) {
   return failure_on(4, [&](int64_t rank) {
     const at::Tensor x = rows();
     (rank == 3 ? other : one)(x);
@@ -35,24 +36,33 @@ TEST(Programs, OneOperatorMore) {
 }
 
 TEST(Programs, AnotherOperator) {
-  expect_names(parted([](const at::Tensor& x) { x.exp(); }, [](const at::Tensor& x) { x.sin(); }), "aten::exp", "aten::sin");
-  expect_names(parted([](const at::Tensor& x) { x.add_(1); }, [](const at::Tensor& x) { x.mul_(1); }), "aten::add_", "aten::mul_");
+  expect_names(parted([](const at::Tensor& x) { x.exp(); }, [](const at::Tensor& x) { x.sin(); }), "aten::exp",
+               "aten::sin");
+  expect_names(parted([](const at::Tensor& x) { x.add_(1); }, [](const at::Tensor& x) { x.mul_(1); }), "aten::add_",
+               "aten::mul_");
 }
 
 TEST(Programs, AnotherOrder) {
-  expect_names(parted([](const at::Tensor& x) { x.exp(), x.sin(); }, [](const at::Tensor& x) { x.sin(), x.exp(); }), "aten::exp", "aten::sin");
+  expect_names(parted([](const at::Tensor& x) { x.exp(), x.sin(); }, [](const at::Tensor& x) { x.sin(), x.exp(); }),
+               "aten::exp", "aten::sin");
 }
 
 TEST(Programs, AnotherShape) {
-  expect_names(parted([](const at::Tensor& x) { x.slice(1, 0, 3).exp(); }, [](const at::Tensor& x) { x.slice(1, 0, 4).exp(); }), "aten::slice",
-               "aten::slice");
-  EXPECT_NE(failure_on(4, [](int64_t rank) { full_tensor(distribute(waves({4, rank == 1 ? 5 : 6}), mesh(), "{a: S(0)}").sum()); }), "");
+  expect_names(
+      parted([](const at::Tensor& x) { x.slice(1, 0, 3).exp(); }, [](const at::Tensor& x) { x.slice(1, 0, 4).exp(); }),
+      "aten::slice", "aten::slice");
+  EXPECT_NE(
+      failure_on(
+          4, [](int64_t rank) { full_tensor(distribute(waves({4, rank == 1 ? 5 : 6}), mesh(), "{a: S(0)}").sum()); }),
+      "");
 }
 
 TEST(Programs, AnotherDistribution) {
-  EXPECT_SAYS(parted([](const at::Tensor& x) { redistribute(x, "{a: S(0), b: S(1)}"); }, [](const at::Tensor& x) { redistribute(x, "{a: S(0), b: S(0)}"); }),
+  EXPECT_SAYS(parted([](const at::Tensor& x) { redistribute(x, "{a: S(0), b: S(1)}"); },
+                     [](const at::Tensor& x) { redistribute(x, "{a: S(0), b: S(0)}"); }),
               "redistribute");
-  EXPECT_SAYS(parted([](const at::Tensor& x) { redistribute(x, "{}"); }, [](const at::Tensor& x) { full_tensor(x); }), "full_tensor");
+  EXPECT_SAYS(parted([](const at::Tensor& x) { redistribute(x, "{}"); }, [](const at::Tensor& x) { full_tensor(x); }),
+              "full_tensor");
   EXPECT_NE(parted([](const at::Tensor&) {}, [](const at::Tensor& x) { redistribute(x, "{a: S(0), b: S(1)}"); }), "");
 }
 
@@ -73,7 +83,9 @@ TEST(Programs, NoBackwardOnOneRank) {
   const std::string error = failure_on(4, [](int64_t rank) {
     const at::Tensor x = rows().requires_grad_(), w = distribute(waves({6, 3}), mesh(), "{b: S(0)}").requires_grad_();
     const at::Tensor loss = at::mm(x, w).square().sum();
-    if (rank != 2) loss.backward();
+    if (rank != 2) {
+      loss.backward();
+    }
     full_tensor(loss);
   });
   EXPECT_SAYS(error, "rank");
@@ -83,28 +95,36 @@ TEST(Programs, NoBackwardOnOneRank) {
 TEST(Programs, ABranchOnOwnData) {
   const std::string error = failure_on(4, [](int64_t) {
     at::Tensor x = rows();
-    if (to_local(x)[0][0].item<double>() > 0) x = x * 2;
+    if (to_local(x)[0][0].item<double>() > 0) {
+      x = x * 2;
+    }
     full_tensor(x);
   });
   EXPECT_SAYS(error, "aten::mul");
 }
 
 TEST(Programs, OneRankLeavesEarly) {
-  EXPECT_SAYS(failure_on(4, [](int64_t rank) {
-                if (rank != 1) full_tensor(rows());
-              }),
+  EXPECT_SAYS(failure_on(4,
+                         [](int64_t rank) {
+                           if (rank != 1) {
+                             full_tensor(rows());
+                           }
+                         }),
               "finished");
 }
 
 TEST(Programs, ThatAreOneAreNotAccused) {
-  EXPECT_EQ(failure_on(4, [](int64_t rank) {
-              const at::Tensor x = rows();
-              const double mine = to_local(x).sum().item<double>();
-              at::full({}, mine).exp();              // what ranks do with plain tensors is their own business
-              if (rank == 0) dtensor::to_string(x);  // and so is looking
-              x.mul(2.0 + 0 * mine).slice(0, 1, 3).add_(1);
-              full_tensor(x.sum());
-            }),
+  EXPECT_EQ(failure_on(4,
+                       [](int64_t rank) {
+                         const at::Tensor x = rows();
+                         const double mine = to_local(x).sum().item<double>();
+                         at::full({}, mine).exp();  // what ranks do with plain tensors is their own business
+                         if (rank == 0) {
+                           dtensor::to_string(x);  // and so is looking
+                         }
+                         x.mul(2.0 + 0 * mine).slice(0, 1, 3).add_(1);
+                         full_tensor(x.sum());
+                       }),
             "");
 }
 
@@ -114,8 +134,11 @@ TEST(Programs, ThatAreOneAreNotAccused) {
 class FailsInBackward : public torch::autograd::Function<FailsInBackward> {
  public:
   static at::Tensor forward(torch::autograd::AutogradContext*, const at::Tensor& x) { return x * 2; }
-  static torch::autograd::variable_list backward(torch::autograd::AutogradContext*, torch::autograd::variable_list grads) {
-    if (comm::RankContext::require().rank == 2) fail();
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext*,
+                                                 torch::autograd::variable_list grads) {
+    if (comm::RankContext::require().rank == 2) {
+      fail();
+    }
     return {grads[0] * 2};
   }
 };
@@ -128,14 +151,18 @@ void expect_failure_of_rank_2(const std::function<void(int64_t rank)>& body) {
 TEST(Failures, InForward) {
   expect_failure_of_rank_2([](int64_t rank) {
     const at::Tensor x = rows();
-    if (rank == 2) fail();
+    if (rank == 2) {
+      fail();
+    }
     full_tensor(x.sum());
   });
 }
 
 TEST(Failures, BeforeAnything) {
   expect_failure_of_rank_2([](int64_t rank) {
-    if (rank == 2) fail();
+    if (rank == 2) {
+      fail();
+    }
     full_tensor(rows());
   });
 }
@@ -154,7 +181,9 @@ TEST(Failures, InAHook) {
     const at::Tensor x = rows().requires_grad_(), w = distribute(waves({6, 3}), mesh(), "{b: S(0)}").requires_grad_();
     const at::Tensor y = at::mm(x, w);
     y.register_hook([rank](const at::Tensor&) {
-      if (rank == 2) fail();
+      if (rank == 2) {
+        fail();
+      }
     });
     y.exp().sum().backward();
     full_tensor(x.grad());
@@ -168,7 +197,9 @@ TEST(Failures, InsideRecompute) {
     int runs = 0;
     dtensor::recompute(
         [&](const std::vector<at::Tensor>& in) {
-          if (++runs == 2 && rank == 2) fail();
+          if (++runs == 2 && rank == 2) {
+            fail();
+          }
           return in[0].exp();
         },
         {x})
@@ -182,7 +213,9 @@ TEST(Failures, OfOneRankLetANewJobRun) {
   for (int i = 0; i < 3; ++i) {
     expect_failure_of_rank_2([](int64_t rank) {
       full_tensor(rows());
-      if (rank == 2) fail();
+      if (rank == 2) {
+        fail();
+      }
       full_tensor(rows());
     });
     EXPECT_EQ(failure_on(4, [](int64_t) { EXPECT_LE(error_of(full_tensor(rows()), waves({4, 6})), 0); }), "");
@@ -190,14 +223,15 @@ TEST(Failures, OfOneRankLetANewJobRun) {
 }
 
 TEST(Failures, ThatEveryRankCatchesLeaveThemInStep) {
-  EXPECT_EQ(failure_on(4, [](int64_t) {
-              const at::Tensor x = rows();
-              EXPECT_ANY_THROW(at::cholesky(x));
-              EXPECT_ANY_THROW(at::mm(x, x));
-              EXPECT_ANY_THROW(redistribute(x, "{c: R}"));
-              EXPECT_ANY_THROW(x.select(0, 1).expand({3, 6}).add_(1));
-              EXPECT_LE(error_of(full_tensor(x.sum()), waves({4, 6}).sum()), 1e-14);
-            }),
+  EXPECT_EQ(failure_on(4,
+                       [](int64_t) {
+                         const at::Tensor x = rows();
+                         EXPECT_ANY_THROW(at::cholesky(x));
+                         EXPECT_ANY_THROW(at::mm(x, x));
+                         EXPECT_ANY_THROW(redistribute(x, "{c: R}"));
+                         EXPECT_ANY_THROW(x.select(0, 1).expand({3, 6}).add_(1));
+                         EXPECT_LE(error_of(full_tensor(x.sum()), waves({4, 6}).sum()), 1e-14);
+                       }),
             "");
 }
 

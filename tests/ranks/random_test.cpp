@@ -1,5 +1,5 @@
-// Random numbers of DTensors are those of a mesh of one, bit for bit: in every layout, for every generator of libtorch, in
-// micro-batches and when a forward pass is run again.
+// Random numbers of DTensors are those of a mesh of one, bit for bit: in every layout, for every generator of libtorch,
+// in micro-batches and when a forward pass is run again.
 #include <mutex>
 
 #include <ATen/CPUGeneratorImpl.h>
@@ -17,7 +17,9 @@ const char* const kMeshes[] = {"a=2", "a=3", "a=4", "a=2,b=2"};
 using Draw = std::function<at::Tensor(at::Tensor x)>;
 using Draws = std::vector<std::pair<const char*, Draw>>;
 
-at::Tensor probabilities(const at::Tensor& x) { return distribute(waves(x.sizes()).abs(), spec_of(x)->mesh, spec_of(x)->placements); }
+at::Tensor probabilities(const at::Tensor& x) {
+  return distribute(waves(x.sizes()).abs(), spec_of(x)->mesh, spec_of(x)->placements);
+}
 
 const Draws& draws() {
   static const Draws all = {
@@ -49,7 +51,8 @@ const Draws& draws() {
       {"view", [](at::Tensor x) { return x.view({-1}).normal_(), x; }},
       {"t", [](at::Tensor x) { return x.t().uniform_(), x; }},
       {"truncated", [](at::Tensor x) { return x.normal_(0, 2).clamp_(-1, 1); }},
-      {"plain noise", [](at::Tensor x) { return x + torch::randn(x.sizes(), at::kDouble) + torch::randperm(x.size(1)); }},
+      {"plain noise",
+       [](at::Tensor x) { return x + torch::randn(x.sizes(), at::kDouble) + torch::randperm(x.size(1)); }},
   };
   return all;
 }
@@ -90,7 +93,8 @@ const Draws& initialisers() {
       {"xavier_normal_", [](at::Tensor x) { return init::xavier_normal_(x, 2); }},
       {"kaiming_uniform_", [](at::Tensor x) { return init::kaiming_uniform_(x, std::sqrt(5)); }},
       {"kaiming_normal_", [](at::Tensor x) { return init::kaiming_normal_(x, 0, torch::kFanOut, torch::kReLU); }},
-      {"embedding", [](at::Tensor x) {
+      {"embedding",
+       [](at::Tensor x) {
          init::normal_(x);
          x[1].fill_(0);  // what torch::nn::Embedding does for a padding index
          return x;
@@ -113,7 +117,9 @@ at::Tensor alone(const Draw& draw, const Sizes& sizes, c10::ScalarType dtype) {
 
 void expect_same_everywhere(const Draws& all, const Sizes& sizes, c10::ScalarType dtype) {
   std::vector<at::Tensor> expected;
-  for (const auto& [name, draw] : all) expected.push_back(alone(draw, sizes, dtype));
+  for (const auto& [name, draw] : all) {
+    expected.push_back(alone(draw, sizes, dtype));
+  }
   for (const char* text : kMeshes) {
     const Mesh mesh = Mesh::parse(text);
     run_on(mesh, [&](int64_t rank) {
@@ -123,8 +129,11 @@ void expect_same_everywhere(const Draws& all, const Sizes& sizes, c10::ScalarTyp
           dtensor::manual_seed(11);
           const at::Tensor found = full_tensor(all[i].second(distribute(at::zeros(sizes, dtype), mesh, placements)));
           EXPECT_EQ(found.dtype(), expected[i].dtype()) << all[i].first;
-          EXPECT_TRUE(at::equal(found, expected[i])) << all[i].first << c10::IntArrayRef(sizes) << layout::str(mesh, placements) << " on " << text
-                                                     << ", rank " << rank << "\n" << found << "\n" << expected[i];
+          EXPECT_TRUE(at::equal(found, expected[i]))
+              << all[i].first << c10::IntArrayRef(sizes) << layout::str(mesh, placements) << " on " << text << ", rank "
+              << rank << "\n"
+              << found << "\n"
+              << expected[i];
         }
       }
     });
@@ -144,14 +153,19 @@ TEST(Random, DrawsByValuesInEveryLayout) {
 
 TEST(Random, EmptyTensors) {
   for (const auto& [name, draw] : draws()) {
-    if (std::string(name) != "feature_dropout") expect_same_everywhere({{name, draw}}, {0, 4}, at::kDouble);
+    if (std::string(name) != "feature_dropout") {
+      expect_same_everywhere({{name, draw}}, {0, 4}, at::kDouble);
+    }
   }
 }
 
 TEST(Random, IntegersOfEveryType) {
-  const Draws some = {{"random_", [](at::Tensor x) { return x.random_(); }}, {"random_(a, b)", [](at::Tensor x) { return x.random_(1, 100); }},
+  const Draws some = {{"random_", [](at::Tensor x) { return x.random_(); }},
+                      {"random_(a, b)", [](at::Tensor x) { return x.random_(1, 100); }},
                       {"randint_like", [](at::Tensor x) { return at::randint_like(x, 100); }}};
-  for (c10::ScalarType dtype : {at::kLong, at::kInt, at::kShort, at::kByte}) expect_same_everywhere(some, {5, 3}, dtype);
+  for (c10::ScalarType dtype : {at::kLong, at::kInt, at::kShort, at::kByte}) {
+    expect_same_everywhere(some, {5, 3}, dtype);
+  }
 }
 
 TEST(Random, EveryInitialiserInEveryLayout) {
@@ -160,23 +174,47 @@ TEST(Random, EveryInitialiserInEveryLayout) {
 }
 
 TEST(Random, DiracInEveryLayout) {
-  expect_same_everywhere({{"dirac_", [](at::Tensor x) { return torch::nn::init::dirac_(x.fill_(2)); }}}, {4, 3, 3}, at::kDouble);
+  expect_same_everywhere({{"dirac_", [](at::Tensor x) { return torch::nn::init::dirac_(x.fill_(2)); }}}, {4, 3, 3},
+                         at::kDouble);
 }
 
 TEST(Random, EyeOfDTensors) {
-  expect_same_everywhere({{"eye", [](at::Tensor x) { return at::eye_out(x, x.size(0), x.size(1)); }}}, {5, 4}, at::kDouble);
+  expect_same_everywhere({{"eye", [](at::Tensor x) { return at::eye_out(x, x.size(0), x.size(1)); }}}, {5, 4},
+                         at::kDouble);
 }
 
 TEST(Random, OfPlainTensorsIsOneOnAllRanks) {
   const auto program = [] {
     const at::Tensor x = at::ones({3, 4}, at::kDouble);
-    return std::vector<at::Tensor>{torch::randn({3, 4}), torch::rand({5}, at::kDouble), torch::randint(10, {6}), torch::randint(3, 9, {6}),
-                                   torch::randperm(9), at::dropout(x, 0.5, true), at::bernoulli(x * 0.5), at::rand_like(x), at::randn_like(x),
-                                   at::randint_like(x, 7), at::empty({4}).uniform_(), at::empty({4}).normal_(), at::empty({4}).exponential_(),
-                                   at::empty({4}).random_(100), at::empty({4, 4}).t().uniform_(), at::empty({4, 4}).slice(1, 1, 3).normal_(),
-                                   at::empty({4}).cauchy_(), at::empty({4}).geometric_(0.5), at::empty({4}).log_normal_(),
-                                   at::multinomial(x, 2), at::multinomial(x, 9, true), at::normal(x, 1.0), at::normal(1.0, x), at::normal(x, x),
-                                   at::poisson(x), at::binomial(x * 9, x * 0.5), at::_standard_gamma(x), at::_sample_dirichlet(x), at::rrelu(-x, 0.1, 0.9, true)};
+    return std::vector<at::Tensor>{torch::randn({3, 4}),
+                                   torch::rand({5}, at::kDouble),
+                                   torch::randint(10, {6}),
+                                   torch::randint(3, 9, {6}),
+                                   torch::randperm(9),
+                                   at::dropout(x, 0.5, true),
+                                   at::bernoulli(x * 0.5),
+                                   at::rand_like(x),
+                                   at::randn_like(x),
+                                   at::randint_like(x, 7),
+                                   at::empty({4}).uniform_(),
+                                   at::empty({4}).normal_(),
+                                   at::empty({4}).exponential_(),
+                                   at::empty({4}).random_(100),
+                                   at::empty({4, 4}).t().uniform_(),
+                                   at::empty({4, 4}).slice(1, 1, 3).normal_(),
+                                   at::empty({4}).cauchy_(),
+                                   at::empty({4}).geometric_(0.5),
+                                   at::empty({4}).log_normal_(),
+                                   at::multinomial(x, 2),
+                                   at::multinomial(x, 9, true),
+                                   at::normal(x, 1.0),
+                                   at::normal(1.0, x),
+                                   at::normal(x, x),
+                                   at::poisson(x),
+                                   at::binomial(x * 9, x * 0.5),
+                                   at::_standard_gamma(x),
+                                   at::_sample_dirichlet(x),
+                                   at::rrelu(-x, 0.1, 0.9, true)};
   };
   std::vector<std::vector<at::Tensor>> found(6);
   for (int run = 0; run < 2; ++run) {
@@ -186,7 +224,9 @@ TEST(Random, OfPlainTensorsIsOneOnAllRanks) {
     });
   }
   for (const auto& one : found) {
-    for (size_t i = 0; i < one.size(); ++i) EXPECT_TRUE(at::equal(one[i], found[0][i])) << i;
+    for (size_t i = 0; i < one.size(); ++i) {
+      EXPECT_TRUE(at::equal(one[i], found[0][i])) << i;
+    }
   }
   EXPECT_FALSE(at::equal(found[0][10], found[0][11]));
 }
@@ -195,7 +235,9 @@ TEST(Random, OfPlainTensorsIsOneOnAllRanks) {
 TEST(Random, MultinomialHasTheProbabilitiesOfItsWeights) {
   constexpr int64_t kRows = 20000;
   const at::Tensor weights = at::tensor({1.0, 0.0, 3.0, 4.0}).expand({kRows, 4});
-  const auto frequencies = [](const at::Tensor& classes) { return at::bincount(classes.reshape({-1}), {}, 4).to(at::kDouble) / classes.numel(); };
+  const auto frequencies = [](const at::Tensor& classes) {
+    return at::bincount(classes.reshape({-1}), {}, 4).to(at::kDouble) / classes.numel();
+  };
   const Mesh mesh = Mesh::parse("a=2");
   run_on(mesh, [&](int64_t) {
     for (const char* placements : {"{}", "{a: S(0)}", "{a: S(1)}"}) {
@@ -208,8 +250,10 @@ TEST(Random, MultinomialHasTheProbabilitiesOfItsWeights) {
       const at::Tensor pairs = full_tensor(at::multinomial(x, 2));
       EXPECT_FALSE(pairs.select(1, 0).eq(pairs.select(1, 1)).any().item<bool>());
       const auto probability = [](double a, double b) { return a / 8 * b / (8 - a); };
-      EXPECT_NEAR(pairs.select(1, 0).eq(0).logical_and(pairs.select(1, 1).eq(3)).to(at::kDouble).mean().item<double>(), probability(1, 4), bound);
-      EXPECT_NEAR(pairs.select(1, 0).eq(3).logical_and(pairs.select(1, 1).eq(2)).to(at::kDouble).mean().item<double>(), probability(4, 3), bound);
+      EXPECT_NEAR(pairs.select(1, 0).eq(0).logical_and(pairs.select(1, 1).eq(3)).to(at::kDouble).mean().item<double>(),
+                  probability(1, 4), bound);
+      EXPECT_NEAR(pairs.select(1, 0).eq(3).logical_and(pairs.select(1, 1).eq(2)).to(at::kDouble).mean().item<double>(),
+                  probability(4, 3), bound);
     }
   });
 }
@@ -217,7 +261,8 @@ TEST(Random, MultinomialHasTheProbabilitiesOfItsWeights) {
 TEST(Random, WeightsThatAreNoneAreRefused) {
   const Mesh mesh = Mesh::parse("a=2");
   const auto draw = [&](std::vector<double> weights, int64_t count, bool replacement) {
-    return failure_on(2, [=](int64_t) { at::multinomial(distribute(at::tensor(weights), mesh, "{a: S(0)}"), count, replacement); });
+    return failure_on(
+        2, [=](int64_t) { at::multinomial(distribute(at::tensor(weights), mesh, "{a: S(0)}"), count, replacement); });
   };
   EXPECT_SAYS(draw({1, -1}, 1, false), "below 0");
   EXPECT_SAYS(draw({1, NAN}, 1, false), "nan");
@@ -225,7 +270,8 @@ TEST(Random, WeightsThatAreNoneAreRefused) {
   EXPECT_SAYS(draw({0, 0}, 1, false), "all 0");
   EXPECT_SAYS(draw({1, 1}, 3, false), "3 samples without replacement of 2 classes");
   EXPECT_SAYS(draw({1, 1}, 0, true), "at least 1");
-  EXPECT_SAYS(failure_on(2, [&](int64_t) { at::normal(0.0, distribute(at::tensor({1.0, -1.0}), mesh, "{a: S(0)}")); }), "below 0");
+  EXPECT_SAYS(failure_on(2, [&](int64_t) { at::normal(0.0, distribute(at::tensor({1.0, -1.0}), mesh, "{a: S(0)}")); }),
+              "below 0");
 }
 
 // The generator that a call names is obeyed: the bits of plain libtorch.
@@ -295,7 +341,8 @@ at::Tensor masks(const at::Tensor& batch) {
   return turned + at::rand_like(batch) + classes.unsqueeze(-1);
 }
 
-at::Tensor labelled(const at::Tensor& rows, const Mesh& mesh, const char* placements, std::vector<dtensor::Origin::Piece> pieces, int64_t total) {
+at::Tensor labelled(const at::Tensor& rows, const Mesh& mesh, const char* placements,
+                    std::vector<dtensor::Origin::Piece> pieces, int64_t total) {
   layout::Labels labels(3);
   labels[0] = {{.label = Label::kBatch, .extent = rows.size(0), .total = total}};
   labels[1] = {{.label = Label::kSequence, .extent = rows.size(1), .total = rows.size(1)}};
@@ -317,8 +364,10 @@ TEST(Random, MicroBatchesDrawAsTheWholeBatch) {
       for (int64_t size : {6, 3, 2, 1}) {
         for (int64_t begin = 0; begin < 6; begin += size) {
           sites.begin_pass();
-          const at::Tensor found = full_tensor(masks(labelled(batch.slice(0, begin, begin + size), mesh, placements, {{0, begin}}, 6)));
-          EXPECT_TRUE(at::equal(found, whole.slice(0, begin, begin + size))) << placements << " " << size << " from " << begin;
+          const at::Tensor found =
+              full_tensor(masks(labelled(batch.slice(0, begin, begin + size), mesh, placements, {{0, begin}}, 6)));
+          EXPECT_TRUE(at::equal(found, whole.slice(0, begin, begin + size)))
+              << placements << " " << size << " from " << begin;
         }
       }
     }
@@ -330,7 +379,10 @@ TEST(Random, MicroBatchesDrawAsTheWholeBatch) {
       EXPECT_TRUE(at::equal(found, at::cat({whole.slice(0, k, k + 1), whole.slice(0, 3 + k, 4 + k)}))) << k;
     }
   });
-  EXPECT_SAYS(failure_on(4, [&](int64_t) { at::poisson(labelled(batch.abs().slice(0, 3, 6), mesh, "{a: S(0)}", {{0, 3}}, 6)); }), "one micro-batch");
+  EXPECT_SAYS(
+      failure_on(4,
+                 [&](int64_t) { at::poisson(labelled(batch.abs().slice(0, 3, 6), mesh, "{a: S(0)}", {{0, 3}}, 6)); }),
+      "one micro-batch");
 }
 
 struct Trained {
@@ -388,10 +440,14 @@ TEST(Recompute, GivesParametersTheirGradientsWhereNoInputHasOne) {
   run_on(mesh, [&](int64_t) {
     const at::Tensor ids = distribute(at::arange(6), mesh, "{a: S(0)}");
     const at::Tensor table = distribute(integers({6, 4}), mesh, "{a: S(1)}").requires_grad_();
-    dtensor::recompute([&](const std::vector<at::Tensor>& in) { return at::embedding(table, in[0]); }, {ids}).square().sum().backward();
+    dtensor::recompute([&](const std::vector<at::Tensor>& in) { return at::embedding(table, in[0]); }, {ids})
+        .square()
+        .sum()
+        .backward();
     EXPECT_TRUE(at::equal(full_tensor(table.grad()), integers({6, 4}) * 2));
     at::NoGradGuard no_grad;
-    EXPECT_FALSE(dtensor::recompute([&](const std::vector<at::Tensor>& in) { return in[0] * 2; }, {table}).requires_grad());
+    EXPECT_FALSE(
+        dtensor::recompute([&](const std::vector<at::Tensor>& in) { return in[0] * 2; }, {table}).requires_grad());
   });
 }
 
@@ -414,7 +470,9 @@ TEST(Recompute, BelongsToItsOwnStep) {
     EXPECT_EQ(sites.evaluation, 2u);
     const std::vector<at::Tensor> all = {first, second, third, fourth};
     for (size_t i = 0; i < all.size(); ++i) {
-      for (size_t j = 0; j < i; ++j) EXPECT_FALSE(at::equal(full_tensor(all[i].detach()), full_tensor(all[j].detach()))) << i << j;
+      for (size_t j = 0; j < i; ++j) {
+        EXPECT_FALSE(at::equal(full_tensor(all[i].detach()), full_tensor(all[j].detach()))) << i << j;
+      }
     }
   });
 }
@@ -422,8 +480,10 @@ TEST(Recompute, BelongsToItsOwnStep) {
 TEST(Recompute, RefusesToBeDifferentiatedTwice) {
   EXPECT_SAYS(failure_on(2,
                          [](int64_t) {
-                           const at::Tensor x = distribute(waves({4}), Mesh::parse("a=2"), "{a: S(0)}").requires_grad_();
-                           const at::Tensor y = dtensor::recompute([](const std::vector<at::Tensor>& in) { return in[0].sin(); }, {x});
+                           const at::Tensor x =
+                               distribute(waves({4}), Mesh::parse("a=2"), "{a: S(0)}").requires_grad_();
+                           const at::Tensor y =
+                               dtensor::recompute([](const std::vector<at::Tensor>& in) { return in[0].sin(); }, {x});
                            torch::autograd::grad({y.sum()}, {x}, {}, true, true);
                          }),
               "recompute");

@@ -16,7 +16,8 @@ using Gradients = std::map<std::string, at::Tensor>;
 
 constexpr int64_t kSamples = 12;
 
-// Two blocks, each of which may run again in backward. The first one's input needs no gradient, and both read the tied weight.
+// Two blocks, each of which may run again in backward. The first one's input needs no gradient, and both read the tied
+// weight.
 struct NetImpl : torch::nn::Module {
   explicit NetImpl(bool runs_again) : again(runs_again) {
     first = register_module("first", torch::nn::Linear(6, 6));
@@ -24,10 +25,13 @@ struct NetImpl : torch::nn::Module {
     to(torch::kDouble);
   }
 
-  at::Tensor run(const std::function<at::Tensor(const Tensors&)>& body, const Tensors& inputs) const { return again ? recompute(body, inputs) : body(inputs); }
+  at::Tensor run(const std::function<at::Tensor(const Tensors&)>& body, const Tensors& inputs) const {
+    return again ? recompute(body, inputs) : body(inputs);
+  }
 
   at::Tensor forward(const at::Tensor& x, const at::Tensor& y) {
-    const at::Tensor h = run([&](const Tensors& in) { return torch::dropout(torch::tanh(first(in[0])), 0.25, true); }, {x});
+    const at::Tensor h =
+        run([&](const Tensors& in) { return torch::dropout(torch::tanh(first(in[0])), 0.25, true); }, {x});
     const at::Tensor scores = run([&](const Tensors& in) { return second(torch::tanh(first(in[0])) + in[0]); }, {h});
     return torch::cross_entropy_loss(scores, y);
   }
@@ -60,7 +64,8 @@ Gradients train(const Case& of, bool again) {
     int64_t hooks = 0;
     net->first->weight.register_hook([&](const at::Tensor&) { ++hooks; });
     if (of.loop == Loop::kJob) {
-      Job job(net.ptr(), plan, [net](const Tensors& batch) mutable { return net(batch[0], batch[1]); }, {.accumulate = of.accumulate});
+      Job job(net.ptr(), plan, [net](const Tensors& batch) mutable { return net(batch[0], batch[1]); },
+              {.accumulate = of.accumulate});
       job(inputs(), targets()).backward();
     } else {
       parallel::ForwardPasses passes(plan);
@@ -69,7 +74,9 @@ Gradients train(const Case& of, bool again) {
       passes.end();
     }
     Gradients all = {{"hooks", at::tensor(hooks)}};
-    for (const auto& item : net->named_parameters()) all[item.key()] = item.value().grad().defined() ? full_tensor(item.value().grad()) : at::Tensor();
+    for (const auto& item : net->named_parameters()) {
+      all[item.key()] = item.value().grad().defined() ? full_tensor(item.value().grad()) : at::Tensor();
+    }
     return all;
   });
 }
@@ -79,7 +86,8 @@ void expect_same(const Case& of) {
   for (const auto& [name, gradient] : plain) {
     ASSERT_TRUE(again.at(name).defined()) << name;
     const bool has_bits = of.numerics == Numerics::kExact || name == "hooks";
-    EXPECT_TRUE(has_bits ? at::equal(again.at(name), gradient) : at::allclose(again.at(name), gradient, 1e-13, 1e-15)) << name;
+    EXPECT_TRUE(has_bits ? at::equal(again.at(name), gradient) : at::allclose(again.at(name), gradient, 1e-13, 1e-15))
+        << name;
   }
 }
 
@@ -113,7 +121,8 @@ TEST(Recompute, AsksForWhatItsBodyReads) {
     });
     ADD_FAILURE() << "no error";
   } catch (const std::exception& error) {
-    EXPECT_NE(base::message_of(error).find("give it to the body as an input"), std::string::npos) << base::message_of(error);
+    EXPECT_NE(base::message_of(error).find("give it to the body as an input"), std::string::npos)
+        << base::message_of(error);
   }
 }
 

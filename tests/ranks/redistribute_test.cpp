@@ -4,6 +4,8 @@
 
 #include "tests/ranks/support.h"
 
+#include "tessera/comm/call/call.h"
+
 namespace tessera::ranks {
 namespace {
 
@@ -16,12 +18,19 @@ const std::vector<Sizes> kFewShapes = {{12, 8}, {7, 5}, {11}};
 const std::vector<Sizes> kShapes = {{12, 8}, {7, 5}, {1, 3}, {2, 1}, {0, 4}, {3, 0}, {11}, {}};
 
 std::vector<Placement> choices() {
-  return {Replicate(), Shard(0), Shard(1), Shard(0, {.unit = 2}), Partial(), Partial(ReduceOp::kMax), Partial(ReduceOp::kAvg)};
+  return {Replicate(),
+          Shard(0),
+          Shard(1),
+          Shard(0, {.unit = 2}),
+          Partial(),
+          Partial(ReduceOp::kMax),
+          Partial(ReduceOp::kAvg)};
 }
 
-std::string describe(const at::Tensor& value, const Mesh& from_mesh, const Placements& from, const Mesh& to_mesh, const Placements& to) {
-  return c10::str(value.sizes(), " ", layout::str(from_mesh, from), " on ", from_mesh.str(), " -> ", layout::str(to_mesh, to), " on ",
-                  to_mesh.str(), ", rank ", comm::RankContext::require().rank);
+std::string describe(const at::Tensor& value, const Mesh& from_mesh, const Placements& from, const Mesh& to_mesh,
+                     const Placements& to) {
+  return c10::str(value.sizes(), " ", layout::str(from_mesh, from), " on ", from_mesh.str(), " -> ",
+                  layout::str(to_mesh, to), " on ", to_mesh.str(), ", rank ", comm::RankContext::require().rank);
 }
 
 // `found` has the layout asked for, and its part is the one that the layout defines.
@@ -36,7 +45,8 @@ bool holds(const at::Tensor& found, const at::Tensor& value, const Mesh& mesh, c
   if (part.sizes() != c10::IntArrayRef(spec.local_sizes(coord))) {
     return false;
   }
-  const at::Tensor held = spec->has_partial ? full_tensor(found) : part, expected = spec->has_partial ? value : part_at(value, spec, coord);
+  const at::Tensor held = spec->has_partial ? full_tensor(found) : part,
+                   expected = spec->has_partial ? value : part_at(value, spec, coord);
   return value.scalar_type() == at::kDouble ? error_of(held, expected) <= 1e-15 : at::equal(held, expected);
 }
 
@@ -47,12 +57,14 @@ class Sweep {
 
   void run(const Mesh& from_mesh, const Mesh& to_mesh, const Sizes& sizes) {
     const at::Tensor value = integers(sizes);
-    const auto sources = every_layout(from_mesh, value.dim(), choices_), targets = every_layout(to_mesh, value.dim(), choices_);
+    const auto sources = every_layout(from_mesh, value.dim(), choices_),
+               targets = every_layout(to_mesh, value.dim(), choices_);
     for (const Placements& from : sources) {
       for (const Placements& to : targets) {
         ++count_;
         const at::Tensor found = redistribute(spread(value, from_mesh, from), to_mesh, to);
-        EXPECT_TRUE(holds(found, value, to_mesh, to)) << describe(value, from_mesh, from, to_mesh, to) << "\n" << dtensor::to_string(found);
+        EXPECT_TRUE(holds(found, value, to_mesh, to)) << describe(value, from_mesh, from, to_mesh, to) << "\n"
+                                                      << dtensor::to_string(found);
       }
     }
   }
@@ -98,31 +110,45 @@ TEST(Redistribute, EveryPairOnTwoAxes) {
 
 TEST(Redistribute, InterleavedCuts) {
   const std::vector<Sizes> shapes = {{12, 6}, {6, 2}, {18, 5}, {24, 1}, {0, 4}};
-  const std::vector<Placement> of = {Replicate(), Shard(0), Shard(1), layout::InterleavedShard(0, 2), layout::InterleavedShard(0, 3),
-                                     layout::InterleavedShard(0, 3, {.unit = 2}), Partial()};
-  for (const char* text : {"x=2", "x=3"}) sweep({Mesh::parse(text)}, {Mesh::parse(text)}, shapes, of);
+  const std::vector<Placement> of = {Replicate(),
+                                     Shard(0),
+                                     Shard(1),
+                                     layout::InterleavedShard(0, 2),
+                                     layout::InterleavedShard(0, 3),
+                                     layout::InterleavedShard(0, 3, {.unit = 2}),
+                                     Partial()};
+  for (const char* text : {"x=2", "x=3"}) {
+    sweep({Mesh::parse(text)}, {Mesh::parse(text)}, shapes, of);
+  }
   sweep({Mesh::parse("a=2,b=2")}, {Mesh::parse("a=2,b=2"), Mesh::parse("x=4")}, shapes, of);
 }
 
 TEST(Redistribute, FlattenedAndOtherwiseOrderedAxes) {
   const Mesh square = Mesh::parse("a=2,b=2");
-  const std::vector<Mesh> four = {square, Mesh::parse("x=4"), square.flatten({"b", "a"}, "x"), Mesh({{"x", 4}}, {2, 0, 3, 1})};
+  const std::vector<Mesh> four = {square, Mesh::parse("x=4"), square.flatten({"b", "a"}, "x"),
+                                  Mesh({{"x", 4}}, {2, 0, 3, 1})};
   const std::vector<Sizes>& shapes = is_full() ? kShapes : kFewShapes;
   sweep(four, four, shapes);
   const Mesh wide = Mesh::parse("a=2,b=3");
-  const std::vector<Mesh> six = {wide, wide.flatten({"a", "b"}, "x"), wide.flatten({"b", "a"}, "x"), Mesh::parse("c=3,d=2")};
+  const std::vector<Mesh> six = {wide, wide.flatten({"a", "b"}, "x"), wide.flatten({"b", "a"}, "x"),
+                                 Mesh::parse("c=3,d=2")};
   sweep(six, six, shapes);
 }
 
 TEST(Redistribute, AllIntegerTypes) {
   const Mesh mesh = Mesh::parse("x=3");
-  const std::vector<Placement> of_integers = {Replicate(), Shard(0), Shard(1), Partial(), Partial(ReduceOp::kMax), Partial(ReduceOp::kMin),
+  const std::vector<Placement> of_integers = {Replicate(),
+                                              Shard(0),
+                                              Shard(1),
+                                              Partial(),
+                                              Partial(ReduceOp::kMax),
+                                              Partial(ReduceOp::kMin),
                                               Partial(ReduceOp::kProd)};
   run_on(mesh, [&](int64_t) {
     for (c10::ScalarType dtype : {at::kLong, at::kInt, at::kShort, at::kChar, at::kByte, at::kHalf, at::kBFloat16}) {
-      const at::Tensor value = dtype == at::kByte  ? integers({4, 5}).add(9).to(dtype)
+      const at::Tensor value = dtype == at::kByte   ? integers({4, 5}).add(9).to(dtype)
                                : dtype == at::kLong ? integers({4, 5}, dtype) * (int64_t{1} << 40)
-                                                   : integers({4, 5}, dtype);
+                                                    : integers({4, 5}, dtype);
       for (const Placements& from : every_layout(mesh, 2, {Replicate(), Shard(0), Shard(1)})) {
         for (const Placements& to : every_layout(mesh, 2, of_integers)) {
           EXPECT_TRUE(holds(redistribute(spread(value, mesh, from), to), value, mesh, to))
@@ -132,8 +158,10 @@ TEST(Redistribute, AllIntegerTypes) {
     }
     const at::Tensor flags = integers({4, 5}) > 0;
     for (const Placements& from : every_layout(mesh, 2, {Replicate(), Shard(0), Shard(1)})) {
-      for (const Placements& to : every_layout(mesh, 2, {Replicate(), Shard(0), Shard(1), Partial(), Partial(ReduceOp::kMax)})) {
-        EXPECT_TRUE(holds(redistribute(spread(flags, mesh, from), to), flags, mesh, to)) << describe(flags, mesh, from, mesh, to);
+      for (const Placements& to :
+           every_layout(mesh, 2, {Replicate(), Shard(0), Shard(1), Partial(), Partial(ReduceOp::kMax)})) {
+        EXPECT_TRUE(holds(redistribute(spread(flags, mesh, from), to), flags, mesh, to))
+            << describe(flags, mesh, from, mesh, to);
       }
     }
   });
@@ -217,9 +245,10 @@ TEST(Redistribute, MovesTheBytesOfTheTable) {
     const Mesh mesh({{"x", p}});
     const at::Tensor value = integers({12, 24});
     const Cost table[] = {
-        {"S(0)", "S(0)", 0, 1}, {"S(0)", "S(1)", p - 1, p}, {"S(1)", "S(0)", p - 1, p}, {"S(0)", "R", p - 1, 1}, {"S(1)", "R", p - 1, 1},
-        {"R", "S(0)", 0, 1},    {"R", "S(1)", 0, 1},        {"R", "P", 0, 1},           {"P", "S(0)", p - 1, 1}, {"P", "S(1)", p - 1, 1},
-        {"P", "R", 2 * (p - 1), 1}, {"S(0)", "P", 0, 1},    {"S(1)", "P", 0, 1},        {"R", "R", 0, 1},        {"P", "P", 0, 1},
+        {"S(0)", "S(0)", 0, 1},  {"S(0)", "S(1)", p - 1, p}, {"S(1)", "S(0)", p - 1, p}, {"S(0)", "R", p - 1, 1},
+        {"S(1)", "R", p - 1, 1}, {"R", "S(0)", 0, 1},        {"R", "S(1)", 0, 1},        {"R", "P", 0, 1},
+        {"P", "S(0)", p - 1, 1}, {"P", "S(1)", p - 1, 1},    {"P", "R", 2 * (p - 1), 1}, {"S(0)", "P", 0, 1},
+        {"S(1)", "P", 0, 1},     {"R", "R", 0, 1},           {"P", "P", 0, 1},
     };
     for (const Cost& cost : table) {
       std::atomic<int64_t> booked = 0, moved = 0;
@@ -248,7 +277,8 @@ TEST(Redistribute, OfWrongPlacementsSaysWhatIsAccepted) {
   EXPECT_SAYS(error([](const at::Tensor& x) { redistribute(x, "{tp: R}"); }), "tp");
   EXPECT_SAYS(error([](const at::Tensor& x) { redistribute(x, "{a: Q}"); }), "accepted");
   EXPECT_SAYS(error([](const at::Tensor& x) { redistribute(x, "{a: S(2)}"); }), "S(2)");
-  EXPECT_SAYS(error([](const at::Tensor& x) { redistribute(x, Placements{Replicate(), Replicate()}); }), "2 placements");
+  EXPECT_SAYS(error([](const at::Tensor& x) { redistribute(x, Placements{Replicate(), Replicate()}); }),
+              "2 placements");
   EXPECT_SAYS(error([](const at::Tensor& x) { redistribute(x, Mesh::parse("x=3"), {Replicate()}); }), "ranks");
   EXPECT_SAYS(error([](const at::Tensor& x) { redistribute(full_tensor(x), "{a: R}"); }), "distribute(");
 }

@@ -1,8 +1,9 @@
 // Ranks that are handed different batches are told so in the first calls of a model, with the tensor and the rank.
 #include <random>
 
-#include "tessera/dtensor/dispatch.h"
-#include "tessera/dtensor/same_values.h"
+#include "tessera/comm/call/call.h"
+#include "tessera/dtensor/dispatch/same_values.h"
+#include "tessera/dtensor/state/state.h"
 #include "tessera/parallel/forward_pass.h"
 #include "tessera/parallel/job.h"
 #include "tests/ranks/support.h"
@@ -22,7 +23,9 @@ const Mesh& mesh() {
   return of_all;
 }
 
-std::string difference(const std::vector<NamedValue>& values) { return dtensor::difference_between_ranks(RankState::require(), mesh(), values); }
+std::string difference(const std::vector<NamedValue>& values) {
+  return dtensor::difference_between_ranks(RankState::require(), mesh(), values);
+}
 
 class Counter : public comm::Watcher {
  public:
@@ -48,9 +51,11 @@ TEST(SameValues, AreToldFromOthersBySizesDtypeAndBytes) {
     EXPECT_EQ(on(1, at::empty({0, 4}), at::empty({0, 4})), "");
     EXPECT_EQ(on(1, at::empty({3, 4}, at::kMeta), at::empty({3, 4}, at::kMeta)), "");
     EXPECT_EQ(on(1, distribute(x, mesh(), "{dp: S(0)}"), distribute(x, mesh(), "{dp: S(0)}")), "");
-    EXPECT_EQ(on(1, distribute(x, mesh(), "{dp: S(0)}"), x), "b is Double[3, 4] on ranks 0, 2, 3, a DTensor of Double[3, 4] on rank 1");
+    EXPECT_EQ(on(1, distribute(x, mesh(), "{dp: S(0)}"), x),
+              "b is Double[3, 4] on ranks 0, 2, 3, a DTensor of Double[3, 4] on rank 1");
     EXPECT_EQ(difference({{"a", x.add(rank == 1)}, {"b", x}, {"c", x.add(rank)}}),
-              "a is Double[3, 4] on ranks 0, 2, 3, other values on rank 1; c is Double[3, 4] on rank 0, other values on ranks 1, 2, 3");
+              "a is Double[3, 4] on ranks 0, 2, 3, other values on rank 1; c is Double[3, 4] on rank 0, other values "
+              "on ranks 1, 2, 3");
     EXPECT_EQ(difference(rank == 3 ? std::vector<NamedValue>{{"a", x}} : std::vector<NamedValue>{{"a", x}, {"b", x}}),
               "rank 0 has a, b, and rank 3 a");
     EXPECT_EQ(difference({}), "");
@@ -63,13 +68,18 @@ TEST(SameValues, EveryByteOfEveryRankCounts) {
     for (int trial = 0; trial < 200; ++trial) {
       SCOPED_TRACE(c10::str("seed ", kSeed, ", trial ", trial));
       at::Tensor bytes = at::empty({static_cast<int64_t>(1 + random() % 100)}, at::kByte);
-      for (int64_t i = 0; i < bytes.numel(); ++i) bytes.data_ptr<uint8_t>()[i] = static_cast<uint8_t>(random());
+      for (int64_t i = 0; i < bytes.numel(); ++i) {
+        bytes.data_ptr<uint8_t>()[i] = static_cast<uint8_t>(random());
+      }
       const auto culprit = static_cast<int64_t>(random() % 4);
       const auto at_byte = random() % static_cast<uint64_t>(bytes.numel()), flip = 1 + random() % 255;
       EXPECT_EQ(difference({{"x", bytes}}), "");
-      if (rank == culprit) bytes.data_ptr<uint8_t>()[at_byte] ^= static_cast<uint8_t>(flip);
+      if (rank == culprit) {
+        bytes.data_ptr<uint8_t>()[at_byte] ^= static_cast<uint8_t>(flip);
+      }
       const std::string found = difference({{"x", bytes}});
-      EXPECT_SAYS(found, culprit == 0 ? "on rank 0, other values on ranks 1, 2, 3" : c10::str(", other values on rank ", culprit));
+      EXPECT_SAYS(found, culprit == 0 ? "on rank 0, other values on ranks 1, 2, 3"
+                                      : c10::str(", other values on rank ", culprit));
     }
   });
 }
@@ -82,7 +92,9 @@ Plan plan(std::vector<std::string> batch_axes, const Mesh& of = mesh()) {
 }
 
 // The batch of one rank: its labels are others than those of rank 0, if `is_own`.
-std::vector<NamedValue> batch(int64_t rank, bool is_own) { return {{"ids", integers({4, 3})}, {"labels", integers({4, 3}) + (is_own ? rank : 0)}}; }
+std::vector<NamedValue> batch(int64_t rank, bool is_own) {
+  return {{"ids", integers({4, 3})}, {"labels", integers({4, 3}) + (is_own ? rank : 0)}};
+}
 
 TEST(ForwardPasses, CompareTheBatchInCallsOneTwoFourEight) {
   for (const uint64_t wrong : {1, 2, 4, 8}) {
@@ -94,7 +106,9 @@ TEST(ForwardPasses, CompareTheBatchInCallsOneTwoFourEight) {
       }
       ADD_FAILURE() << "not found in call " << wrong;
     });
-    EXPECT_SAYS(error, "[forward] the ranks were given different batches: labels is Double[4, 3] on rank 0, other values on ranks 1, 2, 3 (rank ");
+    EXPECT_SAYS(error,
+                "[forward] the ranks were given different batches: labels is Double[4, 3] on rank 0, other values on "
+                "ranks 1, 2, 3 (rank ");
     EXPECT_SAYS(error, "Accepted: the whole batch on every rank");
     EXPECT_SAYS(error, "tessera::from_local(part, layout::Mesh::parse(\"dp=2,tp=2\"), \"{dp: S(0), tp: R}\")");
   }
@@ -128,12 +142,14 @@ TEST(ForwardPasses, CompareTargetsThatMeetTheOutputToo) {
     output.sub(integers({4, 3}) + rank);
   };
   EXPECT_SAYS(failure_on(4, [&](int64_t rank) { loss(rank, 1); }),
-              "[aten::sub.Tensor] a plain operand differs between ranks: other is Double[4, 3] on rank 0, other values on ranks 1, 2, 3 (rank ");
+              "[aten::sub.Tensor] a plain operand differs between ranks: other is Double[4, 3] on rank 0, other values "
+              "on ranks 1, 2, 3 (rank ");
   EXPECT_EQ(failure_on(4, [&](int64_t rank) { loss(rank, 3); }), "");
-  EXPECT_SAYS(failure_on(4, [&](int64_t rank) {
-                dtensor::set_check_plain(true);  // stays what the program has said
-                loss(rank, 3);
-              }),
+  EXPECT_SAYS(failure_on(4,
+                         [&](int64_t rank) {
+                           dtensor::set_check_plain(true);  // stays what the program has said
+                           loss(rank, 3);
+                         }),
               "other values on ranks 1, 2, 3");
 }
 
@@ -158,9 +174,7 @@ TEST(ForwardPasses, OfAnImaginedJobAndOfOneRankFindNothing) {
     passes.begin(batch(1, true));
     passes.end();
   });
-  run_on(Mesh::parse("tp=1"), [](int64_t) {
-    ForwardPasses(plan({}, Mesh::parse("tp=1"))).begin(batch(0, false));
-  });
+  run_on(Mesh::parse("tp=1"), [](int64_t) { ForwardPasses(plan({}, Mesh::parse("tp=1"))).begin(batch(0, false)); });
 }
 
 struct Net : torch::nn::Module {
@@ -172,11 +186,14 @@ TEST(Jobs, CompareTheirBatches) {
   const std::string error = failure_on(4, [](int64_t rank) {
     const auto net = std::make_shared<Net>();
     parallel::place(*net, plan({"dp"}));
-    parallel::Job job(net, plan({"dp"}), [net](const std::vector<at::Tensor>& rows) { return rows[0].mul(net->weight).mean(); });
+    parallel::Job job(net, plan({"dp"}),
+                      [net](const std::vector<at::Tensor>& rows) { return rows[0].mul(net->weight).mean(); });
     job(integers({4, 3}));
     job(integers({4, 3}) + rank);
   });
-  EXPECT_SAYS(error, "[job] the ranks were given different batches: tensor 0 is Double[4, 3] on rank 0, other values on ranks 1, 2, 3 (rank ");
+  EXPECT_SAYS(error,
+              "[job] the ranks were given different batches: tensor 0 is Double[4, 3] on rank 0, other values on ranks "
+              "1, 2, 3 (rank ");
   EXPECT_SAYS(error, "job.run_rows(samples, read)");
 }
 

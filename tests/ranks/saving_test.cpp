@@ -1,10 +1,11 @@
-// Whole tensors on one rank: the value of every layout, what is sent for it, and files that no rank's memory is too small for.
+// Whole tensors on one rank: the value of every layout, what is sent for it, and files that no rank's memory is too
+// small for.
 #include <filesystem>
 
 #include <unistd.h>
 
 #include "tessera/checkpoint/save_gathered.h"
-#include "tessera/dtensor/gather_to.h"
+#include "tessera/dtensor/front/gather_to.h"
 #include "tests/ranks/support.h"
 #include "tests/support/counting_allocator.h"
 
@@ -17,7 +18,15 @@ using layout::Partial;
 using layout::Replicate;
 using layout::Shard;
 
-std::vector<Placement> choices() { return {Replicate(), Shard(0), Shard(1), Shard(0, {.unit = 2}), InterleavedShard(0, 3), Partial(), Partial(ReduceOp::kMax)}; }
+std::vector<Placement> choices() {
+  return {Replicate(),
+          Shard(0),
+          Shard(1),
+          Shard(0, {.unit = 2}),
+          InterleavedShard(0, 3),
+          Partial(),
+          Partial(ReduceOp::kMax)};
+}
 
 TEST(GatherTo, EveryLayoutIsWholeOnOneRank) {
   int64_t checked = 0;
@@ -30,7 +39,9 @@ TEST(GatherTo, EveryLayoutIsWholeOnOneRank) {
           const int64_t root = (sizes[0] + sizes[1]) % mesh.size();
           const at::Tensor whole = gather_to(root, spread(value, mesh, placements));
           ASSERT_EQ(whole.defined(), rank == root) << layout::str(mesh, placements);
-          if (rank != root) continue;
+          if (rank != root) {
+            continue;
+          }
           EXPECT_TRUE(at::equal(whole, value)) << layout::str(mesh, placements) << " " << whole;
           ++checked;
         }
@@ -63,7 +74,9 @@ TEST(GatherTo, HasNoHistoryAndMemoryOfItsOwn) {
     const at::Tensor x = distribute(integers({4}), mesh, {Replicate()}).set_requires_grad(true);
     const at::Tensor whole = gather_to(0, x), plain = gather_to(0, integers({2}));
     EXPECT_EQ(plain.defined(), rank == 0);
-    if (rank != 0) return;
+    if (rank != 0) {
+      return;
+    }
     EXPECT_FALSE(whole.requires_grad());
     whole.zero_();
     EXPECT_TRUE(at::equal(to_local(x.detach()), integers({4})));
@@ -76,7 +89,8 @@ class SaveGathered : public testing::Test {
  protected:
   void SetUp() override { support::count_allocations(); }
   void TearDown() override { std::filesystem::remove(path_); }
-  const std::string path_ = std::filesystem::temp_directory_path() / ("tessera_saving_" + std::to_string(::getpid()) + ".safetensors");
+  const std::string path_ =
+      std::filesystem::temp_directory_path() / ("tessera_saving_" + std::to_string(::getpid()) + ".safetensors");
 };
 
 // Rank 0 holds a tensor and the parts that it is made of; another no more than a copy of its own part.
@@ -95,11 +109,16 @@ TEST_F(SaveGathered, NoRankHoldsMoreThanOneTensor) {
     const int64_t peak = support::bytes_of(rank).peak - before;
     EXPECT_LE(peak, (rank == 0 ? 2 * kBytes : kBytes / 2) + kSlack) << "rank " << rank;
     EXPECT_EQ(support::bytes_of(rank).live, before);
-    if (rank == 0) std::printf("%ld tensors of %ld bytes saved, %ld at once on rank 0\n", static_cast<long>(kTensors), static_cast<long>(kBytes), static_cast<long>(peak));
+    if (rank == 0) {
+      std::printf("%ld tensors of %ld bytes saved, %ld at once on rank 0\n", static_cast<long>(kTensors),
+                  static_cast<long>(kBytes), static_cast<long>(peak));
+    }
   });
   const auto back = checkpoint::load_safetensors(path_).tensors;
   ASSERT_EQ(back.size(), kTensors);
-  for (int64_t i = 0; i < kTensors; ++i) EXPECT_TRUE(at::equal(back[i].tensor, waves({256, 256}).add(i))) << back[i].name;
+  for (int64_t i = 0; i < kTensors; ++i) {
+    EXPECT_TRUE(at::equal(back[i].tensor, waves({256, 256}).add(i))) << back[i].name;
+  }
 }
 
 TEST_F(SaveGathered, AWriterThatFailsEndsAllAndLeavesNoFile) {

@@ -16,12 +16,15 @@ constexpr uint64_t kSeed = 23;
 
 void expect_same(const Values& one, const Values& many, const std::string& where) {
   ASSERT_EQ(one.size(), many.size());
-  for (const auto& [name, value] : one) EXPECT_TRUE(at::equal(value, many.at(name))) << name << " " << where;
+  for (const auto& [name, value] : one) {
+    EXPECT_TRUE(at::equal(value, many.at(name))) << name << " " << where;
+  }
 }
 
 models::GptConfig gpt() {
   models::GptConfig config;
-  config.vocab_size = 50, config.dim = 48, config.layers = 2, config.heads = 8, config.max_seq = 16, config.dropout = 0.2;
+  config.vocab_size = 50, config.dim = 48, config.layers = 2, config.heads = 8, config.max_seq = 16,
+  config.dropout = 0.2;
   return config;
 }
 
@@ -79,11 +82,14 @@ TEST(StockModels, InitialValuesAreThoseOfPlainConstruction) {
   expect_initial("gpt", [] { return models::Gpt(gpt()); }, 8, 8);
   expect_initial("llama", [] { return models::Llama(llama()); }, 8, 4);
   expect_initial("bag", [] { return Bag(); }, 0, 0);
-  expect_initial("llama in bfloat16", [] {
-    auto model = models::Llama(llama());
-    model->to(at::kBFloat16);
-    return model;
-  }, 8, 4);
+  expect_initial(
+      "llama in bfloat16",
+      [] {
+        auto model = models::Llama(llama());
+        model->to(at::kBFloat16);
+        return model;
+      },
+      8, 4);
 }
 
 // Masks in the order in which they are drawn: what bernoulli_ left.
@@ -92,11 +98,15 @@ thread_local std::vector<at::Tensor>* masks_seen = nullptr;
 std::unique_ptr<at::ObserverContext> ignore_call(const at::RecordFunction&) { return nullptr; }
 
 void keep_mask(const at::RecordFunction& call, at::ObserverContext*) {
-  if (!masks_seen || std::string(call.name()) != "aten::bernoulli_") return;
+  if (!masks_seen || std::string(call.name()) != "aten::bernoulli_") {
+    return;
+  }
   static thread_local at::Tensor last;
   const at::Tensor mask = call.outputs().at(0).toTensor();
   // On a rank the draws of a part are plain, and interception calls an operator twice.
-  if ((dtensor::RankState::current() && !is_dtensor(mask)) || mask.is_same(last)) return;
+  if ((dtensor::RankState::current() && !is_dtensor(mask)) || mask.is_same(last)) {
+    return;
+  }
   last = mask;
   masks_seen->push_back(mask.detach().clone());
 }
@@ -104,7 +114,8 @@ void keep_mask(const at::RecordFunction& call, at::ObserverContext*) {
 template <typename Body>
 std::vector<at::Tensor> masks_of(const Body& body) {
   std::vector<at::Tensor> found;
-  const auto handle = at::addThreadLocalCallback(at::RecordFunctionCallback(ignore_call, keep_mask).needsOutputs(true).scopes({at::RecordScope::FUNCTION}));
+  const auto handle = at::addThreadLocalCallback(
+      at::RecordFunctionCallback(ignore_call, keep_mask).needsOutputs(true).scopes({at::RecordScope::FUNCTION}));
   masks_seen = &found;
   body();
   masks_seen = nullptr;
@@ -156,14 +167,20 @@ void expect_masks_of_training(bool fused) {
       manual_seed(kSeed);
       auto model = deferred(make);
       place(*model, generate_plan(*model, {.mesh = mesh, .heads = 8}));
-      const Placements rows = std::string(text).starts_with("dp") ? layout::parse_placements(mesh, "{dp: S(0)}") : Placements(mesh.ndim());
+      const Placements rows =
+          std::string(text).starts_with("dp") ? layout::parse_placements(mesh, "{dp: S(0)}") : Placements(mesh.ndim());
       double loss = 0;
-      const auto masks = masks_of([&] { loss = train(model, [&](const at::Tensor& ids) { return distribute(ids, mesh, rows); }); });
+      const auto masks =
+          masks_of([&] { loss = train(model, [&](const at::Tensor& ids) { return distribute(ids, mesh, rows); }); });
       EXPECT_TRUE(at::equal(stock_generator().get_state(), expected.state)) << text;
       EXPECT_NEAR(loss, expected.loss, 1e-4) << text;
       ASSERT_EQ(masks.size(), expected.masks.size()) << text;
-      for (size_t i = 0; i < masks.size(); ++i) EXPECT_GT(expected.masks[i].count_nonzero().item<int64_t>(), 0);
-      for (size_t i = 0; i < masks.size(); ++i) EXPECT_TRUE(at::equal(full_tensor(masks[i]), expected.masks[i])) << text << " mask " << i;
+      for (size_t i = 0; i < masks.size(); ++i) {
+        EXPECT_GT(expected.masks[i].count_nonzero().item<int64_t>(), 0);
+      }
+      for (size_t i = 0; i < masks.size(); ++i) {
+        EXPECT_TRUE(at::equal(full_tensor(masks[i]), expected.masks[i])) << text << " mask " << i;
+      }
     });
   }
 }
@@ -180,7 +197,9 @@ TEST(StockModels, MasksOfJobsAreThoseOfPlainTraining) {
   at::manual_seed(kSeed);
   auto plain = make();
   const auto expected = masks_of([&] {
-    for (int step = 0; step < kSteps; ++step) plain->loss(batch(step).slice(1, 0, 8), batch(step).slice(1, 1, 9)).backward();
+    for (int step = 0; step < kSteps; ++step) {
+      plain->loss(batch(step).slice(1, 0, 8), batch(step).slice(1, 1, 9)).backward();
+    }
   });
   const at::Tensor state = at::detail::getDefaultCPUGenerator().get_state();
   for (const char* text : {"dp=1", "dp=2", "tp=2", "dp=2,tp=2"}) {
@@ -192,7 +211,8 @@ TEST(StockModels, MasksOfJobsAreThoseOfPlainTraining) {
       torch::optim::SGD optimizer(model->parameters(), 0.1);
       const auto plan = generate_plan(*model, {.mesh = mesh, .heads = 8});
       place(*model, plan, &optimizer);
-      Job job(model.ptr(), plan, [model](const std::vector<at::Tensor>& rows) mutable { return model->loss(rows[0], rows[1]); });
+      Job job(model.ptr(), plan,
+              [model](const std::vector<at::Tensor>& rows) mutable { return model->loss(rows[0], rows[1]); });
       const auto masks = masks_of([&] {
         for (int step = 0; step < kSteps; ++step) {
           job(batch(step).slice(1, 0, 8).contiguous(), batch(step).slice(1, 1, 9).contiguous()).backward();
@@ -202,7 +222,9 @@ TEST(StockModels, MasksOfJobsAreThoseOfPlainTraining) {
       });
       EXPECT_TRUE(at::equal(stock_generator().get_state(), state)) << text;
       ASSERT_EQ(masks.size(), expected.size()) << text;
-      for (size_t i = 0; i < masks.size(); ++i) EXPECT_TRUE(at::equal(full_tensor(masks[i]), expected[i])) << text << " mask " << i;
+      for (size_t i = 0; i < masks.size(); ++i) {
+        EXPECT_TRUE(at::equal(full_tensor(masks[i]), expected[i])) << text << " mask " << i;
+      }
     });
   }
 }

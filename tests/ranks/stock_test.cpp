@@ -1,5 +1,5 @@
-// The `stock` generator draws plain libtorch's bits, from the same seed, in every layout: by operator, and over programs that
-// mix them.
+// The `stock` generator draws plain libtorch's bits, from the same seed, in every layout: by operator, and over
+// programs that mix them.
 #include <ATen/CPUGeneratorImpl.h>
 #include <torch/torch.h>
 
@@ -41,16 +41,20 @@ const std::vector<Named>& draws() {
       {"geometric_", [](at::Tensor x) { return x.geometric_(0.4); }, true},
       {"bernoulli_(p)", [](at::Tensor x) { return x.bernoulli_(0.3); }, true},
       {"bernoulli_(tensor)", [](at::Tensor x) { return x.bernoulli_(at::full_like(x, 0.4)); }},
-      {"bernoulli_(double tensor)", [](at::Tensor x) { return x.bernoulli_(at::full_like(x, 0.4, at::kDouble)); }, true},
+      {"bernoulli_(double tensor)", [](at::Tensor x) { return x.bernoulli_(at::full_like(x, 0.4, at::kDouble)); },
+       true},
       {"bernoulli(tensor)", [](at::Tensor x) { return at::bernoulli(x.fill_(0.6)); }},
       {"bernoulli(x, p)", [](at::Tensor x) { return at::bernoulli(x, 0.3); }, true},
       {"random_", [](at::Tensor x) { return x.random_(); }, true},
       {"random_(n)", [](at::Tensor x) { return x.random_(10); }, true},
       {"random_(a, b)", [](at::Tensor x) { return x.random_(-5, 7); }, true},
-      {"random_(wide)", [](at::Tensor x) { return x.scalar_type() == at::kLong ? x.random_(-5, int64_t{1} << 40) : x.random_(3); }, true},
+      {"random_(wide)",
+       [](at::Tensor x) { return x.scalar_type() == at::kLong ? x.random_(-5, int64_t{1} << 40) : x.random_(3); },
+       true},
       {"rand_like", [](at::Tensor x) { return at::rand_like(x); }},
       {"randn_like", [](at::Tensor x) { return at::randn_like(x, at::kFloat); }, true},
-      {"randn_like, contiguous", [](at::Tensor x) { return at::randn_like(x, x.options(), at::MemoryFormat::Contiguous); }},
+      {"randn_like, contiguous",
+       [](at::Tensor x) { return at::randn_like(x, x.options(), at::MemoryFormat::Contiguous); }},
       {"randint_like", [](at::Tensor x) { return at::randint_like(x, 10); }, true},
       {"randint_like(a, b)", [](at::Tensor x) { return at::randint_like(x, 3, 9, at::kLong); }, true},
       {"dropout", [](at::Tensor x) { return at::dropout(x.fill_(3), 0.4, true); }},
@@ -60,8 +64,13 @@ const std::vector<Named>& draws() {
       {"native_dropout in eval", [](at::Tensor x) { return std::get<0>(at::native_dropout(x.fill_(3), 0.4, false)); }},
       {"native_dropout mask", [](at::Tensor x) { return std::get<1>(at::native_dropout(x, 0.4, true)); }},
       {"alpha_dropout", [](at::Tensor x) { return at::alpha_dropout(x.fill_(3), 0.4, true); }},
-      {"plain noise", [](at::Tensor x) { return x.fill_(1) + torch::randn(x.sizes(), at::kDouble) + torch::randint(5, x.sizes()); }, true},
-      {"plain fills", [](at::Tensor x) { return x.fill_(1) + at::empty(x.sizes(), at::kFloat).normal_() + at::rand_like(at::empty({7, 3}).t()).sum(); }},
+      {"plain noise",
+       [](at::Tensor x) { return x.fill_(1) + torch::randn(x.sizes(), at::kDouble) + torch::randint(5, x.sizes()); },
+       true},
+      {"plain fills",
+       [](at::Tensor x) {
+         return x.fill_(1) + at::empty(x.sizes(), at::kFloat).normal_() + at::rand_like(at::empty({7, 3}).t()).sum();
+       }},
   };
   return all;
 }
@@ -76,11 +85,20 @@ struct Form {
 const std::vector<Form>& forms() {
   const auto same = [](at::Tensor x) { return x; };
   const auto turned = [](at::Tensor x) { return x.t(); };
-  static const std::vector<Form> all = {
-      {"even", {12, 4}, same},     {"uneven", {5, 7}, same},      {"long", {3, 700}, same},      {"a block and a rest", {17}, same}, {"short", {6}, same},
-      {"empty", {0, 4}, same},     {"0-d", {}, same},             {"one", {1}, same},            {"3-d", {3, 2, 5}, same},           {"transposed", {6, 4}, turned},
-      {"turned", {5, 7}, turned},  {"permuted", {4, 3, 5}, [](at::Tensor x) { return x.permute({2, 0, 1}); }},
-      {"columns", {6, 8}, [](at::Tensor x) { return x.slice(1, 2, 6); }}, {"a row", {4, 20}, [](at::Tensor x) { return x.select(0, 1); }}};
+  static const std::vector<Form> all = {{"even", {12, 4}, same},
+                                        {"uneven", {5, 7}, same},
+                                        {"long", {3, 700}, same},
+                                        {"a block and a rest", {17}, same},
+                                        {"short", {6}, same},
+                                        {"empty", {0, 4}, same},
+                                        {"0-d", {}, same},
+                                        {"one", {1}, same},
+                                        {"3-d", {3, 2, 5}, same},
+                                        {"transposed", {6, 4}, turned},
+                                        {"turned", {5, 7}, turned},
+                                        {"permuted", {4, 3, 5}, [](at::Tensor x) { return x.permute({2, 0, 1}); }},
+                                        {"columns", {6, 8}, [](at::Tensor x) { return x.slice(1, 2, 6); }},
+                                        {"a row", {4, 20}, [](at::Tensor x) { return x.select(0, 1); }}};
   return all;
 }
 
@@ -109,7 +127,9 @@ TEST(Stock, IsPlainLibtorchInEveryLayout) {
   for (const c10::ScalarType dtype : kDtypes) {
     for (const Form& form : forms()) {
       std::vector<Result> expected;
-      for (const Named& one : draws()) expected.push_back(fits(one, dtype) ? plain(one, form, dtype) : Result());
+      for (const Named& one : draws()) {
+        expected.push_back(fits(one, dtype) ? plain(one, form, dtype) : Result());
+      }
       for (const char* text : kMeshes) {
         const Mesh mesh = Mesh::parse(text);
         run_on(mesh, [&](int64_t rank) {
@@ -120,14 +140,17 @@ TEST(Stock, IsPlainLibtorchInEveryLayout) {
             ++turn;
             for (size_t i = 0; i < draws().size(); ++i) {
               const Named& one = draws()[i];
-              if (!fits(one, dtype) || (mesh.ndim() > 1 && !is_full() && (i + turn) % 3 != 0)) continue;
+              if (!fits(one, dtype) || (mesh.ndim() > 1 && !is_full() && (i + turn) % 3 != 0)) {
+                continue;
+              }
               dtensor::manual_seed(kSeed);
               at::rand({3});
               at::randn({1});
               at::Tensor base = distribute(at::zeros(form.sizes, dtype), mesh, placements);
               const at::Tensor value = full_tensor(one.draw(form.view(base)));
               const auto where = [&] {
-                return c10::str(one.name, " ", dtype, " ", form.name, " ", layout::str(mesh, placements), " on ", text, ", rank ", rank);
+                return c10::str(one.name, " ", dtype, " ", form.name, " ", layout::str(mesh, placements), " on ", text,
+                                ", rank ", rank);
               };
               // (The mask of an empty native_dropout has its input's dtype in libtorch, else bool.)
               EXPECT_TRUE(value.numel() == 0 || value.dtype() == expected[i].value.dtype()) << where();
@@ -171,11 +194,14 @@ void expect_draws(const std::vector<Named>& all, const at::Tensor& x) {
     run_on(mesh, [&](int64_t) {
       at::NoGradGuard inside;
       dtensor::set_generator(GeneratorKind::kStock);
-      for (const Placements& placements : every_layout(mesh, 2, {layout::Replicate(), layout::Shard(0), layout::Shard(1)})) {
+      for (const Placements& placements :
+           every_layout(mesh, 2, {layout::Replicate(), layout::Shard(0), layout::Shard(1)})) {
         for (size_t i = 0; i < all.size(); ++i) {
           dtensor::manual_seed(kSeed);
           const at::Tensor found = full_tensor(all[i].draw(distribute(x.clone(), mesh, placements)));
-          EXPECT_TRUE(at::equal(found, expected[i])) << all[i].name << layout::str(mesh, placements) << " on " << text << "\n" << found << expected[i];
+          EXPECT_TRUE(at::equal(found, expected[i]))
+              << all[i].name << layout::str(mesh, placements) << " on " << text << "\n"
+              << found << expected[i];
         }
       }
     });
@@ -183,7 +209,9 @@ void expect_draws(const std::vector<Named>& all, const at::Tensor& x) {
 }
 
 TEST(Stock, DrawsAccordingToValues) {
-  for (const c10::ScalarType dtype : {at::kFloat, at::kDouble}) expect_draws(value_draws(), (waves({4, 6}) + 1.1).to(dtype));
+  for (const c10::ScalarType dtype : {at::kFloat, at::kDouble}) {
+    expect_draws(value_draws(), (waves({4, 6}) + 1.1).to(dtype));
+  }
 }
 
 const std::vector<Named>& initialisers() {
@@ -204,7 +232,9 @@ const std::vector<Named>& initialisers() {
 }
 
 TEST(Stock, EveryInitialiserInEveryLayout) {
-  for (const Sizes& sizes : {Sizes{6, 4}, Sizes{20, 9}}) expect_draws(initialisers(), at::zeros(sizes));
+  for (const Sizes& sizes : {Sizes{6, 4}, Sizes{20, 9}}) {
+    expect_draws(initialisers(), at::zeros(sizes));
+  }
 }
 
 struct Shared {
@@ -226,11 +256,17 @@ std::vector<at::Tensor> mixed_program(const Shared& make, at::Generator generato
     for (size_t i = static_cast<size_t>(round); i < draws().size(); i += 3) {
       const c10::ScalarType dtype = i % 2 == 0 ? at::kFloat : at::kDouble;
       seen.push_back(full_tensor(draws()[i].draw(make.like({5, 3 + static_cast<int64_t>(i)}, dtype))));
-      if (i % 5 == 0) forked = generator.get_state();
+      if (i % 5 == 0) {
+        forked = generator.get_state();
+      }
     }
-    if (round == 1) generator.set_state(saved);                 // again
-    if (round == 2 && forked.defined()) generator.set_state(forked);
-    at::Generator own = generator.clone();                      // a fork that goes its own way
+    if (round == 1) {
+      generator.set_state(saved);  // again
+    }
+    if (round == 2 && forked.defined()) {
+      generator.set_state(forked);
+    }
+    at::Generator own = generator.clone();  // a fork that goes its own way
     seen.push_back(full_tensor(make.like({7, 6}, at::kFloat).normal_(0, 1, own)));
     seen.push_back(full_tensor(make.like({7, 6}, at::kDouble).uniform_(0, 1, own)));
   }
@@ -251,7 +287,9 @@ TEST(Stock, StaysInStepOverMixedPrograms) {
       dtensor::set_generator(GeneratorKind::kStock);
       const std::vector<at::Tensor> found = mixed_program({&mesh, &layouts}, dtensor::stock_generator());
       ASSERT_EQ(found.size(), expected.size());
-      for (size_t i = 0; i < found.size(); ++i) EXPECT_TRUE(at::equal(found[i], expected[i])) << i << " on " << text;
+      for (size_t i = 0; i < found.size(); ++i) {
+        EXPECT_TRUE(at::equal(found[i], expected[i])) << i << " on " << text;
+      }
     });
   }
 }
@@ -264,7 +302,9 @@ TEST(Stock, RecomputationDrawsAgain) {
     for (const bool again : {false, true}) {
       dtensor::manual_seed(kSeed);
       const at::Tensor x = distribute(waves({6, 5}), mesh, "{a: S(1)}").requires_grad_();
-      const auto body = [](const std::vector<at::Tensor>& in) { return at::dropout(at::dropout(in[0], 0.3, true).tanh(), 0.3, true); };
+      const auto body = [](const std::vector<at::Tensor>& in) {
+        return at::dropout(at::dropout(in[0], 0.3, true).tanh(), 0.3, true);
+      };
       const at::Tensor y = again ? dtensor::recompute(body, {x}) : body({x});
       at::rand({3});
       y.square().sum().backward();
@@ -306,7 +346,12 @@ TEST(Stock, MistakesSayWhatToDo) {
                            deferred([] { return at::normal(torch::rand({4}), 1.0); });
                          }),
               "values");
-  EXPECT_SAYS(failure_on(2, [](int64_t) { deferred([] { return at::normal(torch::rand({4}), 1.0, at::detail::createCPUGenerator(3)); }); }), "values");
+  EXPECT_SAYS(
+      failure_on(2,
+                 [](int64_t) {
+                   deferred([] { return at::normal(torch::rand({4}), 1.0, at::detail::createCPUGenerator(3)); });
+                 }),
+      "values");
 }
 
 // Ranks whose streams have parted are told so, not given values of different programs.
@@ -314,7 +359,9 @@ TEST(Stock, RanksThatPartAreFound) {
   EXPECT_NE(failure_on(2,
                        [](int64_t rank) {
                          set_generator(GeneratorKind::kStock);
-                         if (rank == 1) at::rand({1});
+                         if (rank == 1) {
+                           at::rand({1});
+                         }
                          full_tensor(distribute(at::zeros({4}), Mesh::parse("a=2"), "{a: S(0)}").normal_());
                        }),
             "");

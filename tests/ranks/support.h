@@ -10,8 +10,8 @@
 #include <gtest/gtest.h>
 
 #include "tessera/base/error.h"
-#include "tessera/comm/run_ranks.h"
-#include "tessera/dtensor/dtensor.h"
+#include "tessera/comm/threads/run_ranks.h"
+#include "tessera/dtensor/front/dtensor.h"
 
 namespace tessera::ranks {
 
@@ -43,7 +43,9 @@ inline std::string failure_on(int64_t ranks, const std::function<void(int64_t ra
 }
 
 // Runs `body` on every rank of the mesh, which must not fail.
-inline void run_on(const Mesh& mesh, const std::function<void(int64_t rank)>& body) { EXPECT_EQ(failure_on(mesh.size(), body), ""); }
+inline void run_on(const Mesh& mesh, const std::function<void(int64_t rank)>& body) {
+  EXPECT_EQ(failure_on(mesh.size(), body), "");
+}
 
 // One paragraph that contains `words`.
 #define EXPECT_SAYS(text, words) EXPECT_TRUE(::tessera::ranks::says((text), (words))) << (text)
@@ -146,7 +148,9 @@ inline double error_of(const at::Tensor& found, const at::Tensor& expected) {
   }
   const at::Tensor same = found.eq(expected).logical_or(found.isnan().logical_and(expected.isnan()));
   const at::Tensor difference = (found - expected).abs().masked_fill(same, 0);
-  return difference.numel() == 0 ? 0 : difference.max().item<double>() / std::max(expected.abs().max().item<double>(), 1e-300);
+  return difference.numel() == 0
+             ? 0
+             : difference.max().item<double>() / std::max(expected.abs().max().item<double>(), 1e-300);
 }
 
 }  // namespace tessera::ranks

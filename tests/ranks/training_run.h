@@ -7,8 +7,8 @@
 
 #include <torch/torch.h>
 
-#include "tessera/comm/run_ranks.h"
-#include "tessera/dtensor/dtensor.h"
+#include "tessera/comm/threads/run_ranks.h"
+#include "tessera/dtensor/front/dtensor.h"
 #include "tessera/models/gpt.h"
 #include "tessera/models/llama.h"
 #include "tessera/parallel/deferred.h"
@@ -23,7 +23,9 @@ struct Case {
   bool sequence_parallel = false;
   int64_t accumulate = 1;
 
-  std::string str() const { return mesh + (sequence_parallel ? " sp" : "") + " accumulate " + std::to_string(accumulate); }
+  std::string str() const {
+    return mesh + (sequence_parallel ? " sp" : "") + " accumulate " + std::to_string(accumulate);
+  }
 };
 
 // What is trained, whatever the layout.
@@ -31,10 +33,12 @@ struct Setting {
   int64_t steps = 20, batch = 16, length = 16, vocabulary = 64;
   double learning_rate = 1e-3, eps = 1e-8;
   int64_t seed = 7;
-  std::map<std::string, at::Tensor> initial = {};  // what parameters begin with; the others with what they draw
+  std::map<std::string, at::Tensor> initial = {};         // what parameters begin with; the others with what they draw
   std::optional<layout::Lattice> lattice = std::nullopt;  // of exact numerics; none: fast
   // Clips gradients to a norm of 1 and returns the norm.
-  double (*clip)(const std::vector<at::Tensor>&) = [](const std::vector<at::Tensor>& parameters) { return torch::nn::utils::clip_grad_norm_(parameters, 1.0); };
+  double (*clip)(const std::vector<at::Tensor>&) = [](const std::vector<at::Tensor>& parameters) {
+    return torch::nn::utils::clip_grad_norm_(parameters, 1.0);
+  };
 };
 
 // Losses and norms step by step, and the parameters after the last one.
@@ -43,19 +47,22 @@ struct Curve {
   std::map<std::string, at::Tensor> parameters;
 };
 
-// Root mean squares of relative distances: of the losses, of the gradients' norms, and of the parameters (of each by its euclidean
-// norm). Unlike the largest, they are alike for every way of rounding the same values.
+// Root mean squares of relative distances: of the losses, of the gradients' norms, and of the parameters (of each by
+// its euclidean norm). Unlike the largest, they are alike for every way of rounding the same values.
 struct Distance {
   double losses = 0, norms = 0, parameters = 0;
 };
 
-// How much further from training in float64 one way of rounding to float32 may lie than another. Both round the same values (a
-// weight, an activation and a gradient each) and differ in the order of their sums alone (docs/measured/rounding.md).
+// How much further from training in float64 one way of rounding to float32 may lie than another. Both round the same
+// values (a weight, an activation and a gradient each) and differ in the order of their sums alone
+// (docs/measured/rounding.md).
 constexpr double kRounding = 4;
 
 inline double root_mean_square(const std::vector<double>& values) {
   double sum = 0;
-  for (double value : values) sum += value * value;
+  for (double value : values) {
+    sum += value * value;
+  }
   return std::sqrt(sum / static_cast<double>(values.size()));
 }
 
@@ -66,7 +73,9 @@ inline Distance distance(const Curve& curve, const Curve& from) {
     norms.push_back(curve.norms[i] / from.norms[i] - 1);
   }
   for (const auto& [name, value] : from.parameters) {
-    if (name.find("c_attn.bias") != std::string::npos) continue;  // holds the bias of K, whose gradient is rounding alone
+    if (name.find("c_attn.bias") != std::string::npos) {
+      continue;  // holds the bias of K, whose gradient is rounding alone
+    }
     parameters.push_back(((curve.parameters.at(name).to(at::kDouble) - value).norm() / value.norm()).item().toDouble());
   }
   return {root_mean_square(losses), root_mean_square(norms), root_mean_square(parameters)};
@@ -93,35 +102,51 @@ template <typename Model, typename Config>
 Curve train(const Setting& setting, const Config& config, const Case& c) {
   Curve curve;
   std::vector<at::Tensor> data;
-  for (int64_t i = 0; i < setting.steps; ++i) data.push_back(tokens_of(setting, i));
+  for (int64_t i = 0; i < setting.steps; ++i) {
+    data.push_back(tokens_of(setting, i));
+  }
   const auto mesh = layout::Mesh::parse(c.mesh);
   comm::run_ranks(mesh.size(), [&](int64_t rank) {
     dtensor::manual_seed(setting.seed);
-    if (setting.lattice) dtensor::set_numerics(dtensor::Numerics::kExact, *setting.lattice);
+    if (setting.lattice) {
+      dtensor::set_numerics(dtensor::Numerics::kExact, *setting.lattice);
+    }
     auto model = parallel::deferred([&] { return Model(config); });
-    torch::optim::AdamW optimizer(model->parameters(), torch::optim::AdamWOptions(setting.learning_rate).eps(setting.eps));
-    const auto plan = parallel::generate_plan(*model, {.mesh = mesh, .sequence_parallel = c.sequence_parallel, .heads = config.heads,
-                                                       .kv_heads = kv_heads_of(config), .lattice = setting.lattice});
+    torch::optim::AdamW optimizer(model->parameters(),
+                                  torch::optim::AdamWOptions(setting.learning_rate).eps(setting.eps));
+    const auto plan = parallel::generate_plan(*model, {.mesh = mesh,
+                                                       .sequence_parallel = c.sequence_parallel,
+                                                       .heads = config.heads,
+                                                       .kv_heads = kv_heads_of(config),
+                                                       .lattice = setting.lattice});
     parallel::place(*model, plan, &optimizer);
     for (const auto& item : model->named_parameters()) {
       const torch::NoGradGuard no_grad;
-      if (const auto found = setting.initial.find(item.key()); found != setting.initial.end()) item.value().copy_(found->second);
+      if (const auto found = setting.initial.find(item.key()); found != setting.initial.end()) {
+        item.value().copy_(found->second);
+      }
     }
-    parallel::Job job(model.ptr(), plan, [model](const std::vector<at::Tensor>& batch) mutable { return model->loss(batch[0], batch[1]); },
+    parallel::Job job(model.ptr(), plan,
+                      [model](const std::vector<at::Tensor>& batch) mutable { return model->loss(batch[0], batch[1]); },
                       {.accumulate = c.accumulate});
     for (int64_t i = 0; i < setting.steps; ++i) {
       const at::Tensor all = data[i];
-      at::Tensor loss = job(all.slice(1, 0, setting.length).contiguous(), all.slice(1, 1, setting.length + 1).contiguous());
+      at::Tensor loss =
+          job(all.slice(1, 0, setting.length).contiguous(), all.slice(1, 1, setting.length + 1).contiguous());
       loss.backward();
       const double norm = setting.clip(model->parameters());
       optimizer.step();
       optimizer.zero_grad();
       const double value = loss.item().toDouble();
-      if (rank == 0) curve.losses.push_back(value), curve.norms.push_back(norm);
+      if (rank == 0) {
+        curve.losses.push_back(value), curve.norms.push_back(norm);
+      }
     }
     for (const auto& item : model->named_parameters()) {
       const at::Tensor whole = dtensor::full_tensor(item.value().detach());
-      if (rank == 0) curve.parameters[item.key()] = whole.clone();
+      if (rank == 0) {
+        curve.parameters[item.key()] = whole.clone();
+      }
     }
   });
   return curve;

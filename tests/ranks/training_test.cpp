@@ -1,5 +1,5 @@
-// Both models, 20 steps on many meshes with an odd batch and a vocabulary that nothing divides: the losses, gradient norms and
-// parameters of one device, in float64 to 1e-12 and in float32 but for rounding (docs/measured/rounding.md).
+// Both models, 20 steps on many meshes with an odd batch and a vocabulary that nothing divides: the losses, gradient
+// norms and parameters of one device, in float64 to 1e-12 and in float32 but for rounding (docs/measured/rounding.md).
 
 #include <gtest/gtest.h>
 
@@ -11,10 +11,12 @@ namespace {
 constexpr int64_t kHeads = 4;
 const Setting kSetting = {.batch = 7, .length = 12, .vocabulary = 65, .learning_rate = 1e-4};
 
-double error(const at::Tensor& a, const at::Tensor& b) { return ((a - b).abs().max() / a.abs().max().clamp_min(1e-300)).item<double>(); }
+double error(const at::Tensor& a, const at::Tensor& b) {
+  return ((a - b).abs().max() / a.abs().max().clamp_min(1e-300)).item<double>();
+}
 
-// The K bias moves no output: its gradient is rounding alone, which AdamW scales up to its learning rate. GPT's fused bias
-// holds those of q, k and v head by head.
+// The K bias moves no output: its gradient is rounding alone, which AdamW scales up to its learning rate. GPT's fused
+// bias holds those of q, k and v head by head.
 bool holds_key_bias(const std::string& name) { return name.find("c_attn.bias") != std::string::npos; }
 
 at::Tensor key_bias(const at::Tensor& fused) { return fused.view({kHeads, 3, -1}).select(1, 1); }
@@ -44,7 +46,9 @@ void expect_same(const Config& config, const Case& c, const Curve& one, double t
       continue;
     }
     compare(error(without_key_bias(value), without_key_bias(found)), name);
-    EXPECT_LE((key_bias(value) - key_bias(found)).abs().max().item().toDouble(), kSetting.learning_rate * static_cast<double>(kSetting.steps)) << name;
+    EXPECT_LE((key_bias(value) - key_bias(found)).abs().max().item().toDouble(),
+              kSetting.learning_rate * static_cast<double>(kSetting.steps))
+        << name;
   }
 }
 
@@ -52,7 +56,9 @@ std::vector<Case> cases() {
   std::vector<Case> all;
   for (const char* mesh : {"dp=2", "dp=3", "dp=4", "tp=2", "tp=3", "tp=4", "dp=2,tp=2"}) {
     for (int64_t accumulate : {1, 2, 3}) {
-      for (bool sequence_parallel : {false, true}) all.push_back({mesh, sequence_parallel, accumulate});
+      for (bool sequence_parallel : {false, true}) {
+        all.push_back({mesh, sequence_parallel, accumulate});
+      }
     }
   }
   return all;
@@ -60,7 +66,8 @@ std::vector<Case> cases() {
 
 template <typename Config>
 Config sized(Config config, at::ScalarType dtype) {
-  config.vocab_size = kSetting.vocabulary, config.dim = 32, config.layers = 2, config.heads = kHeads, config.max_seq = 16;
+  config.vocab_size = kSetting.vocabulary, config.dim = 32, config.layers = 2, config.heads = kHeads,
+  config.max_seq = 16;
   config.dtype = dtype;
   return config;
 }
@@ -70,7 +77,9 @@ void expect_one_device_training(const Config& model) {
   const Config config = sized(model, at::kDouble);
   const Curve one = train<Model>(kSetting, config, {});
   double worst = 0;
-  for (const Case& c : cases()) expect_same<Model>(config, c, one, 1e-12, worst);
+  for (const Case& c : cases()) {
+    expect_same<Model>(config, c, one, 1e-12, worst);
+  }
   std::cout << "largest error over " << cases().size() << " layouts: " << worst << "\n";
 }
 
@@ -85,10 +94,12 @@ void expect_rounding_of_one_device(const Config& model) {
   double worst = 0;
   for (const Case& c : cases()) {
     const Distance by_many = distance(train<Model>(setting, config, c), in_doubles);
-    EXPECT_LE(times_as_far(by_many, by_one), kRounding) << c.str() << ": " << str(by_many) << "; one device: " << str(by_one);
+    EXPECT_LE(times_as_far(by_many, by_one), kRounding)
+        << c.str() << ": " << str(by_many) << "; one device: " << str(by_one);
     worst = std::max(worst, times_as_far(by_many, by_one));
   }
-  std::cout << "at most " << worst << " times as far from float64 over " << cases().size() << " layouts; one device: " << str(by_one) << "\n";
+  std::cout << "at most " << worst << " times as far from float64 over " << cases().size()
+            << " layouts; one device: " << str(by_one) << "\n";
 }
 
 models::LlamaConfig llama() {

@@ -1,5 +1,5 @@
-// In-place operators and writes through views, in every layout, against plain tensors. A write that cannot reach its base
-// throws before anything changed.
+// In-place operators and writes through views, in every layout, against plain tensors. A write that cannot reach its
+// base throws before anything changed.
 #include <c10/core/InferenceMode.h>
 
 #include "tests/ranks/support.h"
@@ -19,7 +19,8 @@ void on_layouts(int64_t ndim, const std::function<void(const Mesh&, const Placem
     const Mesh mesh = Mesh::parse(text);
     run_on(mesh, [&](int64_t) {
       for (const Placements& placements : plain_layouts(mesh, ndim)) {
-        SCOPED_TRACE(c10::str(layout::str(mesh, placements), " on ", mesh.str(), ", rank ", comm::RankContext::require().rank));
+        SCOPED_TRACE(
+            c10::str(layout::str(mesh, placements), " on ", mesh.str(), ", rank ", comm::RankContext::require().rank));
         body(mesh, placements);
       }
     });
@@ -39,7 +40,11 @@ const std::vector<std::pair<const char*, Write>>& binary_writes() {
       {"addcdiv_", [](const at::Tensor& x, const at::Tensor& y) { x.addcdiv_(y, y.square().add(1), 0.5); }},
       {"lerp_", [](const at::Tensor& x, const at::Tensor& y) { x.lerp_(y, 0.25); }},
       {"masked_fill_", [](const at::Tensor& x, const at::Tensor& y) { x.masked_fill_(y.gt(0), 3); }},
-      {"out=", [](const at::Tensor& x, const at::Tensor& y) { at::Tensor out = x; at::add_out(out, y, y); }},
+      {"out=",
+       [](const at::Tensor& x, const at::Tensor& y) {
+         at::Tensor out = x;
+         at::add_out(out, y, y);
+       }},
   };
   return all;
 }
@@ -53,11 +58,13 @@ TEST(Writes, OfTwoOperandsInEveryLayout) {
       for (size_t i = 0; i < layouts.size(); ++i) {
         for (size_t k = i % 3; k < layouts.size(); k += mesh.ndim() == 1 ? 1 : 3) {
           for (const auto& [name, write] : binary_writes()) {
-            const at::Tensor plain = value.clone(), x = spread(value, mesh, layouts[i]), y = spread(other, mesh, layouts[k]);
+            const at::Tensor plain = value.clone(), x = spread(value, mesh, layouts[i]),
+                             y = spread(other, mesh, layouts[k]);
             write(plain, other);
             write(x, y);
             EXPECT_LE(error_of(full_tensor(x), plain), 1e-14)
-                << name << " " << layout::str(mesh, layouts[i]) << " with " << layout::str(mesh, layouts[k]) << ", rank " << rank;
+                << name << " " << layout::str(mesh, layouts[i]) << " with " << layout::str(mesh, layouts[k])
+                << ", rank " << rank;
             if (!Spec::contiguous(mesh, layouts[i], value.sizes(), at::kDouble)->has_partial) {
               EXPECT_EQ(spec_of(x)->placements, layouts[i]) << name << ": a written tensor stays where it is";
             }
@@ -71,12 +78,20 @@ TEST(Writes, OfTwoOperandsInEveryLayout) {
 TEST(Writes, OfOneOperandInEveryLayout) {
   const at::Tensor value = waves({5, 4});
   const std::vector<std::function<void(at::Tensor)>> writes = {
-      [](at::Tensor x) { x.zero_(); },        [](at::Tensor x) { x.fill_(3); },        [](at::Tensor x) { x.fill_(at::full({}, 2.5, at::kDouble)); },
-      [](at::Tensor x) { x.exp_(); },         [](at::Tensor x) { x.clamp_(-0.5, 0.5); }, [](at::Tensor x) { x.mul_(-2); },
-      [](at::Tensor x) { x.relu_(); },        [](at::Tensor x) { x.add_(1).sqrt_(); }, [](at::Tensor x) { x.tril_(); },
+      [](at::Tensor x) { x.zero_(); },
+      [](at::Tensor x) { x.fill_(3); },
+      [](at::Tensor x) { x.fill_(at::full({}, 2.5, at::kDouble)); },
+      [](at::Tensor x) { x.exp_(); },
+      [](at::Tensor x) { x.clamp_(-0.5, 0.5); },
+      [](at::Tensor x) { x.mul_(-2); },
+      [](at::Tensor x) { x.relu_(); },
+      [](at::Tensor x) { x.add_(1).sqrt_(); },
+      [](at::Tensor x) { x.tril_(); },
       [](at::Tensor x) { x.index_fill_(0, at::full({1}, 2, at::kLong), 9); },
       [](at::Tensor x) { x.index_put_({at::full({2}, 4, at::kLong), at::arange(2)}, at::full({2}, 7, at::kDouble)); },
-      [](at::Tensor x) { x.mul_(x); },        [](at::Tensor x) { x.add_(x); },         [](at::Tensor x) { x.addcmul_(x, x); },
+      [](at::Tensor x) { x.mul_(x); },
+      [](at::Tensor x) { x.add_(x); },
+      [](at::Tensor x) { x.addcmul_(x, x); },
   };
   on_layouts(2, [&](const Mesh& mesh, const Placements& placements) {
     for (size_t i = 0; i < writes.size(); ++i) {
@@ -173,8 +188,12 @@ TEST(Writes, ToTheBaseAreSeenByViewsOrThrow) {
         const at::Tensor plain = value.clone(), x = spread(value, mesh, placements);
         const at::Tensor of_plain = view(plain), of_x = view(x);
         try {
-          if (way == 1) x.relu();  // merges a Partial
-          if (way == 3) of_x.relu();
+          if (way == 1) {
+            x.relu();  // merges a Partial
+          }
+          if (way == 3) {
+            of_x.relu();
+          }
           for (const at::Tensor& t : {plain, x}) {
             way == 2 ? t.data().add_(1) : t.add_(1);
           }
@@ -238,7 +257,8 @@ TEST(Writes, OfSeveralOutArgumentsThrowWhereTheOperatorIsTakenApart) {
   const auto attempt = [&](const char* placements) {
     return failure_on(2, [&](int64_t) {
       const at::Tensor x = distribute(integers({4, 4}), mesh, placements);
-      at::Tensor var = distribute(at::zeros({4}, at::kDouble), mesh, "{a: R}"), mean = distribute(at::zeros({4}, at::kDouble), mesh, "{a: R}");
+      at::Tensor var = distribute(at::zeros({4}, at::kDouble), mesh, "{a: R}"),
+                 mean = distribute(at::zeros({4}, at::kDouble), mesh, "{a: R}");
       at::var_mean_out(var, mean, x, c10::IntArrayRef({1}), 1);
       EXPECT_LE(error_of(full_tensor(mean), integers({4, 4}).mean(1)), 1e-14);
     });
@@ -252,17 +272,46 @@ TEST(Writes, OfOutArgumentsThatTheOperatorCannotFillSayWhatToCall) {
   const auto make = [&](c10::IntArrayRef sizes) { return distribute(at::zeros(sizes, at::kDouble), mesh, "{a: R}"); };
   using Attempt = std::function<void(const at::Tensor& x)>;
   const std::vector<std::tuple<const char*, const char*, Attempt>> attempts = {
-      {"add", "not resized", [&](const at::Tensor& x) { at::Tensor out = make({0}); at::add_out(out, x, x); }},
-      {"add", "[4, 4], and out= is float64[0, 4] {a: R}", [&](const at::Tensor& x) { at::Tensor out = make({0, 4}); at::add_out(out, x, x); }},
-      {"mm", "not resized", [&](const at::Tensor& x) { at::Tensor out = make({0}); at::mm_out(out, x, x); }},
-      {"sum", "not resized", [&](const at::Tensor& x) { at::Tensor out = make({0}); at::sum_out(out, x, c10::IntArrayRef({0})); }},
-      {"cat", "not resized", [&](const at::Tensor& x) { at::Tensor out = make({0}); at::cat_out(out, {x, x}); }},
-      {"stack", "not resized", [&](const at::Tensor& x) { at::Tensor out = make({0}); at::stack_out(out, {x, x}); }},
-      {"stack", "new results only", [&](const at::Tensor& x) { at::Tensor out = make({2, 4, 4}); at::stack_out(out, {x, x}); }},
+      {"add", "not resized",
+       [&](const at::Tensor& x) {
+         at::Tensor out = make({0});
+         at::add_out(out, x, x);
+       }},
+      {"add", "[4, 4], and out= is float64[0, 4] {a: R}",
+       [&](const at::Tensor& x) {
+         at::Tensor out = make({0, 4});
+         at::add_out(out, x, x);
+       }},
+      {"mm", "not resized",
+       [&](const at::Tensor& x) {
+         at::Tensor out = make({0});
+         at::mm_out(out, x, x);
+       }},
+      {"sum", "not resized",
+       [&](const at::Tensor& x) {
+         at::Tensor out = make({0});
+         at::sum_out(out, x, c10::IntArrayRef({0}));
+       }},
+      {"cat", "not resized",
+       [&](const at::Tensor& x) {
+         at::Tensor out = make({0});
+         at::cat_out(out, {x, x});
+       }},
+      {"stack", "not resized",
+       [&](const at::Tensor& x) {
+         at::Tensor out = make({0});
+         at::stack_out(out, {x, x});
+       }},
+      {"stack", "new results only",
+       [&](const at::Tensor& x) {
+         at::Tensor out = make({2, 4, 4});
+         at::stack_out(out, {x, x});
+       }},
   };
   for (const char* placements : {"{a: R}", "{a: S(0)}", "{a: P}"}) {
     for (const auto& [name, words, attempt] : attempts) {
-      const std::string message = failure_on(2, [&](int64_t) { attempt(spread(integers({4, 4}), mesh, layout::parse_placements(mesh, placements))); });
+      const std::string message = failure_on(
+          2, [&](int64_t) { attempt(spread(integers({4, 4}), mesh, layout::parse_placements(mesh, placements))); });
       EXPECT_SAYS(message, std::string("[") + name);
       EXPECT_SAYS(message, words);
       EXPECT_SAYS(message, "Call it without out=, and copy_ the result.");
@@ -270,7 +319,8 @@ TEST(Writes, OfOutArgumentsThatTheOperatorCannotFillSayWhatToCall) {
   }
   const std::string of_norm = failure_on(2, [&](int64_t) {
     at::Tensor out = make({4, 3, 2}), mean = make({3}), deviation = make({3});
-    at::native_batch_norm_out(out, mean, deviation, distribute(waves({4, 3, 2}), mesh, "{a: R}"), {}, {}, make({3}), make({3}), true, 0.1, 1e-5);
+    at::native_batch_norm_out(out, mean, deviation, distribute(waves({4, 3, 2}), mesh, "{a: R}"), {}, {}, make({3}),
+                              make({3}), true, 0.1, 1e-5);
   });
   EXPECT_SAYS(of_norm, "[native_batch_norm");
   EXPECT_SAYS(of_norm, "Call it without out=, and copy_ the result.");

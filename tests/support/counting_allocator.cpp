@@ -5,7 +5,7 @@
 
 #include <c10/core/CPUAllocator.h>
 
-#include "tessera/comm/context.h"
+#include "tessera/comm/core/context.h"
 
 namespace tessera::support {
 namespace {
@@ -42,7 +42,9 @@ struct alignas(kAlignment) Header {
 };
 
 void release(void* data) {
-  if (data == nullptr) return;
+  if (data == nullptr) {
+    return;
+  }
   auto* header = reinterpret_cast<Header*>(static_cast<char*>(data) - sizeof(Header));
   header->counter->live -= header->bytes;
   const c10::DataPtr memory = std::move(header->memory);
@@ -54,7 +56,9 @@ class CountingAllocator final : public c10::Allocator {
   explicit CountingAllocator(c10::Allocator* below) : below_(below) {}
 
   c10::DataPtr allocate(size_t bytes) override {
-    if (bytes == 0) return {nullptr, nullptr, &release, c10::Device(c10::kCPU)};
+    if (bytes == 0) {
+      return {nullptr, nullptr, &release, c10::Device(c10::kCPU)};
+    }
     const auto* context = comm::RankContext::current();
     Counter& counter = counter_of(context ? context->rank : -1);
     c10::DataPtr memory = below_->allocate(bytes + sizeof(Header));

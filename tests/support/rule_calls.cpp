@@ -81,7 +81,8 @@ void add_outputs_of_factors(Call& call, const FactorMap& map) {
     }
     const layout::SpecData& first = *call.spec(0);
     const auto contiguous = [&] {
-      return layout::Spec::contiguous(first.mesh, layout::Placements(first.mesh.ndim()), output.sizes, output.dtype)->strides;
+      return layout::Spec::contiguous(first.mesh, layout::Placements(first.mesh.ndim()), output.sizes, output.dtype)
+          ->strides;
     };
     output.strides = output.sizes == first.sizes ? first.strides : contiguous();
     output.written_operand = written_operand(call, *call.schema, call.outputs.size());
@@ -151,10 +152,12 @@ Call make_call(const std::string& op, std::vector<c10::IValue> args, const std::
   call.args = std::move(args);
   for (const auto& [tensor, arg] : tensors_of(call.args)) {
     const c10::AliasInfo* alias = call.schema->arguments()[arg].alias_info();
-    call.operands.push_back({.spec = specs.at(call.operands.size()), .arg = arg, .is_written = alias && alias->isWrite()});
+    call.operands.push_back(
+        {.spec = specs.at(call.operands.size()), .arg = arg, .is_written = alias && alias->isWrite()});
   }
   const Rule* rule = RuleTable::instance().find(op);
-  if (rule != nullptr && rule->decompose != nullptr && (rule->decompose_when == nullptr || rule->decompose_when(call))) {
+  if (rule != nullptr && rule->decompose != nullptr &&
+      (rule->decompose_when == nullptr || rule->decompose_when(call))) {
     return call;
   }
   if (rule != nullptr && rule->shape == ShapeSource::kFactors) {

@@ -7,8 +7,8 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "tessera/rules/propagate.h"
-#include "tessera/rules/rule.h"
+#include "tessera/rules/engine/propagate.h"
+#include "tessera/rules/engine/rule.h"
 
 namespace tessera::rules::testing {
 
@@ -18,9 +18,10 @@ c10::OperatorHandle find_op(const std::string& name);
 // Arguments by name.
 using Named = std::vector<std::pair<std::string, c10::IValue>>;
 
-// The arguments of `op`: those named, the tensors in order for other tensor arguments (optional ones where there are enough),
-// defaults (or None) for the rest.
-std::vector<c10::IValue> make_args(const std::string& op, const std::vector<at::Tensor>& tensors, const Named& rest = {});
+// The arguments of `op`: those named, the tensors in order for other tensor arguments (optional ones where there are
+// enough), defaults (or None) for the rest.
+std::vector<c10::IValue> make_args(const std::string& op, const std::vector<at::Tensor>& tensors,
+                                   const Named& rest = {});
 
 // The defined tensors of an argument list in order, those in lists one by one, with the argument each belongs to.
 std::vector<std::pair<at::Tensor, int>> tensors_of(const std::vector<c10::IValue>& args);

@@ -1,4 +1,5 @@
-// What a user of an installed tessera writes: a picture cut into tiles over four ranks, a product of it, and its gradient.
+// What a user of an installed tessera writes: a picture cut into tiles over four ranks, a product of it, and its
+// gradient.
 #include <cstdio>
 
 #include <ATen/ops/arange.h>
@@ -22,9 +23,14 @@ int main() {
     const auto picture = tessera::distribute(whole(), mesh, "{dp: S(0), tp: S(1)}");
     const auto tile = tessera::to_local(picture);
     const auto gradient = tessera::full_tensor(gradient_of(picture));
-    if (!at::equal(gradient, expected)) return 1;
-    if (tile.numel() == 12) return 2;
-    std::printf("a tile of %lld elements of %s\n", static_cast<long long>(tile.numel()), tessera::spec_of(picture).layout_str().c_str());
+    if (!at::equal(gradient, expected)) {
+      return 1;
+    }
+    if (tile.numel() == 12) {
+      return 2;
+    }
+    std::printf("a tile of %lld elements of %s\n", static_cast<long long>(tile.numel()),
+                tessera::spec_of(picture).layout_str().c_str());
     return 0;
   });
 }

@@ -56,7 +56,9 @@ TEST_F(AtomicFiles, AFolderThatIsNotThereIsNamed) {
     AtomicFile file(folder_ / "no/file");
     FAIL();
   } catch (const DataError& error) {
-    EXPECT_NE(message_of(error).find("[file] cannot write \"" + (folder_ / "no/file").string() + "\": No such file"), std::string::npos) << message_of(error);
+    EXPECT_NE(message_of(error).find("[file] cannot write \"" + (folder_ / "no/file").string() + "\": No such file"),
+              std::string::npos)
+        << message_of(error);
   }
 }
 

@@ -53,8 +53,9 @@ TEST(Error, RankFailedKnowsItsRank) {
 
 TEST(Error, MessageIsOneParagraphWithoutFrames) {
   EXPECT_EQ(message_of(std::runtime_error("a\n  b\n\nc \n")), "a b c");
-  EXPECT_EQ(message_of(std::runtime_error("bad\nException raised from f at x.cpp:1 (most recent call first):\nframe #0")),
-            "bad");
+  EXPECT_EQ(
+      message_of(std::runtime_error("bad\nException raised from f at x.cpp:1 (most recent call first):\nframe #0")),
+      "bad");
   EXPECT_EQ(message_of(std::runtime_error("bad\nframe #0: f")), "bad");
   EXPECT_EQ(message_of(std::bad_alloc()), "out of memory: an allocation by the C++ runtime failed");
   EXPECT_EQ(message_of(std::runtime_error("")), "an error of type std::runtime_error without a message");

@@ -40,7 +40,8 @@ class Safetensors : public testing::Test {
   // A file with this header and this many bytes of data.
   void write(const std::string& header, size_t data) const {
     const uint64_t length = header.size();
-    std::ofstream(path(), std::ios::binary) << std::string(reinterpret_cast<const char*>(&length), 8) << header << std::string(data, '\1');
+    std::ofstream(path(), std::ios::binary)
+        << std::string(reinterpret_cast<const char*>(&length), 8) << header << std::string(data, '\1');
   }
 
   std::string error_of(const std::string& header, size_t data) const {
@@ -54,7 +55,8 @@ class Safetensors : public testing::Test {
   }
 
   size_t files() const {
-    return static_cast<size_t>(std::distance(std::filesystem::directory_iterator(folder_), std::filesystem::directory_iterator()));
+    return static_cast<size_t>(
+        std::distance(std::filesystem::directory_iterator(folder_), std::filesystem::directory_iterator()));
   }
 
   std::filesystem::path folder_;
@@ -82,7 +84,8 @@ TEST_F(Safetensors, ComeBackBitForBit) {
   EXPECT_EQ(back.metadata, (Metadata{{"format", "pt"}}));
   ASSERT_EQ(back.tensors.size(), tensors.size());
   for (const auto& [name, tensor] : back.tensors) {
-    const auto known = std::find_if(tensors.begin(), tensors.end(), [&, &name = name](const auto& each) { return each.name == name; });
+    const auto known =
+        std::find_if(tensors.begin(), tensors.end(), [&, &name = name](const auto& each) { return each.name == name; });
     ASSERT_NE(known, tensors.end()) << name;
     EXPECT_EQ(tensor.scalar_type(), known->tensor.scalar_type()) << name;
     EXPECT_TRUE(at::equal(tensor, known->tensor)) << name;
@@ -118,11 +121,13 @@ TEST_F(Safetensors, DamageIsNamed) {
   EXPECT_EQ(error_of("{" + a + "}", 8), "no error");
   says("{" + a + "}", 7, "has 7 bytes of data, its tensors need 8: it is cut short");
   says("{" + a + "}", 9, "longer than its header says");
-  says("{" + a + R"(,"b":{"dtype":"F32","shape":[1],"data_offsets":[4,8]}})", 8, "b begins at byte 4, the tensor before it ends at 8: they overlap");
+  says("{" + a + R"(,"b":{"dtype":"F32","shape":[1],"data_offsets":[4,8]}})", 8,
+       "b begins at byte 4, the tensor before it ends at 8: they overlap");
   says("{" + a + R"(,"b":{"dtype":"F32","shape":[1],"data_offsets":[12,16]}})", 16, "they leave a hole");
   says(R"({"a":{"dtype":"F32","shape":[3],"data_offsets":[0,8]}})", 8, "a of dtype F32 and sizes [3] in bytes 0 to 8");
   says(R"({"a":{"dtype":"F32","shape":[-2],"data_offsets":[0,8]}})", 8, "sizes [-2]");
-  says(R"({"a":{"dtype":"F32","shape":[4611686018427387904,4],"data_offsets":[0,0]}})", 0, "sizes [4611686018427387904, 4]");
+  says(R"({"a":{"dtype":"F32","shape":[4611686018427387904,4],"data_offsets":[0,0]}})", 0,
+       "sizes [4611686018427387904, 4]");
   says(R"({"a":{"dtype":"F4","shape":[2],"data_offsets":[0,8]}})", 8, "a of dtype F4");
   says(R"({"a":{"dtype":"F32","shape":[2]}})", 8, "the header of");
   says("{", 8, "the header of");

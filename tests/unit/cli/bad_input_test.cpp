@@ -1,5 +1,5 @@
-// Bad input as a user meets it, on the command line and in a program of ranks: it ends soon, with one paragraph that names
-// what is at fault and says what to change.
+// Bad input as a user meets it, on the command line and in a program of ranks: it ends soon, with one paragraph that
+// names what is at fault and says what to change.
 #include <chrono>
 #include <filesystem>
 #include <fstream>
@@ -11,8 +11,8 @@
 #include <unistd.h>
 
 #include "tessera/base/error.h"
-#include "tessera/comm/run_ranks.h"
-#include "tessera/dtensor/dtensor.h"
+#include "tessera/comm/threads/run_ranks.h"
+#include "tessera/dtensor/front/dtensor.h"
 #include "tests/unit/cli/support.h"
 
 namespace tessera::cli {
@@ -45,13 +45,15 @@ class Folder {
 
  private:
   static constexpr const char* kGood =
-      "[model]\nkind = \"llama\"\ndim = 16\nlayers = 1\nheads = 2\nhidden = 24\n[data]\nfile = \"text.txt\"\nsequence = 8\n"
+      "[model]\nkind = \"llama\"\ndim = 16\nlayers = 1\nheads = 2\nhidden = 24\n[data]\nfile = \"text.txt\"\nsequence "
+      "= 8\n"
       "[train]\nsteps = 4\nbatch = 4\nlr = 1e-2\neval_batches = 1\n[parallel]\nmesh = \"tp=2\"\n";
 
   static std::string plan(const std::string& storage, const std::string& batch_axes) {
     return "{\n  \"version\": 1,\n  \"mesh\": \"tp=2\",\n  \"batch_axes\": " + batch_axes +
-           ",\n  \"keep_gathered_bytes\": 0,\n  \"parameters\": [\n    {\"pattern\": \"**.q_proj.weight\", \"storage\": \"" + storage +
-           "\"}\n  ],\n  \"notes\": []\n}\n";
+           ",\n  \"keep_gathered_bytes\": 0,\n  \"parameters\": [\n    {\"pattern\": \"**.q_proj.weight\", "
+           "\"storage\": \"" +
+           storage + "\"}\n  ],\n  \"notes\": []\n}\n";
   }
   void write(const std::string& name, const std::string& content) const { std::ofstream(path_ / name) << content; }
 
@@ -87,7 +89,8 @@ struct Case {
 
 void PrintTo(const Case& each, std::ostream* out) { *out << each.name; }
 
-std::function<Answer(const Folder&)> train_with(std::vector<std::string> flags, const char* file_flag = "", const char* file = "") {
+std::function<Answer(const Folder&)> train_with(std::vector<std::string> flags, const char* file_flag = "",
+                                                const char* file = "") {
   return [=](const Folder& folder) {
     std::vector<std::string> arguments = {"train", folder("good.toml")};
     arguments.insert(arguments.end(), flags.begin(), flags.end());
@@ -100,7 +103,8 @@ std::function<Answer(const Folder&)> train_with(std::vector<std::string> flags, 
 }
 
 at::Tensor picture(const std::string& mesh, int64_t rows = 6) {
-  return dtensor::distribute(at::arange(rows * 4, at::kDouble).reshape({rows, 4}), layout::Mesh::parse(mesh), "{tp: S(0)}");
+  return dtensor::distribute(at::arange(rows * 4, at::kDouble).reshape({rows, 4}), layout::Mesh::parse(mesh),
+                             "{tp: S(0)}");
 }
 
 std::function<Answer(const Folder&)> ranks_running(int64_t ranks, std::function<void(int64_t)> body) {
@@ -111,57 +115,73 @@ const std::vector<Case>& cases() {
   static const std::vector<Case> all = {
       {"MalformedToml", [](const Folder& folder) { return on_command_line({"train", folder("broken.toml")}); },
        "broken.toml line 2 is not TOML", "accepted: [section] lines and key = value lines, texts in quotes"},
-      {"EmptyToml", [](const Folder& folder) { return on_command_line({"train", folder("empty.toml")}); }, "data.file is not given",
-       "accepted: the path of a text file"},
-      {"MoreThanTheMachineHas", train_with({"--set", "model.dim=6000000"}), "with its gradients and the optimizer's state, ",
+      {"EmptyToml", [](const Folder& folder) { return on_command_line({"train", folder("empty.toml")}); },
+       "data.file is not given", "accepted: the path of a text file"},
+      {"MoreThanTheMachineHas", train_with({"--set", "model.dim=6000000"}),
+       "with its gradients and the optimizer's state, ",
        "accepted: a smaller model, a mesh that cuts it into smaller parts"},
       {"NoMesh", train_with({"--mesh", "dp=2;tp=2"}), "\"dp=2;tp=2\" is no mesh", "accepted: dp=2,tp=4"},
       {"EmptyMesh", train_with({"--mesh", ""}), "\"\" is no mesh", "accepted: dp=2,tp=4"},
-      {"UnknownAxisOfAPlan", train_with({}, "parallel.plan=", "axis.json"), "no axis \"xp\" in mesh {tp=2}", "did you mean \"tp\"?"},
-      {"UnknownBatchAxis", train_with({}, "parallel.plan=", "batch_axis.json"), "batch axis \"samples\" is not in mesh {tp=2}",
-       "accepted: axes of the mesh"},
-      {"MeshOfOtherRanks", train_with({"--mesh", "dp=2,tp=2", "--ranks", "3"}), "{dp=2,tp=2} has 4 ranks, but parallel.ranks is 3",
+      {"UnknownAxisOfAPlan", train_with({}, "parallel.plan=", "axis.json"), "no axis \"xp\" in mesh {tp=2}",
+       "did you mean \"tp\"?"},
+      {"UnknownBatchAxis", train_with({}, "parallel.plan=", "batch_axis.json"),
+       "batch axis \"samples\" is not in mesh {tp=2}", "accepted: axes of the mesh"},
+      {"MeshOfOtherRanks", train_with({"--mesh", "dp=2,tp=2", "--ranks", "3"}),
+       "{dp=2,tp=2} has 4 ranks, but parallel.ranks is 3",
        "accepted: parallel.ranks = 4, or a mesh whose sizes multiply to 3"},
-      {"MeshBeyondTheRanks", ranks_running(2, [](int64_t) { picture("dp=2,tp=2"); }), "mesh {dp=2,tp=2} needs ranks 0 to 3, this job has 2",
-       "start 4 ranks, or give a mesh of 2"},
+      {"MeshBeyondTheRanks", ranks_running(2, [](int64_t) { picture("dp=2,tp=2"); }),
+       "mesh {dp=2,tp=2} needs ranks 0 to 3, this job has 2", "start 4 ranks, or give a mesh of 2"},
       {"MeshOfFewerRanks", ranks_running(3, [](int64_t) { picture("tp=2"); }), "rank 2 of 3 is not on mesh {tp=2}",
        "start 2 ranks, or give a mesh of 3"},
       {"TooManyRanks", train_with({"--ranks", "2000000"}), "2000000 ranks", "accepted: 1 to 4096"},
-      {"PlanOfADimThatIsNotThere", train_with({}, "parallel.plan=", "dim.json"), "q_proj.weight of sizes [16, 16] has no dim 2",
-       "accepted: S(0) to S(1)"},
-      {"HeadsThatDoNotDivide", train_with({"--set", "model.heads=3"}), "dim 16 with 3 heads", "dim must be an even multiple of heads"},
-      {"MissingData", train_with({}, "data.file=", "none.txt"), "none.txt\": No such file", "give the path of a readable text file"},
-      {"EmptyData", train_with({}, "data.file=", "empty.txt"), "empty.txt\" is empty", "give the path of a file with text in it"},
-      {"SequenceLongerThanTheText", train_with({"--set", "data.sequence=100000"}), "a sample of 100000 tokens needs 100001",
-       "give a longer text, a shorter sequence, or hold out less"},
-      {"ExceptionOnOneRank", ranks_running(3, [](int64_t rank) {
-         const auto x = picture("tp=3");
-         TESSERA_CHECK(rank != 1, "the reader found 3 columns; accepted: 4");
-         x.sum().item<double>();
-       }),
+      {"PlanOfADimThatIsNotThere", train_with({}, "parallel.plan=", "dim.json"),
+       "q_proj.weight of sizes [16, 16] has no dim 2", "accepted: S(0) to S(1)"},
+      {"HeadsThatDoNotDivide", train_with({"--set", "model.heads=3"}), "dim 16 with 3 heads",
+       "dim must be an even multiple of heads"},
+      {"MissingData", train_with({}, "data.file=", "none.txt"), "none.txt\": No such file",
+       "give the path of a readable text file"},
+      {"EmptyData", train_with({}, "data.file=", "empty.txt"), "empty.txt\" is empty",
+       "give the path of a file with text in it"},
+      {"SequenceLongerThanTheText", train_with({"--set", "data.sequence=100000"}),
+       "a sample of 100000 tokens needs 100001", "give a longer text, a shorter sequence, or hold out less"},
+      {"ExceptionOnOneRank",
+       ranks_running(3,
+                     [](int64_t rank) {
+                       const auto x = picture("tp=3");
+                       TESSERA_CHECK(rank != 1, "the reader found 3 columns; accepted: 4");
+                       x.sum().item<double>();
+                     }),
        "rank 1: the reader found 3 columns", "accepted: 4"},
-      {"OneOpMoreOnOneRank", ranks_running(2, [](int64_t rank) {
-         auto x = picture("tp=2");
-         x = rank == 1 ? x.exp() : x;
-         x.sum().item<double>();
-       }),
+      {"OneOpMoreOnOneRank",
+       ranks_running(2,
+                     [](int64_t rank) {
+                       auto x = picture("tp=2");
+                       x = rank == 1 ? x.exp() : x;
+                       x.sum().item<double>();
+                     }),
        "they parted at op 0: rank 0 ran aten::sum, rank 1 ran aten::exp", "look for what depends on the rank"},
-      {"OneOpMoreAtTheEnd", ranks_running(2, [](int64_t rank) {
-         const auto x = picture("tp=2");
-         if (rank == 1) x.sum().item<double>();
-       }),
+      {"OneOpMoreAtTheEnd",
+       ranks_running(2,
+                     [](int64_t rank) {
+                       const auto x = picture("tp=2");
+                       if (rank == 1) {
+                         x.sum().item<double>();
+                       }
+                     }),
        "rank 0 has finished; rank 1 waits in all_reduce(sum)", "every rank must make the same calls"},
       {"AnotherShapeOnOneRank", ranks_running(2, [](int64_t rank) { picture("tp=2", 6 + rank).sum().item<double>(); }),
        "they parted at op 0: rank ", "with other shapes, layouts or numbers"},
-      {"AnotherSeedOnOneRank", ranks_running(2, [](int64_t rank) {
-         dtensor::manual_seed(static_cast<uint64_t>(rank));
-         picture("tp=2").sum().item<double>();
-       }),
+      {"AnotherSeedOnOneRank",
+       ranks_running(2,
+                     [](int64_t rank) {
+                       dtensor::manual_seed(static_cast<uint64_t>(rank));
+                       picture("tp=2").sum().item<double>();
+                     }),
        "they parted at op 0: rank ", "ran manual_seed with other shapes, layouts or numbers"},
-      {"PrintedDTensor", ranks_running(2, [](int64_t) { std::ostringstream() << picture("tp=2"); }), "a DTensor has no storage of its own",
-       "print tessera::to_string(x)"},
-      {"MemoryOfADTensor", ranks_running(2, [](int64_t) { picture("tp=2").storage(); }), "a DTensor has no storage of its own",
-       "to_local(x)"},
+      {"PrintedDTensor", ranks_running(2, [](int64_t) { std::ostringstream() << picture("tp=2"); }),
+       "a DTensor has no storage of its own", "print tessera::to_string(x)"},
+      {"MemoryOfADTensor", ranks_running(2, [](int64_t) { picture("tp=2").storage(); }),
+       "a DTensor has no storage of its own", "to_local(x)"},
       {"LossThatIsNotFinite", train_with({"--set", "train.lr=1e30"}), "of step 2 is nan", "try a smaller train.lr"},
   };
   return all;

@@ -65,15 +65,17 @@ mesh = "dp=2,tp=2"
 };
 
 TEST_F(Cli, TheFlagsAreTheseAndNoOthers) {
-  EXPECT_EQ(flag_list(),
-            "train: --help config --dtype --numerics --lattice --seed --set --mesh --ranks --steps --metrics --ledger --out --replace --profile --quiet\n"
-            "compare: --help config --dtype --numerics --lattice --seed --set --mesh --steps --tolerance --json\n"
-            "plan: --help config --dtype --numerics --lattice --seed --set --mesh --ranks\n"
-            "explain: --help config --dtype --numerics --lattice --seed --set --mesh --ranks --step --rank --width --json\n"
-            "launch: --help --ranks --log-dir --grace command\n"
-            "generate: --help run --prompt --max-tokens --temperature --top-k --top-p --seed\n"
-            "trace: --help flights\n"
-            "info: --help\n");
+  EXPECT_EQ(
+      flag_list(),
+      "train: --help config --dtype --numerics --lattice --seed --set --mesh --ranks --steps --metrics --ledger --out "
+      "--replace --profile --quiet\n"
+      "compare: --help config --dtype --numerics --lattice --seed --set --mesh --steps --tolerance --json\n"
+      "plan: --help config --dtype --numerics --lattice --seed --set --mesh --ranks\n"
+      "explain: --help config --dtype --numerics --lattice --seed --set --mesh --ranks --step --rank --width --json\n"
+      "launch: --help --ranks --log-dir --grace command\n"
+      "generate: --help run --prompt --max-tokens --temperature --top-k --top-p --seed\n"
+      "trace: --help flights\n"
+      "info: --help\n");
 }
 
 TEST_F(Cli, ExplainSaysWhatAStepDoes) {
@@ -110,7 +112,8 @@ TEST_F(Cli, UsageErrorsAreTwo) {
 TEST_F(Cli, InfoSaysVersionsAndThreads) {
   const auto outcome = call({"info"});
   EXPECT_EQ(outcome.code, 0);
-  for (const char* part : {"tessera ", "libtorch ", "cpu capability ", "exact kernels ", "cores ", "  1 rank ", "  8 ranks  1"}) {
+  for (const char* part :
+       {"tessera ", "libtorch ", "cpu capability ", "exact kernels ", "cores ", "  1 rank ", "  8 ranks  1"}) {
     EXPECT_TRUE(has(outcome.out, part)) << part << "\n" << outcome.out;
   }
 }
@@ -132,15 +135,23 @@ TEST_F(Cli, AFailedRunLeavesOneParagraph) {
       {{"train", config, "--set", "data.sequence=1000000"}, "a shorter sequence"},
       {{"train", config, "--set", "parallel.plan=" + path("none.json")}, "cannot read parallel.plan"},
       {{"train", config, "--metrics", path("no/folder/m.jsonl")}, "cannot write --metrics"},
-      {{"train", config, "--numerics", "exakt"}, "--set train.numerics=exakt: train.numerics = 'exakt'; accepted: \"exact\" or \"fast\""},
-      {{"train", config, "--numerics", "exact", "--lattice", "batch=0"}, "train.lattice: [lattice] \"batch=0\": \"0\" leaves"},
-      {{"compare", config, "--mesh", "1", "--mesh", "tp=2", "--numerics", "exact", "--tolerance", "1e-3"}, "leave it out, or --numerics fast"},
+      {{"train", config, "--numerics", "exakt"},
+       "--set train.numerics=exakt: train.numerics = 'exakt'; accepted: \"exact\" or \"fast\""},
+      {{"train", config, "--numerics", "exact", "--lattice", "batch=0"},
+       "train.lattice: [lattice] \"batch=0\": \"0\" leaves"},
+      {{"compare", config, "--mesh", "1", "--mesh", "tp=2", "--numerics", "exact", "--tolerance", "1e-3"},
+       "leave it out, or --numerics fast"},
       {{"compare", config, "--mesh", "1"}, "at least two"},
-      {{"compare", config, "--mesh", "1", "--mesh", "tp=2;sp"}, "2 ranks cut positions (sequence parallelism), of which the lattice has 1 leaf; accepted: a lattice with at least 2"},
-      {{"compare", config, "--mesh", "1", "--mesh", "dp=16"}, "16 ranks cut the samples of a step, of which the lattice has 8 leaves"},
+      {{"compare", config, "--mesh", "1", "--mesh", "tp=2;sp"},
+       "2 ranks cut positions (sequence parallelism), of which the lattice has 1 leaf; accepted: a lattice with at "
+       "least 2"},
+      {{"compare", config, "--mesh", "1", "--mesh", "dp=16"},
+       "16 ranks cut the samples of a step, of which the lattice has 8 leaves"},
       {{"compare", config, "--mesh", "1", "--mesh", "tp=2;fast"}, "\"fast\" in \"tp=2;fast\" is no option"},
-      {{"compare", config, "--mesh", "1", "--mesh", "tp=2", "--steps", "9"}, "accepted: 1 to the configuration's train.steps 4"},
-      {{"compare", config, "--mesh", "1", "--mesh", "1;train.steps=1", "--steps", "2"}, "accepted: 1 to the configuration's train.steps 1"},
+      {{"compare", config, "--mesh", "1", "--mesh", "tp=2", "--steps", "9"},
+       "accepted: 1 to the configuration's train.steps 4"},
+      {{"compare", config, "--mesh", "1", "--mesh", "1;train.steps=1", "--steps", "2"},
+       "accepted: 1 to the configuration's train.steps 1"},
   };
   for (const auto& [arguments, says] : cases) {
     const auto outcome = call(arguments);
@@ -156,10 +167,11 @@ TEST_F(Cli, FortyNamesOfAxesHaveARoleOrAreRefused) {
   const std::string config = path("small.toml");
   for (const auto& [name, has_role] : support::axis_names()) {
     const auto mesh = name + "=2";
-    for (const auto& arguments : std::vector<std::vector<std::string>>{{"plan", config, "--mesh", mesh},
-                                                                       {"plan", config, "--set", "parallel.mesh=" + mesh},
-                                                                       {"train", config, "--mesh", mesh, "--steps", "1", "--quiet"},
-                                                                       {"compare", config, "--mesh", "1", "--mesh", mesh, "--steps", "1"}}) {
+    for (const auto& arguments :
+         std::vector<std::vector<std::string>>{{"plan", config, "--mesh", mesh},
+                                               {"plan", config, "--set", "parallel.mesh=" + mesh},
+                                               {"train", config, "--mesh", mesh, "--steps", "1", "--quiet"},
+                                               {"compare", config, "--mesh", "1", "--mesh", mesh, "--steps", "1"}}) {
       const auto outcome = call(arguments);
       EXPECT_EQ(outcome.code == 0, has_role) << arguments[0] << " " << outcome.err;
       EXPECT_EQ(has(outcome.err, support::kAcceptedAxes), !has_role) << arguments[0] << " " << outcome.err;
@@ -180,18 +192,19 @@ TEST_F(Cli, PlanPrintsWhatTrainReads) {
   std::ofstream(path("plan.json")) << printed.out;
   const auto read = call({"train", path("small.toml"), "--steps", "1", "--set", "parallel.plan=" + path("plan.json")});
   EXPECT_EQ(read.code, 0) << read.err;
-  const auto other = call({"train", path("small.toml"), "--mesh", "tp=2", "--set", "parallel.plan=" + path("plan.json")});
+  const auto other =
+      call({"train", path("small.toml"), "--mesh", "tp=2", "--set", "parallel.plan=" + path("plan.json")});
   EXPECT_EQ(other.code, 1);
   EXPECT_TRUE(has(other.err, "is for mesh {dp=2,tp=2}, but parallel.mesh is {tp=2}")) << other.err;
 }
 
 TEST_F(Cli, TrainReportsAndProves) {
-  const auto outcome = call({"train", path("small.toml"), "--numerics", "fast", "--set", "train.proof=true", "--set", "train.log_every=2",
-                             "--metrics", path("m.jsonl"), "--ledger", path("l.json")});
+  const auto outcome = call({"train", path("small.toml"), "--numerics", "fast", "--set", "train.proof=true", "--set",
+                             "train.log_every=2", "--metrics", path("m.jsonl"), "--ledger", path("l.json")});
   ASSERT_EQ(outcome.code, 0) << outcome.err;
-  for (const char* part : {"llama of ", "on 4 ranks (dp=2,tp=2)", "step 1/4  loss ", "step 2/4  ", "step 4/4  ",
-                           "held out after 4 steps  loss ", "proof: first 4 steps on 1 rank and on 4 (dp=2,tp=2)",
-                           ": same training\n"}) {
+  for (const char* part :
+       {"llama of ", "on 4 ranks (dp=2,tp=2)", "step 1/4  loss ", "step 2/4  ", "step 4/4  ",
+        "held out after 4 steps  loss ", "proof: first 4 steps on 1 rank and on 4 (dp=2,tp=2)", ": same training\n"}) {
     EXPECT_TRUE(has(outcome.out, part)) << part << "\n" << outcome.out;
   }
   EXPECT_FALSE(has(outcome.out, "step 3/4"));
@@ -216,7 +229,8 @@ TEST_F(Cli, TrainReportsAndProves) {
 }
 
 TEST_F(Cli, ExactTrainingHasTheSameBits) {
-  const auto outcome = call({"train", path("small.toml"), "--lattice", "batch=4,feature=4", "--set", "train.proof=true"});
+  const auto outcome =
+      call({"train", path("small.toml"), "--lattice", "batch=4,feature=4", "--set", "train.proof=true"});
   ASSERT_EQ(outcome.code, 0) << outcome.err;
   for (const char* part : {"in float32 (numerics exact, batch=4,sequence=1,feature=4) on 4 ranks",
                            "largest relative difference of the loss 0.0e+00 (numerics exact): same bits\n"}) {
@@ -243,7 +257,8 @@ TEST_F(Cli, ASignalStopsEveryRank) {
       ::kill(::getpid(), SIGINT);
     }
   });
-  const auto outcome = call({"train", path("small.toml"), "--steps", "100000000", "--quiet", "--metrics", path("m.jsonl")});
+  const auto outcome =
+      call({"train", path("small.toml"), "--steps", "100000000", "--quiet", "--metrics", path("m.jsonl")});
   is_over = true;
   interrupt.join();
   EXPECT_EQ(outcome.code, 130);
@@ -251,8 +266,8 @@ TEST_F(Cli, ASignalStopsEveryRank) {
 }
 
 TEST_F(Cli, CompareHoldsLayoutsTogether) {
-  const auto outcome = call({"compare", path("small.toml"), "--mesh", "1", "--mesh", "dp=2;accumulate=2", "--mesh", "tp=2;sp",
-                             "--steps", "3", "--dtype", "float64", "--numerics", "fast", "--json"});
+  const auto outcome = call({"compare", path("small.toml"), "--mesh", "1", "--mesh", "dp=2;accumulate=2", "--mesh",
+                             "tp=2;sp", "--steps", "3", "--dtype", "float64", "--numerics", "fast", "--json"});
   EXPECT_EQ(outcome.code, 0) << outcome.err << outcome.out;
   const auto json = nlohmann::json::parse(outcome.out);
   EXPECT_EQ(json.at("reference"), "1");
@@ -261,7 +276,8 @@ TEST_F(Cli, CompareHoldsLayoutsTogether) {
   EXPECT_EQ(json.at("sides")[1].at("mesh"), "tp=2;sp");
   EXPECT_TRUE(json.at("sides")[1].at("inside").get<bool>());
 
-  const std::vector<std::string> exact = {"compare", path("small.toml"), "--mesh", "1", "--mesh", "dp=2,tp=2", "--steps", "2"};
+  const std::vector<std::string> exact = {"compare", path("small.toml"), "--mesh",  "1",
+                                          "--mesh",  "dp=2,tp=2",        "--steps", "2"};
   const auto same = call(exact);
   EXPECT_EQ(same.code, 0) << same.err << same.out;
   EXPECT_TRUE(has(same.out, "dp=2,tp=2: same bits\n")) << same.out;
@@ -273,7 +289,8 @@ TEST_F(Cli, CompareHoldsLayoutsTogether) {
   EXPECT_TRUE(bits.at("sides")[0].at("same_bits"));
   EXPECT_EQ(bits.at("sides")[1].at("operator").at("phase"), "update");
 
-  const auto seeds = call({"compare", path("small.toml"), "--mesh", "1", "--mesh", "1;train.seed=1", "--steps", "2", "--numerics", "fast"});
+  const auto seeds = call(
+      {"compare", path("small.toml"), "--mesh", "1", "--mesh", "1;train.seed=1", "--steps", "2", "--numerics", "fast"});
   EXPECT_EQ(seeds.code, 1);
   EXPECT_TRUE(has(seeds.out, "1;train.seed=1: OUTSIDE")) << seeds.out;
   EXPECT_TRUE(has(seeds.out, "first difference in step 1 (loss)")) << seeds.out;

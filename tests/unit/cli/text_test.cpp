@@ -1,4 +1,5 @@
-// From text to a model to text on the command line: documents, tokens, tokenizers, run folders; and what is bad about them.
+// From text to a model to text on the command line: documents, tokens, tokenizers, run folders; and what is bad about
+// them.
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
@@ -9,8 +10,8 @@
 #include <unistd.h>
 
 #include "tessera/data/utf8.h"
-#include "tessera/train/config.h"
-#include "tessera/train/run_folder.h"
+#include "tessera/train/run/config.h"
+#include "tessera/train/run/run_folder.h"
 #include "tests/unit/cli/support.h"
 
 namespace tessera::cli {
@@ -41,7 +42,8 @@ class Folder {
       fs::copy_file(std::string(TESSERA_TOKENIZERS) + name + ".json", path_ / (std::string(name) + ".json"));
     }
     write("small.toml",
-          "[model]\nkind = \"llama\"\ndim = 16\nlayers = 1\nheads = 2\nhidden = 24\n[data]\nfile = \"text.txt\"\nsequence = 8\n"
+          "[model]\nkind = \"llama\"\ndim = 16\nlayers = 1\nheads = 2\nhidden = 24\n[data]\nfile = "
+          "\"text.txt\"\nsequence = 8\n"
           "[train]\nsteps = 2\nbatch = 4\nlr = 1e-2\neval_batches = 1\n[parallel]\nmesh = \"tp=2\"\n");
   }
   ~Folder() { fs::remove_all(path_); }
@@ -49,7 +51,9 @@ class Folder {
   Folder& operator=(const Folder&) = delete;
 
   std::string operator()(const std::string& name) const { return (path_ / name).string(); }
-  void write(const std::string& name, const std::string& content) const { std::ofstream(path_ / name, std::ios::binary) << content; }
+  void write(const std::string& name, const std::string& content) const {
+    std::ofstream(path_ / name, std::ios::binary) << content;
+  }
 
   Outcome train(const std::vector<std::string>& more) const {
     std::vector<std::string> arguments = {"train", (*this)("small.toml")};
@@ -67,30 +71,38 @@ TEST(Text, ARunWritesAndContinues) {
     std::vector<std::string> settings;
     std::string says;
   };
-  const auto file = [&](const std::string& name) { return std::vector<std::string>{"--set", "data.file=" + folder(name)}; };
+  const auto file = [&](const std::string& name) {
+    return std::vector<std::string>{"--set", "data.file=" + folder(name)};
+  };
   const auto with = [](std::vector<std::string> a, const std::vector<std::string>& b) {
     a.insert(a.end(), b.begin(), b.end());
     return a;
   };
-  const std::vector<std::string> gpt2 = {"--set", "data.tokenizer=" + folder("gpt2.json")}, llama3 = {"--set", "data.tokenizer=" + folder("llama3.json")};
-  for (const auto& [settings, says] : std::vector<Case>{{{}, "bits/byte"},
-                                                         {{"--set", "model.kind=gpt", "--set", "model.hidden=0"}, "bits/byte"},
-                                                         {file("docs.jsonl"), "bits/byte"},
-                                                         {gpt2, "bits/token"},
-                                                         {with(file("docs.jsonl"), llama3), "bits/byte)"}}) {
+  const std::vector<std::string> gpt2 = {"--set", "data.tokenizer=" + folder("gpt2.json")},
+                                 llama3 = {"--set", "data.tokenizer=" + folder("llama3.json")};
+  for (const auto& [settings, says] :
+       std::vector<Case>{{{}, "bits/byte"},
+                         {{"--set", "model.kind=gpt", "--set", "model.hidden=0"}, "bits/byte"},
+                         {file("docs.jsonl"), "bits/byte"},
+                         {gpt2, "bits/token"},
+                         {with(file("docs.jsonl"), llama3), "bits/byte)"}}) {
     const auto trained = folder.train(with(settings, {"--out", folder("run")}));
     ASSERT_EQ(trained.code, 0) << trained.err;
     EXPECT_NE(trained.out.find(says), std::string::npos) << trained.out;
     const auto sample = trained.out.find("sample (temperature 0.8):\n");
     ASSERT_NE(sample, std::string::npos) << trained.out;
     EXPECT_EQ(data::valid_utf8_prefix(trained.out), trained.out.size());
-    const std::vector<std::string> arguments = {"generate", folder("run"), "--prompt", "the river", "--max-tokens", "30", "--seed", "7"};
+    const std::vector<std::string> arguments = {"generate",     folder("run"), "--prompt", "the river",
+                                                "--max-tokens", "30",          "--seed",   "7"};
     const auto one = call(arguments), other = call(arguments);
     ASSERT_EQ(one.code, 0) << one.err;
     EXPECT_EQ(one.out.rfind("the river", 0), 0u);
     EXPECT_EQ(data::valid_utf8_prefix(one.out), one.out.size());
     EXPECT_EQ(one.out, other.out);
-    EXPECT_EQ(call({"generate", folder("run/model.safetensors"), "--prompt", "the river", "--max-tokens", "30", "--seed", "7"}).out, one.out);
+    EXPECT_EQ(call({"generate", folder("run/model.safetensors"), "--prompt", "the river", "--max-tokens", "30",
+                    "--seed", "7"})
+                  .out,
+              one.out);
     EXPECT_EQ(call({"generate", folder("run"), "--prompt", "", "--max-tokens", "3", "--temperature", "0"}).code, 0);
     fs::remove_all(folder("run"));
   }
@@ -102,7 +114,8 @@ TEST(Text, RanksDoNotChangeWhatIsSaved) {
   std::vector<std::string> texts;
   for (const char* mesh : {"dp=1", "dp=2", "tp=2"}) {
     ASSERT_EQ(folder.train({"--mesh", mesh, "--quiet", "--out", folder(mesh), "--dtype", "float64"}).code, 0);
-    texts.push_back(call({"generate", folder(mesh), "--prompt", "the", "--temperature", "0", "--max-tokens", "20"}).out);
+    texts.push_back(
+        call({"generate", folder(mesh), "--prompt", "the", "--temperature", "0", "--max-tokens", "20"}).out);
   }
   EXPECT_EQ(texts[1], texts[0]);
   EXPECT_EQ(texts[2], texts[0]);
@@ -119,7 +132,8 @@ TEST(Text, AFolderKeepsItsRunUnlessItIsToBeReplaced) {
   const auto metrics = content_of(folder("run/metrics.jsonl")), model = content_of(folder("run/model.safetensors"));
   const auto again = folder.train({"--quiet", "--out", folder("run"), "--seed", "1"});
   EXPECT_EQ(again.code, 1);
-  EXPECT_NE(again.err.find("run\" holds a run already; accepted: another folder, or --replace"), std::string::npos) << again.err;
+  EXPECT_NE(again.err.find("run\" holds a run already; accepted: another folder, or --replace"), std::string::npos)
+      << again.err;
   EXPECT_EQ(content_of(folder("run/metrics.jsonl")), metrics);
   EXPECT_EQ(content_of(folder("run/model.safetensors")), model);
   ASSERT_EQ(folder.train({"--quiet", "--out", folder("run"), "--seed", "1", "--replace"}).code, 0);
@@ -151,7 +165,8 @@ TEST(Text, AFolderTakesOneRunAtATime) {
 
 TEST(Text, PreTokenisedTextTrains) {
   const Folder folder;
-  const auto trained = folder.train({"--set", "data.file=" + folder("tokens.bin"), "--set", "model.vocab_size=300", "--out", folder("run")});
+  const auto trained = folder.train(
+      {"--set", "data.file=" + folder("tokens.bin"), "--set", "model.vocab_size=300", "--out", folder("run")});
   ASSERT_EQ(trained.code, 0) << trained.err;
   EXPECT_NE(trained.out.find("tokens to train on"), std::string::npos);
   EXPECT_EQ(trained.out.find("sample"), std::string::npos);
@@ -183,7 +198,8 @@ struct Case {
 
 void PrintTo(const Case& each, std::ostream* out) { *out << each.name; }
 
-std::function<Outcome(const Folder&)> train_on(const char* file, const char* tokenizer = "", std::vector<std::string> more = {}) {
+std::function<Outcome(const Folder&)> train_on(const char* file, const char* tokenizer = "",
+                                               std::vector<std::string> more = {}) {
   return [=](const Folder& folder) {
     auto arguments = more;
     arguments.insert(arguments.end(), {"--quiet", "--set", "data.file=" + folder(file)});
@@ -195,9 +211,11 @@ std::function<Outcome(const Folder&)> train_on(const char* file, const char* tok
 }
 
 // Generates from a run that `damage` has changed.
-std::function<Outcome(const Folder&)> generate_after(std::function<void(const Folder&)> damage, std::vector<std::string> more = {}) {
+std::function<Outcome(const Folder&)> generate_after(std::function<void(const Folder&)> damage,
+                                                     std::vector<std::string> more = {}) {
   return [=](const Folder& folder) {
-    const auto trained = folder.train({"--quiet", "--out", folder("run"), "--set", "data.tokenizer=" + folder("llama3.json")});
+    const auto trained =
+        folder.train({"--quiet", "--out", folder("run"), "--set", "data.tokenizer=" + folder("llama3.json")});
     EXPECT_EQ(trained.code, 0) << trained.err;
     damage(folder);
     std::vector<std::string> arguments = {"generate", folder("run"), "--prompt", "the"};
@@ -210,45 +228,54 @@ void nothing(const Folder&) {}
 
 const std::vector<Case>& cases() {
   static const std::vector<Case> all = {
-      {"BrokenLine", train_on("broken.jsonl"), "broken.jsonl\" line 121 is no JSON", "accepted: one JSON object a line"},
-      {"LineWithoutText", train_on("no_text.jsonl"), "no_text.jsonl\" line 121 has no member \"text\"", "accepted: one JSON object a line"},
-      {"TornTokens", train_on("torn.bin", "", {"--set", "model.vocab_size=300"}), "torn.bin\" has 3 bytes of tokens", "accepted: a complete file"},
-      {"TokensOfUnknownVocabulary", train_on("tokens.bin"), "the vocabulary of", "accepted: model.vocab_size = its size, or data.tokenizer"},
-      {"TokensBeyondTheModel", train_on("tokens.bin", "", {"--set", "model.vocab_size=257"}), "has the token 257, the model has 257",
-       "accepted: model.vocab_size of at least 258"},
-      {"TokenWidthOfAText", train_on("text.txt", "", {"--set", "data.token_dtype=uint32"}), "data.token_dtype has no effect", "accepted: leave it out"},
+      {"BrokenLine", train_on("broken.jsonl"), "broken.jsonl\" line 121 is no JSON",
+       "accepted: one JSON object a line"},
+      {"LineWithoutText", train_on("no_text.jsonl"), "no_text.jsonl\" line 121 has no member \"text\"",
+       "accepted: one JSON object a line"},
+      {"TornTokens", train_on("torn.bin", "", {"--set", "model.vocab_size=300"}), "torn.bin\" has 3 bytes of tokens",
+       "accepted: a complete file"},
+      {"TokensOfUnknownVocabulary", train_on("tokens.bin"), "the vocabulary of",
+       "accepted: model.vocab_size = its size, or data.tokenizer"},
+      {"TokensBeyondTheModel", train_on("tokens.bin", "", {"--set", "model.vocab_size=257"}),
+       "has the token 257, the model has 257", "accepted: model.vocab_size of at least 258"},
+      {"TokenWidthOfAText", train_on("text.txt", "", {"--set", "data.token_dtype=uint32"}),
+       "data.token_dtype has no effect", "accepted: leave it out"},
       {"NoTokenizer", train_on("text.txt", "none.json"), "cannot read \"", "accepted: the path of a tokenizer.json"},
       {"EmptyTokenizer", train_on("text.txt", "empty.json"), "empty.json\" is no JSON", "accepted: a tokenizer.json"},
-      {"TokenizerOfNoJson", train_on("text.txt", "no_json.json"), "no_json.json\" is no JSON", "accepted: a tokenizer.json"},
+      {"TokenizerOfNoJson", train_on("text.txt", "no_json.json"), "no_json.json\" is no JSON",
+       "accepted: a tokenizer.json"},
       {"TokenizerOfAnotherKind", train_on("text.txt", "unigram.json"), "has the model Unigram", "accepted: BPE"},
-      {"VocabularyTooSmall", train_on("text.txt", "llama3.json", {"--set", "model.vocab_size=500"}), "model.vocab_size 500 is too small",
-       "accepted: 900 or more"},
-      {"VocabularyBelowBytes", train_on("text.txt", "", {"--set", "model.vocab_size=100"}), "model.vocab_size 100 is less than the 256 bytes",
-       "a whole number of at least 256"},
-      {"UnknownEnd", train_on("docs.jsonl", "llama3.json", {"--set", "data.eos=<|end|>"}), "no token is called \"<|end|>\"",
-       "accepted: <|begin_of_text|>, <|end_of_text|>, <|eot_id|>"},
-      {"EndWithoutTokenizer", train_on("docs.jsonl", "", {"--set", "data.eos=</s>"}), "data.eos \"</s>\" has no effect without data.tokenizer",
-       "accepted: leave it out"},
-      {"FolderThatIsAFile", [](const Folder& folder) { return folder.train({"--quiet", "--out", folder("text.txt")}); }, "cannot write --out",
-       "accepted: a folder that may be written to"},
-      {"NoRun", [](const Folder& folder) { return call({"generate", folder("none"), "--prompt", "a"}); }, "none\" is not there",
-       "accepted: the folder that `tessera train --out` wrote"},
-      {"FolderWithoutARun", [](const Folder& folder) { return call({"generate", folder(""), "--prompt", "a"}); }, "has no config.toml",
-       "accepted: the folder that `tessera train --out` wrote"},
-      {"RunWithoutModel", generate_after([](const Folder& folder) { fs::remove(folder("run/model.safetensors")); }), "cannot read \"",
-       "accepted: the path of a safetensors file"},
-      {"RunWithoutTokenizer", generate_after([](const Folder& folder) { fs::remove(folder("run/tokenizer.json")); }), "cannot read \"",
-       "accepted: the path of a tokenizer.json"},
-      {"ModelCutShort", generate_after([](const Folder& folder) { fs::resize_file(folder("run/model.safetensors"), 5000); }), "it is cut short",
-       "accepted: a complete safetensors file"},
+      {"VocabularyTooSmall", train_on("text.txt", "llama3.json", {"--set", "model.vocab_size=500"}),
+       "model.vocab_size 500 is too small", "accepted: 900 or more"},
+      {"VocabularyBelowBytes", train_on("text.txt", "", {"--set", "model.vocab_size=100"}),
+       "model.vocab_size 100 is less than the 256 bytes", "a whole number of at least 256"},
+      {"UnknownEnd", train_on("docs.jsonl", "llama3.json", {"--set", "data.eos=<|end|>"}),
+       "no token is called \"<|end|>\"", "accepted: <|begin_of_text|>, <|end_of_text|>, <|eot_id|>"},
+      {"EndWithoutTokenizer", train_on("docs.jsonl", "", {"--set", "data.eos=</s>"}),
+       "data.eos \"</s>\" has no effect without data.tokenizer", "accepted: leave it out"},
+      {"FolderThatIsAFile", [](const Folder& folder) { return folder.train({"--quiet", "--out", folder("text.txt")}); },
+       "cannot write --out", "accepted: a folder that may be written to"},
+      {"NoRun", [](const Folder& folder) { return call({"generate", folder("none"), "--prompt", "a"}); },
+       "none\" is not there", "accepted: the folder that `tessera train --out` wrote"},
+      {"FolderWithoutARun", [](const Folder& folder) { return call({"generate", folder(""), "--prompt", "a"}); },
+       "has no config.toml", "accepted: the folder that `tessera train --out` wrote"},
+      {"RunWithoutModel", generate_after([](const Folder& folder) { fs::remove(folder("run/model.safetensors")); }),
+       "cannot read \"", "accepted: the path of a safetensors file"},
+      {"RunWithoutTokenizer", generate_after([](const Folder& folder) { fs::remove(folder("run/tokenizer.json")); }),
+       "cannot read \"", "accepted: the path of a tokenizer.json"},
+      {"ModelCutShort",
+       generate_after([](const Folder& folder) { fs::resize_file(folder("run/model.safetensors"), 5000); }),
+       "it is cut short", "accepted: a complete safetensors file"},
       {"ModelOfAnotherSize", generate_after([](const Folder& folder) {
          std::ifstream file(folder("run/config.toml"));
          std::string text(std::istreambuf_iterator<char>(file), {});
          text.replace(text.find("hidden = 24"), 11, "hidden = 32");
          folder.write("run/config.toml", text);
        }),
-       "down_proj.weight of F32 and sizes [16, 24], the model has F32 and sizes [16, 32]", "accepted: the file of a model with this configuration"},
-      {"NegativeTemperature", generate_after(nothing, {"--temperature", "-1"}), "temperature -1", "accepted: at least 0"},
+       "down_proj.weight of F32 and sizes [16, 24], the model has F32 and sizes [16, 32]",
+       "accepted: the file of a model with this configuration"},
+      {"NegativeTemperature", generate_after(nothing, {"--temperature", "-1"}), "temperature -1",
+       "accepted: at least 0"},
       {"NoTokens", generate_after(nothing, {"--max-tokens", "0"}), "max_tokens 0", "accepted: at least 1"},
       {"ShareAboveOne", generate_after(nothing, {"--top-p", "1.5"}), "top_p 1.5", "accepted: above 0 and at most 1"},
       {"NegativeSeed", generate_after(nothing, {"--seed", "-1"}), "seed -1", "accepted: at least 0"},

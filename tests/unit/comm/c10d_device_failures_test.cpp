@@ -13,18 +13,23 @@ using std::chrono::milliseconds;
 
 std::vector<std::string> all_described(const std::vector<std::exception_ptr>& errors) {
   std::vector<std::string> texts;
-  for (const auto& error : errors) texts.push_back(described(error));
+  for (const auto& error : errors) {
+    texts.push_back(described(error));
+  }
   return texts;
 }
 
 // How many of `texts` begin with `kind` and contain `part`.
 int64_t count(const std::vector<std::string>& texts, const std::string& kind, const std::string& part) {
-  return std::count_if(texts.begin(), texts.end(), [&](const auto& text) { return text.rfind(kind + ": ", 0) == 0 && contains(text, part); });
+  return std::count_if(texts.begin(), texts.end(),
+                       [&](const auto& text) { return text.rfind(kind + ": ", 0) == 0 && contains(text, part); });
 }
 
 std::string joined(const std::vector<std::string>& texts) {
   std::string all;
-  for (const auto& text : texts) all += "\n  " + text;
+  for (const auto& text : texts) {
+    all += "\n  " + text;
+  }
   return all;
 }
 
@@ -39,12 +44,20 @@ TEST(DeviceFailures, OfTheDeviceNameRankCallOpAndAxisOnEveryRank) {
   StandInHub hub;
   hub.fail_later(3, "an uncorrectable error of the link");
   const auto texts = all_described(run_devices(hub, 3, [&](int64_t) {
-    for (int i = 0; i < 10; ++i) reduce_over(1, "aten::mm");
+    for (int i = 0; i < 10; ++i) {
+      reduce_over(1, "aten::mm");
+    }
   }));
-  const std::string what = " failed in all_reduce(sum) of Float[8] over tp for op aten::mm: an uncorrectable error of the link";
+  const std::string what =
+      " failed in all_reduce(sum) of Float[8] over tp for op aten::mm: an uncorrectable error of the link";
   EXPECT_GE(count(texts, "CommError", what), 1) << joined(texts);
-  for (const auto& text : texts) EXPECT_TRUE(contains(text, what)) << joined(texts);
-  EXPECT_EQ(count(texts, "CommError", what) + count(texts, "RankFailed", "was in all_reduce(sum) of Float[8] over tp for op aten::mm when rank "), 3) << joined(texts);
+  for (const auto& text : texts) {
+    EXPECT_TRUE(contains(text, what)) << joined(texts);
+  }
+  EXPECT_EQ(count(texts, "CommError", what) +
+                count(texts, "RankFailed", "was in all_reduce(sum) of Float[8] over tp for op aten::mm when rank "),
+            3)
+      << joined(texts);
 }
 
 TEST(DeviceFailures, OfAWorkThatNobodyWaitsForComeWithTheNextCall) {
@@ -57,50 +70,85 @@ TEST(DeviceFailures, OfAWorkThatNobodyWaitsForComeWithTheNextCall) {
       world().barrier();
     }
   }));
-  for (const auto& text : texts) EXPECT_TRUE(contains(text, "failed in all_reduce(sum) of Float[4] over world: out of memory")) << joined(texts);
+  for (const auto& text : texts) {
+    EXPECT_TRUE(contains(text, "failed in all_reduce(sum) of Float[4] over world: out of memory")) << joined(texts);
+  }
 }
 
 TEST(DeviceFailures, AtTheCallItselfAreToldToo) {
   StandInHub hub;
   hub.refuse(1, "no memory for a buffer");
   const auto texts = all_described(run_devices(hub, 2, [&](int64_t) { reduce_over(1, "aten::mm"); }));
-  const std::string what = "[comm] rank 1 failed in all_reduce(sum) of Float[8] over tp for op aten::mm: no memory for a buffer";
+  const std::string what =
+      "[comm] rank 1 failed in all_reduce(sum) of Float[8] over tp for op aten::mm: no memory for a buffer";
   EXPECT_EQ(count(texts, "CommError", what), 1) << joined(texts);
-  EXPECT_TRUE(contains(texts[0], "RankFailed: [comm] rank 0 was in all_reduce(sum) of Float[8] over tp for op aten::mm when rank 1 failed: " + what)) << joined(texts);
+  EXPECT_TRUE(contains(
+      texts[0],
+      "RankFailed: [comm] rank 0 was in all_reduce(sum) of Float[8] over tp for op aten::mm when rank 1 failed: " +
+          what))
+      << joined(texts);
 }
 
 TEST(DeviceTimeouts, OfADeviceThatHangsAreToldOnEveryRank) {
   StandInHub hub;
   hub.hang_later(2);
   const auto begin = std::chrono::steady_clock::now();
-  const auto texts = all_described(run_devices(hub, 3, [&](int64_t) {
-    for (int i = 0; i < 5; ++i) reduce_over(1, "aten::linear", 40);
-  }, milliseconds(700)));
+  const auto texts = all_described(run_devices(
+      hub, 3,
+      [&](int64_t) {
+        for (int i = 0; i < 5; ++i) {
+          reduce_over(1, "aten::linear", 40);
+        }
+      },
+      milliseconds(700)));
   EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(10));
-  const std::string what = " waited 700 ms for its device in all_reduce(sum) of Float[40] over tp for op aten::linear; every member has made the call";
+  const std::string what =
+      " waited 700 ms for its device in all_reduce(sum) of Float[40] over tp for op aten::linear; every member has "
+      "made the call";
   EXPECT_GE(count(texts, "CommTimeout", what), 1) << joined(texts);
-  for (const auto& text : texts) EXPECT_TRUE(contains(text, what)) << joined(texts);
+  for (const auto& text : texts) {
+    EXPECT_TRUE(contains(text, what)) << joined(texts);
+  }
 }
 
 TEST(DeviceTimeouts, NameTheMemberThatDoesNotCome) {
   StandInHub hub;
-  const auto texts = all_described(run_devices(hub, 3, [&](int64_t rank) {
-    reduce_over(1, "aten::mm");
-    if (rank == 2) std::this_thread::sleep_for(milliseconds(2500));
-    reduce_over(1, "aten::mm");
-  }, milliseconds(800)));
-  EXPECT_GE(count(texts, "CommTimeout", " waited 800 ms in all_reduce(sum) of Float[8] over tp for op aten::mm for rank 2 (in no collective)"), 1) << joined(texts);
-  for (const auto& text : texts) EXPECT_TRUE(contains(text, "rank 2 (in no collective)")) << joined(texts);
+  const auto texts = all_described(run_devices(
+      hub, 3,
+      [&](int64_t rank) {
+        reduce_over(1, "aten::mm");
+        if (rank == 2) {
+          std::this_thread::sleep_for(milliseconds(2500));
+        }
+        reduce_over(1, "aten::mm");
+      },
+      milliseconds(800)));
+  EXPECT_GE(
+      count(texts, "CommTimeout",
+            " waited 800 ms in all_reduce(sum) of Float[8] over tp for op aten::mm for rank 2 (in no collective)"),
+      1)
+      << joined(texts);
+  for (const auto& text : texts) {
+    EXPECT_TRUE(contains(text, "rank 2 (in no collective)")) << joined(texts);
+  }
 }
 
 TEST(DeviceTimeouts, OfAReceive) {
   StandInHub hub;
-  const auto texts = all_described(run_devices(hub, 2, [&](int64_t rank) {
-    if (rank == 0) return world().receive(at::zeros({2}), 1, 9)->wait();
-    std::this_thread::sleep_for(milliseconds(900));
-    world().barrier();
-  }, milliseconds(400)));
-  EXPECT_EQ(count(texts, "CommTimeout", "rank 0 waited 400 ms in receive(from rank 1, tag 9) of Float[2] over world for rank 1"), 1) << joined(texts);
+  const auto texts = all_described(run_devices(
+      hub, 2,
+      [&](int64_t rank) {
+        if (rank == 0) {
+          return world().receive(at::zeros({2}), 1, 9)->wait();
+        }
+        std::this_thread::sleep_for(milliseconds(900));
+        world().barrier();
+      },
+      milliseconds(400)));
+  EXPECT_EQ(count(texts, "CommTimeout",
+                  "rank 0 waited 400 ms in receive(from rank 1, tag 9) of Float[2] over world for rank 1"),
+            1)
+      << joined(texts);
 }
 
 // Of every kind, on any rank: found before any tensor moves.
@@ -108,7 +156,8 @@ TEST(DeviceDivergence, IsNamedWithBothCallsAndNothingMoves) {
   const std::vector<std::pair<const char*, std::function<void()>>> kFaults = {
       {"all_reduce(max) of Float[8]", [] { world().all_reduce(at::ones({8}), ReduceOp::kMax)->wait(); }},
       {"all_reduce(sum) of Float[9]", [] { world().all_reduce(at::ones({9}), ReduceOp::kSum)->wait(); }},
-      {"all_reduce(sum) of Double[8]", [] { world().all_reduce(at::ones({8}, at::TensorOptions().dtype(at::kDouble)), ReduceOp::kSum)->wait(); }},
+      {"all_reduce(sum) of Double[8]",
+       [] { world().all_reduce(at::ones({8}, at::TensorOptions().dtype(at::kDouble)), ReduceOp::kSum)->wait(); }},
       {"broadcast(root 1) of Float[8]", [] { world().broadcast(at::ones({8}), 1)->wait(); }},
       {"barrier", [] { world().barrier(); }},
   };
@@ -118,7 +167,10 @@ TEST(DeviceDivergence, IsNamedWithBothCallsAndNothingMoves) {
     const auto texts = all_described(run_devices(hub, 3, [&](int64_t rank) {
       rank == culprit ? kFaults[i].second() : world().all_reduce(at::ones({8}), ReduceOp::kSum)->wait();
     }));
-    EXPECT_EQ(count(texts, "DivergenceError", std::string("rank ") + std::to_string(culprit) + " calls " + kFaults[i].first), 3) << joined(texts);
+    EXPECT_EQ(
+        count(texts, "DivergenceError", std::string("rank ") + std::to_string(culprit) + " calls " + kFaults[i].first),
+        3)
+        << joined(texts);
     EXPECT_EQ(hub.calls(), 0);
     EXPECT_EQ(hub.mismatches(), 0);
   }
@@ -128,11 +180,19 @@ TEST(DeviceDivergence, OfOnePairOfAnAllToAllIsFound) {
   StandInHub hub;
   const auto texts = all_described(run_devices(hub, 3, [&](int64_t rank) {
     std::vector<at::Tensor> inputs(3, at::ones({2})), outputs(3);
-    for (auto& output : outputs) output = at::zeros({2});
-    if (rank == 1) inputs[2] = at::ones({3});
+    for (auto& output : outputs) {
+      output = at::zeros({2});
+    }
+    if (rank == 1) {
+      inputs[2] = at::ones({3});
+    }
     world().all_to_all(outputs, inputs)->wait();
   }));
-  EXPECT_EQ(count(texts, "DivergenceError", "rank 1 calls all_to_all of Float[2], Float[3] over world, rank 2 calls all_to_all of Float[2], Float[2]"), 3) << joined(texts);
+  EXPECT_EQ(
+      count(texts, "DivergenceError",
+            "rank 1 calls all_to_all of Float[2], Float[3] over world, rank 2 calls all_to_all of Float[2], Float[2]"),
+      3)
+      << joined(texts);
   EXPECT_EQ(hub.calls(), 0);
 }
 
@@ -148,7 +208,8 @@ TEST(DeviceDivergence, OfListsAndOfProgramsIsFound) {
     program.note(rank == 0 ? "aten::add" : "aten::mul", rank == 0 ? 2 : 3);
     world().all_reduce(at::ones({8}), ReduceOp::kSum)->wait();
   }));
-  EXPECT_EQ(count(texts, "DivergenceError", "they parted at op 1: rank 0 ran aten::add, rank 1 ran aten::mul"), 2) << joined(texts);
+  EXPECT_EQ(count(texts, "DivergenceError", "they parted at op 1: rank 0 ran aten::add, rank 1 ran aten::mul"), 2)
+      << joined(texts);
   EXPECT_EQ(hub.mismatches(), 0);
 }
 
@@ -162,7 +223,10 @@ TEST(DeviceDivergence, OfAMessageIsFound) {
     }
     world().barrier();
   }));
-  EXPECT_TRUE(contains(texts[1], "DivergenceError: [comm] rank 1 calls receive(from rank 0, tag 4) of Float[2] over world, but rank 0 sent Float[3]")) << joined(texts);
+  EXPECT_TRUE(contains(texts[1],
+                       "DivergenceError: [comm] rank 1 calls receive(from rank 0, tag 4) of Float[2] over world, but "
+                       "rank 0 sent Float[3]"))
+      << joined(texts);
   EXPECT_TRUE(contains(texts[0], "but rank 0 sent Float[3]")) << joined(texts);
 }
 
@@ -172,7 +236,10 @@ TEST(DeviceDivergence, BetweenTheCpuAndTheDeviceIsFound) {
     const auto device = rank == 0 ? at::kMeta : at::kCPU;
     world().all_reduce(at::ones({8}, at::TensorOptions().device(device)), ReduceOp::kSum)->wait();
   }));
-  EXPECT_EQ(count(texts, "DivergenceError", "rank 0 calls all_reduce(sum) of Float[8] on device over world, rank 1 calls all_reduce(sum) of Float[8] over world"), 2)
+  EXPECT_EQ(count(texts, "DivergenceError",
+                  "rank 0 calls all_reduce(sum) of Float[8] on device over world, rank 1 calls all_reduce(sum) of "
+                  "Float[8] over world"),
+            2)
       << joined(texts);
   EXPECT_EQ(hub.calls(), 0);
 }
@@ -180,9 +247,12 @@ TEST(DeviceDivergence, BetweenTheCpuAndTheDeviceIsFound) {
 TEST(DeviceDivergence, AMemberThatHasFinishedIsNamed) {
   StandInHub hub;
   const auto texts = all_described(run_devices(hub, 2, [&](int64_t rank) {
-    if (rank == 0) world().all_reduce(at::ones({8}), ReduceOp::kSum)->wait();
+    if (rank == 0) {
+      world().all_reduce(at::ones({8}), ReduceOp::kSum)->wait();
+    }
   }));
-  EXPECT_TRUE(contains(texts[0], "rank 1 has finished; rank 0 waits in all_reduce(sum) of Float[8] over world")) << joined(texts);
+  EXPECT_TRUE(contains(texts[0], "rank 1 has finished; rank 0 waits in all_reduce(sum) of Float[8] over world"))
+      << joined(texts);
 }
 
 // A rank that fails while others' devices wait for it, at any moment.
@@ -193,7 +263,9 @@ TEST(DeviceFailures, ARankThatThrowsEndsTheOthersWithItsError) {
     const auto begin = std::chrono::steady_clock::now();
     const auto texts = all_described(run_devices(hub, 3, [&](int64_t rank) {
       for (int64_t i = 0; i < 8; ++i) {
-        if (rank == culprit && i == moment) throw std::runtime_error("boom");
+        if (rank == culprit && i == moment) {
+          throw std::runtime_error("boom");
+        }
         if (i % 4 == 3) {
           auto got = at::zeros({100});
           auto receive = world().receive(got, (rank + 1) % 3, 0);
@@ -205,7 +277,8 @@ TEST(DeviceFailures, ARankThatThrowsEndsTheOthersWithItsError) {
       }
       world().barrier();
     }));
-    EXPECT_EQ(count(texts, "RankFailed", "when rank " + std::to_string(culprit) + " failed: boom"), 2) << "moment " << moment << joined(texts);
+    EXPECT_EQ(count(texts, "RankFailed", "when rank " + std::to_string(culprit) + " failed: boom"), 2)
+        << "moment " << moment << joined(texts);
     EXPECT_EQ(texts[static_cast<size_t>(culprit)], "another: boom");
     EXPECT_EQ(hub.mismatches(), 0);
     EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(10)) << "a rank waited for its deadline";

@@ -4,11 +4,12 @@
 
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
-#include "tessera/comm/process.h"
+#include "tessera/comm/join/process.h"
 
 namespace tessera::comm {
 
-std::vector<std::exception_ptr> run_devices(StandInHub& hub, int64_t ranks, const std::function<void(int64_t rank)>& body,
+std::vector<std::exception_ptr> run_devices(StandInHub& hub, int64_t ranks,
+                                            const std::function<void(int64_t rank)>& body,
                                             std::chrono::milliseconds deadline) {
   const StorePtr store = c10::make_intrusive<c10d::HashStore>();
   std::vector<std::exception_ptr> errors(static_cast<size_t>(ranks));
@@ -30,19 +31,25 @@ std::vector<std::exception_ptr> run_devices(StandInHub& hub, int64_t ranks, cons
       }
     });
   }
-  for (auto& thread : threads) thread.join();
+  for (auto& thread : threads) {
+    thread.join();
+  }
   return errors;
 }
 
 void run_devices_well(int64_t ranks, const std::function<void(int64_t rank)>& body, uint64_t seed) {
   StandInHub hub(at::kCPU, seed);
   const auto errors = run_devices(hub, ranks, body);
-  for (size_t rank = 0; rank < errors.size(); ++rank) EXPECT_EQ(described(errors[rank]), "") << "rank " << rank << " of " << ranks;
+  for (size_t rank = 0; rank < errors.size(); ++rank) {
+    EXPECT_EQ(described(errors[rank]), "") << "rank " << rank << " of " << ranks;
+  }
   EXPECT_EQ(hub.mismatches(), 0);
 }
 
 std::string described(const std::exception_ptr& error) {
-  if (!error) return "";
+  if (!error) {
+    return "";
+  }
   try {
     std::rethrow_exception(error);
   } catch (const DivergenceError& caught) {

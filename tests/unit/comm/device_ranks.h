@@ -1,4 +1,5 @@
-// Rank threads that are a job of processes to themselves: each joins with its own connections, Gloo and a stand-in for NCCL.
+// Rank threads that are a job of processes to themselves: each joins with its own connections, Gloo and a stand-in for
+// NCCL.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +13,8 @@
 namespace tessera::comm {
 
 // Runs `body(rank)` on `ranks` threads, joined over `hub`; what each threw, or nothing.
-std::vector<std::exception_ptr> run_devices(StandInHub& hub, int64_t ranks, const std::function<void(int64_t rank)>& body,
+std::vector<std::exception_ptr> run_devices(StandInHub& hub, int64_t ranks,
+                                            const std::function<void(int64_t rank)>& body,
                                             std::chrono::milliseconds deadline = std::chrono::milliseconds(20000));
 
 // The same, where nothing may be thrown and no calls may have met that do not match.

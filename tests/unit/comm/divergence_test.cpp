@@ -36,7 +36,8 @@ enum class Fault { kOneOpMore, kOtherShape, kOtherCollective, kEndsEarly };
 TEST(Divergence, EveryKindOnEveryRankAtEveryMomentIsToldToAll) {
   std::mt19937_64 random(kSeed);
   for (int trial = 0; trial < 60; ++trial) {
-    const auto ranks = static_cast<int64_t>(2 + random() % 4), culprit = static_cast<int64_t>(random() % static_cast<uint64_t>(ranks));
+    const auto ranks = static_cast<int64_t>(2 + random() % 4),
+               culprit = static_cast<int64_t>(random() % static_cast<uint64_t>(ranks));
     const auto moment = static_cast<int64_t>(random() % 10);
     const auto fault = static_cast<Fault>(trial % 4);
     const bool compare = random() % 2;
@@ -45,23 +46,27 @@ TEST(Divergence, EveryKindOnEveryRankAtEveryMomentIsToldToAll) {
     options.compare_programs = compare;
     const auto begin = std::chrono::steady_clock::now();
     const auto message = message_from<DivergenceError>([&] {
-      run_ranks(ranks, [&](int64_t rank) {
-        try {
-          for (int64_t i = 0; i < 10; ++i) {
-            const bool at_fault = rank == culprit && i == moment;
-            if (at_fault && fault == Fault::kEndsEarly) {
-              return;
+      run_ranks(
+          ranks,
+          [&](int64_t rank) {
+            try {
+              for (int64_t i = 0; i < 10; ++i) {
+                const bool at_fault = rank == culprit && i == moment;
+                if (at_fault && fault == Fault::kEndsEarly) {
+                  return;
+                }
+                if (at_fault && fault == Fault::kOneOpMore) {
+                  run_op("aten::extra", 5 + i);
+                }
+                run_op(kOps[i % 4], at_fault && fault == Fault::kOtherShape ? 100 : 5 + i,
+                       at_fault && fault == Fault::kOtherCollective);
+              }
+            } catch (const DivergenceError&) {
+              ++told;
+              throw;
             }
-            if (at_fault && fault == Fault::kOneOpMore) {
-              run_op("aten::extra", 5 + i);
-            }
-            run_op(kOps[i % 4], at_fault && fault == Fault::kOtherShape ? 100 : 5 + i, at_fault && fault == Fault::kOtherCollective);
-          }
-        } catch (const DivergenceError&) {
-          ++told;
-          throw;
-        }
-      }, options);
+          },
+          options);
     });
     SCOPED_TRACE("seed " + std::to_string(kSeed) + ", trial " + std::to_string(trial) + ": " + message);
     const auto guilty = "rank " + std::to_string(culprit);
@@ -89,48 +94,60 @@ TEST(Divergence, EveryKindOnEveryRankAtEveryMomentIsToldToAll) {
 TEST(Divergence, MessageNamesBothRanksBothCallsAndTheParting) {
   set_detail_printer([](const void* detail) { return "{" + std::string(static_cast<const char*>(detail)) + "}"; });
   const auto message = message_from<DivergenceError>([] {
-    run_ranks(2, [](int64_t rank) {
-      auto& context = RankContext::require();
-      for (uint64_t i = 0; i < 100; ++i) {
-        context.program.note("aten::mul", i);
-      }
-      context.program.note(rank ? "aten::exp" : "aten::log", 1000 + static_cast<uint64_t>(rank), rank ? "tp: R" : "tp: S(0)");
-      for (uint64_t i = 0; i < 20; ++i) {
-        context.program.note("aten::mul", i);
-      }
-      Caller caller(context, "aten::sum");
-      world().all_reduce(at::zeros({2, 3}, at::kDouble), ReduceOp::kSum)->wait();
-    }, within(5000));
+    run_ranks(
+        2,
+        [](int64_t rank) {
+          auto& context = RankContext::require();
+          for (uint64_t i = 0; i < 100; ++i) {
+            context.program.note("aten::mul", i);
+          }
+          context.program.note(rank ? "aten::exp" : "aten::log", 1000 + static_cast<uint64_t>(rank),
+                               rank ? "tp: R" : "tp: S(0)");
+          for (uint64_t i = 0; i < 20; ++i) {
+            context.program.note("aten::mul", i);
+          }
+          Caller caller(context, "aten::sum");
+          world().all_reduce(at::zeros({2, 3}, at::kDouble), ReduceOp::kSum)->wait();
+        },
+        within(5000));
   });
   set_detail_printer(nullptr);
-  EXPECT_TRUE(contains(message, "[comm] ranks 0 and 1 run different programs: rank 0 calls all_reduce(sum) of Double[2, 3] over "
-                                "world for op aten::sum, rank 1 calls all_reduce(sum) of Double[2, 3] over world for op "
-                                "aten::sum; they parted at op 100: rank 0 ran aten::log {tp: S(0)}, rank 1 ran aten::exp {tp: R}"))
+  EXPECT_TRUE(
+      contains(message,
+               "[comm] ranks 0 and 1 run different programs: rank 0 calls all_reduce(sum) of Double[2, 3] over "
+               "world for op aten::sum, rank 1 calls all_reduce(sum) of Double[2, 3] over world for op "
+               "aten::sum; they parted at op 100: rank 0 ran aten::log {tp: S(0)}, rank 1 ran aten::exp {tp: R}"))
       << message;
 }
 
 TEST(Divergence, BeyondTheKeptOpsIsSaidToBe) {
   const auto message = message_from<DivergenceError>([] {
-    run_ranks(2, [](int64_t rank) {
-      for (uint64_t i = 0; i < 100; ++i) {
-        RankContext::require().program.note("aten::mul", i + (i == 2 ? static_cast<uint64_t>(rank) : 0));
-      }
-      world().barrier();
-    }, within(5000));
+    run_ranks(
+        2,
+        [](int64_t rank) {
+          for (uint64_t i = 0; i < 100; ++i) {
+            RankContext::require().program.note("aten::mul", i + (i == 2 ? static_cast<uint64_t>(rank) : 0));
+          }
+          world().barrier();
+        },
+        within(5000));
   });
   EXPECT_TRUE(contains(message, "they parted at or before op 36: ")) << message;
 }
 
 TEST(Divergence, OneOpMoreThatTheOthersNeverReach) {
   const auto message = message_from<DivergenceError>([] {
-    run_ranks(3, [](int64_t rank) {
-      auto& program = RankContext::require().program;
-      program.note("aten::mm", 1);
-      if (rank == 1) {
-        program.note("aten::relu", 2);
-      }
-      world().barrier();
-    }, within(5000));
+    run_ranks(
+        3,
+        [](int64_t rank) {
+          auto& program = RankContext::require().program;
+          program.note("aten::mm", 1);
+          if (rank == 1) {
+            program.note("aten::relu", 2);
+          }
+          world().barrier();
+        },
+        within(5000));
   });
   EXPECT_TRUE(contains(message, "they parted at op 1: rank 1 ran aten::relu, rank 0 did not")) << message;
 }
@@ -141,30 +158,39 @@ TEST(Divergence, RanksThatWaitForEachOtherInDifferentGroups) {
   std::atomic<int> told{0};
   const auto begin = std::chrono::steady_clock::now();
   const auto message = message_from<DivergenceError>([&] {
-    run_ranks(2, [&](int64_t rank) {
-      auto& context = RankContext::require();
-      auto& axis = context.axis(mesh, 0);
-      context.program.note(rank ? "aten::exp" : "aten::log", 7 + static_cast<uint64_t>(rank));
-      try {
-        (rank ? axis : world()).barrier();
-      } catch (const DivergenceError&) {
-        ++told;
-        throw;
-      }
-    }, within(30000));
+    run_ranks(
+        2,
+        [&](int64_t rank) {
+          auto& context = RankContext::require();
+          auto& axis = context.axis(mesh, 0);
+          context.program.note(rank ? "aten::exp" : "aten::log", 7 + static_cast<uint64_t>(rank));
+          try {
+            (rank ? axis : world()).barrier();
+          } catch (const DivergenceError&) {
+            ++told;
+            throw;
+          }
+        },
+        within(30000));
   });
   EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(10));
   EXPECT_EQ(told, 2);
   EXPECT_TRUE(contains(message, " wait for each other: rank ")) << message;
-  EXPECT_TRUE(contains(message, "rank 0 calls barrier over world") && contains(message, "rank 1 calls barrier over dp")) << message;
+  EXPECT_TRUE(contains(message, "rank 0 calls barrier over world") && contains(message, "rank 1 calls barrier over dp"))
+      << message;
   EXPECT_TRUE(contains(message, "they parted at op 0: ")) << message;
 }
 
 TEST(Divergence, RanksThatReceiveFromEachOther) {
   const auto message = message_from<DivergenceError>([&] {
-    run_ranks(3, [&](int64_t rank) {
-      if (rank < 2) world().receive(at::zeros({2}), 1 - rank, 0)->wait();
-    }, within(30000));
+    run_ranks(
+        3,
+        [&](int64_t rank) {
+          if (rank < 2) {
+            world().receive(at::zeros({2}), 1 - rank, 0)->wait();
+          }
+        },
+        within(30000));
   });
   EXPECT_TRUE(contains(message, " wait for each other: rank ")) << message;
 }
@@ -172,23 +198,31 @@ TEST(Divergence, RanksThatReceiveFromEachOther) {
 TEST(Divergence, ComparisonCanBeSwitchedOff) {
   auto options = within(5000);
   options.compare_programs = false;
-  run_ranks(2, [](int64_t rank) {
-    RankContext::require().program.note("aten::mm", static_cast<uint64_t>(rank));
-    world().barrier();
-  }, options);
+  run_ranks(
+      2,
+      [](int64_t rank) {
+        RankContext::require().program.note("aten::mm", static_cast<uint64_t>(rank));
+        world().barrier();
+      },
+      options);
 }
 
 TEST(Divergence, AMessageOfAnotherShapeIsToldToTheReceiver) {
   const auto message = message_from<DivergenceError>([] {
-    run_ranks(2, [](int64_t rank) {
-      if (rank == 0) {
-        world().send(at::zeros({3}), 1, 4)->wait();
-      } else {
-        world().receive(at::zeros({4}), 0, 4)->wait();
-      }
-    }, within(5000));
+    run_ranks(
+        2,
+        [](int64_t rank) {
+          if (rank == 0) {
+            world().send(at::zeros({3}), 1, 4)->wait();
+          } else {
+            world().receive(at::zeros({4}), 0, 4)->wait();
+          }
+        },
+        within(5000));
   });
-  EXPECT_TRUE(contains(message, "rank 1 calls receive(from rank 0, tag 4) of Float[4] over world, but rank 0 sent Float[3]")) << message;
+  EXPECT_TRUE(
+      contains(message, "rank 1 calls receive(from rank 0, tag 4) of Float[4] over world, but rank 0 sent Float[3]"))
+      << message;
 }
 
 // As many elements, in another shape: of every call whose sizes must agree.
@@ -201,7 +235,8 @@ TEST(Divergence, SizesCountNotElements) {
   const std::vector<std::pair<const char*, std::function<void(const at::Tensor&)>>> calls = {
       {"all_reduce(sum)", [](const at::Tensor& x) { world().all_reduce(x, ReduceOp::kSum)->wait(); }},
       {"broadcast(root 0)", [](const at::Tensor& x) { world().broadcast(x, 0)->wait(); }},
-      {"reduce_scatter(sum)", [](const at::Tensor& x) { world().reduce_scatter(at::zeros_like(x), {x, x}, ReduceOp::kSum)->wait(); }},
+      {"reduce_scatter(sum)",
+       [](const at::Tensor& x) { world().reduce_scatter(at::zeros_like(x), {x, x}, ReduceOp::kSum)->wait(); }},
       {"all_gather", [&](const at::Tensor& x) { world().all_gather(expected(x), x)->wait(); }},
       {"all_to_all", [&](const at::Tensor& x) { world().all_to_all(expected(x), {x, x})->wait(); }},
   };
@@ -213,33 +248,43 @@ TEST(Divergence, SizesCountNotElements) {
     EXPECT_TRUE(contains(message, std::string("rank 1 calls ") + name + " of ")) << message;
   }
   const auto message = message_from<DivergenceError>([] {
-    run_ranks(2, [](int64_t rank) {
-      rank == 0 ? world().send(at::zeros({2, 3}), 1, 4)->wait() : world().receive(at::zeros({3, 2}), 0, 4)->wait();
-    }, within(5000));
+    run_ranks(
+        2,
+        [](int64_t rank) {
+          rank == 0 ? world().send(at::zeros({2, 3}), 1, 4)->wait() : world().receive(at::zeros({3, 2}), 0, 4)->wait();
+        },
+        within(5000));
   });
   EXPECT_TRUE(contains(message, "of Float[3, 2] over world, but rank 0 sent Float[2, 3]")) << message;
 }
 
 TEST(Divergence, AMessageToARankThatHasFinished) {
   const auto message = message_from<DivergenceError>([] {
-    run_ranks(2, [](int64_t rank) {
-      const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(5);
-      while (rank == 0 && std::chrono::steady_clock::now() < end) {  // the first may find it running still
-        world().send(at::zeros({4}), 1, 4)->wait();
-        std::this_thread::sleep_for(std::chrono::milliseconds(1));
-      }
-    }, within(5000));
+    run_ranks(
+        2,
+        [](int64_t rank) {
+          const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(5);
+          while (rank == 0 && std::chrono::steady_clock::now() < end) {  // the first may find it running still
+            world().send(at::zeros({4}), 1, 4)->wait();
+            std::this_thread::sleep_for(std::chrono::milliseconds(1));
+          }
+        },
+        within(5000));
   });
-  EXPECT_TRUE(contains(message, "rank 1 has finished; rank 0 waits in send(to rank 1, tag 4) of Float[4] over world")) << message;
+  EXPECT_TRUE(contains(message, "rank 1 has finished; rank 0 waits in send(to rank 1, tag 4) of Float[4] over world"))
+      << message;
 }
 
 TEST(Divergence, WaitingForAMessageOfARankThatHasFinished) {
   const auto message = message_from<DivergenceError>([] {
-    run_ranks(2, [](int64_t rank) {
-      if (rank == 1) {
-        world().receive(at::zeros({4}), 0, 4)->wait();
-      }
-    }, within(5000));
+    run_ranks(
+        2,
+        [](int64_t rank) {
+          if (rank == 1) {
+            world().receive(at::zeros({4}), 0, 4)->wait();
+          }
+        },
+        within(5000));
   });
   EXPECT_TRUE(contains(message, "rank 0 has finished; rank 1 waits in receive(from rank 0, tag 4)")) << message;
 }

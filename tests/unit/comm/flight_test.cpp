@@ -1,4 +1,4 @@
-#include "tessera/comm/flight.h"
+#include "tessera/comm/call/flight.h"
 
 #include <filesystem>
 #include <thread>
@@ -6,8 +6,8 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
-#include "tessera/comm/exact_merge.h"
-#include "tessera/comm/run_ranks.h"
+#include "tessera/comm/merge/exact_merge.h"
+#include "tessera/comm/threads/run_ranks.h"
 #include "tessera/trace/parting.h"
 #include "tests/unit/comm/support.h"
 
@@ -22,13 +22,15 @@ class Flights : public testing::Test {
   void TearDown() override { std::filesystem::remove_all(folder_); }
 
   // What the ranks of a failing job left.
-  std::vector<trace::LeftFlights> left_by(int64_t ranks, const std::function<void(int64_t)>& body, RunOptions options = {}) {
+  std::vector<trace::LeftFlights> left_by(int64_t ranks, const std::function<void(int64_t)>& body,
+                                          RunOptions options = {}) {
     const FlightFolder folder(folder_);
     EXPECT_ANY_THROW(run_ranks(ranks, body, options));
     return trace::read_flights({folder_.string()});
   }
 
-  const std::filesystem::path folder_ = std::filesystem::temp_directory_path() / ("tessera_flights_" + std::to_string(::getpid()));
+  const std::filesystem::path folder_ =
+      std::filesystem::temp_directory_path() / ("tessera_flights_" + std::to_string(::getpid()));
 };
 
 void reduce(Communicator& group, const char* op) {
@@ -48,8 +50,13 @@ TEST_F(Flights, ARankThatThrowsIsBehind) {
   ASSERT_EQ(all.size(), 3u);
   EXPECT_EQ(all[1].reason, "the disk is full");
   const auto text = trace::parting_text(all);
-  EXPECT_TRUE(has(text, "behind in world {0, 1, 2} at collective 1:\n  ranks 0, 2: all_reduce(sum) of Float[4] for aten::sum\n  rank 1: has not come\n")) << text;
-  EXPECT_TRUE(has(text, "rank 0: in all_reduce(sum) of Float[4] for aten::sum over world {0, 1, 2}, collective 1, for ")) << text;
+  EXPECT_TRUE(has(text,
+                  "behind in world {0, 1, 2} at collective 1:\n  ranks 0, 2: all_reduce(sum) of Float[4] for "
+                  "aten::sum\n  rank 1: has not come\n"))
+      << text;
+  EXPECT_TRUE(
+      has(text, "rank 0: in all_reduce(sum) of Float[4] for aten::sum over world {0, 1, 2}, collective 1, for "))
+      << text;
   EXPECT_TRUE(has(text, "rank 1: in no collective for ")) << text;
 }
 
@@ -57,7 +64,9 @@ TEST_F(Flights, AnotherProgramIsFoundInItsAxis) {
   const auto mesh = layout::Mesh::parse("dp=2,tp=2");
   const auto text = trace::parting_text(left_by(4, [&](int64_t rank) {
     auto& context = RankContext::require();
-    for (int i = 0; i < 1200; ++i) reduce(context.axis(mesh, i % 2), "aten::mm");
+    for (int i = 0; i < 1200; ++i) {
+      reduce(context.axis(mesh, i % 2), "aten::mm");
+    }
     if (rank == 3) {
       context.axis(mesh, 1).barrier();
     } else {
@@ -65,7 +74,10 @@ TEST_F(Flights, AnotherProgramIsFoundInItsAxis) {
     }
     world().barrier();
   }));
-  EXPECT_TRUE(has(text, "4 of 4 ranks left their collectives\nparted in tp {2, 3} at collective 600:\n  rank 2: all_reduce(sum) of Float[4] for aten::add\n  rank 3: barrier\n")) << text;
+  EXPECT_TRUE(has(text,
+                  "4 of 4 ranks left their collectives\nparted in tp {2, 3} at collective 600:\n  rank 2: "
+                  "all_reduce(sum) of Float[4] for aten::add\n  rank 3: barrier\n"))
+      << text;
   EXPECT_FALSE(has(text, "parted in tp {0, 1}")) << text;
 }
 
@@ -74,28 +86,38 @@ TEST_F(Flights, AMergeOfOtherSizesIsFound) {
   const MergePlan plan({{{0, 1}}, {{1, 2}}, {}}, {0, 2});
   const auto text = trace::parting_text(left_by(3, [&](int64_t rank) {
     const Caller caller(RankContext::require(), "aten::mm");
-    for (const std::vector<int64_t>& sizes : {std::vector<int64_t>{6}, rank == 1 ? std::vector<int64_t>{2, 2} : std::vector<int64_t>{4}}) {
+    for (const std::vector<int64_t>& sizes :
+         {std::vector<int64_t>{6}, rank == 1 ? std::vector<int64_t>{2, 2} : std::vector<int64_t>{4}}) {
       Merge merge{.plan = plan, .sizes = sizes, .options = at::TensorOptions().dtype(at::kFloat)};
-      if (rank < 2) merge.sums = {at::ones(sizes)};
+      if (rank < 2) {
+        merge.sums = {at::ones(sizes)};
+      }
       world().merge(merge);
     }
   }));
-  EXPECT_TRUE(has(text, "parted in world {0, 1, 2} at collective 1:\n  ranks 0, 2: merge of Float[4] for aten::mm\n  rank 1: merge of Float[2, 2] for aten::mm\n")) << text;
+  EXPECT_TRUE(has(text,
+                  "parted in world {0, 1, 2} at collective 1:\n  ranks 0, 2: merge of Float[4] for aten::mm\n  rank 1: "
+                  "merge of Float[2, 2] for aten::mm\n"))
+      << text;
 }
 
 TEST_F(Flights, ADeadlineAndMessages) {
-  const auto all = left_by(2, [](int64_t rank) {
-    if (rank == 0) {
-      world().send(at::zeros({3}), 1, 5)->wait();
-      std::this_thread::sleep_for(std::chrono::milliseconds(400));
-      return;
-    }
-    world().receive(at::zeros({3}), 0, 5)->wait();
-    world().receive(at::zeros({3}), 0, 6)->wait();
-  }, {.deadline = std::chrono::milliseconds(100)});
+  const auto all = left_by(2,
+                           [](int64_t rank) {
+                             if (rank == 0) {
+                               world().send(at::zeros({3}), 1, 5)->wait();
+                               std::this_thread::sleep_for(std::chrono::milliseconds(400));
+                               return;
+                             }
+                             world().receive(at::zeros({3}), 0, 5)->wait();
+                             world().receive(at::zeros({3}), 0, 6)->wait();
+                           },
+                           {.deadline = std::chrono::milliseconds(100)});
   ASSERT_EQ(all.back().rank, 1);
   EXPECT_TRUE(has(all.back().reason, "waited 100 ms in receive(from rank 0, tag 6)")) << all.back().reason;
-  EXPECT_TRUE(has(trace::parting_text(all), "rank 1: in receive(from rank 0, tag 6) of Float[3] over world {0, 1}, message 0, for 1")) << trace::parting_text(all);
+  EXPECT_TRUE(has(trace::parting_text(all),
+                  "rank 1: in receive(from rank 0, tag 6) of Float[3] over world {0, 1}, message 0, for 1"))
+      << trace::parting_text(all);
 }
 
 TEST_F(Flights, LayoutsAreThoseOfTheScope) {

@@ -1,5 +1,6 @@
-// Ranks that look for each other: all link, strangers stay out, and who ends meanwhile is named at once by all that are left.
-#include "tessera/comm/gather.h"
+// Ranks that look for each other: all link, strangers stay out, and who ends meanwhile is named at once by all that are
+// left.
+#include "tessera/comm/processes/gather.h"
 
 #include <atomic>
 #include <future>
@@ -8,8 +9,8 @@
 #include <gtest/gtest.h>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
-#include "tessera/comm/errors.h"
-#include "tessera/comm/packing.h"
+#include "tessera/comm/core/errors.h"
+#include "tessera/comm/processes/packing.h"
 
 namespace tessera::comm {
 namespace {
@@ -25,7 +26,11 @@ struct Killed {};
 // Ranks of one job, each a thread.
 class Ranks {
  public:
-  explicit Ranks(int64_t size) : size_(size), links_(static_cast<size_t>(size)), errors_(static_cast<size_t>(size)), ends_(static_cast<size_t>(size)) {}
+  explicit Ranks(int64_t size)
+      : size_(size),
+        links_(static_cast<size_t>(size)),
+        errors_(static_cast<size_t>(size)),
+        ends_(static_cast<size_t>(size)) {}
   ~Ranks() { join(); }
 
   void start(int64_t rank, milliseconds deadline, std::function<void()> check = [] {}) {
@@ -41,12 +46,16 @@ class Ranks {
   }
 
   void join() {
-    for (auto& thread : threads_) thread.join();
+    for (auto& thread : threads_) {
+      thread.join();
+    }
     threads_.clear();
   }
 
   void wait_for_card(int64_t rank) {
-    while (!store_->check({card_of(rank)})) std::this_thread::sleep_for(milliseconds(1));
+    while (!store_->check({card_of(rank)})) {
+      std::this_thread::sleep_for(milliseconds(1));
+    }
   }
 
   // Where `rank` listens.
@@ -66,7 +75,9 @@ class Ranks {
   std::pair<int64_t, std::string> complaint(int64_t rank) const {
     const auto& error = errors_[static_cast<size_t>(rank)];
     try {
-      if (error) std::rethrow_exception(error);
+      if (error) {
+        std::rethrow_exception(error);
+      }
     } catch (const RankFailed& failed) {
       return {failed.rank(), base::message_of(failed)};
     } catch (const std::exception& other) {
@@ -93,7 +104,9 @@ bool has(const std::string& text, const std::string& part) { return text.find(pa
 TEST(Gather, LinksEveryTwoRanks) {
   constexpr int64_t kSize = 5;
   Ranks ranks(kSize);
-  for (int64_t rank = kSize - 1; rank >= 0; --rank) ranks.start(rank, kLong);
+  for (int64_t rank = kSize - 1; rank >= 0; --rank) {
+    ranks.start(rank, kLong);
+  }
   ranks.join();
   for (int64_t from = 0; from < kSize; ++from) {
     EXPECT_EQ(ranks.complaint(from).second, "");
@@ -120,7 +133,9 @@ TEST(Gather, StrangersStayOut) {
   liar.send(Packer().text(token).number(1).number(0).text("").take());
   ranks.start(1, kLong);
   ranks.join();
-  for (const int64_t rank : {0, 1}) EXPECT_EQ(ranks.complaint(rank).second, "");
+  for (const int64_t rank : {0, 1}) {
+    EXPECT_EQ(ranks.complaint(rank).second, "");
+  }
 }
 
 TEST(Gather, ARankThatDiesWhileOthersAreMissingIsNamedByAllAtOnce) {
@@ -129,10 +144,14 @@ TEST(Gather, ARankThatDiesWhileOthersAreMissingIsNamedByAllAtOnce) {
     std::atomic<bool> kill{false};
     for (int64_t rank = 0; rank < 3; ++rank) {
       ranks.start(rank, kLong, [&kill, is_victim = rank == victim] {
-        if (is_victim && kill) throw Killed();
+        if (is_victim && kill) {
+          throw Killed();
+        }
       });
     }
-    for (int64_t rank = 0; rank < 3; ++rank) ranks.wait_for_card(rank);
+    for (int64_t rank = 0; rank < 3; ++rank) {
+      ranks.wait_for_card(rank);
+    }
     const auto begin = Clock::now();
     kill = true;
     ranks.join();
@@ -155,7 +174,9 @@ TEST(Gather, ARankThatComesSoonAfterADeathHearsOfIt) {
   std::atomic<bool> kill{false};
   ranks.start(0, kLong);
   ranks.start(1, kLong, [&kill] {
-    if (kill) throw Killed();
+    if (kill) {
+      throw Killed();
+    }
   });
   ranks.wait_for_card(1);
   kill = true;
@@ -169,11 +190,14 @@ TEST(Gather, AnErrorOfOneReachesAll) {
   Ranks ranks(3);
   ranks.start(0, kLong);
   ranks.start(1, kLong, [calls = 0]() mutable {
-    if (++calls == 20) TESSERA_THROW(CommError, "[test] no more file descriptors");
+    if (++calls == 20) {
+      TESSERA_THROW(CommError, "[test] no more file descriptors");
+    }
   });
   ranks.join();
   EXPECT_EQ(ranks.complaint(0).first, 1);
-  EXPECT_TRUE(has(ranks.complaint(0).second, "when rank 1 failed: [test] no more file descriptors")) << ranks.complaint(0).second;
+  EXPECT_TRUE(has(ranks.complaint(0).second, "when rank 1 failed: [test] no more file descriptors"))
+      << ranks.complaint(0).second;
 }
 
 TEST(Gather, MissingRanksAreNamedAtTheDeadline) {
@@ -183,7 +207,8 @@ TEST(Gather, MissingRanksAreNamedAtTheDeadline) {
   ranks.start(2, milliseconds(400));
   ranks.join();
   for (const int64_t rank : {0, 2}) {
-    EXPECT_TRUE(has(ranks.complaint(rank).second, "ranks 1, 3 of 4 did not come within 400 ms")) << ranks.complaint(rank).second;
+    EXPECT_TRUE(has(ranks.complaint(rank).second, "ranks 1, 3 of 4 did not come within 400 ms"))
+        << ranks.complaint(rank).second;
     EXPECT_GE(ranks.end(rank) - begin, milliseconds(400));
     EXPECT_LT(ranks.end(rank) - begin, milliseconds(2400));
   }

@@ -34,8 +34,8 @@ Example make_example(uint64_t seed) {
   for (int64_t i = 0, count = 3 + below(12); i < count; ++i) {
     const auto axis = below(static_cast<uint64_t>(example.mesh.ndim()));
     const ReduceOp ops[] = {ReduceOp::kSum, ReduceOp::kMax, ReduceOp::kMin, ReduceOp::kAvg};
-    example.steps.push_back({static_cast<int>(below(6)), axis, ops[below(4)],
-                             below(static_cast<uint64_t>(example.mesh.axis(axis).size))});
+    example.steps.push_back(
+        {static_cast<int>(below(6)), axis, ops[below(4)], below(static_cast<uint64_t>(example.mesh.axis(axis).size))});
   }
   return example;
 }
@@ -93,16 +93,11 @@ void run_step(const Example& example, const Step& step, at::Tensor& mine) {
     outputs.push_back(mine.narrow(0, i * part, part));
   }
   switch (step.kind) {
-    case 0:
-      return group.all_reduce(mine, step.op)->wait();
-    case 1:
-      return group.all_gather(outputs, inputs[static_cast<size_t>(position)])->wait();
-    case 2:
-      return group.reduce_scatter(outputs[static_cast<size_t>(position)], inputs, step.op)->wait();
-    case 3:
-      return group.all_to_all(outputs, inputs)->wait();
-    case 4:
-      return group.broadcast(mine, step.root)->wait();
+    case 0: return group.all_reduce(mine, step.op)->wait();
+    case 1: return group.all_gather(outputs, inputs[static_cast<size_t>(position)])->wait();
+    case 2: return group.reduce_scatter(outputs[static_cast<size_t>(position)], inputs, step.op)->wait();
+    case 3: return group.all_to_all(outputs, inputs)->wait();
+    case 4: return group.broadcast(mine, step.root)->wait();
     default:
       if (parts > 1) {
         auto receive = group.receive(mine, (position + parts - 1) % parts, 3);
@@ -124,37 +119,43 @@ TEST(Programs, TwoHundredRandomOnesEqualTheirSimulation) {
     for (const auto& step : example.steps) {
       expected = simulate(example, step, expected);
     }
-    run_ranks(ranks, [&](int64_t rank) {
-      auto mine = start[static_cast<size_t>(rank)].clone();
-      for (const auto& step : example.steps) {
-        run_step(example, step, mine);
-      }
-      EXPECT_TRUE(identical(mine, expected[static_cast<size_t>(rank)]))
-          << "seed " << kSeed + i << ", mesh " << example.mesh.str() << ", rank " << rank;
-    }, within(20000));
+    run_ranks(
+        ranks,
+        [&](int64_t rank) {
+          auto mine = start[static_cast<size_t>(rank)].clone();
+          for (const auto& step : example.steps) {
+            run_step(example, step, mine);
+          }
+          EXPECT_TRUE(identical(mine, expected[static_cast<size_t>(rank)]))
+              << "seed " << kSeed + i << ", mesh " << example.mesh.str() << ", rank " << rank;
+        },
+        within(20000));
   }
 }
 
 TEST(Programs, AxesOfOneMeshWorkAtTheSameTime) {
   const auto mesh = layout::Mesh::parse("dp=2,tp=3");
-  run_ranks(6, [&](int64_t rank) {
-    auto& context = RankContext::require();
-    const auto& coord = context.coord(mesh);
-    for (int64_t i = 0; i < 200; ++i) {
-      // Lines run out of step: each waits only for its own.
-      auto a = at::ones({1}, at::kLong) * (rank + i);
-      auto b = a.clone();
-      context.axis(mesh, 1).all_reduce(a, ReduceOp::kSum)->wait();
-      EXPECT_EQ(a.item<int64_t>(), 3 * (coord[0] * 3 + i) + 3);
-      if (i % 10 == rank % 3) {
-        context.axis(mesh, 0).all_reduce(b, ReduceOp::kMax)->wait();
-        EXPECT_EQ(b.item<int64_t>(), 3 + coord[1] + i);
-      }
-    }
-    EXPECT_EQ(&context.axis(mesh, 0), &context.axis(mesh, 0));
-    EXPECT_EQ(context.axis(mesh, 1).name(), "tp");
-    EXPECT_EQ(context.whole(mesh).size(), 6);
-  }, within(5000));
+  run_ranks(
+      6,
+      [&](int64_t rank) {
+        auto& context = RankContext::require();
+        const auto& coord = context.coord(mesh);
+        for (int64_t i = 0; i < 200; ++i) {
+          // Lines run out of step: each waits only for its own.
+          auto a = at::ones({1}, at::kLong) * (rank + i);
+          auto b = a.clone();
+          context.axis(mesh, 1).all_reduce(a, ReduceOp::kSum)->wait();
+          EXPECT_EQ(a.item<int64_t>(), 3 * (coord[0] * 3 + i) + 3);
+          if (i % 10 == rank % 3) {
+            context.axis(mesh, 0).all_reduce(b, ReduceOp::kMax)->wait();
+            EXPECT_EQ(b.item<int64_t>(), 3 + coord[1] + i);
+          }
+        }
+        EXPECT_EQ(&context.axis(mesh, 0), &context.axis(mesh, 0));
+        EXPECT_EQ(context.axis(mesh, 1).name(), "tp");
+        EXPECT_EQ(context.whole(mesh).size(), 6);
+      },
+      within(5000));
 }
 
 }  // namespace

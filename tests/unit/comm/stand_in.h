@@ -15,16 +15,18 @@
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
-#include "tessera/comm/c10d_device.h"
+#include "tessera/comm/devices/c10d_device.h"
 
 namespace tessera::comm {
 
 // What the stand-ins of one job share: their "device", which is one thread.
 //
-// Like NCCL: there are no tags; the k-th calls of all members of a group are one collective, which runs some time after the last
-// came, on the thread of the hub, in order within the group; they must be of one kind, dtype and size, or everybody's fails
-// (`mismatches` counts them); a send is done when its receive is; a library sum has another order (the last member first), max
-// and min lose NaN, bool and 16-bit integers are refused. Tensors are read and written when the collective runs.
+// Like NCCL: there are no tags; the k-th calls of all members of a group are one collective, which runs some time after
+// the last came, on the thread of the hub, in order within the group; they must be of one kind, dtype and size, or
+// everybody's fails
+// (`mismatches` counts them); a send is done when its receive is; a library sum has another order (the last member
+// first), max and min lose NaN, bool and 16-bit integers are refused. Tensors are read and written when the collective
+// runs.
 class StandInHub {
  public:
   explicit StandInHub(at::DeviceType device = at::kCPU, uint64_t seed = 1);

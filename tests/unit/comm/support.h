@@ -16,9 +16,9 @@
 #include <gtest/gtest.h>
 
 #include "tessera/base/error.h"
-#include "tessera/comm/context.h"
-#include "tessera/comm/errors.h"
-#include "tessera/comm/run_ranks.h"
+#include "tessera/comm/core/context.h"
+#include "tessera/comm/core/errors.h"
+#include "tessera/comm/threads/run_ranks.h"
 
 namespace tessera::comm {
 
@@ -35,7 +35,9 @@ inline at::Tensor values_of(uint64_t key, at::IntArrayRef sizes, at::ScalarType 
   auto* data = wide.mutable_data_ptr<double>();
   for (int64_t i = 0; i < wide.numel(); ++i) {
     const auto unit = static_cast<double>(mixed(key * 1000003 + static_cast<uint64_t>(i)) >> 11) * 0x1p-53;
-    data[i] = dtype == at::kBool ? (unit < 0.4) : at::isIntegralType(dtype, false) ? std::floor(unit * 17) - 8 : unit * 4 - 2;
+    data[i] = dtype == at::kBool                 ? (unit < 0.4)
+              : at::isIntegralType(dtype, false) ? std::floor(unit * 17) - 8
+                                                 : unit * 4 - 2;
   }
   return wide.to(dtype);
 }
@@ -81,7 +83,9 @@ std::string message_from(Run run) {
 
 inline bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
 
-inline RunOptions within(int64_t milliseconds) { return {.deadline = std::chrono::milliseconds(milliseconds), .intra_op_threads = 1}; }
+inline RunOptions within(int64_t milliseconds) {
+  return {.deadline = std::chrono::milliseconds(milliseconds), .intra_op_threads = 1};
+}
 
 inline Communicator& world() { return *RankContext::require().world; }
 

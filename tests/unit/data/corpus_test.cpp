@@ -20,8 +20,9 @@ namespace {
 class File {
  public:
   explicit File(const std::string& content, const std::string& ending = "")
-      : path_(::testing::TempDir() + "tessera_corpus_" + ::testing::UnitTest::GetInstance()->current_test_info()->name() +
-              std::to_string(content.size()) + ending) {
+      : path_(::testing::TempDir() + "tessera_corpus_" +
+              ::testing::UnitTest::GetInstance()->current_test_info()->name() + std::to_string(content.size()) +
+              ending) {
     std::ofstream(path_, std::ios::binary) << content;
   }
   ~File() { std::remove(path_.c_str()); }
@@ -155,8 +156,10 @@ std::string little_endian(const std::vector<int64_t>& values, size_t width) {
 }
 
 TEST(Corpus, DocumentsEndWithTheirToken) {
-  const File file("\xEF\xBB\xBF{\"text\": \"ab\", \"id\": 1}\r\n\n  \n{\"text\": \"\"}\n{\"text\": \"c\\u00e9\"}", ".jsonl");
-  EXPECT_EQ(all_of(Corpus(file.path(), {}, {.held_out = 0}).train()), (std::vector<int64_t>{'a', 'b', 0, 0, 'c', 0xC3, 0xA9, 0}));
+  const File file("\xEF\xBB\xBF{\"text\": \"ab\", \"id\": 1}\r\n\n  \n{\"text\": \"\"}\n{\"text\": \"c\\u00e9\"}",
+                  ".jsonl");
+  EXPECT_EQ(all_of(Corpus(file.path(), {}, {.held_out = 0}).train()),
+            (std::vector<int64_t>{'a', 'b', 0, 0, 'c', 0xC3, 0xA9, 0}));
 }
 
 TEST(Corpus, TokensOfEitherWidthWithAndWithoutAHeader) {
@@ -164,7 +167,8 @@ TEST(Corpus, TokensOfEitherWidthWithAndWithoutAHeader) {
   std::vector<int64_t> header(256, 0);
   header[2] = 6;
   for (const size_t width : {2, 4}) {
-    const auto named = width == 2 ? TokenWidth::kTwo : TokenWidth::kFour, other = width == 2 ? TokenWidth::kFour : TokenWidth::kTwo;
+    const auto named = width == 2 ? TokenWidth::kTwo : TokenWidth::kFour,
+               other = width == 2 ? TokenWidth::kFour : TokenWidth::kTwo;
     const File bare(little_endian(tokens, width), ".bin");
     const Corpus corpus(bare.path(), {}, {.held_out = 0.5, .bin_width = named});
     EXPECT_EQ(all_of(corpus.train()), (std::vector<int64_t>{1, 258, 65535}));
@@ -176,7 +180,9 @@ TEST(Corpus, TokensOfEitherWidthWithAndWithoutAHeader) {
     const File headed(little_endian(header, 4) + little_endian(tokens, width), ".bin");
     EXPECT_EQ(all_of(Corpus(headed.path(), {}, {.held_out = 0, .bin_width = other}).train()), tokens);
   }
-  for (const int32_t last : {65535, 65536}) EXPECT_EQ(all_of(Tokens::of({0, last}, last + 1)), (std::vector<int64_t>{0, last}));
+  for (const int32_t last : {65535, 65536}) {
+    EXPECT_EQ(all_of(Tokens::of({0, last}, last + 1)), (std::vector<int64_t>{0, last}));
+  }
 }
 
 TEST(Corpus, TornFilesAreNamed) {
@@ -209,19 +215,23 @@ TEST(Sampler, ATokenBeyondTheModelIsNamed) {
   const File file(little_endian({1, 2, 3, 400, 5, 6}, 2), ".bin");
   const Corpus corpus(file.path(), {}, {.held_out = 0});
   const auto said = message<DataError>([&] { Sampler(corpus, {.length = 5, .vocabulary = 256}).rows(0, 0, 1); });
-  EXPECT_NE(said.find("has the token 400, the model has 256; accepted: model.vocab_size of at least 401"), std::string::npos) << said;
+  EXPECT_NE(said.find("has the token 400, the model has 256; accepted: model.vocab_size of at least 401"),
+            std::string::npos)
+      << said;
   EXPECT_NO_THROW(Sampler(corpus, {.length = 5, .vocabulary = 401}).rows(0, 0, 1));
 }
 
 TEST(Corpus, ErrorsSayWhatToChange) {
-  EXPECT_NE(message<DataError>([] { Corpus("/nowhere/text.txt"); }).find("cannot open \"/nowhere/text.txt\""), std::string::npos);
+  EXPECT_NE(message<DataError>([] { Corpus("/nowhere/text.txt"); }).find("cannot open \"/nowhere/text.txt\""),
+            std::string::npos);
   EXPECT_NE(message<DataError>([] { Corpus("/"); }).find("not a regular file"), std::string::npos);
   const File empty("");
   EXPECT_NE(message<DataError>([&] { Corpus{empty.path()}; }).find("is empty"), std::string::npos);
   const File file(ramp(100));
   EXPECT_NE(message<ConfigError>([&] { Corpus(file.path(), {}, {.held_out = 1}); }).find("[0, 1)"), std::string::npos);
   const Corpus corpus(file.path(), {}, {.held_out = 0.5});
-  EXPECT_NE(message<DataError>([&] { Sampler(corpus, {.length = 50}); }).find("needs 51; give a longer text"), std::string::npos);
+  EXPECT_NE(message<DataError>([&] { Sampler(corpus, {.length = 50}); }).find("needs 51; give a longer text"),
+            std::string::npos);
   EXPECT_NO_THROW(Sampler(corpus, {.length = 49}));
   EXPECT_THROW(Sampler(corpus, {.length = 0}), ConfigError);
   EXPECT_THROW(Sampler(corpus, {.length = 4}).rows(-1, 0, 1), c10::Error);

@@ -22,7 +22,8 @@ void encode(const Tokenizer& tokenizer, SpecialTokens special, std::string_view 
   for (size_t end = 0; (end = input.find('\xff')) != std::string_view::npos; input.remove_prefix(end + 1)) {
     auto ids = tokenizer.encode(input.substr(0, end), special);
     ids.push_back(-1);
-    std::cout.write(reinterpret_cast<const char*>(ids.data()), static_cast<std::streamsize>(ids.size() * sizeof ids[0]));
+    std::cout.write(reinterpret_cast<const char*>(ids.data()),
+                    static_cast<std::streamsize>(ids.size() * sizeof ids[0]));
   }
 }
 
@@ -46,7 +47,8 @@ int main(int argc, char** argv) try {
   }
   const auto tokenizer = Tokenizer::read(argv[1]);
   const std::string input(std::istreambuf_iterator<char>(std::cin), {});
-  (direction == "encode" ? encode : decode)(tokenizer, special == "with" ? SpecialTokens::kWith : SpecialTokens::kWithout, input);
+  (direction == "encode" ? encode : decode)(tokenizer,
+                                            special == "with" ? SpecialTokens::kWith : SpecialTokens::kWithout, input);
   return std::cout.flush() ? 0 : 1;
 } catch (const std::exception& error) {
   std::cerr << error.what() << "\n";

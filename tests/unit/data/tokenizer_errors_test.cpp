@@ -15,7 +15,7 @@ namespace {
 
 struct Case {
   const char* name;
-  const char* patch;    // parts of a good file that are replaced; the model is patched
+  const char* patch;  // parts of a good file that are replaced; the model is patched
   const char* at_fault;
 };
 
@@ -26,13 +26,18 @@ const Case kCases[] = {
     {"Unigram", R"({"model": {"type": "Unigram"}})", "has the model Unigram; accepted: BPE"},
     {"NoModel", R"({"model": null})", "has no \"model\""},
     {"Normalizer", R"({"normalizer": {"type": "NFC"}})", "has the normalizer NFC; accepted: no normalizer"},
-    {"PreTokenizer", R"({"pre_tokenizer": {"type": "Metaspace"}})", "has the pre-tokenizer Metaspace; accepted: ByteLevel"},
+    {"PreTokenizer", R"({"pre_tokenizer": {"type": "Metaspace"}})",
+     "has the pre-tokenizer Metaspace; accepted: ByteLevel"},
     {"NoPreTokenizer", R"({"pre_tokenizer": null})", "has the pre-tokenizer null"},
-    {"NotByteLevel", R"({"pre_tokenizer": {"type": "Sequence", "pretokenizers": []}})", "has no ByteLevel pre-tokenizer"},
-    {"BehindByteLevel", R"({"pre_tokenizer": {"type": "Sequence", "pretokenizers": [{"type": "ByteLevel"}, {"type": "Digits"}]}})",
+    {"NotByteLevel", R"({"pre_tokenizer": {"type": "Sequence", "pretokenizers": []}})",
+     "has no ByteLevel pre-tokenizer"},
+    {"BehindByteLevel",
+     R"({"pre_tokenizer": {"type": "Sequence", "pretokenizers": [{"type": "ByteLevel"}, {"type": "Digits"}]}})",
      "has the pre-tokenizer Digits behind ByteLevel"},
-    {"Behavior", R"({"pre_tokenizer": {"type": "Split", "pattern": {"String": " "}, "behavior": "MergedWithNext"}})", "has the behavior MergedWithNext"},
-    {"Pattern", R"({"pre_tokenizer": {"type": "Split", "pattern": {"Regex": "(a"}, "behavior": "Isolated"}})", "the pattern (a does not compile"},
+    {"Behavior", R"({"pre_tokenizer": {"type": "Split", "pattern": {"String": " "}, "behavior": "MergedWithNext"}})",
+     "has the behavior MergedWithNext"},
+    {"Pattern", R"({"pre_tokenizer": {"type": "Split", "pattern": {"Regex": "(a"}, "behavior": "Isolated"}})",
+     "the pattern (a does not compile"},
     {"Decoder", R"({"decoder": {"type": "WordPiece"}})", "has the decoder WordPiece; accepted: ByteLevel"},
     {"PostProcessor", R"({"post_processor": {"type": "BertProcessing"}})", "has the post-processor BertProcessing"},
     {"Truncation", R"({"truncation": {"max_length": 3}})", "has a truncation; accepted: null"},
@@ -40,12 +45,14 @@ const Case kCases[] = {
     {"ByteFallback", R"({"model": {"byte_fallback": true}})", "has byte_fallback"},
     {"Prefix", R"({"model": {"continuing_subword_prefix": "##"}})", "has continuing_subword_prefix \"##\""},
     {"UnknownPart", R"({"model": {"cache": 3}})", "has \"cache\" in its model"},
-    {"MissingByte", R"({"model": {"vocab": {"!": null}, "merges": []}})", "lacks 1 of the 256 bytes, the first is 33 (\"!\")"},
+    {"MissingByte", R"({"model": {"vocab": {"!": null}, "merges": []}})",
+     "lacks 1 of the 256 bytes, the first is 33 (\"!\")"},
     {"TokenTwice", R"({"model": {"vocab": {"new": 5}}})", "gives the id 5 to two tokens"},
     {"NegativeId", R"({"model": {"vocab": {"new": -5}}})", "gives \"new\" the id -5"},
     {"MergeOfNoToken", R"({"model": {"merges": ["the zz"]}})", "has \"zz\" in merge 0, which its vocabulary lacks"},
     {"MergeOfThree", R"({"model": {"merges": ["t h e"]}})", "has merge 0 of 3 parts"},
-    {"AddedTokenElsewhere", R"({"added_tokens": [{"id": 9, "content": "!"}]})", "gives the added token \"!\" the id 9, its model 1"},
+    {"AddedTokenElsewhere", R"({"added_tokens": [{"id": 9, "content": "!"}]})",
+     "gives the added token \"!\" the id 9, its model 1"},
     {"WrongType", R"({"model": {"vocab": 3}})", "has a part of the wrong type"},
 };
 
@@ -73,7 +80,8 @@ TEST_P(TokenizerErrors, AreNamed) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(All, TokenizerErrors, testing::ValuesIn(kCases), [](const auto& info) { return info.param.name; });
+INSTANTIATE_TEST_SUITE_P(All, TokenizerErrors, testing::ValuesIn(kCases),
+                         [](const auto& info) { return info.param.name; });
 
 TEST(TokenizerFile, ThatIsNoneIsNamed) {
   EXPECT_THROW(Tokenizer::parse("{\"a\": ", "a.json"), tessera::DataError);
@@ -83,14 +91,17 @@ TEST(TokenizerFile, ThatIsNoneIsNamed) {
 
 // Two engines read these differently, or one not at all.
 TEST(Pattern, RefusesWhatIsReadDifferently) {
-  for (const char* expression : {"^a", "a$", "\\ha", "\\Xa", "[a[bc]]", "[a&&b]", "a{1,3}+", "(?m:a)", "(?<n>a)", "[\\S]", "\\ba", "\\1", "\\", "[[:alpha:]]"}) {
+  for (const char* expression : {"^a", "a$", "\\ha", "\\Xa", "[a[bc]]", "[a&&b]", "a{1,3}+", "(?m:a)", "(?<n>a)",
+                                 "[\\S]", "\\ba", "\\1", "\\", "[[:alpha:]]"}) {
     EXPECT_THROW(Pattern{expression}, tessera::DataError) << expression;
   }
 }
 
 std::vector<std::string> matches_of(const std::string& expression, const std::string& text) {
   std::vector<std::string> all;
-  Pattern(expression).for_each_match(text, [&](size_t begin, size_t end) { all.push_back(text.substr(begin, end - begin)); });
+  Pattern(expression).for_each_match(text, [&](size_t begin, size_t end) {
+    all.push_back(text.substr(begin, end - begin));
+  });
   return all;
 }
 

@@ -23,11 +23,20 @@ TEST(Tokenizer, WhiteSpaceCounts) {
 
 // Of random characters, words and bytes that are no UTF-8.
 std::string random_text(std::mt19937& random, bool may_be_invalid) {
-  static const std::vector<std::string> parts = {" ", "  ", "\n", "\r\n", "\t", "the", " river", "it's", "123456", "\u00e9", "e\u0301", "\u4e2d\u6587",
-                                                 "\U0001F600", "\U0001F469\u200d\U0001F467", "\u00a0", "\u3000", "!?", std::string(1, '\0'), "<|eot_id|>", "\u0e19\u0e49"};
+  static const std::vector<std::string> parts = {" ",          "  ",
+                                                 "\n",         "\r\n",
+                                                 "\t",         "the",
+                                                 " river",     "it's",
+                                                 "123456",     "\u00e9",
+                                                 "e\u0301",    "\u4e2d\u6587",
+                                                 "\U0001F600", "\U0001F469\u200d\U0001F467",
+                                                 "\u00a0",     "\u3000",
+                                                 "!?",         std::string(1, '\0'),
+                                                 "<|eot_id|>", "\u0e19\u0e49"};
   std::string text;
   for (auto count = random() % 40; count > 0; --count) {
-    text += may_be_invalid && random() % 3 == 0 ? std::string(1, static_cast<char>(random() % 256)) : parts[random() % parts.size()];
+    text += may_be_invalid && random() % 3 == 0 ? std::string(1, static_cast<char>(random() % 256))
+                                                : parts[random() % parts.size()];
   }
   return text;
 }
@@ -127,9 +136,13 @@ TEST(Utf8, WhatIsInvalid) {
     const auto part = stream.push(text);
     return part + stream.finish();
   };
-  EXPECT_EQ(shown("a\xff" "b"), "a\ufffdb");
+  EXPECT_EQ(shown("a\xff"
+                  "b"),
+            "a\ufffdb");
   EXPECT_EQ(shown("\xf0\x9f\x98"), "\ufffd");
-  EXPECT_EQ(shown("\xe4\xb8" "a"), "\ufffda");
+  EXPECT_EQ(shown("\xe4\xb8"
+                  "a"),
+            "\ufffda");
   EXPECT_EQ(shown("\xc0\x80"), "\ufffd\ufffd");
   for (const std::string text : {"\xed\xa0\x80", "\xf4\x90\x80\x80", "\xe0\x80\x80", "\xf5\x80\x80\x80", "\x80"}) {
     EXPECT_EQ(valid_utf8_prefix(text), 0u);

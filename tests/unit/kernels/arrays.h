@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "tessera/base/hash.h"
-#include "tessera/kernels/row_views.h"
+#include "tessera/kernels/base/row_views.h"
 
 namespace tessera::kernels::test {
 
@@ -27,7 +27,9 @@ class Random {
   std::vector<T> normal(int64_t n, double scale = 1) {
     std::normal_distribution<double> draw(0, scale);
     std::vector<T> values(static_cast<size_t>(n));
-    for (T& value : values) value = static_cast<T>(draw(engine_));
+    for (T& value : values) {
+      value = static_cast<T>(draw(engine_));
+    }
     return values;
   }
 
@@ -35,12 +37,15 @@ class Random {
   std::mt19937_64 engine_;
 };
 
-// Rows of an array that begins anywhere and may have gaps; what lies around them is NaN, to be neither read nor written.
+// Rows of an array that begins anywhere and may have gaps; what lies around them is NaN, to be neither read nor
+// written.
 template <typename T>
 class Placed {
  public:
   Placed(Random& random, Shape shape, const std::vector<T>& values)
-      : shape_(shape), offset_(random.below(20)), stride_(shape.n + (random.one_in(2) ? 0 : random.below(9))),
+      : shape_(shape),
+        offset_(random.below(20)),
+        stride_(shape.n + (random.one_in(2) ? 0 : random.below(9))),
         memory_(static_cast<size_t>(offset_ + shape.rows * stride_ + 20), static_cast<T>(NAN)) {
     for (int64_t r = 0; r < shape.rows && !values.empty(); ++r) {
       std::copy_n(values.data() + r * shape.n, shape.n, memory_.data() + offset_ + r * stride_);
@@ -62,7 +67,9 @@ class Placed {
       }
     }
     for (size_t i = 0; i < memory_.size(); ++i) {
-      if (!inside[i] && memory_[i] == memory_[i]) ADD_FAILURE() << "written outside of the rows, at " << i;
+      if (!inside[i] && memory_[i] == memory_[i]) {
+        ADD_FAILURE() << "written outside of the rows, at " << i;
+      }
     }
     return values;
   }
@@ -83,9 +90,13 @@ bool same_bits(T a, T b) {
 // The first place where two arrays differ, or -1.
 template <typename T>
 int64_t first_difference(const std::vector<T>& a, const std::vector<T>& b) {
-  if (a.size() != b.size()) return static_cast<int64_t>(std::min(a.size(), b.size()));
+  if (a.size() != b.size()) {
+    return static_cast<int64_t>(std::min(a.size(), b.size()));
+  }
   for (size_t i = 0; i < a.size(); ++i) {
-    if (!same_bits(a[i], b[i])) return static_cast<int64_t>(i);
+    if (!same_bits(a[i], b[i])) {
+      return static_cast<int64_t>(i);
+    }
   }
   return -1;
 }

@@ -24,9 +24,8 @@ T leaf_sum(int64_t begin, int64_t end, const std::function<T(int64_t)>& a, const
     return T(0);
   }
   const int64_t pieces = (end - begin + kPiece - 1) / kPiece;
-  return tree<T>(0, pieces, [&](int64_t p) {
-    return chain(begin + p * kPiece, std::min(begin + (p + 1) * kPiece, end), a, b);
-  });
+  return tree<T>(0, pieces,
+                 [&](int64_t p) { return chain(begin + p * kPiece, std::min(begin + (p + 1) * kPiece, end), a, b); });
 }
 
 }  // namespace
@@ -46,13 +45,16 @@ T tree(int64_t begin, int64_t end, const std::function<T(int64_t)>& thing) {
 }
 
 template <typename T>
-T product(int64_t k, int64_t leaf, int64_t leaves, const std::function<T(int64_t)>& a, const std::function<T(int64_t)>& b) {
+T product(int64_t k, int64_t leaf, int64_t leaves, const std::function<T(int64_t)>& a,
+          const std::function<T(int64_t)>& b) {
   return tree<T>(0, leaves, [&](int64_t i) { return leaf_sum(i * leaf, std::min((i + 1) * leaf, k), a, b); });
 }
 
 template float tree(int64_t, int64_t, const std::function<float(int64_t)>&);
 template double tree(int64_t, int64_t, const std::function<double(int64_t)>&);
-template float product(int64_t, int64_t, int64_t, const std::function<float(int64_t)>&, const std::function<float(int64_t)>&);
-template double product(int64_t, int64_t, int64_t, const std::function<double(int64_t)>&, const std::function<double(int64_t)>&);
+template float product(int64_t, int64_t, int64_t, const std::function<float(int64_t)>&,
+                       const std::function<float(int64_t)>&);
+template double product(int64_t, int64_t, int64_t, const std::function<double(int64_t)>&,
+                        const std::function<double(int64_t)>&);
 
 }  // namespace tessera::kernels::oracle

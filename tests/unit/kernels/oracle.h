@@ -13,6 +13,7 @@ T tree(int64_t begin, int64_t end, const std::function<T(int64_t)>& thing);
 // Element of a product whose factors at step s are a(s) and b(s), for s in [0, k). Leaf i of `leaves` is the steps
 // [i * leaf, (i + 1) * leaf) that are below k, and +0 if there are none.
 template <typename T>
-T product(int64_t k, int64_t leaf, int64_t leaves, const std::function<T(int64_t)>& a, const std::function<T(int64_t)>& b);
+T product(int64_t k, int64_t leaf, int64_t leaves, const std::function<T(int64_t)>& a,
+          const std::function<T(int64_t)>& b);
 
 }  // namespace tessera::kernels::oracle

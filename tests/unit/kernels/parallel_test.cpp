@@ -1,4 +1,4 @@
-#include "tessera/kernels/parallel.h"
+#include "tessera/kernels/base/parallel.h"
 
 #include <cfenv>
 #include <atomic>
@@ -67,11 +67,13 @@ TEST_F(Parallel, PinsTheFloatEnvironmentOfEveryThread) {
 }
 
 TEST_F(Parallel, ThrowsWhatABodyThrows) {
-  EXPECT_THROW(parallel_for(8, 1, [](int64_t begin, int64_t) {
-    if (begin > 0) {
-      throw std::runtime_error("of the second thread");
-    }
-  }), std::runtime_error);
+  EXPECT_THROW(parallel_for(8, 1,
+                            [](int64_t begin, int64_t) {
+                              if (begin > 0) {
+                                throw std::runtime_error("of the second thread");
+                              }
+                            }),
+               std::runtime_error);
 }
 
 }  // namespace

@@ -13,7 +13,7 @@
 #include <string>
 #include <vector>
 
-#include "tessera/kernels/product.h"
+#include "tessera/kernels/product/product.h"
 
 namespace tessera::kernels {
 
@@ -21,8 +21,10 @@ namespace tessera::kernels {
 class Walled {
  public:
   Walled() {
-    data_ = static_cast<char*>(mmap(nullptr, kSize + 2 * kPage, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
-    if (data_ == MAP_FAILED || mprotect(data_, kPage, PROT_NONE) != 0 || mprotect(data_ + kPage + kSize, kPage, PROT_NONE) != 0) {
+    data_ = static_cast<char*>(
+        mmap(nullptr, kSize + 2 * kPage, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+    if (data_ == MAP_FAILED || mprotect(data_, kPage, PROT_NONE) != 0 ||
+        mprotect(data_ + kPage + kSize, kPage, PROT_NONE) != 0) {
       throw std::runtime_error("no memory with walls");
     }
   }
@@ -58,7 +60,9 @@ struct Placed {
   int64_t rows = 0, columns = 0;
   Matrices<T> matrices;
 
-  T& at(int64_t batch, int64_t i, int64_t j) const { return data[batch * matrices.batch + i * matrices.row + j * matrices.column]; }
+  T& at(int64_t batch, int64_t i, int64_t j) const {
+    return data[batch * matrices.batch + i * matrices.row + j * matrices.column];
+  }
   Matrices<const T> as_const() const { return {matrices.data, matrices.row, matrices.column, matrices.batch}; }
 };
 
@@ -91,7 +95,8 @@ class RandomCases {
       m.column = rows * step + gap;
     }
     m.batch = std::max(rows * m.row, columns * m.column) + (chance(50) ? 0 : number(1, 5));
-    result.span = batch * rows * columns == 0 ? 0 : (batch - 1) * m.batch + (rows - 1) * m.row + (columns - 1) * m.column + 1;
+    result.span =
+        batch * rows * columns == 0 ? 0 : (batch - 1) * m.batch + (rows - 1) * m.row + (columns - 1) * m.column + 1;
     m.data = result.data = memory.place<T>(result.span, chance(70));
     return result;
   }
@@ -102,11 +107,13 @@ class RandomCases {
     using Limits = std::numeric_limits<T>;
     const T sign = chance(50) ? T(1) : T(-1);
     if (special && chance(20)) {
-      const T values[] = {T(0), Limits::denorm_min(), Limits::min() * T(0.37), Limits::min(), Limits::max(), Limits::infinity()};
+      const T values[] = {T(0),          Limits::denorm_min(), Limits::min() * T(0.37),
+                          Limits::min(), Limits::max(),        Limits::infinity()};
       const int64_t which = number(0, 60);
       return which == 60 ? Limits::quiet_NaN() : sign * values[which < 50 ? which % 4 : 4 + which % 2];
     }
-    return sign * static_cast<T>(std::ldexp(std::uniform_real_distribution<double>(1, 2)(engine_), static_cast<int>(number(-6, 6))));
+    return sign * static_cast<T>(std::ldexp(std::uniform_real_distribution<double>(1, 2)(engine_),
+                                            static_cast<int>(number(-6, 6))));
   }
 
   template <typename T>

@@ -1,4 +1,4 @@
-#include "tessera/kernels/product.h"
+#include "tessera/kernels/product/product.h"
 
 #include <cfenv>
 #include <cstdlib>
@@ -17,7 +17,7 @@
 #include <ATen/ops/mm.h>
 
 #include "tessera/base/error.h"
-#include "tessera/kernels/isa.h"
+#include "tessera/kernels/base/isa.h"
 #include "tessera/layout/lattice.h"
 #include "tests/unit/kernels/oracle.h"
 #include "tests/unit/kernels/product_cases.h"
@@ -25,13 +25,9 @@
 namespace tessera::kernels {
 namespace {
 
-bool is_full() {
-  return std::getenv("TESSERA_FULL") != nullptr;
-}
+bool is_full() { return std::getenv("TESSERA_FULL") != nullptr; }
 
-int64_t ceil_div(int64_t a, int64_t b) {
-  return (a + b - 1) / b;
-}
+int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // Contiguous matrices with values from a generator written out here, so that goldens hold everywhere.
 template <typename T>
@@ -56,7 +52,13 @@ struct Dense {
 template <typename T>
 Dense<T> multiply(const Dense<T>& a, const Dense<T>& b, int64_t leaf, int64_t leaves = 0) {
   Dense<T> out(a.rows, b.columns);
-  run_product(Product<T>{.m = a.rows, .n = b.columns, .k = a.columns, .a = a.view(), .b = b.view(), .out = out.out(), .leaf = leaf,
+  run_product(Product<T>{.m = a.rows,
+                         .n = b.columns,
+                         .k = a.columns,
+                         .a = a.view(),
+                         .b = b.view(),
+                         .out = out.out(),
+                         .leaf = leaf,
                          .leaves = leaves});
   return out;
 }
@@ -114,8 +116,8 @@ class OracleCase {
 
   std::string str() const {
     return c10::str("batch ", p_.batch, " m ", p_.m, " n ", p_.n, " k ", p_.k, " leaf ", p_.leaf, " leaves ", p_.leaves,
-                    " accumulate ", p_.accumulate, " a ", p_.a.row, ",", p_.a.column, " b ", p_.b.row, ",", p_.b.column, " out ",
-                    p_.out.row, ",", p_.out.column);
+                    " accumulate ", p_.accumulate, " a ", p_.a.row, ",", p_.a.column, " b ", p_.b.row, ",", p_.b.column,
+                    " out ", p_.out.row, ",", p_.out.column);
   }
 
  private:
@@ -154,19 +156,22 @@ TYPED_TEST(Products, EqualTheDefinitionOnEveryInstructionSet) {
 
 // Longer than what is packed at a time, in all three directions.
 TYPED_TEST(Products, EqualTheDefinitionWhenPackedInParts) {
-  const std::vector<std::array<int64_t, 4>> sizes = {{3, 5, 9000, 1100}, {130, 3, 3100, 3100}, {260, 34, 2300, 290}, {2, 300, 2300, 7}};
+  const std::vector<std::array<int64_t, 4>> sizes = {
+      {3, 5, 9000, 1100}, {130, 3, 3100, 3100}, {260, 34, 2300, 290}, {2, 300, 2300, 7}};
   for (const auto& [m, n, k, leaf] : sizes) {
     const Dense<TypeParam> a(m, k, 1), b(k, n, 2);
     std::vector<TypeParam> expected(m * n);
     for (int64_t i = 0; i < m; ++i) {
       for (int64_t j = 0; j < n; ++j) {
         expected[i * n + j] = oracle::product<TypeParam>(
-            k, leaf, ceil_div(k, leaf), [&](int64_t s) { return a.data[i * k + s]; }, [&](int64_t s) { return b.data[s * n + j]; });
+            k, leaf, ceil_div(k, leaf), [&](int64_t s) { return a.data[i * k + s]; },
+            [&](int64_t s) { return b.data[s * n + j]; });
       }
     }
     for (Isa isa : supported_isas()) {
       const ScopedIsa scope(isa);
-      ASSERT_TRUE(are_same(expected, multiply(a, b, leaf).data)) << name_of(isa) << " " << m << "," << n << "," << k << " leaf " << leaf;
+      ASSERT_TRUE(are_same(expected, multiply(a, b, leaf).data))
+          << name_of(isa) << " " << m << "," << n << "," << k << " leaf " << leaf;
     }
   }
 }
@@ -217,7 +222,8 @@ TYPED_TEST(Products, RowsAndColumnsDoNotDependOnTheirNeighbours) {
       const int64_t i0 = random.number(0, m - 1), i1 = random.number(i0 + 1, m);
       const int64_t j0 = random.number(0, n - 1), j1 = random.number(j0 + 1, n);
       Dense<T> part(i1 - i0, j1 - j0);
-      run_product(Product<T>{.m = i1 - i0, .n = j1 - j0, .k = k, .a = a.view(i0), .b = b.view(0, j0), .out = part.out(), .leaf = leaf});
+      run_product(Product<T>{
+          .m = i1 - i0, .n = j1 - j0, .k = k, .a = a.view(i0), .b = b.view(0, j0), .out = part.out(), .leaf = leaf});
       for (int64_t i = i0; i < i1; ++i) {
         for (int64_t j = j0; j < j1; ++j) {
           const T alone = part.data[(i - i0) * (j1 - j0) + j - j0];
@@ -232,17 +238,22 @@ TYPED_TEST(Products, RowsAndColumnsDoNotDependOnTheirNeighbours) {
 template <typename T>
 std::vector<T> tree_sum(const std::map<std::pair<int64_t, int64_t>, std::vector<T>>& sums, const layout::Node& node) {
   const auto found = sums.find({node.begin, node.end});
-  if (found != sums.end()) return found->second;
+  if (found != sums.end()) {
+    return found->second;
+  }
   const int64_t middle = node.begin + layout::left_size(node.size());
   std::vector<T> left = tree_sum(sums, {node.begin, middle});
   const std::vector<T> right = tree_sum(sums, {middle, node.end});
-  for (size_t i = 0; i < left.size(); ++i) left[i] = left[i] + right[i];
+  for (size_t i = 0; i < left.size(); ++i) {
+    left[i] = left[i] + right[i];
+  }
   return left;
 }
 
 // What ranks hold when k is cut between leaves, merged. Empty leaves at the end are the last rank's.
 template <typename T>
-std::vector<T> product_of_ranks(const Dense<T>& a, const Dense<T>& b, int64_t leaves, const std::vector<int64_t>& parts) {
+std::vector<T> product_of_ranks(const Dense<T>& a, const Dense<T>& b, int64_t leaves,
+                                const std::vector<int64_t>& parts) {
   const int64_t k = a.columns, length = layout::leaf_length(k, leaves);
   std::map<std::pair<int64_t, int64_t>, std::vector<T>> sums;
   int64_t at = 0, leaf = 0;
@@ -253,8 +264,14 @@ std::vector<T> product_of_ranks(const Dense<T>& a, const Dense<T>& b, int64_t le
     for (const layout::Node& node : layout::cover(held, leaves)) {
       const int64_t begin = std::min(node.begin * length, k), end = std::min(node.end * length, k);
       Dense<T> out(a.rows, b.columns);
-      run_product(Product<T>{.m = a.rows, .n = b.columns, .k = end - begin, .a = a.view(0, begin), .b = b.view(begin), .out = out.out(),
-                             .leaf = length, .leaves = node.size()});
+      run_product(Product<T>{.m = a.rows,
+                             .n = b.columns,
+                             .k = end - begin,
+                             .a = a.view(0, begin),
+                             .b = b.view(begin),
+                             .out = out.out(),
+                             .leaf = length,
+                             .leaves = node.size()});
       sums[{node.begin, node.end}] = out.data;
     }
   }
@@ -275,7 +292,8 @@ TYPED_TEST(Products, EveryCutOfLeavesMergesToTheWhole) {
         for (int64_t rank = 0; rank < ranks; ++rank) {
           parts.push_back(layout::cut(k, ranks, rank, layout::leaf_unit(k, leaves)).size());
         }
-        ASSERT_TRUE(are_same(whole.data, product_of_ranks(a, b, leaves, parts))) << "k " << k << " leaves " << leaves << " ranks " << ranks;
+        ASSERT_TRUE(are_same(whole.data, product_of_ranks(a, b, leaves, parts)))
+            << "k " << k << " leaves " << leaves << " ranks " << ranks;
       }
     }
   }
@@ -289,7 +307,13 @@ TYPED_TEST(Products, AddSampleBySampleInOrder) {
   Dense<T> out(9, 17);
   std::fill(out.data.begin(), out.data.end(), T(0));
   for (int64_t s = 0; s < samples; ++s) {
-    Product<T> p{.m = 9, .n = 17, .k = tokens, .a = a.view(s * tokens), .b = b.view(s * tokens), .out = out.out(), .accumulate = true};
+    Product<T> p{.m = 9,
+                 .n = 17,
+                 .k = tokens,
+                 .a = a.view(s * tokens),
+                 .b = b.view(s * tokens),
+                 .out = out.out(),
+                 .accumulate = true};
     std::swap(p.a.row, p.a.column);
     run_product(p);
     for (int64_t i = 0; i < 9 * 17; ++i) {
@@ -361,7 +385,8 @@ TEST(Product, OtherOrdersAreOtherNumbers) {
   std::vector<float> ring(m * n, 0), one_chain(m * n, 0);
   for (int64_t begin = 0; begin < k; begin += leaf) {
     Dense<float> part(m, n);
-    run_product(Product<float>{.m = m, .n = n, .k = leaf, .a = a.view(0, begin), .b = b.view(begin), .out = part.out()});
+    run_product(
+        Product<float>{.m = m, .n = n, .k = leaf, .a = a.view(0, begin), .b = b.view(begin), .out = part.out()});
     for (int64_t i = 0; i < m * n; ++i) {
       ring[i] += part.data[i];
     }
@@ -409,8 +434,10 @@ TEST(Product, GoldenHashes) {
     const auto [m, n, k, leaf, f32, f64] = golden;
     for (Isa isa : supported_isas()) {
       const ScopedIsa scope(isa);
-      EXPECT_EQ(hash_of(multiply(Dense<float>(m, k, 15), Dense<float>(k, n, 16), leaf).data), f32) << m << " " << name_of(isa);
-      EXPECT_EQ(hash_of(multiply(Dense<double>(m, k, 15), Dense<double>(k, n, 16), leaf).data), f64) << m << " " << name_of(isa);
+      EXPECT_EQ(hash_of(multiply(Dense<float>(m, k, 15), Dense<float>(k, n, 16), leaf).data), f32)
+          << m << " " << name_of(isa);
+      EXPECT_EQ(hash_of(multiply(Dense<double>(m, k, 15), Dense<double>(k, n, 16), leaf).data), f64)
+          << m << " " << name_of(isa);
     }
   }
 }

@@ -8,9 +8,13 @@ namespace {
 
 template <typename T>
 T tree_of(const Row<T>& values, size_t lo, size_t hi) {
-  if (hi - lo == 1) return values[lo];
+  if (hi - lo == 1) {
+    return values[lo];
+  }
   size_t half = 1;
-  while (half * 2 < hi - lo) half *= 2;
+  while (half * 2 < hi - lo) {
+    half *= 2;
+  }
   return tree_of(values, lo, lo + half) + tree_of(values, lo + half, hi);
 }
 
@@ -25,7 +29,9 @@ T sum_steps(size_t n, int64_t leaf, const Step& step) {
       lane = step(lane, i);
     }
     leaves.push_back(tree(lanes));
-    if (n - begin <= static_cast<size_t>(leaf)) break;
+    if (n - begin <= static_cast<size_t>(leaf)) {
+      break;
+    }
   }
   return tree(leaves);
 }
@@ -58,7 +64,9 @@ template <typename T>
 T max(const Row<T>& x) {
   T largest = -std::numeric_limits<T>::infinity();
   for (T value : x) {
-    if (value > largest) largest = value;
+    if (value > largest) {
+      largest = value;
+    }
   }
   return largest == T(0) ? T(0) : largest;
 }
@@ -73,7 +81,9 @@ Row<T> softmax(const Row<T>& x, const Function<T>& exp) {
   const T top = max(x);
   const T total = exp_sum(x, top, kWhole, exp);
   Row<T> y;
-  for (T value : x) y.push_back(exp(value - top) / total);
+  for (T value : x) {
+    y.push_back(exp(value - top) / total);
+  }
   return y;
 }
 
@@ -82,7 +92,9 @@ Row<T> log_softmax(const Row<T>& x, const Function<T>& exp, const Function<T>& l
   const T top = max(x);
   const T logs = log(exp_sum(x, top, kWhole, exp));
   Row<T> y;
-  for (T value : x) y.push_back((value - top) - logs);
+  for (T value : x) {
+    y.push_back((value - top) - logs);
+  }
   return y;
 }
 
@@ -90,7 +102,9 @@ template <typename T>
 Row<T> softmax_backward(const Row<T>& grad, const Row<T>& y) {
   const T total = dot(grad, y, kWhole);
   Row<T> dx;
-  for (size_t i = 0; i < y.size(); ++i) dx.push_back(y[i] * (grad[i] - total));
+  for (size_t i = 0; i < y.size(); ++i) {
+    dx.push_back(y[i] * (grad[i] - total));
+  }
   return dx;
 }
 
@@ -98,7 +112,9 @@ template <typename T>
 Row<T> log_softmax_backward(const Row<T>& grad, const Row<T>& y, const Function<T>& exp) {
   const T total = sum(grad, kWhole);
   Row<T> dx;
-  for (size_t i = 0; i < y.size(); ++i) dx.push_back(std::fma(exp(y[i]), -total, grad[i]));
+  for (size_t i = 0; i < y.size(); ++i) {
+    dx.push_back(std::fma(exp(y[i]), -total, grad[i]));
+  }
   return dx;
 }
 
@@ -117,16 +133,22 @@ template <typename T>
 Normed<T> rms_norm(const Row<T>& x, const Row<T>& weight, T eps) {
   Normed<T> out;
   out.rstd = T(1) / std::sqrt(dot(x, x, kWhole) / static_cast<T>(x.size()) + eps);
-  for (size_t i = 0; i < x.size(); ++i) out.y.push_back((x[i] * out.rstd) * weight_at(weight, i));
+  for (size_t i = 0; i < x.size(); ++i) {
+    out.y.push_back((x[i] * out.rstd) * weight_at(weight, i));
+  }
   return out;
 }
 
 template <typename T>
 Row<T> rms_norm_backward(const Row<T>& grad, const Row<T>& x, const Row<T>& weight, T rstd) {
   Row<T> weighted, dx;
-  for (size_t i = 0; i < x.size(); ++i) weighted.push_back(grad[i] * weight_at(weight, i));
+  for (size_t i = 0; i < x.size(); ++i) {
+    weighted.push_back(grad[i] * weight_at(weight, i));
+  }
   const T along = ((dot(weighted, x, kWhole) * rstd) * rstd) * (rstd / static_cast<T>(x.size()));
-  for (size_t i = 0; i < x.size(); ++i) dx.push_back(std::fma(x[i], -along, weighted[i] * rstd));
+  for (size_t i = 0; i < x.size(); ++i) {
+    dx.push_back(std::fma(x[i], -along, weighted[i] * rstd));
+  }
   return dx;
 }
 
@@ -136,7 +158,9 @@ Normed<T> layer_norm(const Row<T>& x, const Row<T>& weight, const Row<T>& bias, 
   const T count = static_cast<T>(x.size());
   out.mean = sum(x, kWhole) / count;
   Row<T> centred;
-  for (T value : x) centred.push_back(value - out.mean);
+  for (T value : x) {
+    centred.push_back(value - out.mean);
+  }
   out.rstd = T(1) / std::sqrt(dot(centred, centred, kWhole) / count + eps);
   for (size_t i = 0; i < x.size(); ++i) {
     out.y.push_back(std::fma(centred[i] * out.rstd, weight_at(weight, i), bias.empty() ? T(-0.0) : bias[i]));
@@ -154,32 +178,36 @@ Row<T> layer_norm_backward(const Row<T>& grad, const Row<T>& x, const Row<T>& we
   }
   const T plain = sum(weighted, kWhole) / count;
   const T along = dot(weighted, normal, kWhole) / count;
-  for (size_t i = 0; i < x.size(); ++i) dx.push_back(std::fma(normal[i], -along, weighted[i] - plain) * rstd);
+  for (size_t i = 0; i < x.size(); ++i) {
+    dx.push_back(std::fma(normal[i], -along, weighted[i] - plain) * rstd);
+  }
   return dx;
 }
 
 template <typename T>
 T add_sample(T total, const Row<T>& grads, const Row<T>& factors) {
   T chain = 0;
-  for (size_t t = 0; t < grads.size(); ++t) chain = factors.empty() ? chain + grads[t] : std::fma(grads[t], factors[t], chain);
+  for (size_t t = 0; t < grads.size(); ++t) {
+    chain = factors.empty() ? chain + grads[t] : std::fma(grads[t], factors[t], chain);
+  }
   return total + chain;
 }
 
-#define TESSERA_INSTANTIATE(T)                                                                      \
-  template T tree(const Row<T>&);                                                                   \
-  template T sum(const Row<T>&, int64_t);                                                           \
-  template T dot(const Row<T>&, const Row<T>&, int64_t);                                            \
-  template T max(const Row<T>&);                                                                    \
-  template T exp_sum(const Row<T>&, T, int64_t, const Function<T>&);                                \
-  template Row<T> softmax(const Row<T>&, const Function<T>&);                                       \
-  template Row<T> log_softmax(const Row<T>&, const Function<T>&, const Function<T>&);               \
-  template Row<T> softmax_backward(const Row<T>&, const Row<T>&);                                   \
-  template Row<T> log_softmax_backward(const Row<T>&, const Row<T>&, const Function<T>&);           \
-  template Row<T> cross_entropy_backward(const Row<T>&, T, T, int64_t, T, const Function<T>&);      \
-  template Normed<T> rms_norm(const Row<T>&, const Row<T>&, T);                                     \
-  template Row<T> rms_norm_backward(const Row<T>&, const Row<T>&, const Row<T>&, T);                \
-  template Normed<T> layer_norm(const Row<T>&, const Row<T>&, const Row<T>&, T);                    \
-  template Row<T> layer_norm_backward(const Row<T>&, const Row<T>&, const Row<T>&, T, T);           \
+#define TESSERA_INSTANTIATE(T)                                                                 \
+  template T tree(const Row<T>&);                                                              \
+  template T sum(const Row<T>&, int64_t);                                                      \
+  template T dot(const Row<T>&, const Row<T>&, int64_t);                                       \
+  template T max(const Row<T>&);                                                               \
+  template T exp_sum(const Row<T>&, T, int64_t, const Function<T>&);                           \
+  template Row<T> softmax(const Row<T>&, const Function<T>&);                                  \
+  template Row<T> log_softmax(const Row<T>&, const Function<T>&, const Function<T>&);          \
+  template Row<T> softmax_backward(const Row<T>&, const Row<T>&);                              \
+  template Row<T> log_softmax_backward(const Row<T>&, const Row<T>&, const Function<T>&);      \
+  template Row<T> cross_entropy_backward(const Row<T>&, T, T, int64_t, T, const Function<T>&); \
+  template Normed<T> rms_norm(const Row<T>&, const Row<T>&, T);                                \
+  template Row<T> rms_norm_backward(const Row<T>&, const Row<T>&, const Row<T>&, T);           \
+  template Normed<T> layer_norm(const Row<T>&, const Row<T>&, const Row<T>&, T);               \
+  template Row<T> layer_norm_backward(const Row<T>&, const Row<T>&, const Row<T>&, T, T);      \
   template T add_sample(T, const Row<T>&, const Row<T>&);
 TESSERA_INSTANTIATE(float)
 TESSERA_INSTANTIATE(double)

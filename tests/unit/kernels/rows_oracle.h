@@ -1,4 +1,5 @@
-// What the row kernels must give, bit for bit: the definition in plain loops over one row. Includes nothing of the kernels.
+// What the row kernels must give, bit for bit: the definition in plain loops over one row. Includes nothing of the
+// kernels.
 //
 // exp and log come from the caller: their values are another test's matter.
 #pragma once

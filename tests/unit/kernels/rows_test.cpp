@@ -1,4 +1,5 @@
-// Row kernels: the oracle's bits on every instruction set, at every place in memory, for every range of rows and any threads.
+// Row kernels: the oracle's bits on every instruction set, at every place in memory, for every range of rows and any
+// threads.
 #include <gtest/gtest.h>
 
 #include <functional>
@@ -10,11 +11,11 @@
 
 #include "arrays.h"
 #include "rows_oracle.h"
-#include "tessera/kernels/cross_entropy.h"
-#include "tessera/kernels/elementwise.h"
-#include "tessera/kernels/isa.h"
-#include "tessera/kernels/norms.h"
-#include "tessera/kernels/rows.h"
+#include "tessera/kernels/base/isa.h"
+#include "tessera/kernels/maps/elementwise.h"
+#include "tessera/kernels/rows/cross_entropy.h"
+#include "tessera/kernels/rows/norms.h"
+#include "tessera/kernels/rows/rows.h"
 
 using namespace tessera::kernels;
 using namespace tessera::kernels::test;
@@ -29,7 +30,9 @@ struct Values {
   std::vector<T> x, grad, y, weight, bias, mean, rstd, max, sum, row_grad;
   std::vector<int64_t> target;
 
-  oracle::Row<T> row(const std::vector<T>& of, int64_t r) const { return {of.begin() + r * shape.n, of.begin() + (r + 1) * shape.n}; }
+  oracle::Row<T> row(const std::vector<T>& of, int64_t r) const {
+    return {of.begin() + r * shape.n, of.begin() + (r + 1) * shape.n};
+  }
 };
 
 template <typename T>
@@ -48,7 +51,9 @@ Values<T> random_values(Random& random, Shape shape) {
   v.max = random.normal<T>(shape.rows);
   v.sum = random.normal<T>(shape.rows);
   v.row_grad = random.normal<T>(shape.rows);
-  for (int64_t r = 0; r < shape.rows; ++r) v.target.push_back(random.one_in(4) ? -100 : random.below(shape.n));
+  for (int64_t r = 0; r < shape.rows; ++r) {
+    v.target.push_back(random.one_in(4) ? -100 : random.below(shape.n));
+  }
   return v;
 }
 
@@ -56,10 +61,18 @@ Values<T> random_values(Random& random, Shape shape) {
 template <typename T>
 struct Call {
   Call(Random& random, const Values<T>& values, int64_t begin, int64_t count)
-      : v(values), begin(begin), shape{count, values.shape.n}, leaf(values.leaf),
-        x(random, shape, slice(values.x)), grad(random, shape, slice(values.grad)), y(random, shape, slice(values.y)), out(random, shape) {}
+      : v(values),
+        begin(begin),
+        shape{count, values.shape.n},
+        leaf(values.leaf),
+        x(random, shape, slice(values.x)),
+        grad(random, shape, slice(values.grad)),
+        y(random, shape, slice(values.y)),
+        out(random, shape) {}
 
-  std::vector<T> slice(const std::vector<T>& of) const { return {of.begin() + begin * v.shape.n, of.begin() + (begin + shape.rows) * v.shape.n}; }
+  std::vector<T> slice(const std::vector<T>& of) const {
+    return {of.begin() + begin * v.shape.n, of.begin() + (begin + shape.rows) * v.shape.n};
+  }
   std::vector<T> scalars() const { return std::vector<T>(static_cast<size_t>(shape.rows)); }
 
   const Values<T>& v;
@@ -113,8 +126,11 @@ std::vector<Case<T>> sum_cases() {
        [](const V& v, int64_t r) { return Parts{{oracle::dot(v.row(v.x, r), v.row(v.x, r), v.leaf)}}; }},
       {"row_max", scalar([](C& c, T* out) { row_max(c.shape, c.x.in(), out); }),
        [](const V& v, int64_t r) { return Parts{{oracle::max(v.row(v.x, r))}}; }},
-      {"row_exp_sum", scalar([](C& c, T* out) { row_exp_sum(c.shape, c.leaf, c.x.in(), c.v.max.data() + c.begin, out); }),
-       [=](const V& v, int64_t r) { return Parts{{oracle::exp_sum<T>(v.row(v.x, r), v.max[static_cast<size_t>(r)], v.leaf, exp)}}; }},
+      {"row_exp_sum",
+       scalar([](C& c, T* out) { row_exp_sum(c.shape, c.leaf, c.x.in(), c.v.max.data() + c.begin, out); }),
+       [=](const V& v, int64_t r) {
+         return Parts{{oracle::exp_sum<T>(v.row(v.x, r), v.max[static_cast<size_t>(r)], v.leaf, exp)}};
+       }},
   };
 }
 
@@ -139,11 +155,14 @@ std::vector<Case<T>> softmax_cases() {
       {"softmax_backward", rows([](C& c) { softmax_backward(c.shape, c.grad.in(), c.y.in(), c.out.out()); }),
        [](const V& v, int64_t r) { return Parts{oracle::softmax_backward(v.row(v.grad, r), v.row(v.y, r))}; }},
       {"log_softmax_backward", rows([](C& c) { log_softmax_backward(c.shape, c.grad.in(), c.y.in(), c.out.out()); }),
-       [=](const V& v, int64_t r) { return Parts{oracle::log_softmax_backward<T>(v.row(v.grad, r), v.row(v.y, r), exp)}; }},
+       [=](const V& v, int64_t r) {
+         return Parts{oracle::log_softmax_backward<T>(v.row(v.grad, r), v.row(v.y, r), exp)};
+       }},
       {"cross_entropy",
        [](C& c) {
          Parts out{c.scalars(), c.scalars(), c.scalars()};
-         cross_entropy(c.shape, c.leaf, c.x.in(), c.v.target.data() + c.begin, out[0].data(), out[1].data(), out[2].data());
+         cross_entropy(c.shape, c.leaf, c.x.in(), c.v.target.data() + c.begin, out[0].data(), out[1].data(),
+                       out[2].data());
          return out;
        },
        [=](const V& v, int64_t r) {
@@ -154,13 +173,16 @@ std::vector<Case<T>> softmax_cases() {
          return Parts{{target < 0 ? T(0) : log(sum) - (x[static_cast<size_t>(target)] + T(0) - max)}, {max}, {sum}};
        }},
       {"cross_entropy_backward", rows([](C& c) {
-         cross_entropy_backward(c.shape, c.x.in(), c.v.max.data() + c.begin, c.v.sum.data() + c.begin, c.v.target.data() + c.begin, 0,
-                                c.v.row_grad.data() + c.begin, c.out.out());
+         cross_entropy_backward(c.shape, c.x.in(), c.v.max.data() + c.begin, c.v.sum.data() + c.begin,
+                                c.v.target.data() + c.begin, 0, c.v.row_grad.data() + c.begin, c.out.out());
        }),
        [=](const V& v, int64_t r) {
          const size_t i = static_cast<size_t>(r);
-         if (v.target[i] < 0) return Parts{oracle::Row<T>(static_cast<size_t>(v.shape.n), T(0))};
-         return Parts{oracle::cross_entropy_backward<T>(v.row(v.x, r), v.max[i], v.sum[i], v.target[i], v.row_grad[i], exp)};
+         if (v.target[i] < 0) {
+           return Parts{oracle::Row<T>(static_cast<size_t>(v.shape.n), T(0))};
+         }
+         return Parts{
+             oracle::cross_entropy_backward<T>(v.row(v.x, r), v.max[i], v.sum[i], v.target[i], v.row_grad[i], exp)};
        }},
   };
 }
@@ -191,7 +213,8 @@ std::vector<Case<T>> norm_cases(bool weighted) {
          return Parts{c.out.values()};
        },
        [=](const V& v, int64_t r) {
-         return Parts{oracle::rms_norm_backward<T>(v.row(v.grad, r), v.row(v.x, r), weight(v), v.rstd[static_cast<size_t>(r)])};
+         return Parts{
+             oracle::rms_norm_backward<T>(v.row(v.grad, r), v.row(v.x, r), weight(v), v.rstd[static_cast<size_t>(r)])};
        }},
       {"layer_norm",
        [=](C& c) {
@@ -205,7 +228,8 @@ std::vector<Case<T>> norm_cases(bool weighted) {
        }},
       {"layer_norm_backward",
        [=](C& c) {
-         layer_norm_backward(c.shape, c.grad.in(), c.x.in(), at(c.v.weight), c.v.mean.data() + c.begin, c.v.rstd.data() + c.begin, c.out.out());
+         layer_norm_backward(c.shape, c.grad.in(), c.x.in(), at(c.v.weight), c.v.mean.data() + c.begin,
+                             c.v.rstd.data() + c.begin, c.out.out());
          return Parts{c.out.values()};
        },
        [=](const V& v, int64_t r) {
@@ -218,7 +242,9 @@ std::vector<Case<T>> norm_cases(bool weighted) {
 template <typename T>
 std::vector<Case<T>> all_cases() {
   std::vector<Case<T>> all = sum_cases<T>();
-  for (const auto& more : {softmax_cases<T>(), norm_cases<T>(true), norm_cases<T>(false)}) all.insert(all.end(), more.begin(), more.end());
+  for (const auto& more : {softmax_cases<T>(), norm_cases<T>(true), norm_cases<T>(false)}) {
+    all.insert(all.end(), more.begin(), more.end());
+  }
   return all;
 }
 
@@ -229,7 +255,9 @@ std::vector<std::vector<T>> expected(const Case<T>& c, const Values<T>& values, 
   for (int64_t r = begin; r < begin + count; ++r) {
     const auto parts = c.oracle(values, r);
     all.resize(parts.size());
-    for (size_t p = 0; p < parts.size(); ++p) all[p] = joined(all[p], parts[p]);
+    for (size_t p = 0; p < parts.size(); ++p) {
+      all[p] = joined(all[p], parts[p]);
+    }
   }
   return all;
 }
@@ -251,8 +279,9 @@ void expect_oracle(const std::vector<Case<T>>& cases, uint64_t seed) {
       for (size_t p = 0; p < got.size(); ++p) {
         const auto per_row = static_cast<int64_t>(whole[p].size()) / shape.rows;
         const std::vector<T> want(whole[p].begin() + begin * per_row, whole[p].begin() + (begin + count) * per_row);
-        ASSERT_EQ(first_difference(got[p], want), -1) << c.name << " part " << p << " on " << name_of(isa) << ", rows of " << shape.n
-                                                      << " in leaves of " << values.leaf << ", seed " << seed;
+        ASSERT_EQ(first_difference(got[p], want), -1)
+            << c.name << " part " << p << " on " << name_of(isa) << ", rows of " << shape.n << " in leaves of "
+            << values.leaf << ", seed " << seed;
       }
     }
   }
@@ -264,7 +293,9 @@ TEST(Rows, EqualTheOracleEverywhere) {
   for (uint64_t seed = 0; seed < (is_full() ? 50000 : 3000); ++seed) {
     expect_oracle(floats, seed);
     expect_oracle(doubles, seed);
-    if (HasFatalFailure()) return;
+    if (HasFatalFailure()) {
+      return;
+    }
   }
 }
 
@@ -290,17 +321,23 @@ TEST(Rows, CallersFloatEnvironmentDoesNotEnter) {
   const Shape shape{8, 50};
   Values<float> values = random_values<float>(random, shape);
   for (auto* of : {&values.x, &values.grad, &values.y}) {
-    for (float& value : *of) value *= 1e-39f;
+    for (float& value : *of) {
+      value *= 1e-39f;
+    }
   }
   std::vector<Case<float>> cases = all_cases<float>();
-  cases.push_back({"tree_sum", [](Call<float>& c) { return std::vector<std::vector<float>>{{tree_sum(c.shape.n, c.x.in().data)}}; }, {}});
+  cases.push_back({"tree_sum",
+                   [](Call<float>& c) { return std::vector<std::vector<float>>{{tree_sum(c.shape.n, c.x.in().data)}}; },
+                   {}});
   for (const Case<float>& c : cases) {
     Call<float> first(random, values, 0, shape.rows), second(random, values, 0, shape.rows);
     const auto kept = c.kernel(first);
     at::globalContext().setFlushDenormal(true);
     const auto flushed = c.kernel(second);
     at::globalContext().setFlushDenormal(false);
-    for (size_t p = 0; p < kept.size(); ++p) EXPECT_EQ(first_difference(flushed[p], kept[p]), -1) << c.name;
+    for (size_t p = 0; p < kept.size(); ++p) {
+      EXPECT_EQ(first_difference(flushed[p], kept[p]), -1) << c.name;
+    }
   }
 }
 
@@ -320,11 +357,14 @@ TEST(Rows, CutVocabularyGivesTheWhole) {
   const Shape left{20, cut}, right{20, n - cut};
   const Rows<const float> x_right{v.x.data() + cut, n};
   const auto merge = [&](std::vector<float>& out, const auto& combine) {
-    for (size_t r = 0; r < 20; ++r) out[r] = combine(a[r], b[r]);
+    for (size_t r = 0; r < 20; ++r) {
+      out[r] = combine(a[r], b[r]);
+    }
   };
   row_max(left, x, a.data()), row_max(right, x_right, b.data());
   merge(merged_max, [](float p, float q) { return std::max(q, p); });
-  row_exp_sum(left, leaf, x, merged_max.data(), a.data()), row_exp_sum(right, leaf, x_right, merged_max.data(), b.data());
+  row_exp_sum(left, leaf, x, merged_max.data(), a.data()),
+      row_exp_sum(right, leaf, x_right, merged_max.data(), b.data());
   merge(merged_sum, std::plus<float>());
   pick_targets(left, x, v.target.data(), 0, a.data()), pick_targets(right, x_right, v.target.data(), cut, b.data());
   merge(merged_pick, std::plus<float>());
@@ -335,7 +375,8 @@ TEST(Rows, CutVocabularyGivesTheWhole) {
   std::vector<float> whole(20 * n), parts(20 * n);
   cross_entropy_backward(shape, x, max.data(), sum.data(), v.target.data(), 0, v.row_grad.data(), {whole.data(), n});
   cross_entropy_backward(left, x, max.data(), sum.data(), v.target.data(), 0, v.row_grad.data(), {parts.data(), n});
-  cross_entropy_backward(right, x_right, max.data(), sum.data(), v.target.data(), cut, v.row_grad.data(), {parts.data() + cut, n});
+  cross_entropy_backward(right, x_right, max.data(), sum.data(), v.target.data(), cut, v.row_grad.data(),
+                         {parts.data() + cut, n});
   EXPECT_EQ(first_difference(whole, parts), -1);
 }
 
@@ -350,7 +391,9 @@ TEST(Rows, OtherOrdersDiffer) {
   int from_order = 0, from_lanes = 0;
   for (int64_t r = 0; r < rows; ++r) {
     float in_order = 0;
-    for (int64_t i = 0; i < n; ++i) in_order += x[static_cast<size_t>(r * n + i)];
+    for (int64_t i = 0; i < n; ++i) {
+      in_order += x[static_cast<size_t>(r * n + i)];
+    }
     const float sum = leaves[static_cast<size_t>(r)];
     EXPECT_NEAR(sum, in_order, 1e-3);
     from_order += sum != in_order;
@@ -371,7 +414,9 @@ TEST(Rows, EmptyAndSpecialRows) {
   softmax<float>({4, 3}, {rows.data(), 3}, {y.data(), 3});
   EXPECT_EQ(y[0], 0);
   EXPECT_NEAR(y[1] + y[2], 1, 1e-6);
-  for (size_t i = 3; i < 12; ++i) EXPECT_TRUE(std::isnan(y[i])) << i;
+  for (size_t i = 3; i < 12; ++i) {
+    EXPECT_TRUE(std::isnan(y[i])) << i;
+  }
   const std::vector<float> zeros = {-0.0f, -0.0f};
   row_max<float>({1, 2}, {zeros.data(), 2}, &sum);
   EXPECT_TRUE(same_bits(sum, 0.0f));
@@ -413,7 +458,8 @@ TEST(Rows, CloseToLibtorch) {
   layer_norm_backward(shape, g, in, v.weight.data(), mean.data(), rstd.data(), back);
   add_layer_norm_weight({1, 7}, 333, g, in, mean.data(), rstd.data(), dw.data());
   add_column_sum({1, 7}, 333, g, db.data());
-  const auto [dxs, dws, dbs] = at::native_layer_norm_backward(grad, x, {333}, means, rstds, weight, bias, {true, true, true});
+  const auto [dxs, dws, dbs] =
+      at::native_layer_norm_backward(grad, x, {333}, means, rstds, weight, bias, {true, true, true});
   expect_close("layer_norm_backward", dx, dxs);
   expect_close("layer_norm weight", dw, dws);
   expect_close("layer_norm bias", db, dbs);
@@ -433,9 +479,13 @@ TEST(Rows, GoldenBits) {
     return random_values<float>(random, {5, 203});
   }();
   auto fill = [n = uint64_t{0}](std::vector<float>& values) mutable {
-    for (float& value : values) value = static_cast<float>(static_cast<int64_t>(tessera::base::hash_mix(++n) >> 40)) * 0x1p-22f - 2;
+    for (float& value : values) {
+      value = static_cast<float>(static_cast<int64_t>(tessera::base::hash_mix(++n) >> 40)) * 0x1p-22f - 2;
+    }
   };
-  for (auto* values : {&v.x, &v.grad, &v.y, &v.weight, &v.bias, &v.mean, &v.rstd, &v.max, &v.sum, &v.row_grad}) fill(*values);
+  for (auto* values : {&v.x, &v.grad, &v.y, &v.weight, &v.bias, &v.mean, &v.rstd, &v.max, &v.sum, &v.row_grad}) {
+    fill(*values);
+  }
   v.leaf = 26;
   v.target = {3, 202, -100, 0, 7};
   for (Isa isa : supported_isas()) {
@@ -444,7 +494,9 @@ TEST(Rows, GoldenBits) {
     Random random(6);
     for (const Case<float>& c : all_cases<float>()) {
       Call<float> call(random, v, 0, 5);
-      for (const auto& part : c.kernel(call)) hash = tessera::base::hash_combine(hash, hash_of(part));
+      for (const auto& part : c.kernel(call)) {
+        hash = tessera::base::hash_combine(hash, hash_of(part));
+      }
     }
     EXPECT_EQ(hash, 7095875292138030132u) << name_of(isa);
   }

@@ -10,12 +10,12 @@
 
 #include "arrays.h"
 #include "rows_oracle.h"
-#include "tessera/kernels/clip_norm.h"
-#include "tessera/kernels/embedding.h"
-#include "tessera/kernels/isa.h"
-#include "tessera/kernels/norms.h"
-#include "tessera/kernels/optimizer.h"
-#include "tessera/kernels/rows.h"
+#include "tessera/kernels/base/isa.h"
+#include "tessera/kernels/maps/optimizer.h"
+#include "tessera/kernels/rows/clip_norm.h"
+#include "tessera/kernels/rows/embedding.h"
+#include "tessera/kernels/rows/norms.h"
+#include "tessera/kernels/rows/rows.h"
 
 using namespace tessera::kernels;
 using namespace tessera::kernels::test;
@@ -26,9 +26,13 @@ namespace {
 template <typename T>
 struct Batch {
   Batch(Random& random)
-      : samples{1 + random.below(4), 1 + random.below(9)}, shape{samples.samples * samples.tokens, 1 + random.below(random.one_in(5) ? 400 : 70)},
-        grad(random.normal<T>(shape.rows * shape.n)), x(random.normal<T>(shape.rows * shape.n)), mean(random.normal<T>(shape.rows)),
-        rstd(random.normal<T>(shape.rows)), start(random.normal<T>(shape.n)) {}
+      : samples{1 + random.below(4), 1 + random.below(9)},
+        shape{samples.samples * samples.tokens, 1 + random.below(random.one_in(5) ? 400 : 70)},
+        grad(random.normal<T>(shape.rows * shape.n)),
+        x(random.normal<T>(shape.rows * shape.n)),
+        mean(random.normal<T>(shape.rows)),
+        rstd(random.normal<T>(shape.rows)),
+        start(random.normal<T>(shape.n)) {}
 
   Samples samples;
   Shape shape;
@@ -37,8 +41,8 @@ struct Batch {
 
 // The totals of the three sums over the samples [first, last) and columns [begin, end), onto totals that have begun.
 template <typename T>
-std::array<std::vector<T>, 3> totals(Random& random, const Batch<T>& b, int64_t first, int64_t last, int64_t begin, int64_t end,
-                                     std::array<std::vector<T>, 3> onto) {
+std::array<std::vector<T>, 3> totals(Random& random, const Batch<T>& b, int64_t first, int64_t last, int64_t begin,
+                                     int64_t end, std::array<std::vector<T>, 3> onto) {
   const Placed<T> grad(random, b.shape, b.grad), x(random, b.shape, b.x);
   const int64_t row = first * b.samples.tokens;
   const Samples samples{last - first, b.samples.tokens};
@@ -79,7 +83,8 @@ void expect_token_sums(uint64_t seed) {
     const ScopedIsa scope(isa);
     const int64_t sample = random.below(b.samples.samples + 1), column = random.below(b.shape.n + 1);
     std::array<std::vector<T>, 3> got{b.start, b.start, b.start};
-    for (const auto& [first, last] : {std::pair(int64_t{0}, sample), std::pair(sample, b.samples.samples)}) {  // micro-batches
+    for (const auto& [first, last] :
+         {std::pair(int64_t{0}, sample), std::pair(sample, b.samples.samples)}) {  // micro-batches
       got = totals(random, b, first, last, 0, column, got);
       got = totals(random, b, first, last, column, b.shape.n, got);
     }
@@ -93,7 +98,9 @@ TEST(TokenSums, MicroBatchesAndColumnsGiveTheOraclesWhole) {
   for (uint64_t seed = 0; seed < (is_full() ? 20000 : 1500); ++seed) {
     expect_token_sums<float>(seed);
     expect_token_sums<double>(seed);
-    if (HasFatalFailure()) return;
+    if (HasFatalFailure()) {
+      return;
+    }
   }
 }
 
@@ -117,15 +124,19 @@ TEST(TokenSums, OneChainOverAllSamplesDiffers) {
 TEST(TokenSums, ThreadsDoNotEnter) {
   Random random(2);
   const int64_t n = 1000, rows = 4 * 64;
-  const std::vector<float> grad = random.normal<float>(rows * n), x = random.normal<float>(rows * n), scale = random.normal<float>(rows);
+  const std::vector<float> grad = random.normal<float>(rows * n), x = random.normal<float>(rows * n),
+                           scale = random.normal<float>(rows);
   std::vector<int64_t> ids;
-  for (int64_t t = 0; t < rows; ++t) ids.push_back(random.below(30));
+  for (int64_t t = 0; t < rows; ++t) {
+    ids.push_back(random.below(30));
+  }
   const int threads = at::get_num_threads();
   std::vector<std::vector<float>> sums, tables;
   for (int count : {1, 3}) {
     at::set_num_threads(count);
     sums.emplace_back(n), tables.emplace_back(30 * n);
-    add_layer_norm_weight<float>({4, 64}, n, {grad.data(), n}, {x.data(), n}, scale.data(), scale.data(), sums.back().data());
+    add_layer_norm_weight<float>({4, 64}, n, {grad.data(), n}, {x.data(), n}, scale.data(), scale.data(),
+                                 sums.back().data());
     add_embedding_gradient<float>({4, 64}, n, ids.data(), {0, 30}, {grad.data(), n}, {tables.back().data(), n});
   }
   at::set_num_threads(threads);
@@ -145,20 +156,28 @@ void expect_embedding(uint64_t seed) {
   weight[0] = T(-0.0);
   const std::vector<T> grad = random.normal<T>(rows * shape.n), start = random.normal<T>(vocabulary * shape.n);
   std::vector<int64_t> ids;
-  for (int64_t t = 0; t < rows; ++t) ids.push_back(random.below(vocabulary));
+  for (int64_t t = 0; t < rows; ++t) {
+    ids.push_back(random.below(vocabulary));
+  }
   const int64_t cut = random.below(vocabulary + 1);
 
   std::vector<T> want_out, want_total = start;
   for (int64_t t = 0; t < rows; ++t) {
-    for (int64_t i = 0; i < shape.n; ++i) want_out.push_back(weight[static_cast<size_t>(ids[static_cast<size_t>(t)] * shape.n + i)] + T(0));
+    for (int64_t i = 0; i < shape.n; ++i) {
+      want_out.push_back(weight[static_cast<size_t>(ids[static_cast<size_t>(t)] * shape.n + i)] + T(0));
+    }
   }
   for (int64_t s = 0; s < samples.samples; ++s) {
     std::map<int64_t, std::vector<int64_t>> tokens;
-    for (int64_t t = s * samples.tokens; t < (s + 1) * samples.tokens; ++t) tokens[ids[static_cast<size_t>(t)]].push_back(t);
+    for (int64_t t = s * samples.tokens; t < (s + 1) * samples.tokens; ++t) {
+      tokens[ids[static_cast<size_t>(t)]].push_back(t);
+    }
     for (const auto& [id, of_id] : tokens) {
       for (int64_t i = 0; i < shape.n; ++i) {
         oracle::Row<T> grads;
-        for (int64_t t : of_id) grads.push_back(grad[static_cast<size_t>(t * shape.n + i)]);
+        for (int64_t t : of_id) {
+          grads.push_back(grad[static_cast<size_t>(t * shape.n + i)]);
+        }
         T& total = want_total[static_cast<size_t>(id * shape.n + i)];
         total = oracle::add_sample(total, grads, {});
       }
@@ -173,7 +192,9 @@ void expect_embedding(uint64_t seed) {
     embedding(shape, ids.data(), second, table.in().from(cut), right.out());
     std::vector<T> sum = left.values();
     const std::vector<T> other = right.values();
-    for (size_t i = 0; i < sum.size(); ++i) sum[i] += other[i];  // what a merge over the ranks does
+    for (size_t i = 0; i < sum.size(); ++i) {
+      sum[i] += other[i];  // what a merge over the ranks does
+    }
     ASSERT_EQ(first_difference(sum, want_out), -1) << name_of(isa) << ", seed " << seed;
     add_embedding_gradient(samples, shape.n, ids.data(), first, grads.in(), total.out());
     add_embedding_gradient(samples, shape.n, ids.data(), second, grads.in(), total.out().from(cut));
@@ -185,7 +206,9 @@ TEST(Embedding, PartsOfTheTableGiveTheOraclesWhole) {
   for (uint64_t seed = 0; seed < (is_full() ? 10000 : 500); ++seed) {
     expect_embedding<float>(seed);
     expect_embedding<double>(seed);
-    if (HasFatalFailure()) return;
+    if (HasFatalFailure()) {
+      return;
+    }
   }
 }
 
@@ -217,10 +240,16 @@ void expect_optimizers(uint64_t seed) {
   Random random(seed);
   const int64_t n = 1 + random.below(200), cut = random.below(n + 1);
   const AdamW adamw{.lr = 3e-3, .weight_decay = 0.1, .step = 1 + random.below(50)};
-  const Sgd sgd{.lr = 0.1, .momentum = random.one_in(2) ? 0.9 : 0, .dampening = 0.25, .weight_decay = 0.01, .nesterov = random.one_in(2)};
+  const Sgd sgd{.lr = 0.1,
+                .momentum = random.one_in(2) ? 0.9 : 0,
+                .dampening = 0.25,
+                .weight_decay = 0.01,
+                .nesterov = random.one_in(2)};
   const std::vector<T> p = random.normal<T>(n), g = random.normal<T>(n), m = random.normal<T>(n);
   std::vector<T> v = random.normal<T>(n);
-  for (T& value : v) value *= value;
+  for (T& value : v) {
+    value *= value;
+  }
   std::vector<T> want_p = p, want_m = m, want_v = v, want_sgd = p, want_buffer = m;
   for (size_t i = 0; i < static_cast<size_t>(n); ++i) {
     adamw_oracle(adamw, want_p[i], g[i], want_m[i], want_v[i]);
@@ -245,7 +274,9 @@ TEST(Optimizer, SlicesGiveTheFormulasOfTheWhole) {
   for (uint64_t seed = 0; seed < 500; ++seed) {
     expect_optimizers<float>(seed);
     expect_optimizers<double>(seed);
-    if (HasFailure()) return;
+    if (HasFailure()) {
+      return;
+    }
   }
 }
 
@@ -254,13 +285,15 @@ TEST(Optimizer, AdamWIsCloseToLibtorch) {
   Random random(1);
   const int64_t n = 333;
   std::vector<float> p = random.normal<float>(n), m(n), v(n);
-  const auto tensor = [&](const std::vector<float>& values) { return at::from_blob(const_cast<float*>(values.data()), {n}).clone().to(at::kDouble); };
+  const auto tensor = [&](const std::vector<float>& values) {
+    return at::from_blob(const_cast<float*>(values.data()), {n}).clone().to(at::kDouble);
+  };
   at::Tensor want = tensor(p), average = tensor(m), square = tensor(v);
   for (int64_t step = 1; step <= 20; ++step) {
     const std::vector<float> g = random.normal<float>(n);
     adamw_step({.lr = 1e-2, .weight_decay = 0.1, .step = step}, n, p.data(), g.data(), m.data(), v.data());
-    at::_fused_adamw_({want}, {tensor(g)}, {average}, {square}, {}, {at::full({}, static_cast<double>(step))}, 1e-2, 0.9, 0.999, 0.1, 1e-8, false,
-                      false);
+    at::_fused_adamw_({want}, {tensor(g)}, {average}, {square}, {}, {at::full({}, static_cast<double>(step))}, 1e-2,
+                      0.9, 0.999, 0.1, 1e-8, false, false);
   }
   EXPECT_TRUE(at::allclose(tensor(p), want, 1e-5, 1e-6));
 }
@@ -286,14 +319,19 @@ TEST(ClipNorm, RowsAndColumnLeavesMerge) {
     std::vector<float> left(of_rows.size()), right(of_rows.size());
     clip_row_squares({shape.rows, cut}, shape.n, rows, left.data());
     clip_row_squares({shape.rows, shape.n - cut}, shape.n, {x.data() + cut, shape.n}, right.data());
-    for (size_t r = 0; r < left.size(); ++r) left[r] += right[r];
+    for (size_t r = 0; r < left.size(); ++r) {
+      left[r] += right[r];
+    }
     ASSERT_EQ(left, of_rows) << "seed " << seed;
 
     // Rows cut at the root of the tree.
     int64_t top = 1;
-    while (2 * top < shape.rows) top *= 2;
+    while (2 * top < shape.rows) {
+      top *= 2;
+    }
     if (shape.rows > 1) {
-      ASSERT_EQ(clip_squares({top, shape.n}, rows) + clip_squares({shape.rows - top, shape.n}, rows.from(top)), whole) << "seed " << seed;
+      ASSERT_EQ(clip_squares({top, shape.n}, rows) + clip_squares({shape.rows - top, shape.n}, rows.from(top)), whole)
+          << "seed " << seed;
     }
   }
 }
@@ -317,7 +355,9 @@ TEST(ClipNorm, TreeSplitsAtTheLargestPowerOfTwoBelow) {
 TEST(Updates, GoldenBits) {
   auto make = [n = uint64_t{0}](size_t count) mutable {
     std::vector<float> values(count);
-    for (float& value : values) value = static_cast<float>(static_cast<int64_t>(tessera::base::hash_mix(++n) >> 40)) * 0x1p-23f - 1;
+    for (float& value : values) {
+      value = static_cast<float>(static_cast<int64_t>(tessera::base::hash_mix(++n) >> 40)) * 0x1p-23f - 1;
+    }
     return values;
   };
   const std::vector<float> grad = make(12 * 50), x = make(12 * 50), scale = make(12), start = make(12 * 50);
@@ -330,7 +370,9 @@ TEST(Updates, GoldenBits) {
     adamw_step({.step = 3}, 600, p.data(), grad.data(), m.data(), v.data());
     sgd_step({.momentum = 0.9, .nesterov = true}, 600, p.data(), grad.data(), m.data());
     std::vector<float> all = {clip_squares<float>({12, 50}, {grad.data(), 50})};
-    for (const auto* part : {&sum, &table, &p, &m, &v}) all.insert(all.end(), part->begin(), part->end());
+    for (const auto* part : {&sum, &table, &p, &m, &v}) {
+      all.insert(all.end(), part->begin(), part->end());
+    }
     EXPECT_EQ(hash_of(all), 15440045775869552729u) << name_of(isa);
   }
 }

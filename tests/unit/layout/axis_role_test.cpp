@@ -30,8 +30,10 @@ TEST(AxisRole, NamesSayWhatAxesAreFor) {
 TEST(AxisRole, ARefusalSaysWhyAndListsTheNames) {
   const std::string accepted = "; accepted: dp (cuts the batch), dp_replicate (the same as dp), tp (cuts the model)";
   EXPECT_EQ(refusal_of("dp=2,tp=2"), "none");
-  EXPECT_EQ(refusal_of("dp=2,pp=2"), "[mesh] the axis \"pp\" of mesh {dp=2,pp=2}: pipeline stages are not there yet" + accepted);
-  EXPECT_EQ(refusal_of("ddp=2"), "[mesh] the axis \"ddp\" of mesh {ddp=2} has no role; did you mean \"dp\"?" + accepted);
+  EXPECT_EQ(refusal_of("dp=2,pp=2"),
+            "[mesh] the axis \"pp\" of mesh {dp=2,pp=2}: pipeline stages are not there yet" + accepted);
+  EXPECT_EQ(refusal_of("ddp=2"),
+            "[mesh] the axis \"ddp\" of mesh {ddp=2} has no role; did you mean \"dp\"?" + accepted);
   EXPECT_EQ(refusal_of("stage=1"), "[mesh] the axis \"stage\" of mesh {stage=1} has no role" + accepted);
 }
 

@@ -238,7 +238,8 @@ TEST(Labels, SplitsAndUnevenSplits) {
   EXPECT_EQ(str(view_labels(split, {4, 4}, {16})), "[s16]");
   EXPECT_EQ(str(view_labels({{sequence(4)}, {}}, {4, 3}, {3, 4})), "[]");
   // Only the dims that the uneven cut concerns lose their labels.
-  EXPECT_EQ(str(view_labels({{batch(5)}, {sequence(4)}, {}, {batch(2)}}, {5, 4, 3, 2}, {5, 3, 4, 2})), "[b5, -, -, b2]");
+  EXPECT_EQ(str(view_labels({{batch(5)}, {sequence(4)}, {}, {batch(2)}}, {5, 4, 3, 2}, {5, 3, 4, 2})),
+            "[b5, -, -, b2]");
   EXPECT_EQ(str(view_labels({{batch(2)}, {}}, {2, 0}, {0, 2})), "[]");
 }
 

@@ -45,7 +45,8 @@ TEST(Lattice, PrintsAndParses) {
     EXPECT_EQ(Lattice::parse(lattice.str()), lattice);
   }
   EXPECT_EQ(Lattice::parse("feature = 4, batch = 2"), (Lattice{2, 1, 4}));
-  for (const char* text : {"", "batch", "batch=0", "batch=-1", "batch=8,batch=8", "heads=8", "batch=8;feature=8", "batch=8=8", "batch=x", "batch=8,"}) {
+  for (const char* text : {"", "batch", "batch=0", "batch=-1", "batch=8,batch=8", "heads=8", "batch=8;feature=8",
+                           "batch=8=8", "batch=x", "batch=8,"}) {
     EXPECT_THROW(Lattice::parse(text), ConfigError) << text;
   }
 }
@@ -147,19 +148,23 @@ TEST(Lattice, MergeInRingOrderIsAnotherSum) {
 
 TEST(Lattice, ACutInsideALeafIsDescribed) {
   EXPECT_EQ(describe_cut(1, {0, 25}, 101, 8),
-            "dim 1 of 101 has 8 leaves of 13; the cut at 25 is inside leaf 1 [13,26); accepted: cuts at multiples of 13, S(1;13); even cuts "
+            "dim 1 of 101 has 8 leaves of 13; the cut at 25 is inside leaf 1 [13,26); accepted: cuts at multiples of "
+            "13, S(1;13); even cuts "
             "without a unit fit over 1, 4, 8 ranks");
   EXPECT_NE(describe_cut(0, {11, 22}, 32, 8).find("the cut at 11 is inside leaf 2 [8,12)"), std::string::npos);
   EXPECT_NE(describe_cut(0, {8, 9}, 16, 1).find("1 leaf of 16; the cut at 8"), std::string::npos);
 }
 
-// Against the definition: a cut is legal where a leaf begins or the dim ends, and a part touches the leaves that it has elements of.
+// Against the definition: a cut is legal where a leaf begins or the dim ends, and a part touches the leaves that it has
+// elements of.
 TEST(Lattice, PartsAreOfWholeLeavesOrNot) {
   for (int64_t size = 1; size <= 30; ++size) {
     for (int64_t leaves = 1; leaves <= 10; ++leaves) {
       const auto is_legal = [&](int64_t at) {
         bool found = at == size;
-        for (int64_t i = 0; i < leaves; ++i) found |= leaf_range(size, leaves, i).begin == at;
+        for (int64_t i = 0; i < leaves; ++i) {
+          found |= leaf_range(size, leaves, i).begin == at;
+        }
         return found;
       };
       for (int64_t begin = 0; begin < size; ++begin) {

@@ -117,8 +117,10 @@ TEST(Mesh, ErrorsSayTheirTextOnce) {
   EXPECT_EQ(error_of("dp:2"), "[mesh] \"dp:2\" is no mesh" + form);
   EXPECT_EQ(error_of("dp=2,tp"), "[mesh] \"dp=2,tp\" is no mesh: \"tp\"" + form);
   EXPECT_EQ(error_of("dp=2,dp=2"), "[mesh] the axis dp is named twice; accepted: distinct names, as in dp=2,tp=4");
-  EXPECT_EQ(error_of("d-p=2"), "[mesh] \"d-p\" cannot name an axis; accepted: letters, digits and _, not beginning with a digit");
-  EXPECT_EQ(error_of("dp=4,tp=99999999999"), "[mesh] more than 16777216 ranks, with axis tp=99999999999; accepted: sizes whose product is smaller");
+  EXPECT_EQ(error_of("d-p=2"),
+            "[mesh] \"d-p\" cannot name an axis; accepted: letters, digits and _, not beginning with a digit");
+  EXPECT_EQ(error_of("dp=4,tp=99999999999"),
+            "[mesh] more than 16777216 ranks, with axis tp=99999999999; accepted: sizes whose product is smaller");
 }
 
 }  // namespace

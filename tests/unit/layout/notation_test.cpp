@@ -76,8 +76,8 @@ TEST(Notation, OfSpecs) {
 
 TEST(Notation, ErrorsSayWhatIsAccepted) {
   const Mesh mesh = Mesh::parse("dp=2,tp=4");
-  for (const char* text : {"", "S", "S(", "S()", "S(-1)", "S(0", "S(0;)", "S(0;0)", "S(0@)", "S(0@1;2)", "P(mean)", "Q", "S(0)x",
-                           "S(99999999999)", "S(0@999999)"}) {
+  for (const char* text : {"", "S", "S(", "S()", "S(-1)", "S(0", "S(0;)", "S(0;0)", "S(0@)", "S(0@1;2)", "P(mean)", "Q",
+                           "S(0)x", "S(99999999999)", "S(0@999999)"}) {
     EXPECT_THROW(parse_placement(text), ConfigError) << text;
   }
   for (const char* text : {"", "dp: R", "{dp}", "{dp: }", "{pp: R}", "{dp: R, dp: R}", "{dp: R,}"}) {

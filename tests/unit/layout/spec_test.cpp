@@ -49,7 +49,8 @@ TEST(Spec, NormalForm) {
   const Mesh mesh = Mesh::parse("a=2,one=1,b=3");
   const Placements r3(3);
   EXPECT_EQ(normal_form(mesh, {Replicate(), Partial(ReduceOp::kMax), Replicate()}), r3);
-  EXPECT_EQ(normal_form(mesh, {Shard(0, {.order = 0}), Shard(1), Replicate()}), (Placements{Shard(0), Replicate(), Replicate()}));
+  EXPECT_EQ(normal_form(mesh, {Shard(0, {.order = 0}), Shard(1), Replicate()}),
+            (Placements{Shard(0), Replicate(), Replicate()}));
   EXPECT_EQ(normal_form(mesh, {Shard(0, {.order = 0}), Replicate(), Shard(0, {.order = 1})}),
             (Placements{Shard(0), Replicate(), Shard(0)}));
   const Placements swapped{Shard(0, {.order = 1}), Replicate(), Shard(0, {.order = 0})};
@@ -59,7 +60,8 @@ TEST(Spec, NormalForm) {
   // Those that say no order fill the free positions.
   EXPECT_EQ(normal_form(mesh, {Shard(0, {.order = 1}), Replicate(), Shard(0)}), swapped);
   EXPECT_EQ(normal_form(mesh, {Shard(0), Replicate(), Shard(0, {.order = 0})}), swapped);
-  EXPECT_EQ(Spec::contiguous(mesh, {Shard(0), Partial(), Replicate()}, {4}, kFloat).str(), "float32[4] {a: S(0), one: R, b: R}");
+  EXPECT_EQ(Spec::contiguous(mesh, {Shard(0), Partial(), Replicate()}, {4}, kFloat).str(),
+            "float32[4] {a: S(0), one: R, b: R}");
 }
 
 TEST(Spec, DerivedFacts) {
@@ -94,14 +96,16 @@ TEST(Spec, RefusesNonsense) {
 
 TEST(Spec, InterleavedCutsTakeAPartOfEveryBlock) {
   const Mesh mesh = Mesh::parse("a=2,b=2");
-  const Spec spec = Spec::contiguous(mesh, {InterleavedShard(0, 3), Replicate()}, {15, 2}, kFloat);  // blocks of 5: 3 and 2
+  const Spec spec =
+      Spec::contiguous(mesh, {InterleavedShard(0, 3), Replicate()}, {15, 2}, kFloat);  // blocks of 5: 3 and 2
   EXPECT_EQ(spec.local_runs({0, 0}), (std::vector<std::vector<Range>>{{{0, 3}, {5, 8}, {10, 13}}, {{0, 2}}}));
   EXPECT_EQ(spec.local_runs({1, 1}), (std::vector<std::vector<Range>>{{{3, 5}, {8, 10}, {13, 15}}, {{0, 2}}}));
   EXPECT_EQ(spec.local_sizes({0, 0}), (std::vector<int64_t>{9, 2}));
   EXPECT_EQ(spec.local_sizes({1, 0}), (std::vector<int64_t>{6, 2}));
   EXPECT_THROW(spec.local_ranges({0, 0}), std::exception);
 
-  const Spec nested = Spec::contiguous(mesh, {InterleavedShard(0, 2), InterleavedShard(0, 2, {.unit = 2})}, {16}, kFloat);
+  const Spec nested =
+      Spec::contiguous(mesh, {InterleavedShard(0, 2), InterleavedShard(0, 2, {.unit = 2})}, {16}, kFloat);
   EXPECT_EQ(nested.local_runs({1, 0}), (std::vector<std::vector<Range>>{{{4, 6}, {12, 14}}}));
   EXPECT_EQ(unfolded(nested, {2}).str(), "float32[2, 8] {a: S(1), b: S(1;2)}");
   EXPECT_EQ(unfolded(nested, {2}).local_ranges({1, 0}), (std::vector<Range>{{0, 2}, {4, 6}}));
@@ -120,7 +124,8 @@ TEST(Spec, RefusesInterleavedCutsThatDoNotFit) {
 TEST(Spec, AxesOfADimSlowestFirst) {
   const Mesh mesh = Mesh::parse("a=2,b=2,c=2");
   EXPECT_EQ(axes_of_dim(mesh, {Shard(0), Replicate(), Shard(0)}, 0), (std::vector<int64_t>{0, 2}));
-  EXPECT_EQ(axes_of_dim(mesh, {Shard(0, {.order = 1}), Shard(1), Shard(0, {.order = 0})}, 0), (std::vector<int64_t>{2, 0}));
+  EXPECT_EQ(axes_of_dim(mesh, {Shard(0, {.order = 1}), Shard(1), Shard(0, {.order = 0})}, 0),
+            (std::vector<int64_t>{2, 0}));
   EXPECT_TRUE(axes_of_dim(mesh, {Shard(0), Partial(), Shard(0)}, 1).empty());
 }
 
@@ -158,7 +163,8 @@ TEST(Spec, NestedCutsTileTheTensor) {
   for (int i = 0; i < 1000; ++i) {
     const auto sizes = random.sizes(3, 9);
     const Mesh mesh = random.mesh(3, 4);
-    expect_tiles(Spec::contiguous(mesh, random.placements(mesh, static_cast<int64_t>(sizes.size()), true), sizes, kFloat));
+    expect_tiles(
+        Spec::contiguous(mesh, random.placements(mesh, static_cast<int64_t>(sizes.size()), true), sizes, kFloat));
   }
 }
 

@@ -18,10 +18,26 @@ std::vector<std::shared_ptr<LanguageModel>> zoo() {
   torch::manual_seed(11);
   std::vector<std::shared_ptr<LanguageModel>> models;
   for (const bool fused : {false, true}) {
-    models.push_back(Llama(LlamaConfig{.vocab_size = 61, .dim = 48, .layers = 3, .heads = 6, .kv_heads = 2, .hidden = 80, .max_seq = kLongest,
-                                       .fused_attention = fused, .init_std = 0.2, .dtype = at::kDouble}).ptr());
-    models.push_back(Gpt(GptConfig{.vocab_size = 61, .dim = 48, .layers = 3, .heads = 6, .max_seq = kLongest, .fused_attention = fused,
-                                   .init_std = 0.2, .dtype = at::kDouble}).ptr());
+    models.push_back(Llama(LlamaConfig{.vocab_size = 61,
+                                       .dim = 48,
+                                       .layers = 3,
+                                       .heads = 6,
+                                       .kv_heads = 2,
+                                       .hidden = 80,
+                                       .max_seq = kLongest,
+                                       .fused_attention = fused,
+                                       .init_std = 0.2,
+                                       .dtype = at::kDouble})
+                         .ptr());
+    models.push_back(Gpt(GptConfig{.vocab_size = 61,
+                                   .dim = 48,
+                                   .layers = 3,
+                                   .heads = 6,
+                                   .max_seq = kLongest,
+                                   .fused_attention = fused,
+                                   .init_std = 0.2,
+                                   .dtype = at::kDouble})
+                         .ptr());
   }
   for (const auto& model : models) {
     model->eval();

@@ -55,9 +55,9 @@ std::vector<std::shared_ptr<LanguageModel>> zoo() {
 TEST(Llama, NamesAreHuggingFaces) {
   std::vector<std::string> expected = {"lm_head.weight", "model.embed_tokens.weight", "model.norm.weight"};
   for (const std::string layer : {"model.layers.0.", "model.layers.1."}) {
-    for (const char* name : {"input_layernorm.weight", "mlp.down_proj.weight", "mlp.gate_proj.weight", "mlp.up_proj.weight",
-                             "post_attention_layernorm.weight", "self_attn.k_proj.weight", "self_attn.o_proj.weight",
-                             "self_attn.q_proj.weight", "self_attn.v_proj.weight"}) {
+    for (const char* name : {"input_layernorm.weight", "mlp.down_proj.weight", "mlp.gate_proj.weight",
+                             "mlp.up_proj.weight", "post_attention_layernorm.weight", "self_attn.k_proj.weight",
+                             "self_attn.o_proj.weight", "self_attn.q_proj.weight", "self_attn.v_proj.weight"}) {
       expected.push_back(layer + name);
     }
   }
@@ -125,8 +125,8 @@ TEST(Zoo, EveryParameterIsInitialisedByItsOwnScale) {
       const at::Tensor value = parameter.value().detach();
       EXPECT_EQ(value.scalar_type(), at::kDouble) << name;
       if (value.dim() == 2) {
-        const bool is_residual = name.ends_with("o_proj.weight") || name.ends_with("down_proj.weight") ||
-                                 name.ends_with("c_proj.weight");
+        const bool is_residual =
+            name.ends_with("o_proj.weight") || name.ends_with("down_proj.weight") || name.ends_with("c_proj.weight");
         EXPECT_NEAR(value.std().item<double>(), is_residual ? 0.01 : 0.02, 0.002) << name;
       } else {
         EXPECT_TRUE(at::equal(value, at::full_like(value, name.ends_with("bias") ? 0.0 : 1.0))) << name;

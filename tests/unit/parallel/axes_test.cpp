@@ -5,7 +5,7 @@
 #include <torch/optim/sgd.h>
 
 #include "tessera/base/error.h"
-#include "tessera/comm/run_ranks.h"
+#include "tessera/comm/threads/run_ranks.h"
 #include "tessera/parallel/forward_pass.h"
 #include "tessera/parallel/generate_plan.h"
 #include "tessera/parallel/job.h"
@@ -29,7 +29,8 @@ struct Entrance {
 
 const std::vector<Entrance>& entrances() {
   static const std::vector<Entrance> all = {
-      {"generate_plan", [](const std::string& axis) { generate_plan(*torch::nn::Linear(4, 4), {.mesh = mesh_of(axis)}); }},
+      {"generate_plan",
+       [](const std::string& axis) { generate_plan(*torch::nn::Linear(4, 4), {.mesh = mesh_of(axis)}); }},
       {"a plan file", [](const std::string& axis) { Plan::from_json(plan_on(axis).json()); }},
       {"a plan by hand", [](const std::string& axis) { plan_on(axis).verify({}); }},
       {"parallelize",
@@ -74,15 +75,18 @@ TEST(Axes, FortyNamesHaveARoleOrAreRefusedAtEveryEntrance) {
 }
 
 TEST(Axes, OnlyDataAxesCutTheBatch) {
-  EXPECT_EQ(generate_plan(*torch::nn::Linear(4, 4), {.mesh = layout::Mesh::parse("dp_replicate=2,tp=2,dp=2")}).batch_axes,
-            (std::vector<std::string>{"dp_replicate", "dp"}));
+  EXPECT_EQ(
+      generate_plan(*torch::nn::Linear(4, 4), {.mesh = layout::Mesh::parse("dp_replicate=2,tp=2,dp=2")}).batch_axes,
+      (std::vector<std::string>{"dp_replicate", "dp"}));
   Plan plan = plan_on("tp");
   plan.batch_axes = {"tp"};
   try {
     plan.verify({});
     ADD_FAILURE() << "accepted";
   } catch (const PlanError& error) {
-    EXPECT_EQ(base::message_of(error), "[plan] batch axis \"tp\" has another role in mesh {tp=2}; accepted: axes of the mesh that cut the batch, of which it has none");
+    EXPECT_EQ(base::message_of(error),
+              "[plan] batch axis \"tp\" has another role in mesh {tp=2}; accepted: axes of the mesh that cut the "
+              "batch, of which it has none");
   }
 }
 

@@ -6,8 +6,8 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/text.h"
-#include "tessera/comm/run_ranks.h"
-#include "tessera/dtensor/dtensor.h"
+#include "tessera/comm/threads/run_ranks.h"
+#include "tessera/dtensor/front/dtensor.h"
 #include "tessera/models/gpt.h"
 #include "tessera/models/llama.h"
 
@@ -205,15 +205,21 @@ TEST(GeneratePlan, HeadsThatDoNotDivide) {
 TEST(GeneratePlan, AttentionThatNoLeavesDivideStaysWhole) {
   const auto plan_of = [](models::LlamaConfig config, int64_t ranks, bool sequence_parallel = false) {
     models::Llama model(config);
-    return generate_plan(*model, {.mesh = layout::Mesh({{"tp", ranks}}), .sequence_parallel = sequence_parallel, .heads = config.heads,
-                                  .kv_heads = config.kv_heads, .lattice = layout::Lattice{}});
+    return generate_plan(*model, {.mesh = layout::Mesh({{"tp", ranks}}),
+                                  .sequence_parallel = sequence_parallel,
+                                  .heads = config.heads,
+                                  .kv_heads = config.kv_heads,
+                                  .lattice = layout::Lattice{}});
   };
   const models::LlamaConfig few{.dim = 48, .layers = 1, .heads = 6, .kv_heads = 3, .hidden = 96};
   const std::string attention = "model.layers.0.self_attn.";
   for (const int64_t ranks : {2, 3, 4, 5, 6, 8}) {
     const auto plan = plan_of(few, ranks);
-    for (const char* name : {"q_proj.weight", "k_proj.weight", "v_proj.weight", "o_proj.weight"}) EXPECT_EQ(on_tp(plan, attention + name), "-") << ranks;
-    EXPECT_TRUE(has_note(plan, "o_proj: 6 query and 3 key/value heads for " + std::to_string(ranks) + " ranks: this attention stays whole"));
+    for (const char* name : {"q_proj.weight", "k_proj.weight", "v_proj.weight", "o_proj.weight"}) {
+      EXPECT_EQ(on_tp(plan, attention + name), "-") << ranks;
+    }
+    EXPECT_TRUE(has_note(plan, "o_proj: 6 query and 3 key/value heads for " + std::to_string(ranks) +
+                                   " ranks: this attention stays whole"));
     EXPECT_EQ(on_tp(plan, "model.layers.0.mlp.up_proj.weight"), "S(0;12)");
     EXPECT_TRUE(plan_of(few, ranks, true).find(attention + "o_proj.weight")->output);
   }
@@ -233,8 +239,8 @@ TEST(GeneratePlan, ModulesThatAreNotOurs) {
   EXPECT_EQ(on_tp(plan, "fc3.weight"), "S(0)");
   EXPECT_TRUE(has_note(plan, "fc3.weight: 10 over 4 ranks is uneven: 3, 3, 3, 1"));
 
-  torch::nn::Sequential chain(torch::nn::Linear(8, 8), torch::nn::ReLU(), torch::nn::Linear(8, 8), torch::nn::LayerNorm(
-      torch::nn::LayerNormOptions({8})), torch::nn::Linear(8, 4));
+  torch::nn::Sequential chain(torch::nn::Linear(8, 8), torch::nn::ReLU(), torch::nn::Linear(8, 8),
+                              torch::nn::LayerNorm(torch::nn::LayerNormOptions({8})), torch::nn::Linear(8, 4));
   const auto chained = generate_plan(*chain, on("tp=2"));
   EXPECT_NO_THROW(chained.verify(sizes_of(*chain)));
   EXPECT_EQ(on_tp(chained, "0.weight"), "S(0)");
@@ -254,7 +260,8 @@ TEST(GeneratePlan, ModulesThatAreNotOurs) {
 }
 
 TEST(GeneratePlan, ChoosesAMesh) {
-  models::Llama model(models::LlamaConfig{.dim = 96, .layers = 1, .heads = 6, .kv_heads = 6, .hidden = 96, .max_seq = 16});
+  models::Llama model(
+      models::LlamaConfig{.dim = 96, .layers = 1, .heads = 6, .kv_heads = 6, .hidden = 96, .max_seq = 16});
   const auto plan = [&](int64_t devices, std::optional<layout::Lattice> lattice = {}) {
     return generate_plan(*model, {.devices = devices, .heads = 6, .kv_heads = 6, .lattice = lattice});
   };
@@ -262,7 +269,9 @@ TEST(GeneratePlan, ChoosesAMesh) {
   EXPECT_TRUE(plan(1).notes.empty());
   EXPECT_EQ(plan(5).mesh.str(), "dp=5");
   EXPECT_EQ(plan(4096).mesh.str(), "dp=4096");
-  EXPECT_EQ(plan(12).notes, std::vector<std::string>{"mesh {dp=12} chosen for 12 ranks, data parallelism first; another is given as the mesh"});
+  EXPECT_EQ(plan(12).notes,
+            std::vector<std::string>{
+                "mesh {dp=12} chosen for 12 ranks, data parallelism first; another is given as the mesh"});
 
   // In `exact` dp cuts a batch into no more parts than it has leaves.
   const layout::Lattice lattice{.batch = 8, .feature = 8};

@@ -12,18 +12,17 @@ namespace {
 
 layout::Placement random_placement(std::mt19937_64& random) {
   switch (random() % 3) {
-    case 0:
-      return layout::Replicate();
-    case 1:
-      return layout::Shard(static_cast<int64_t>(random() % 4));
+    case 0: return layout::Replicate();
+    case 1: return layout::Shard(static_cast<int64_t>(random() % 4));
     default:
-      return layout::Shard(static_cast<int64_t>(random() % 4), {.unit = static_cast<int64_t>(random() % 100 + 1),
-                                                               .order = static_cast<int>(random() % 3)});
+      return layout::Shard(static_cast<int64_t>(random() % 4),
+                           {.unit = static_cast<int64_t>(random() % 100 + 1), .order = static_cast<int>(random() % 3)});
   }
 }
 
 std::string random_text(std::mt19937_64& random) {
-  static const std::vector<std::string> kParts = {"layers", "*", "**", "0", "weight", "a\"b", "\\", "caf\xc3\xa9", "\t"};
+  static const std::vector<std::string> kParts = {"layers", "*",  "**",          "0", "weight",
+                                                  "a\"b",   "\\", "caf\xc3\xa9", "\t"};
   std::string text = "m";
   for (size_t i = random() % 5; i > 0; --i) {
     text += "." + kParts[random() % kParts.size()];
@@ -76,7 +75,9 @@ Plan small_plan() {
   plan.mesh = mesh;
   plan.batch_axes = {"dp"};
   plan.parameters = {{"up.weight", layout::parse_placements(mesh, "{tp: S(0;4)}"), {}, {}},
-                     {"down.weight", layout::parse_placements(mesh, "{tp: S(1)}"), {},
+                     {"down.weight",
+                      layout::parse_placements(mesh, "{tp: S(1)}"),
+                      {},
                       layout::parse_placements(mesh, "{dp: S(0), tp: S(1)}")}};
   plan.notes = {"nothing to say"};
   return plan;
@@ -144,13 +145,26 @@ TEST(Plan, FirstMatchWins) {
 
 TEST(Plan, GlobsMatchWithinAndAcrossParts) {
   const std::vector<std::tuple<std::string, std::string, bool>> table = {
-      {"a.b", "a.b", true},          {"a.b", "a.bc", false},         {"a.*", "a.b", true},
-      {"a.*", "a.b.c", false},       {"a.**", "a.b.c", true},        {"**.c", "a.b.c", true},
-      {"*.c", "a.b.c", false},       {"a.*.c", "a.b.c", true},       {"a.*.c", "a.b.b.c", false},
-      {"a.**.c", "a.b.b.c", true},   {"*", "", true},                {"", "", true},
-      {"", "a", false},              {"h.*.w*t", "h.12.weight", true}, {"h.*.w*t", "h.12.bias", false},
-      {"**", "a.b", true},           {"a*b*c", "aXbYc", true},       {"a*b*c", "aXb.c", false},
-      {"a***c", "a.b.c", true},      {"a.?", "a.b", false},
+      {"a.b", "a.b", true},
+      {"a.b", "a.bc", false},
+      {"a.*", "a.b", true},
+      {"a.*", "a.b.c", false},
+      {"a.**", "a.b.c", true},
+      {"**.c", "a.b.c", true},
+      {"*.c", "a.b.c", false},
+      {"a.*.c", "a.b.c", true},
+      {"a.*.c", "a.b.b.c", false},
+      {"a.**.c", "a.b.b.c", true},
+      {"*", "", true},
+      {"", "", true},
+      {"", "a", false},
+      {"h.*.w*t", "h.12.weight", true},
+      {"h.*.w*t", "h.12.bias", false},
+      {"**", "a.b", true},
+      {"a*b*c", "aXbYc", true},
+      {"a*b*c", "aXb.c", false},
+      {"a***c", "a.b.c", true},
+      {"a.?", "a.b", false},
   };
   for (const auto& [pattern, name, expected] : table) {
     EXPECT_EQ(matches(pattern, name), expected) << pattern << " on " << name;
@@ -166,7 +180,8 @@ TEST(Plan, GlobsMatchWithinAndAcrossParts) {
 }
 
 TEST(Plan, VerifyNamesWhatDoesNotFit) {
-  const std::map<std::string, std::vector<int64_t>> sizes = {{"up.weight", {8, 4}}, {"down.weight", {4, 8}}, {"norm", {4}}};
+  const std::map<std::string, std::vector<int64_t>> sizes = {
+      {"up.weight", {8, 4}}, {"down.weight", {4, 8}}, {"norm", {4}}};
   EXPECT_NO_THROW(small_plan().verify(sizes));
 
   struct Case {
@@ -175,9 +190,12 @@ TEST(Plan, VerifyNamesWhatDoesNotFit) {
   };
   const auto text = [](const char* placements) { return layout::parse_placements(small_plan().mesh, placements); };
   const std::vector<Case> cases = {
-      {[](Plan& p) { p.parameters[0].pattern = "up.wieght"; }, "matches no parameter of the model; did you mean \"up.weight\"?"},
-      {[&](Plan& p) { p.parameters.push_back({"up.*", text("{}"), {}, {}}); }, "\"up.*\" has no effect: earlier entries"},
-      {[&](Plan& p) { p.parameters[0].storage = text("{tp: S(2)}"); }, "up.weight of sizes [8, 4] has no dim 2; accepted: S(0) to S(1)"},
+      {[](Plan& p) { p.parameters[0].pattern = "up.wieght"; },
+       "matches no parameter of the model; did you mean \"up.weight\"?"},
+      {[&](Plan& p) { p.parameters.push_back({"up.*", text("{}"), {}, {}}); },
+       "\"up.*\" has no effect: earlier entries"},
+      {[&](Plan& p) { p.parameters[0].storage = text("{tp: S(2)}"); },
+       "up.weight of sizes [8, 4] has no dim 2; accepted: S(0) to S(1)"},
       {[&](Plan& p) { p.parameters[0].storage = text("{tp: P}"); }, "the storage of \"up.weight\" is {dp: R, tp: P}"},
       {[&](Plan& p) { p.parameters[1].output = text("{tp: P}"); }, "the output of \"down.weight\""},
       {[](Plan& p) { p.parameters[0].storage.pop_back(); }, "has 1 placements for the axes of mesh {dp=2,tp=2}"},
@@ -200,7 +218,8 @@ TEST(Plan, FromJsonNamesTheLine) {
       {"\"version\": 1", "\"version\": \"one\"", "line 2: \"version\" cannot be \"one\""},
       {"\"mesh\": \"dp=2,tp=2\"", "\"mesh\": \"dp=2,tp\"", "line 3: [mesh] \"dp=2,tp\" is no mesh"},
       {"\"mesh\"", "\"meshes\"", "line 3: unknown key \"meshes\"; did you mean \"mesh\"?"},
-      {"\"storage\": \"{tp: S(1)}\"", "\"storage\": \"{tp: Q}\"", "line 8: \"storage\": [layout] \" Q\" is no placement"},
+      {"\"storage\": \"{tp: S(1)}\"", "\"storage\": \"{tp: Q}\"",
+       "line 8: \"storage\": [layout] \" Q\" is no placement"},
       {"\"storage\": \"{tp: S(1)}\"", "\"storage\": \"{pp: S(1)}\"", "line 8: \"storage\": [layout] no axis \"pp\""},
       {"\"pattern\": \"down", "\"patern\": \"down", "line 8: unknown key \"patern\"; did you mean \"pattern\"?"},
       {"\"pattern\": \"up.weight\", ", "", "line 7: \"pattern\" is missing"},

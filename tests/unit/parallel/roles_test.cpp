@@ -31,8 +31,9 @@ TEST(Roles, SiblingsArePairedWithTheirReader) {
   EXPECT_EQ(pairs({{"head", 64, 1000}}, false), "head");
   EXPECT_EQ(pairs({{"fc1", 784, 256}, {"fc2", 256, 256}, {"fc3", 256, 10}}, false), "fc1>fc2 | fc3");
   // A whole block in one module.
-  EXPECT_EQ(pairs({{"q", 64, 64}, {"k", 64, 64}, {"v", 64, 64}, {"o", 64, 64}, {"up", 64, 256}, {"down", 256, 64}}, false),
-            "q,k,v>o | up>down");
+  EXPECT_EQ(
+      pairs({{"q", 64, 64}, {"k", 64, 64}, {"v", 64, 64}, {"o", 64, 64}, {"up", 64, 256}, {"down", 256, 64}}, false),
+      "q,k,v>o | up>down");
 }
 
 TEST(Roles, ChainsAlternate) {

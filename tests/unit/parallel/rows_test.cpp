@@ -12,10 +12,18 @@ struct Case {
 };
 
 const Case kCases[] = {
-    {"dp=1", {"dp"}, 5, 1},           {"dp=4", {"dp"}, 8, 1},         {"dp=4", {"dp"}, 9, 2},
-    {"dp=4,tp=2", {"dp"}, 7, 3},      {"dp=8", {"dp"}, 5, 2},         {"pod=2,dp=3,tp=2", {"pod", "dp"}, 17, 2},
-    {"dp=3,pod=2", {"pod", "dp"}, 11, 4}, {"dp=2,tp=2", {}, 6, 3},
-    {"dp=3", {"dp"}, 13, 3, 2},       {"pod=2,dp=2", {"pod", "dp"}, 10, 1}, {"pod=2,dp=2", {"pod", "dp"}, 29, 5, 4}, {"dp=2", {"dp"}, 16, 16, 2},
+    {"dp=1", {"dp"}, 5, 1},
+    {"dp=4", {"dp"}, 8, 1},
+    {"dp=4", {"dp"}, 9, 2},
+    {"dp=4,tp=2", {"dp"}, 7, 3},
+    {"dp=8", {"dp"}, 5, 2},
+    {"pod=2,dp=3,tp=2", {"pod", "dp"}, 17, 2},
+    {"dp=3,pod=2", {"pod", "dp"}, 11, 4},
+    {"dp=2,tp=2", {}, 6, 3},
+    {"dp=3", {"dp"}, 13, 3, 2},
+    {"pod=2,dp=2", {"pod", "dp"}, 10, 1},
+    {"pod=2,dp=2", {"pod", "dp"}, 29, 5, 4},
+    {"dp=2", {"dp"}, 16, 16, 2},
 };
 
 // The coordinates on the batch axes, slowest first, the others at 0.
@@ -44,7 +52,7 @@ TEST(Rows, FollowEachOtherBlockByBlock) {
       for (int64_t k = 0; k < c.micro_batches; ++k) {
         const layout::Range held = rows.samples_of(block, k);
         EXPECT_EQ(held.begin, next);
-      EXPECT_TRUE(held.begin % c.unit == 0 || k > 0 || held.begin == c.samples) << "a block begins inside a unit";
+        EXPECT_TRUE(held.begin % c.unit == 0 || k > 0 || held.begin == c.samples) << "a block begins inside a unit";
         EXPECT_EQ(held.size(), layout::local_range(mesh, rows.placements(k), 0, rows.size_of(k), block).size());
         next = held.end;
       }
@@ -63,7 +71,8 @@ TEST(Rows, TheOriginSaysTheSampleOfEveryRow) {
       for (const layout::Coord& block : blocks_of(mesh, c.batch_axes)) {
         const layout::Range held = layout::local_range(mesh, rows.placements(k), 0, rows.size_of(k), block);
         for (int64_t row = held.begin; row < held.end; ++row) {
-          const auto after = std::find_if(pieces.begin(), pieces.end(), [&](const auto& piece) { return piece.row > row; });
+          const auto after =
+              std::find_if(pieces.begin(), pieces.end(), [&](const auto& piece) { return piece.row > row; });
           ASSERT_NE(after, pieces.begin());
           EXPECT_EQ(row - (after - 1)->row + (after - 1)->sample, rows.samples_of(block, k).begin + row - held.begin);
         }

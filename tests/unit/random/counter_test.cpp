@@ -33,11 +33,13 @@ struct Case {
 std::vector<Case> all_cases() {
   std::vector<Case> cases;
   for (const at::ScalarType dtype : {at::kDouble, at::kFloat, at::kHalf, at::kBFloat16}) {
-    for (const Distribution& d : {Distribution(Uniform{-1, 2}), Distribution(Normal{1, 3}), Distribution(Exponential{2})}) {
+    for (const Distribution& d :
+         {Distribution(Uniform{-1, 2}), Distribution(Normal{1, 3}), Distribution(Exponential{2})}) {
       cases.push_back({d, dtype});
     }
   }
-  for (const at::ScalarType dtype : {at::kDouble, at::kFloat, at::kBFloat16, at::kLong, at::kInt, at::kByte, at::kBool}) {
+  for (const at::ScalarType dtype :
+       {at::kDouble, at::kFloat, at::kBFloat16, at::kLong, at::kInt, at::kByte, at::kBool}) {
     cases.push_back({Bernoulli{0.3}, dtype});
     cases.push_back({Integers{0, 2}, dtype});
   }
@@ -118,14 +120,16 @@ TEST(Counter, GoesOnBeyondBlockTwoToThe32) {
     const at::Tensor wide = filled(region, kStream, Uniform{}, at::kDouble);
     for (int64_t i = 0; i < length; ++i) {
       const int64_t element = begin + i;
-      ASSERT_EQ(single[i].item<float>(), static_cast<float>(block_of(element / 4)[element % 4] >> 8) * 0x1p-24f) << element;
+      ASSERT_EQ(single[i].item<float>(), static_cast<float>(block_of(element / 4)[element % 4] >> 8) * 0x1p-24f)
+          << element;
       const int64_t other = begin_wide + i;
       const PhiloxWords words = block_of(other / 2);
       const uint64_t bits = words[other % 2 * 2] | uint64_t{words[other % 2 * 2 + 1]} << 32;
       ASSERT_EQ(wide[i].item<double>(), static_cast<double>(bits >> 11) * 0x1p-53) << other;
     }
   }
-  EXPECT_NE(draw_integer(kStream, 0, int64_t{1} << 33, int64_t{1} << 60), draw_integer(kStream, 0, 0, int64_t{1} << 60));
+  EXPECT_NE(draw_integer(kStream, 0, int64_t{1} << 33, int64_t{1} << 60),
+            draw_integer(kStream, 0, 0, int64_t{1} << 60));
 }
 
 TEST(Counter, MicroBatchIsASlice) {
@@ -152,8 +156,8 @@ TEST(Counter, EachPartOfTheStreamCounts) {
   region.batch_dim = 0;
   region.batch_extent = 1;
   const at::Tensor first = filled(region, kStream, Uniform{});
-  for (const Stream& other : {Stream{8, kStream.site, 3}, Stream{7, make_site("layers.0.weight#0+2").hash, 3},
-                              Stream{7, kStream.site, 4}}) {
+  for (const Stream& other :
+       {Stream{8, kStream.site, 3}, Stream{7, make_site("layers.0.weight#0+2").hash, 3}, Stream{7, kStream.site, 4}}) {
     EXPECT_FALSE(filled(region, other, Uniform{}).eq(first).any().item<bool>());
   }
   region.batch_offset = 1;
@@ -215,7 +219,9 @@ TEST(Counter, Refusals) {
 // Its parts are drawn one after the other, those of normal numbers with half of the variance.
 TEST(Counter, ComplexNumbersArePairs) {
   const Region region = whole_region({3, 5}), of_parts = whole_region({3, 5, 2});
-  const auto parts = [&](const Distribution& distribution) { return at::view_as_real(filled(region, kStream, distribution, at::kComplexDouble)); };
+  const auto parts = [&](const Distribution& distribution) {
+    return at::view_as_real(filled(region, kStream, distribution, at::kComplexDouble));
+  };
   EXPECT_TRUE(at::equal(parts(Uniform{1, 3}), filled(of_parts, kStream, Uniform{1, 3}, at::kDouble)));
   EXPECT_TRUE(at::equal(parts(Normal{1, 3}), filled(of_parts, kStream, Normal{1, 3 / std::sqrt(2.0)}, at::kDouble)));
 }

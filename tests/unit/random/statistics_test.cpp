@@ -90,13 +90,15 @@ TEST(Statistics, Exponential) {
 
 TEST(Statistics, LogNormal) {
   for (const at::ScalarType dtype : {at::kFloat, at::kDouble}) {
-    EXPECT_LT(distance(draw(LogNormal{0.5, 2}, dtype), [](double x) { return normal_cdf((std::log(x) - 0.5) / 2); }), kBound);
+    EXPECT_LT(distance(draw(LogNormal{0.5, 2}, dtype), [](double x) { return normal_cdf((std::log(x) - 0.5) / 2); }),
+              kBound);
   }
 }
 
 TEST(Statistics, Cauchy) {
   for (const at::ScalarType dtype : {at::kFloat, at::kDouble}) {
-    EXPECT_LT(distance(draw(Cauchy{1, 3}, dtype), [](double x) { return 0.5 + std::atan((x - 1) / 3) / M_PI; }), kBound);
+    EXPECT_LT(distance(draw(Cauchy{1, 3}, dtype), [](double x) { return 0.5 + std::atan((x - 1) / 3) / M_PI; }),
+              kBound);
   }
 }
 
@@ -107,11 +109,14 @@ TEST(Statistics, Geometric) {
       EXPECT_EQ(*std::min_element(values.begin(), values.end()), 1.0);
       for (const double bound : {1.0, 2.0, 5.0, 50.0}) {
         const auto within = std::count_if(values.begin(), values.end(), [&](double value) { return value <= bound; });
-        EXPECT_NEAR(static_cast<double>(within) / kCount, 1 - std::pow(1 - p, bound), 5 * std::sqrt(0.25 / kCount)) << p << " " << bound;
+        EXPECT_NEAR(static_cast<double>(within) / kCount, 1 - std::pow(1 - p, bound), 5 * std::sqrt(0.25 / kCount))
+            << p << " " << bound;
       }
     }
   }
-  for (const double value : draw(Geometric{1e-4}, at::kChar)) ASSERT_TRUE(value >= 1 && value <= 127);
+  for (const double value : draw(Geometric{1e-4}, at::kChar)) {
+    ASSERT_TRUE(value >= 1 && value <= 127);
+  }
 }
 
 TEST(Statistics, Bernoulli) {

@@ -1,5 +1,5 @@
-// The maps of the CUDA kernels against a simulation of their loops that draws with ATen's Philox engine, against tables, and
-// against the deal of doubles that is easy to get wrong.
+// The maps of the CUDA kernels against a simulation of their loops that draws with ATen's Philox engine, against
+// tables, and against the deal of doubles that is easy to get wrong.
 #include <functional>
 #include <map>
 
@@ -12,7 +12,8 @@ namespace tessera::random {
 namespace {
 
 constexpr uint64_t kSeed = 0x0123456789abcdef;
-const CudaDeal kDeals[] = {CudaDeal::kFour, CudaDeal::kTwo, CudaDeal::kVector8, CudaDeal::kVector4, CudaDeal::kVector2, CudaDeal::kVector1};
+const CudaDeal kDeals[] = {CudaDeal::kFour,    CudaDeal::kTwo,     CudaDeal::kVector8,
+                           CudaDeal::kVector4, CudaDeal::kVector2, CudaDeal::kVector1};
 
 // One thread's state of curand.
 class Thread {
@@ -42,9 +43,13 @@ Simulated strided(int64_t elements, int64_t threads, int64_t results, uint64_t o
     for (int64_t at = t; at < rounded; at += threads * results) {
       const PhiloxWords words = thread.next();
       for (int64_t i = 0; i < results; ++i) {
-        if (at + threads * i >= elements) continue;
+        if (at + threads * i >= elements) {
+          continue;
+        }
         auto& own = done.words[static_cast<size_t>(at + threads * i)];
-        for (int64_t k = 0; k < 4 / results; ++k) own.push_back(words[static_cast<size_t>(i * 4 / results + k)]);
+        for (int64_t k = 0; k < 4 / results; ++k) {
+          own.push_back(words[static_cast<size_t>(i * 4 / results + k)]);
+        }
       }
     }
     done.blocks = std::max(done.blocks, thread.blocks);
@@ -60,7 +65,9 @@ Simulated vectors(int64_t elements, int64_t threads, int64_t width, uint64_t off
     for (int64_t at = t * width; at < elements; at += threads * width) {
       PhiloxWords words = thread.next();
       for (int64_t i = 0; i < width; ++i) {
-        if (i == 4) words = thread.next();
+        if (i == 4) {
+          words = thread.next();
+        }
         done.words[static_cast<size_t>(at + i)] = {words[static_cast<size_t>(i % 4)]};
       }
     }
@@ -79,7 +86,9 @@ Simulated simulate(CudaDeal deal, int64_t elements, int64_t threads, uint64_t of
   }
 }
 
-int64_t width_of(CudaDeal deal) { return deal == CudaDeal::kVector8 ? 8 : deal == CudaDeal::kVector4 ? 4 : deal == CudaDeal::kVector2 ? 2 : 1; }
+int64_t width_of(CudaDeal deal) {
+  return deal == CudaDeal::kVector8 ? 8 : deal == CudaDeal::kVector4 ? 4 : deal == CudaDeal::kVector2 ? 2 : 1;
+}
 
 // On both sides of T, 2T, 4T and 8T, for every remainder of 8.
 TEST(StockCuda, PlacesAreThoseOfTheKernels) {
@@ -89,7 +98,9 @@ TEST(StockCuda, PlacesAreThoseOfTheKernels) {
       for (int64_t elements = std::max<int64_t>(1, times * most - 8); elements <= times * most + 8; ++elements) {
         const int64_t threads = cuda_threads(device, elements);
         for (const CudaDeal deal : kDeals) {
-          if (elements % width_of(deal) != 0) continue;
+          if (elements % width_of(deal) != 0) {
+            continue;
+          }
           for (const uint64_t offset : {uint64_t{4}, uint64_t{1} << 36}) {
             const Simulated done = simulate(deal, elements, threads, offset);
             for (int64_t element = 0; element < elements; ++element) {
@@ -97,7 +108,8 @@ TEST(StockCuda, PlacesAreThoseOfTheKernels) {
               const PhiloxWords words = cuda_words(kSeed, place);
               const auto& expected = done.words[static_cast<size_t>(element)];
               for (size_t k = 0; k < expected.size(); ++k) {
-                ASSERT_EQ(words[static_cast<size_t>(place.lane) * expected.size() + k], expected[k]) << int(deal) << " " << elements << " " << element;
+                ASSERT_EQ(words[static_cast<size_t>(place.lane) * expected.size() + k], expected[k])
+                    << int(deal) << " " << elements << " " << element;
               }
               ASSERT_EQ(cuda_element(deal, place, threads, offset), element);
             }
@@ -108,18 +120,25 @@ TEST(StockCuda, PlacesAreThoseOfTheKernels) {
   }
 }
 
-// Enough blocks are reserved, so that the next kernel begins with new ones; except where libtorch itself reserves too few.
+// Enough blocks are reserved, so that the next kernel begins with new ones; except where libtorch itself reserves too
+// few.
 TEST(StockCuda, Reservations) {
   const CudaDevice device{2, 512};
   for (int64_t elements = 1; elements < 9000; elements += 61) {
     const int64_t threads = cuda_threads(device, elements);
     for (const CudaDeal deal : kDeals) {
-      if (elements % width_of(deal) != 0) continue;
-      const uint64_t used = 4 * simulate(deal, elements, threads, 0).blocks, reserved = cuda_reservation(deal, elements, threads);
-      if (deal == CudaDeal::kVector8 || deal == CudaDeal::kVector2) continue;
+      if (elements % width_of(deal) != 0) {
+        continue;
+      }
+      const uint64_t used = 4 * simulate(deal, elements, threads, 0).blocks,
+                     reserved = cuda_reservation(deal, elements, threads);
+      if (deal == CudaDeal::kVector8 || deal == CudaDeal::kVector2) {
+        continue;
+      }
       EXPECT_EQ(reserved, used) << int(deal) << " " << elements;
     }
-    EXPECT_EQ(cuda_reservation(CudaDeal::kTwo, elements, threads, false), cuda_reservation(CudaDeal::kFour, elements, threads));
+    EXPECT_EQ(cuda_reservation(CudaDeal::kTwo, elements, threads, false),
+              cuda_reservation(CudaDeal::kFour, elements, threads));
   }
   const int64_t threads = cuda_threads(device, 8192);
   EXPECT_EQ(cuda_reservation(CudaDeal::kVector8, 4096, threads), 4u);
@@ -144,27 +163,60 @@ TEST(StockCuda, Threads) {
 TEST(StockCuda, Table) {
   using Row = std::array<uint64_t, 3>;
   const std::map<int64_t, std::map<CudaDeal, Row>> table = {
-      {7, {{CudaDeal::kFour, {7, 0, 0}}, {CudaDeal::kTwo, {7, 0, 0}}, {CudaDeal::kVector4, {1, 0, 3}}, {CudaDeal::kVector2, {3, 0, 1}}, {CudaDeal::kVector1, {7, 0, 0}}}},
-      {9, {{CudaDeal::kFour, {1, 0, 1}}, {CudaDeal::kTwo, {1, 0, 1}}, {CudaDeal::kVector4, {2, 0, 1}}, {CudaDeal::kVector2, {4, 0, 1}}, {CudaDeal::kVector1, {1, 0, 1}}}},
-      {16, {{CudaDeal::kFour, {0, 0, 2}}, {CudaDeal::kTwo, {0, 1, 0}}, {CudaDeal::kVector4, {4, 0, 0}}, {CudaDeal::kVector2, {0, 1, 0}}, {CudaDeal::kVector1, {0, 0, 2}}}},
-      {33, {{CudaDeal::kFour, {1, 1, 0}}, {CudaDeal::kTwo, {1, 2, 0}}, {CudaDeal::kVector4, {0, 1, 1}}, {CudaDeal::kVector2, {0, 2, 1}}, {CudaDeal::kVector1, {1, 1, 0}}}},
-      {40, {{CudaDeal::kFour, {0, 1, 1}}, {CudaDeal::kTwo, {0, 2, 1}}, {CudaDeal::kVector4, {2, 1, 0}}, {CudaDeal::kVector2, {4, 2, 0}}, {CudaDeal::kVector1, {0, 1, 1}}}},
-      {63, {{CudaDeal::kFour, {7, 1, 3}}, {CudaDeal::kTwo, {7, 3, 1}}, {CudaDeal::kVector4, {7, 1, 3}}, {CudaDeal::kVector2, {7, 3, 1}}, {CudaDeal::kVector1, {7, 1, 3}}}},
+      {7,
+       {{CudaDeal::kFour, {7, 0, 0}},
+        {CudaDeal::kTwo, {7, 0, 0}},
+        {CudaDeal::kVector4, {1, 0, 3}},
+        {CudaDeal::kVector2, {3, 0, 1}},
+        {CudaDeal::kVector1, {7, 0, 0}}}},
+      {9,
+       {{CudaDeal::kFour, {1, 0, 1}},
+        {CudaDeal::kTwo, {1, 0, 1}},
+        {CudaDeal::kVector4, {2, 0, 1}},
+        {CudaDeal::kVector2, {4, 0, 1}},
+        {CudaDeal::kVector1, {1, 0, 1}}}},
+      {16,
+       {{CudaDeal::kFour, {0, 0, 2}},
+        {CudaDeal::kTwo, {0, 1, 0}},
+        {CudaDeal::kVector4, {4, 0, 0}},
+        {CudaDeal::kVector2, {0, 1, 0}},
+        {CudaDeal::kVector1, {0, 0, 2}}}},
+      {33,
+       {{CudaDeal::kFour, {1, 1, 0}},
+        {CudaDeal::kTwo, {1, 2, 0}},
+        {CudaDeal::kVector4, {0, 1, 1}},
+        {CudaDeal::kVector2, {0, 2, 1}},
+        {CudaDeal::kVector1, {1, 1, 0}}}},
+      {40,
+       {{CudaDeal::kFour, {0, 1, 1}},
+        {CudaDeal::kTwo, {0, 2, 1}},
+        {CudaDeal::kVector4, {2, 1, 0}},
+        {CudaDeal::kVector2, {4, 2, 0}},
+        {CudaDeal::kVector1, {0, 1, 1}}}},
+      {63,
+       {{CudaDeal::kFour, {7, 1, 3}},
+        {CudaDeal::kTwo, {7, 3, 1}},
+        {CudaDeal::kVector4, {7, 1, 3}},
+        {CudaDeal::kVector2, {7, 3, 1}},
+        {CudaDeal::kVector1, {7, 1, 3}}}},
   };
   for (const auto& [element, row] : table) {
     for (const auto& [deal, expected] : row) {
-      EXPECT_EQ(cuda_place(deal, element, 8, 0), (CudaPlace{expected[0], expected[1], static_cast<int>(expected[2])})) << element << " " << int(deal);
+      EXPECT_EQ(cuda_place(deal, element, 8, 0), (CudaPlace{expected[0], expected[1], static_cast<int>(expected[2])}))
+          << element << " " << int(deal);
     }
   }
 }
 
-// The control: taking two results of a block for four gives every other double the value of its neighbour in the stream.
+// The control: taking two results of a block for four gives every other double the value of its neighbour in the
+// stream.
 TEST(StockCuda, PairsAreNotHalvesOfFour) {
   int differ = 0;
   for (int64_t element = 0; element < 64; ++element) {
     const CudaPlace place = cuda_place(CudaDeal::kTwo, element, 8, 0);
     const uint64_t words_before = static_cast<uint64_t>(element / 8) * 2;
-    differ += place != CudaPlace{static_cast<uint64_t>(element % 8), words_before / 4, static_cast<int>(words_before % 2)};
+    differ +=
+        place != CudaPlace{static_cast<uint64_t>(element % 8), words_before / 4, static_cast<int>(words_before % 2)};
   }
   EXPECT_EQ(differ, 32);
 }
@@ -211,7 +263,9 @@ TEST(StockCuda, NormalsArePairsOfUnitVariance) {
     EXPECT_NEAR(std::remainder(std::atan2(four[0], four[1]) - 2 * M_PI * words[1] * 0x1p-32, 2 * M_PI), 0, 1e-5);
     const auto two = cuda_normals_double(words);
     EXPECT_NEAR(std::hypot(two[0], two[1]), std::sqrt(-2 * std::log(cuda_unit_double(words[0], words[1]))), 1e-12);
-    for (const float x : four) sum += x, squares += x * x;
+    for (const float x : four) {
+      sum += x, squares += x * x;
+    }
     product += four[0] * four[1];
   }
   EXPECT_NEAR(sum / (4 * kBlocks), 0, 0.02);

@@ -68,7 +68,8 @@ TEST(Exchange, GivesEveryElementOnceWhatTheSidesAgreeOn) {
     const Mesh moved(b.axes(), ranks);
     const Sizes sizes = random.sizes(3, 8);
     const auto ndim = static_cast<int64_t>(sizes.size());
-    const Exchange exchange(Holdings(a, random.placements(a, ndim), sizes), Holdings(moved, random.placements(moved, ndim), sizes));
+    const Exchange exchange(Holdings(a, random.placements(a, ndim), sizes),
+                            Holdings(moved, random.placements(moved, ndim), sizes));
     std::vector<Transfer> sends;
     std::vector<Transfer> receives;
     int64_t changed = 0;
@@ -91,7 +92,9 @@ TEST(Exchange, GivesEveryElementOnceWhatTheSidesAgreeOn) {
       }
       EXPECT_EQ(received, moved.coord_of(rank) ? numel(exchange.to().box_of(rank)) : 0);
     }
-    const auto by_pair = [](const Transfer& x, const Transfer& y) { return std::tie(x.from, x.to) < std::tie(y.from, y.to); };
+    const auto by_pair = [](const Transfer& x, const Transfer& y) {
+      return std::tie(x.from, x.to) < std::tie(y.from, y.to);
+    };
     auto all = exchange.all();
     for (auto* list : {&sends, &receives, &all}) {
       std::sort(list->begin(), list->end(), by_pair);
@@ -121,23 +124,27 @@ TEST(Exchange, SharesTheSendingAmongReplicas) {
   const Exchange exchange(Holdings(old_mesh, {Replicate(), Shard(0)}, {6}), Holdings(new_mesh, {Replicate()}, {6}));
   EXPECT_EQ(counts_by_sender(exchange.all()), (std::map<int64_t, int64_t>{{0, 12}, {1, 12}, {2, 12}, {3, 12}}));
   // Four copies over two axes.
-  const Exchange copies(Holdings(Mesh::parse("copy=2,again=2"), {Replicate(), Replicate()}, {6}), Holdings(new_mesh, {Replicate()}, {6}));
+  const Exchange copies(Holdings(Mesh::parse("copy=2,again=2"), {Replicate(), Replicate()}, {6}),
+                        Holdings(new_mesh, {Replicate()}, {6}));
   EXPECT_EQ(counts_by_sender(copies.all()), (std::map<int64_t, int64_t>{{0, 12}, {1, 12}, {2, 12}, {3, 12}}));
   // A rank that holds a copy keeps it.
-  const Exchange local(Holdings(old_mesh, {Replicate(), Replicate()}, {6}), Holdings(old_mesh, {Shard(0), Shard(0)}, {6}));
+  const Exchange local(Holdings(old_mesh, {Replicate(), Replicate()}, {6}),
+                       Holdings(old_mesh, {Shard(0), Shard(0)}, {6}));
   EXPECT_EQ(local.moved(), 0);
 }
 
 TEST(Exchange, OfOneRankAmongManyIsCheap) {
   // 65,536 ranks: all pairs would be 4 billion.
   const Mesh mesh = Mesh::parse("a=256,b=256");
-  const Exchange exchange(Holdings(mesh, {Shard(0), Shard(1)}, {4096, 4096}), Holdings(mesh, {Shard(1), Shard(0)}, {4096, 4096}));
+  const Exchange exchange(Holdings(mesh, {Shard(0), Shard(1)}, {4096, 4096}),
+                          Holdings(mesh, {Shard(1), Shard(0)}, {4096, 4096}));
   for (int64_t rank : {int64_t{0}, int64_t{257}, int64_t{40000}}) {
     const RankTransfers own = exchange.transfers_of(rank);
     EXPECT_EQ(own.sends.size(), 1u);
     EXPECT_EQ(own.receives.size(), 1u);
   }
-  EXPECT_THROW(Exchange(Holdings(mesh, {Shard(0), Shard(1)}, {4, 4}), Holdings(mesh, {Shard(0), Shard(1)}, {4, 5})), c10::Error);
+  EXPECT_THROW(Exchange(Holdings(mesh, {Shard(0), Shard(1)}, {4, 4}), Holdings(mesh, {Shard(0), Shard(1)}, {4, 5})),
+               c10::Error);
 }
 
 }  // namespace

@@ -84,14 +84,17 @@ TEST(Path, OfOneAxisIsOneStep) {
 TEST(Path, MergesAPartialByItsOwnOpFirst) {
   EXPECT_EQ(path_of("x=4", "{x: P(max)}", "{x: P}", {8, 8}), "all_reduce x: P(max) -> R; partialize x: R -> P");
   EXPECT_EQ(path_of("x=4", "{x: S(0)}", "{x: P(avg)}", {8, 8}), "all_gather x: S(0) -> R; partialize x: R -> P(avg)");
-  EXPECT_EQ(path_of("a=2,b=2", "{a: P(max), b: R}", "{a: R, b: P}", {8, 8}), "all_reduce a: P(max) -> R; partialize b: R -> P");
+  EXPECT_EQ(path_of("a=2,b=2", "{a: P(max), b: R}", "{a: R, b: P}", {8, 8}),
+            "all_reduce a: P(max) -> R; partialize b: R -> P");
 }
 
 TEST(Path, OrdersStepsByBytes) {
   // Slicing first halves what is reduced or gathered; scattering a sum on one axis first halves the other's.
   EXPECT_EQ(path_of("a=2,b=2", "{a: P, b: R}", "{a: R, b: S(0)}", {8, 8}), "slice b: R -> S(0); all_reduce a: P -> R");
-  EXPECT_EQ(path_of("a=2,b=2", "{a: S(0), b: R}", "{a: R, b: S(1)}", {8, 8}), "slice b: R -> S(1); all_gather a: S(0) -> R");
-  EXPECT_EQ(path_of("a=2,b=2", "{a: P, b: P}", "{a: R, b: S(0)}", {8, 8}), "reduce_scatter b: P -> S(0); all_reduce a: P -> R");
+  EXPECT_EQ(path_of("a=2,b=2", "{a: S(0), b: R}", "{a: R, b: S(1)}", {8, 8}),
+            "slice b: R -> S(1); all_gather a: S(0) -> R");
+  EXPECT_EQ(path_of("a=2,b=2", "{a: P, b: P}", "{a: R, b: S(0)}", {8, 8}),
+            "reduce_scatter b: P -> S(0); all_reduce a: P -> R");
 }
 
 TEST(Path, MovesOuterCutsOnlyWhenInnerOnesAreAway) {
@@ -118,7 +121,8 @@ TEST(Path, BetweenMeshes) {
   const Mesh flat = mesh.flatten({"a", "b"}, "x");
   const auto on_mesh = [&](const Placements& placements) { return Spec::contiguous(mesh, placements, {8, 8}, kFloat); };
   const auto on_flat = [&](const Placement& placement) { return Spec::contiguous(flat, {placement}, {8, 8}, kFloat); };
-  EXPECT_EQ(plan_path(on_mesh({Shard(0), Shard(0)}), on_flat(Shard(0))).str(), "relabel {a: S(0), b: S(0)} -> {x: S(0)}");
+  EXPECT_EQ(plan_path(on_mesh({Shard(0), Shard(0)}), on_flat(Shard(0))).str(),
+            "relabel {a: S(0), b: S(0)} -> {x: S(0)}");
   EXPECT_EQ(plan_path(on_mesh({Replicate(), Replicate()}), on_flat(Partial())).str(),
             "relabel {a: R, b: R} -> {x: R}; partialize x: R -> P");
   const Path gather = plan_path(on_flat(Shard(0)), on_mesh({Shard(0), Replicate()}));
@@ -155,7 +159,8 @@ TEST(Path, SendsOnlyWhatIsMissing) {
         const Spec to = Spec::contiguous(mesh, b, {24, 48}, kFloat);
         const double missing = 4.0 * static_cast<double>(Exchange(Holdings(from), Holdings(to)).moved());
         const Path path = plan_path(from, to);
-        EXPECT_NEAR(path.bytes * static_cast<double>(mesh.size()), missing, 1e-6) << from.str() << " " << to.str() << path.str();
+        EXPECT_NEAR(path.bytes * static_cast<double>(mesh.size()), missing, 1e-6)
+            << from.str() << " " << to.str() << path.str();
       }
     }
   }
@@ -166,17 +171,21 @@ TEST(Cost, IsThatOfThePath) {
   const Mesh& mesh = from->mesh;
   EXPECT_EQ(cost_bytes(from, from), 0);
   EXPECT_EQ(cost_bytes(from, {Partial(), Shard(0)}), 0);
-  for (const Placements& to : {Placements{Replicate(), Shard(0)}, Placements{Shard(0), Replicate()}, Placements{Replicate(), Shard(1)}}) {
+  for (const Placements& to :
+       {Placements{Replicate(), Shard(0)}, Placements{Shard(0), Replicate()}, Placements{Replicate(), Shard(1)}}) {
     EXPECT_DOUBLE_EQ(cost_bytes(from, to), plan_path(from, from.with(to)).bytes);
     EXPECT_DOUBLE_EQ(cost_bytes(from, to), plan_path(from, from.with(to)).bytes);
   }
   EXPECT_TRUE(std::isinf(cost_bytes(from, {Partial(), Partial(ReduceOp::kMax)})));
   EXPECT_TRUE(std::isinf(cost_bytes(from, {Replicate(), Shard(2)})));
-  EXPECT_EQ(cost_bytes(from, {Partial(), Shard(0)}), cost_bytes(from, from.with(layout::normal_form(mesh, from->placements))));
+  EXPECT_EQ(cost_bytes(from, {Partial(), Shard(0)}),
+            cost_bytes(from, from.with(layout::normal_form(mesh, from->placements))));
 }
 
 TEST(Interleaved, IsCutAndGatheredAsWhatItIsTakenApartTo) {
-  const auto path = [](const char* from, const char* to) { return plan_path(spec_of("x=2", from, {12, 4}), spec_of("x=2", to, {12, 4})); };
+  const auto path = [](const char* from, const char* to) {
+    return plan_path(spec_of("x=2", from, {12, 4}), spec_of("x=2", to, {12, 4}));
+  };
   EXPECT_EQ(path("{x: S(0/3)}", "{x: R}").str(), "all_gather x: S(0/3) -> R");
   EXPECT_EQ(path("{x: P}", "{x: S(0/3)}").str(), "reduce_scatter x: P -> S(0/3)");
   EXPECT_EQ(path("{x: R}", "{x: S(0/3)}").str(), "slice x: R -> S(0/3)");

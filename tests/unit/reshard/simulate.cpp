@@ -98,9 +98,7 @@ std::vector<double> addends(ReduceOp op, double value, int64_t count) {
   return parts;
 }
 
-Box box_of(const Spec& spec, int64_t rank) {
-  return spec.local_ranges(*spec->mesh.coord_of(rank));
-}
+Box box_of(const Spec& spec, int64_t rank) { return spec.local_ranges(*spec->mesh.coord_of(rank)); }
 
 // The box that the boxes of a line make together; checks that they tile it, or are all the same when `is_shared`.
 Box line_box(const Spec& spec, const std::vector<int64_t>& line, bool is_shared) {
@@ -113,7 +111,8 @@ Box line_box(const Spec& spec, const std::vector<int64_t>& line, bool is_shared)
     }
     count += numel(part);
     for (size_t d = 0; d < box.size() && numel(part) > 0; ++d) {
-      box[d] = numel(box) == 0 ? part[d] : Range{std::min(box[d].begin, part[d].begin), std::max(box[d].end, part[d].end)};
+      box[d] =
+          numel(box) == 0 ? part[d] : Range{std::min(box[d].begin, part[d].begin), std::max(box[d].end, part[d].end)};
     }
   }
   if (!is_shared && count > 0) {
@@ -123,7 +122,8 @@ Box line_box(const Spec& spec, const std::vector<int64_t>& line, bool is_shared)
 }
 
 // What the ranks of a line hold together, over `box`.
-std::vector<double> line_values(const Step& step, const std::vector<int64_t>& line, const Box& box, const Buffers& buffers) {
+std::vector<double> line_values(const Step& step, const std::vector<int64_t>& line, const Box& box,
+                                const Buffers& buffers) {
   const Placement from = step.before->placements[step.axis];
   std::vector<double> values(numel(box), from.is_partial() ? identity(from.op) : 0);
   for (int64_t rank : line) {
@@ -181,7 +181,8 @@ Buffers run_exchange(const Step& step, const Buffers& buffers) {
       EXPECT_TRUE(wire.emplace(std::pair(send.from, send.to), std::pair(send.box, values)).second);
       const Coord to = *step.before->mesh.coord_of(send.to);
       for (int64_t a = 0; a < step.before->mesh.ndim() && !step.axes.empty(); ++a) {
-        EXPECT_TRUE(std::count(step.axes.begin(), step.axes.end(), a) || at[a] == to[a]) << "leaves the submesh of its axes";
+        EXPECT_TRUE(std::count(step.axes.begin(), step.axes.end(), a) || at[a] == to[a])
+            << "leaves the submesh of its axes";
       }
     }
   }

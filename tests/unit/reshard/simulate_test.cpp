@@ -20,8 +20,15 @@ constexpr auto kDouble = c10::ScalarType::Double;
 const std::vector<Sizes> kShapes = {{8, 6}, {7, 5}, {1, 3}, {2, 1}, {0, 4}, {3, 0}, {11}, {}};
 
 std::vector<Placement> choices() {
-  return {Replicate(), Shard(0), Shard(1), Shard(0, {.unit = 2}), Partial(), Partial(ReduceOp::kMax), Partial(ReduceOp::kMin),
-          Partial(ReduceOp::kProd), Partial(ReduceOp::kAvg)};
+  return {Replicate(),
+          Shard(0),
+          Shard(1),
+          Shard(0, {.unit = 2}),
+          Partial(),
+          Partial(ReduceOp::kMax),
+          Partial(ReduceOp::kMin),
+          Partial(ReduceOp::kProd),
+          Partial(ReduceOp::kAvg)};
 }
 
 // Every layout of a tensor of `ndim` dims: every choice on every axis, and both orders where two axes cut one dim.
@@ -85,7 +92,8 @@ TEST_P(AllPairs, AreRight) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Meshes, AllPairs, testing::Values("1", "x=1", "x=2", "x=3", "x=4", "a=2,b=2", "a=2,b=3", "a=3,b=1"));
+INSTANTIATE_TEST_SUITE_P(Meshes, AllPairs,
+                         testing::Values("1", "x=1", "x=2", "x=3", "x=4", "a=2,b=2", "a=2,b=3", "a=3,b=1"));
 
 Spec random_spec(layout::RandomLayouts& random, const Mesh& mesh, const Sizes& sizes) {
   return Spec::contiguous(mesh, random.placements(mesh, static_cast<int64_t>(sizes.size()), true), sizes, kDouble);
@@ -110,7 +118,8 @@ TEST(OtherMeshes, FlattenedAndPermutedAreRight) {
   const std::vector<std::vector<Mesh>> families = {
       {Mesh::parse("a=2,b=2"), Mesh::parse("x=4"), Mesh({{"x", 4}}, {2, 0, 3, 1}), Mesh::parse("c=2,d=1,e=2"),
        Mesh::parse("a=2,b=2").flatten({"b", "a"}, "x")},
-      {Mesh::parse("a=2,b=3"), Mesh::parse("x=6"), Mesh::parse("a=3,b=2"), Mesh::parse("a=2,b=3").flatten({"b", "a"}, "x")}};
+      {Mesh::parse("a=2,b=3"), Mesh::parse("x=6"), Mesh::parse("a=3,b=2"),
+       Mesh::parse("a=2,b=3").flatten({"b", "a"}, "x")}};
   for (const auto& family : families) {
     for (const Mesh& from : family) {
       for (const Mesh& to : family) {

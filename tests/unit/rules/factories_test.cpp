@@ -27,8 +27,10 @@ TEST(Factories, LikeTheirOperandWithoutMovingIt) {
 
 TEST(Factories, NewTensorsOfTheSameSizesAreLaidOutAlike) {
   for (const char* op : {"aten::new_empty", "aten::new_zeros", "aten::new_ones"}) {
-    EXPECT_EQ(kTp.run(op, {{.sizes = {4, 6}, .layout = "{tp: S(1)}"}}, {{"size", ints({4, 6})}}), "{tp: S(1)} -> {tp: S(1)}");
-    EXPECT_EQ(kTp.run(op, {{.sizes = {4, 6}, .layout = "{tp: S(1)}"}}, {{"size", ints({6, 4})}}), "{tp: S(1)} -> {tp: R}");
+    EXPECT_EQ(kTp.run(op, {{.sizes = {4, 6}, .layout = "{tp: S(1)}"}}, {{"size", ints({4, 6})}}),
+              "{tp: S(1)} -> {tp: S(1)}");
+    EXPECT_EQ(kTp.run(op, {{.sizes = {4, 6}, .layout = "{tp: S(1)}"}}, {{"size", ints({6, 4})}}),
+              "{tp: S(1)} -> {tp: R}");
     EXPECT_EQ(kTp.run(op, {{.sizes = {4, 6}, .layout = "{tp: P}"}}, {{"size", ints({4})}}), "{tp: P} -> {tp: R}");
   }
 }

@@ -55,9 +55,11 @@ TEST(Views, OthersRenameDims) {
   EXPECT_EQ(kTp.run("aten::expand", {x}, {{"size", Ints{4, 5, 6}}}), "{tp: S(0)} -> {tp: S(0)}");
   EXPECT_EQ(kTp.run("aten::slice.Tensor", {x}, {{"dim", 2}, {"start", 1}}), "{tp: S(0)} -> {tp: S(0)}");
   EXPECT_EQ(kTp.run("aten::slice.Tensor", {x}, {{"dim", 0}, {"start", 1}}), "{tp: R} -> {tp: R}");
-  EXPECT_EQ(kTp.run("aten::slice.Tensor", {x}, {{"dim", 0}, {"start", 0}, {"end", INT64_MAX}}), "{tp: S(0)} -> {tp: S(0)}");
+  EXPECT_EQ(kTp.run("aten::slice.Tensor", {x}, {{"dim", 0}, {"start", 0}, {"end", INT64_MAX}}),
+            "{tp: S(0)} -> {tp: S(0)}");
   EXPECT_EQ(kTp.run("aten::select.int", {x}, {{"dim", 1}, {"index", 0}}), "{tp: S(0)} -> {tp: S(0)}");
-  EXPECT_EQ(kTp.run("aten::split.Tensor", {x}, {{"split_size", 4}, {"dim", 2}}), "{tp: S(0)} -> {tp: S(0)}, {tp: S(0)}");
+  EXPECT_EQ(kTp.run("aten::split.Tensor", {x}, {{"split_size", 4}, {"dim", 2}}),
+            "{tp: S(0)} -> {tp: S(0)}, {tp: S(0)}");
 }
 
 TEST(Reductions, OverACutDimArePartial) {
@@ -78,7 +80,8 @@ TEST(Lookups, OfACutDimArePartial) {
   const Arg weight{.sizes = {10, 4}, .layout = "{tp: S(0)}", .is_parameter = true};
   const Arg ids{.sizes = {2, 3}, .dtype = c10::kLong};
   EXPECT_EQ(kTp.run("aten::embedding", {weight, ids}), "{tp: S(0)} x {tp: R} -> {tp: P}");
-  EXPECT_EQ(kTp.run("aten::embedding", {{.sizes = {10, 4}, .layout = "{tp: S(1)}"}, ids}), "{tp: S(1)} x {tp: R} -> {tp: S(2)}");
+  EXPECT_EQ(kTp.run("aten::embedding", {{.sizes = {10, 4}, .layout = "{tp: S(1)}"}, ids}),
+            "{tp: S(1)} x {tp: R} -> {tp: S(2)}");
   EXPECT_EQ(kTp.run("aten::gather", {{.sizes = {4, 6}, .layout = "{tp: S(1)}"}, {.sizes = {4, 1}, .dtype = c10::kLong}},
                     {{"dim", 1}}),
             "{tp: S(1)} x {tp: R} -> {tp: P}");
@@ -86,7 +89,8 @@ TEST(Lookups, OfACutDimArePartial) {
 
 TEST(Lookups, GradientsAreCutAsTheParameter) {
   const Named rest = {{"num_weights", 10}, {"padding_idx", -1}, {"scale_grad_by_freq", false}};
-  const Call call = kTp.call("aten::embedding_dense_backward", {{.sizes = {2, 3, 4}}, {.sizes = {2, 3}, .dtype = c10::kLong}}, rest);
+  const Call call =
+      kTp.call("aten::embedding_dense_backward", {{.sizes = {2, 3, 4}}, {.sizes = {2, 3}, .dtype = c10::kLong}}, rest);
   const auto mesh = call.spec(0)->mesh;
   const Wishes wishes{.outputs = {tessera::layout::parse_placements(mesh, "{tp: S(0)}")}, .operands = {}};
   EXPECT_EQ(kTp.run(call, wishes), "{tp: R} x {tp: R} -> {tp: S(0)}");
@@ -96,9 +100,12 @@ TEST(Lookups, GradientsAreCutAsTheParameter) {
 TEST(Products, AddendsStandWithTheResult) {
   const Arg bias{.sizes = {4}, .layout = "{tp: S(0)}"};
   const Arg weight{.sizes = {6, 4}, .layout = "{tp: S(1)}"};
-  EXPECT_EQ(kTp.run("aten::addmm", {bias, {.sizes = {8, 6}}, weight}), "{tp: S(0)} x {tp: R} x {tp: S(1)} -> {tp: S(1)}");
-  EXPECT_EQ(kTp.run("aten::addmm", {{.sizes = {4}}, {.sizes = {8, 6}, .layout = "{tp: S(1)}"}, {.sizes = {6, 4}, .layout = "{tp: S(0)}"}}),
-            "{tp: R} x {tp: S(1)} x {tp: S(0)} -> {tp: P}");
+  EXPECT_EQ(kTp.run("aten::addmm", {bias, {.sizes = {8, 6}}, weight}),
+            "{tp: S(0)} x {tp: R} x {tp: S(1)} -> {tp: S(1)}");
+  EXPECT_EQ(
+      kTp.run("aten::addmm",
+              {{.sizes = {4}}, {.sizes = {8, 6}, .layout = "{tp: S(1)}"}, {.sizes = {6, 4}, .layout = "{tp: S(0)}"}}),
+      "{tp: R} x {tp: S(1)} x {tp: S(0)} -> {tp: P}");
 }
 
 // The schema of the operator that a higher floor defines.

@@ -13,11 +13,14 @@ const Caller kTp("tp=2");
 
 // A convolution with a kernel of 3 and padding, so that the places stay as many.
 Named same_places(int64_t groups) {
-  return {{"stride", Ints{1}}, {"padding", Ints{1}}, {"dilation", Ints{1}}, {"transposed", false}, {"output_padding", Ints{0}}, {"groups", groups}};
+  return {{"stride", Ints{1}},   {"padding", Ints{1}},        {"dilation", Ints{1}},
+          {"transposed", false}, {"output_padding", Ints{0}}, {"groups", groups}};
 }
 
 std::string convolve(const char* input, const char* weight, int64_t groups = 1) {
-  return kTp.run("aten::convolution", {{.sizes = {4, 8, 10}, .layout = input}, {.sizes = {6 * groups, 8 / groups, 3}, .layout = weight}}, same_places(groups));
+  return kTp.run("aten::convolution",
+                 {{.sizes = {4, 8, 10}, .layout = input}, {.sizes = {6 * groups, 8 / groups, 3}, .layout = weight}},
+                 same_places(groups));
 }
 
 TEST(Images, ConvolutionsAreCutBySamplesAndChannels) {
@@ -39,10 +42,15 @@ TEST(Images, GradientsOfWeightsAreSumsOverSamples) {
   rest.emplace_back("output_mask", c10::List<bool>({true, true, true}));
   const auto run = [&](const char* grad, const char* input, const char* weight) {
     return kTp.run("aten::convolution_backward",
-                   {{.sizes = {4, 6, 10}, .layout = grad}, {.sizes = {4, 8, 10}, .layout = input}, {.sizes = {6, 8, 3}, .layout = weight}}, rest);
+                   {{.sizes = {4, 6, 10}, .layout = grad},
+                    {.sizes = {4, 8, 10}, .layout = input},
+                    {.sizes = {6, 8, 3}, .layout = weight}},
+                   rest);
   };
-  EXPECT_EQ(run("{tp: S(0)}", "{tp: S(0)}", "{tp: R}"), "{tp: S(0)} x {tp: S(0)} x {tp: R} -> {tp: S(0)}, {tp: P}, {tp: P}");
-  EXPECT_EQ(run("{tp: S(1)}", "{tp: R}", "{tp: S(0)}"), "{tp: S(1)} x {tp: R} x {tp: S(0)} -> {tp: P}, {tp: S(0)}, {tp: S(0)}");
+  EXPECT_EQ(run("{tp: S(0)}", "{tp: S(0)}", "{tp: R}"),
+            "{tp: S(0)} x {tp: S(0)} x {tp: R} -> {tp: S(0)}, {tp: P}, {tp: P}");
+  EXPECT_EQ(run("{tp: S(1)}", "{tp: R}", "{tp: S(0)}"),
+            "{tp: S(1)} x {tp: R} x {tp: S(0)} -> {tp: P}, {tp: S(0)}, {tp: S(0)}");
 }
 
 TEST(Images, PlanesStayWhole) {

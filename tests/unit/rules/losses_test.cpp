@@ -21,9 +21,10 @@ TEST(Losses, ReducedPointwiseLossesAreSumsOfTerms) {
   EXPECT_EQ(mse("{tp: S(1)}", "{tp: S(1)}", kSum), "{tp: S(1)} x {tp: S(1)} -> {tp: P}");
   EXPECT_EQ(mse("{tp: R}", "{tp: S(1)}", kNone), "{tp: S(1)} x {tp: S(1)} -> {tp: S(1)}");
   EXPECT_EQ(mse("{tp: P}", "{tp: R}", kMean), "{tp: R} x {tp: R} -> {tp: R}");
-  EXPECT_EQ(kTp.run("aten::mse_loss_backward",
-                    {{.sizes = {}}, {.sizes = {4, 6}, .layout = "{tp: S(0)}"}, {.sizes = {4, 6}}}, {{"reduction", kMean}}),
-            "{tp: R} x {tp: S(0)} x {tp: S(0)} -> {tp: S(0)}");
+  EXPECT_EQ(
+      kTp.run("aten::mse_loss_backward", {{.sizes = {}}, {.sizes = {4, 6}, .layout = "{tp: S(0)}"}, {.sizes = {4, 6}}},
+              {{"reduction", kMean}}),
+      "{tp: R} x {tp: S(0)} x {tp: S(0)} -> {tp: S(0)}");
 }
 
 TEST(Losses, ClassesMayBeCut) {

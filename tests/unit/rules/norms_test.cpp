@@ -60,12 +60,14 @@ TEST(Norms, WeightGradientsAreSumsOverRows) {
 TEST(Norms, TrainingOnACutBatchDecomposes) {
   const Args args = {values({4, 6, 2}), values({6}), values({6}), values({6}), values({6}), true, 0.1, 1e-5};
   for (const char* layout : {"{tp: S(0)}", "{tp: S(1)}", "{tp: S(2)}"}) {
-    EXPECT_TRUE(decomposes(make_call("aten::native_batch_norm", args, specs_of(args, {layout, "{tp: R}", "{tp: R}", "{tp: R}", "{tp: R}"}))));
+    EXPECT_TRUE(decomposes(make_call("aten::native_batch_norm", args,
+                                     specs_of(args, {layout, "{tp: R}", "{tp: R}", "{tp: R}", "{tp: R}"}))));
   }
   EXPECT_EQ(run("aten::native_batch_norm", args, {"{tp: P}", "{tp: R}", "{tp: R}", "{tp: R}", "{tp: R}"}),
             "{tp: R} x {tp: R} x {tp: R} x {tp: R} x {tp: R} -> {tp: R}, {tp: R}, {tp: R}");
   for (const char* layout : {"{tp: S(0)}", "{tp: P}"}) {  // running statistics that are written where they are
-    EXPECT_TRUE(decomposes(make_call("aten::native_batch_norm", args, specs_of(args, {"{tp: R}", "{tp: R}", "{tp: R}", layout, layout}))));
+    EXPECT_TRUE(decomposes(
+        make_call("aten::native_batch_norm", args, specs_of(args, {"{tp: R}", "{tp: R}", "{tp: R}", layout, layout}))));
   }
 }
 

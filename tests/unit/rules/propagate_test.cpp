@@ -32,10 +32,12 @@ TEST(Propagate, MatrixProduct) {
 }
 
 TEST(Propagate, TheSmallerOperandMoves) {
-  EXPECT_EQ(kTp.run("aten::mm", {{.sizes = {64, 6}, .layout = "{tp: S(0)}"}, {.sizes = {6, 4}, .layout = "{tp: S(1)}"}}),
-            "{tp: S(0)} x {tp: R} -> {tp: S(0)}");
-  EXPECT_EQ(kTp.run("aten::mm", {{.sizes = {2, 6}, .layout = "{tp: S(0)}"}, {.sizes = {6, 64}, .layout = "{tp: S(1)}"}}),
-            "{tp: R} x {tp: S(1)} -> {tp: S(1)}");
+  EXPECT_EQ(
+      kTp.run("aten::mm", {{.sizes = {64, 6}, .layout = "{tp: S(0)}"}, {.sizes = {6, 4}, .layout = "{tp: S(1)}"}}),
+      "{tp: S(0)} x {tp: R} -> {tp: S(0)}");
+  EXPECT_EQ(
+      kTp.run("aten::mm", {{.sizes = {2, 6}, .layout = "{tp: S(0)}"}, {.sizes = {6, 64}, .layout = "{tp: S(1)}"}}),
+      "{tp: R} x {tp: S(1)} -> {tp: S(1)}");
 }
 
 TEST(Propagate, AParameterStays) {
@@ -45,10 +47,11 @@ TEST(Propagate, AParameterStays) {
 }
 
 TEST(Propagate, EachAxisForItself) {
-  EXPECT_EQ(kGrid.run("aten::mm", {{.sizes = {8, 6}, .layout = "{dp: S(0)}"}, {.sizes = {6, 4}, .layout = "{tp: S(1)}"}}),
-            "{dp: S(0), tp: R} x {dp: R, tp: S(1)} -> {dp: S(0), tp: S(1)}");
-  EXPECT_EQ(kGrid.run("aten::mm", {{.sizes = {8, 6}, .layout = "{dp: S(0), tp: S(1)}"},
-                                   {.sizes = {6, 4}, .layout = "{tp: S(0)}"}}),
+  EXPECT_EQ(
+      kGrid.run("aten::mm", {{.sizes = {8, 6}, .layout = "{dp: S(0)}"}, {.sizes = {6, 4}, .layout = "{tp: S(1)}"}}),
+      "{dp: S(0), tp: R} x {dp: R, tp: S(1)} -> {dp: S(0), tp: S(1)}");
+  EXPECT_EQ(kGrid.run("aten::mm",
+                      {{.sizes = {8, 6}, .layout = "{dp: S(0), tp: S(1)}"}, {.sizes = {6, 4}, .layout = "{tp: S(0)}"}}),
             "{dp: S(0), tp: S(1)} x {dp: R, tp: S(0)} -> {dp: S(0), tp: P}");
 }
 
@@ -98,8 +101,8 @@ TEST(Propagate, WrittenOperandsStay) {
 }
 
 TEST(Propagate, SaysWhatAnInPlaceWriteAccepts) {
-  const Call call = kTp.call("aten::addmm_", {{.sizes = {4, 4}, .layout = "{tp: S(0)}"},
-                                              {.sizes = {4, 6}}, {.sizes = {6, 4}}});
+  const Call call =
+      kTp.call("aten::addmm_", {{.sizes = {4, 4}, .layout = "{tp: S(0)}"}, {.sizes = {4, 6}}, {.sizes = {6, 4}}});
   FactorMap map = RuleTable::instance().find("aten::addmm_")->map(call);
   map.factors[0].can_shard = false;
   try {
@@ -108,7 +111,8 @@ TEST(Propagate, SaysWhatAnInPlaceWriteAccepts) {
   } catch (const c10::Error& error) {
     const std::string text = error.msg();
     EXPECT_NE(text.find("[addmm_] no layout for addmm_ {tp: S(0)} x {tp: R} x {tp: R}, axis tp; operand 0 is written"),
-              std::string::npos) << text;
+              std::string::npos)
+        << text;
     EXPECT_NE(text.find("S(1) x R x S(1) -> S(1)"), std::string::npos) << text;
   }
 }
@@ -123,8 +127,8 @@ TEST(Propagate, OrdersOfAxesThatShareADim) {
             "{dp: S(0@1), tp: S(0@0)} x {dp: S(0@1), tp: S(0@0)} -> {dp: S(0@1), tp: S(0@0)}");
   EXPECT_EQ(kGrid.run("aten::add_.Tensor", {y, x}),
             "{dp: S(0), tp: S(0)} x {dp: S(0), tp: S(0)} -> {dp: S(0), tp: S(0)}");
-  EXPECT_EQ(kGrid.run("aten::add.Tensor", {{.sizes = {8, 8}, .layout = "{dp: S(0)}"},
-                                           {.sizes = {8, 8}, .layout = "{tp: S(0)}"}}),
+  EXPECT_EQ(kGrid.run("aten::add.Tensor",
+                      {{.sizes = {8, 8}, .layout = "{dp: S(0)}"}, {.sizes = {8, 8}, .layout = "{tp: S(0)}"}}),
             "{dp: S(0), tp: S(0)} x {dp: S(0), tp: S(0)} -> {dp: S(0), tp: S(0)}");
 }
 

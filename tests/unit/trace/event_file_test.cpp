@@ -35,10 +35,16 @@ TEST(EventFile, WritesRecords) {
     return value;
   };
   const auto first = 16 + number(0);
-  ASSERT_EQ(all.substr(12 + 9, number(0) - 9), "\x1a\x0d" "brain.Event:2");
+  ASSERT_EQ(all.substr(12 + 9, number(0) - 9),
+            "\x1a\x0d"
+            "brain.Event:2");
   ASSERT_EQ(first + 16 + number(first), all.size());
   const std::string value("\x0a\x04loss\x15\x00\x00\x20\x40", 11);
-  EXPECT_EQ(all.substr(first + 12 + 9, number(first) - 9), "\x10\xac\x02" "\x2a\x0d" "\x0a\x0b" + value);
+  EXPECT_EQ(all.substr(first + 12 + 9, number(first) - 9),
+            "\x10\xac\x02"
+            "\x2a\x0d"
+            "\x0a\x0b" +
+                value);
 }
 
 TEST(EventFile, AFolderThatCannotBeMade) { EXPECT_THROW(EventFile("/proc/no/such"), base::DataError); }

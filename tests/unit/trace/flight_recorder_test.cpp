@@ -22,10 +22,26 @@ TEST(FlightRecorder, WritesWhatItWasTold) {
   static const char* const kLayouts[] = {"{tp: P}", "{tp: R}"};
   FlightRecorder recorder([](const void* layout) { return std::string(*static_cast<const char* const*>(layout)); });
   const std::vector<int64_t> sizes = {4, 8};
-  const auto first = recorder.begin({.kind = "all_reduce", .detail = "sum", .group = kTp, .ranks = kPair, .op = "aten::mm", .dtype = at::kFloat,
-                                     .sizes = sizes, .tensors = 1, .bytes = 128, .from = &kLayouts[0], .to = &kLayouts[1]});
+  const auto first = recorder.begin({.kind = "all_reduce",
+                                     .detail = "sum",
+                                     .group = kTp,
+                                     .ranks = kPair,
+                                     .op = "aten::mm",
+                                     .dtype = at::kFloat,
+                                     .sizes = sizes,
+                                     .tensors = 1,
+                                     .bytes = 128,
+                                     .from = &kLayouts[0],
+                                     .to = &kLayouts[1]});
   recorder.end(first, false);
-  recorder.begin({.kind = "send", .group = kDp, .ranks = kOther, .dtype = at::kLong, .tensors = 1, .bytes = 8, .peer = 2, .tag = 7});
+  recorder.begin({.kind = "send",
+                  .group = kDp,
+                  .ranks = kOther,
+                  .dtype = at::kLong,
+                  .tensors = 1,
+                  .bytes = 8,
+                  .peer = 2,
+                  .tag = 7});
   recorder.end(recorder.begin({.kind = "barrier", .group = kDp, .ranks = kOther}), true);
 
   const auto flights = left(recorder, 3, 4);
@@ -38,7 +54,8 @@ TEST(FlightRecorder, WritesWhatItWasTold) {
   EXPECT_EQ(flights.groups[1].collectives, 1);  // messages do not count
   ASSERT_EQ(flights.records.size(), 3u);
   const auto& reduce = flights.records[0];
-  EXPECT_EQ(reduce.kind + reduce.detail + reduce.op + reduce.dtype + reduce.from + reduce.to + reduce.state, "all_reducesumaten::mmFloat{tp: P}{tp: R}done");
+  EXPECT_EQ(reduce.kind + reduce.detail + reduce.op + reduce.dtype + reduce.from + reduce.to + reduce.state,
+            "all_reducesumaten::mmFloat{tp: P}{tp: R}done");
   EXPECT_EQ(reduce.sizes, sizes);
   EXPECT_EQ(reduce.bytes, 128);
   EXPECT_LE(reduce.begin_us, reduce.end_us);
@@ -56,7 +73,9 @@ TEST(FlightRecorder, KeepsTheLastThousandAndCountsByGroup) {
   for (int i = 0; i < 2500; ++i) {
     const bool is_tp = i % 5 == 0;
     const std::string op = "op" + std::to_string(i);  // gone when it is printed
-    recorder.end(recorder.begin({.kind = "barrier", .group = is_tp ? kTp : kDp, .ranks = is_tp ? kPair : kOther, .op = op}), false);
+    recorder.end(
+        recorder.begin({.kind = "barrier", .group = is_tp ? kTp : kDp, .ranks = is_tp ? kPair : kOther, .op = op}),
+        false);
   }
   recorder.end(running, true);  // no longer there
   const auto flights = left(recorder);
@@ -67,9 +86,13 @@ TEST(FlightRecorder, KeepsTheLastThousandAndCountsByGroup) {
   EXPECT_EQ(flights.records[0].number, 301);
   EXPECT_EQ(flights.records[1].number, 1200);
   EXPECT_EQ(flights.records.back().op, "op2499");
-  for (const auto& record : flights.records) EXPECT_EQ(record.state, "done");
+  for (const auto& record : flights.records) {
+    EXPECT_EQ(record.state, "done");
+  }
   const auto oldest = recorder.begin({.kind = "barrier", .group = kTp, .ranks = kPair});
-  for (size_t i = 1; i < FlightRecorder::kKept; ++i) recorder.end(recorder.begin({.kind = "barrier", .group = kTp, .ranks = kPair}), false);
+  for (size_t i = 1; i < FlightRecorder::kKept; ++i) {
+    recorder.end(recorder.begin({.kind = "barrier", .group = kTp, .ranks = kPair}), false);
+  }
   recorder.end(oldest, true);  // just there
   EXPECT_EQ(left(recorder).records[0].state, "failed");
 }
@@ -82,7 +105,9 @@ TEST(FlightRecorder, MessagesCountByEndAndTag) {
   static const char kSend[] = "send", kReceive[] = "receive";
   send(kSend, 1, 0), send(kSend, 1, 0), send(kSend, 1, 5), send(kReceive, 1, 0), send(kSend, 1, 0);
   std::vector<int64_t> numbers;
-  for (const auto& record : left(recorder).records) numbers.push_back(record.number);
+  for (const auto& record : left(recorder).records) {
+    numbers.push_back(record.number);
+  }
   EXPECT_EQ(numbers, (std::vector<int64_t>{0, 1, 0, 0, 2}));
 }
 
@@ -93,13 +118,23 @@ TEST(FlightRecorder, CostsWellUnderAMicrosecond) {
   const auto each_ns = [&] {
     const auto begin = std::chrono::steady_clock::now();
     for (int i = 0; i < 10000; ++i) {
-      recorder.end(recorder.begin({.kind = "all_reduce", .detail = "sum", .group = i % 2 ? kTp : kDp, .ranks = i % 2 ? kPair : kOther,
-                                   .op = "aten::_scaled_dot_product_attention", .dtype = at::kFloat, .sizes = sizes, .tensors = 1, .bytes = 2048}), false);
+      recorder.end(recorder.begin({.kind = "all_reduce",
+                                   .detail = "sum",
+                                   .group = i % 2 ? kTp : kDp,
+                                   .ranks = i % 2 ? kPair : kOther,
+                                   .op = "aten::_scaled_dot_product_attention",
+                                   .dtype = at::kFloat,
+                                   .sizes = sizes,
+                                   .tensors = 1,
+                                   .bytes = 2048}),
+                   false);
     }
     return std::chrono::duration<double, std::nano>(std::chrono::steady_clock::now() - begin).count() / 10000;
   };
   double least = each_ns();
-  for (int i = 0; i < 10; ++i) least = std::min(least, each_ns());
+  for (int i = 0; i < 10; ++i) {
+    least = std::min(least, each_ns());
+  }
   std::printf("a collective's record costs %.0f ns\n", least);
   EXPECT_LT(least, 1000);
 }
@@ -107,9 +142,14 @@ TEST(FlightRecorder, CostsWellUnderAMicrosecond) {
 TEST(FlightRecorder, MayBeReadWhileItIsWritten) {
   FlightRecorder recorder;
   std::thread writer([&] {
-    for (int i = 0; i < 20000; ++i) recorder.end(recorder.begin({.kind = "barrier", .group = kTp, .ranks = kPair, .op = std::to_string(i % 50)}), false);
+    for (int i = 0; i < 20000; ++i) {
+      recorder.end(recorder.begin({.kind = "barrier", .group = kTp, .ranks = kPair, .op = std::to_string(i % 50)}),
+                   false);
+    }
   });
-  for (int i = 0; i < 20; ++i) EXPECT_LE(left(recorder).records.size(), FlightRecorder::kKept);
+  for (int i = 0; i < 20; ++i) {
+    EXPECT_LE(left(recorder).records.size(), FlightRecorder::kKept);
+  }
   writer.join();
   EXPECT_EQ(left(recorder).groups[0].collectives, 20000);
 }

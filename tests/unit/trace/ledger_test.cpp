@@ -53,8 +53,9 @@ TEST(Ledger, WritesJson) {
   Ledger ledger;
   EXPECT_EQ(ledger.json(), R"({"entries": [], "total_bytes": 0})");
   ledger.record("send", "pp", "a\"b\\\n", 5);
-  EXPECT_EQ(ledger.json(), R"({"entries": [{"axis": "pp", "collective": "send", "op": "a\"b\\\u000a", "calls": 1, "bytes": 5}], )"
-                           R"("total_bytes": 5})");
+  EXPECT_EQ(ledger.json(),
+            R"({"entries": [{"axis": "pp", "collective": "send", "op": "a\"b\\\u000a", "calls": 1, "bytes": 5}], )"
+            R"("total_bytes": 5})");
   ledger.clear();
   EXPECT_EQ(ledger.total_bytes(), 0);
   EXPECT_TRUE(ledger.entries().empty());

@@ -46,7 +46,10 @@ TEST(Parting, NothingDiffers) {
   other[1].sizes = {7};  // members of a gather may give different sizes
   const auto text = parting_text({rank_of(0, calls), rank_of(1, other), rank_of(2, calls)});
   EXPECT_TRUE(has(text, "3 of 3 ranks left their collectives\nno group in which these ranks differ\n")) << text;
-  EXPECT_TRUE(has(text, "rank 1: in all_gather of Float[7] for b over world {0, 1, 2}, collective 1, for 500 ms\n  ended by: reason 1\n")) << text;
+  EXPECT_TRUE(has(
+      text,
+      "rank 1: in all_gather of Float[7] for b over world {0, 1, 2}, collective 1, for 500 ms\n  ended by: reason 1\n"))
+      << text;
 }
 
 TEST(Parting, AnotherCallIsFoundWhereItFirstDiffers) {
@@ -55,7 +58,10 @@ TEST(Parting, AnotherCallIsFoundWhereItFirstDiffers) {
     auto other = calls;
     other[1] = odd;
     const auto text = parting_text({rank_of(0, calls), rank_of(1, other), rank_of(2, calls)});
-    EXPECT_TRUE(has(text, "parted in world {0, 1, 2} at collective 1:\n  ranks 0, 2: all_reduce(sum) of Float[4] for b\n  rank 1: ")) << text;
+    EXPECT_TRUE(
+        has(text,
+            "parted in world {0, 1, 2} at collective 1:\n  ranks 0, 2: all_reduce(sum) of Float[4] for b\n  rank 1: "))
+        << text;
     EXPECT_EQ(text.find("at collective 2"), std::string::npos);
   }
 }
@@ -67,17 +73,28 @@ TEST(Parting, AMergeOfOtherSizesIsFound) {
   };
   const auto two = rank_of(2, {reduce("a"), merge(0, {4})});
   const auto zero = rank_of(0, {reduce("a"), merge(2, {4})});
-  EXPECT_TRUE(has(parting_text({zero, rank_of(1, {reduce("a"), merge(1, {4})}), two}), "no group in which these ranks differ"));
+  EXPECT_TRUE(
+      has(parting_text({zero, rank_of(1, {reduce("a"), merge(1, {4})}), two}), "no group in which these ranks differ"));
   const auto text = parting_text({zero, rank_of(1, {reduce("a"), merge(1, {2, 2})}), two});
-  EXPECT_TRUE(has(text, "parted in world {0, 1, 2} at collective 1:\n  ranks 0, 2: merge of 2 Float[4] for aten::mm\n  rank 1: merge of Float[2, 2] for aten::mm\n")) << text;
+  EXPECT_TRUE(has(text,
+                  "parted in world {0, 1, 2} at collective 1:\n  ranks 0, 2: merge of 2 Float[4] for aten::mm\n  rank "
+                  "1: merge of Float[2, 2] for aten::mm\n"))
+      << text;
 }
 
 TEST(Parting, WhoIsBehindIsNamedWithWhatItDid) {
   auto idle = rank_of(2, {reduce("a")});
   idle.records[0].state = "done";
-  const auto text = parting_text({rank_of(0, {reduce("a"), reduce("b")}), rank_of(1, {reduce("a"), reduce("b")}), idle});
-  EXPECT_TRUE(has(text, "behind in world {0, 1, 2} at collective 1:\n  ranks 0, 1: all_reduce(sum) of Float[4] for b\n  rank 2: has not come\n")) << text;
-  EXPECT_TRUE(has(text, "rank 2: in no collective for 18.5 s; the last was all_reduce(sum) of Float[4] for a over world {0, 1, 2}, collective 0\n")) << text;
+  const auto text =
+      parting_text({rank_of(0, {reduce("a"), reduce("b")}), rank_of(1, {reduce("a"), reduce("b")}), idle});
+  EXPECT_TRUE(has(text,
+                  "behind in world {0, 1, 2} at collective 1:\n  ranks 0, 1: all_reduce(sum) of Float[4] for b\n  rank "
+                  "2: has not come\n"))
+      << text;
+  EXPECT_TRUE(has(text,
+                  "rank 2: in no collective for 18.5 s; the last was all_reduce(sum) of Float[4] for a over world {0, "
+                  "1, 2}, collective 0\n"))
+      << text;
 }
 
 // Who is behind in one group may wait for those who differ in another.
@@ -91,14 +108,16 @@ TEST(Parting, DifferentCallsComeBeforeWhoIsBehind) {
   record.state = "done";
   zero.records.insert(zero.records.begin(), record);
   const auto text = parting_text({zero, one});
-  const auto behind = text.find("behind in tp {0, 1} at collective 0"), parted = text.find("parted in world {0, 1, 2} at collective 1");
+  const auto behind = text.find("behind in tp {0, 1} at collective 0"),
+             parted = text.find("parted in world {0, 1, 2} at collective 1");
   ASSERT_NE(behind, std::string::npos) << text;
   EXPECT_LT(parted, behind);
 }
 
 TEST(Parting, MissingRanksAreNamed) {
   const auto text = parting_text({rank_of(0, {reduce("a")}), rank_of(2, {})});
-  EXPECT_TRUE(has(text, "2 of 3 ranks left their collectives; rank 1 did not: finished, killed, or on another disk\n")) << text;
+  EXPECT_TRUE(has(text, "2 of 3 ranks left their collectives; rank 1 did not: finished, killed, or on another disk\n"))
+      << text;
   EXPECT_TRUE(has(text, "rank 2: has begun no collective\n")) << text;
 }
 
@@ -120,7 +139,8 @@ TEST(Parting, TheEarliestGroupComesFirst) {
     flights->records.insert(flights->records.begin(), record);
   }
   const auto text = parting_text({zero, one});
-  const auto tp = text.find("parted in tp {0, 1} at collective 0"), world = text.find("parted in world {0, 1, 2} at collective 1");
+  const auto tp = text.find("parted in tp {0, 1} at collective 0"),
+             world = text.find("parted in world {0, 1, 2} at collective 1");
   ASSERT_NE(world, std::string::npos) << text;
   EXPECT_LT(tp, world);
 }
@@ -142,7 +162,8 @@ class PartingFiles : public testing::Test {
     }
     return "";
   }
-  const std::filesystem::path folder_ = std::filesystem::temp_directory_path() / ("tessera_parting_" + std::to_string(::getpid()));
+  const std::filesystem::path folder_ =
+      std::filesystem::temp_directory_path() / ("tessera_parting_" + std::to_string(::getpid()));
 };
 
 TEST_F(PartingFiles, FoldersAndFilesAreRead) {

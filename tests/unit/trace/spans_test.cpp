@@ -26,7 +26,9 @@ TEST(Spans, AreTraceEventsThatNest) {
   EXPECT_EQ(step.at("name"), "step \"1\"");
   EXPECT_EQ(step.at("ph"), "X");
   EXPECT_EQ(step.at("ts"), 5000);
-  const auto end_of = [](const nlohmann::json& event) { return event.at("ts").get<double>() + event.at("dur").get<double>(); };
+  const auto end_of = [](const nlohmann::json& event) {
+    return event.at("ts").get<double>() + event.at("dur").get<double>();
+  };
   for (int i = 0; i < 3; ++i) {
     const auto &mm = events[4 + 2 * i], &reduce = events[5 + 2 * i];
     EXPECT_GE(mm.at("ts"), step.at("ts"));

@@ -1,4 +1,4 @@
-#include "tessera/train/config.h"
+#include "tessera/train/run/config.h"
 
 #include <filesystem>
 #include <fstream>
@@ -9,7 +9,7 @@
 #include <gtest/gtest.h>
 
 #include "tessera/base/error.h"
-#include "tessera/train/setup.h"
+#include "tessera/train/run/setup.h"
 
 namespace tessera::train {
 namespace {
@@ -78,7 +78,9 @@ TEST(Config, ErrorsNameTheLineAndWhatIsAccepted) {
   const std::vector<Case> cases = {
       {"lr = 3e-3", "lrr = 3e-3", {"a.toml line 13", "unknown key \"train.lrr\"", "did you mean \"train.lr\"?"}},
       {"lr = 3e-3", "dim = 3", {"a.toml line 13", "unknown key \"train.dim\"", "did you mean \"model.dim\"?"}},
-      {"[train]", "[trian]", {"line 12", "\"trian\" is no section; did you mean \"train\"?", "[model], [data], [train]"}},
+      {"[train]",
+       "[trian]",
+       {"line 12", "\"trian\" is no section; did you mean \"train\"?", "[model], [data], [train]"}},
       {"[model]", "[model]\nzzzzzzzz = 1", {"line 3", "unknown key \"model.zzzzzzzz\""}},
       {"# a comment", "steps = 3", {"line 1", "\"steps\" is no section"}},
       {"lr = 3e-3", "lr = \"fast\"", {"line 13: train.lr = 'fast'; accepted: a number above 0"}},
@@ -91,8 +93,12 @@ TEST(Config, ErrorsNameTheLineAndWhatIsAccepted) {
       {"kind = \"gpt\"", "kind = \"bert\"", {"model.kind = 'bert'; accepted: \"llama\" or \"gpt\""}},
       {"proof = true", "numerics = \"exakt\"", {"line 16: train.numerics = 'exakt'; accepted: \"exact\" or \"fast\""}},
       {"proof = true", "numeric = \"exact\"", {"unknown key \"train.numeric\"; did you mean \"train.numerics\"?"}},
-      {"proof = true", "lattice = 8", {"line 16: train.lattice = 8; accepted: a text of leaf counts such as \"batch=8,sequence=1,feature=8\""}},
-      {"proof = true", "lattice = \"batches=8\"", {"line 16: train.lattice: [lattice] \"batches=8\": cannot read \"batches=8\""}},
+      {"proof = true",
+       "lattice = 8",
+       {"line 16: train.lattice = 8; accepted: a text of leaf counts such as \"batch=8,sequence=1,feature=8\""}},
+      {"proof = true",
+       "lattice = \"batches=8\"",
+       {"line 16: train.lattice: [lattice] \"batches=8\": cannot read \"batches=8\""}},
       {"proof = true", "proof = 1", {"train.proof = 1; accepted: true or false"}},
       {"betas = [0.9, 0.99]", "betas = [0.9]", {"train.betas", "accepted: two numbers [a, b] of at least 0"}},
       {"betas = [0.9, 0.99]", "betas = [0.9, 1.5]", {"train.betas", "of at most 0.999999"}},
@@ -157,7 +163,8 @@ TEST(Config, SetChangesOneField) {
 
   expect_says(config_error([&] { set_field(config, "train.lr"); }), {"--set train.lr has no value", "train.lr=1e-3"});
   expect_says(config_error([&] { set_field(config, "lr=1"); }), {"unknown key \"lr\"", "did you mean \"train.lr\"?"});
-  expect_says(config_error([&] { set_field(config, "train.lr=fast"); }), {"--set train.lr=fast", "accepted: a number above 0"});
+  expect_says(config_error([&] { set_field(config, "train.lr=fast"); }),
+              {"--set train.lr=fast", "accepted: a number above 0"});
   expect_says(config_error([&] { set_field(config, "train.steps=1e3"); }), {"accepted: a whole number of at least 1"});
 }
 
@@ -169,7 +176,8 @@ TEST(Config, FilesAreRelativeToTheConfiguration) {
   EXPECT_EQ(read_config(folder / "a.toml").data.file, (folder / "text.txt").string());
   EXPECT_EQ(read_config(folder / "a.toml").parallel.plan, "");
   EXPECT_EQ(read_config(folder / "b.toml").data.file, "/abs/text.txt");
-  expect_says(config_error([&] { read_config(folder / "c.toml"); }), {"cannot read", "c.toml", "accepted: a TOML file"});
+  expect_says(config_error([&] { read_config(folder / "c.toml"); }),
+              {"cannot read", "c.toml", "accepted: a TOML file"});
   std::filesystem::remove_all(folder);
 }
 

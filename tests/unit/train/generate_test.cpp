@@ -10,7 +10,7 @@
 #include "tessera/data/utf8.h"
 #include "tessera/models/gpt.h"
 #include "tessera/models/llama.h"
-#include "tessera/train/generate.h"
+#include "tessera/train/run/generate.h"
 
 namespace tessera::train {
 namespace {
@@ -19,11 +19,24 @@ constexpr int64_t kContext = 16;
 
 std::vector<std::shared_ptr<models::LanguageModel>> zoo(int64_t vocabulary = 256) {
   torch::manual_seed(7);
-  std::vector<std::shared_ptr<models::LanguageModel>> all = {
-      models::Llama(models::LlamaConfig{.vocab_size = vocabulary, .dim = 32, .layers = 2, .heads = 4, .kv_heads = 2, .hidden = 48,
-                                        .max_seq = kContext, .init_std = 0.4, .dtype = at::kDouble}).ptr(),
-      models::Gpt(models::GptConfig{.vocab_size = vocabulary, .dim = 32, .layers = 2, .heads = 4, .max_seq = kContext, .init_std = 0.4,
-                                    .dtype = at::kDouble}).ptr()};
+  std::vector<std::shared_ptr<models::LanguageModel>> all = {models::Llama(models::LlamaConfig{.vocab_size = vocabulary,
+                                                                                               .dim = 32,
+                                                                                               .layers = 2,
+                                                                                               .heads = 4,
+                                                                                               .kv_heads = 2,
+                                                                                               .hidden = 48,
+                                                                                               .max_seq = kContext,
+                                                                                               .init_std = 0.4,
+                                                                                               .dtype = at::kDouble})
+                                                                 .ptr(),
+                                                             models::Gpt(models::GptConfig{.vocab_size = vocabulary,
+                                                                                           .dim = 32,
+                                                                                           .layers = 2,
+                                                                                           .heads = 4,
+                                                                                           .max_seq = kContext,
+                                                                                           .init_std = 0.4,
+                                                                                           .dtype = at::kDouble})
+                                                                 .ptr()};
   for (const auto& model : all) {
     model->eval();
   }
@@ -52,7 +65,8 @@ TEST(Generate, GreedyIsTheFullForwardAtEveryStep) {
       for (size_t i = 0; i < length; ++i) {
         tokens.push_back(static_cast<int32_t>(17 * i % 256));
       }
-      const auto made = generate(*model, {.prompt = tokens, .context = kContext, .vocabulary = 256, .end = {}}, {.max_tokens = 60, .temperature = 0});
+      const auto made = generate(*model, {.prompt = tokens, .context = kContext, .vocabulary = 256, .end = {}},
+                                 {.max_tokens = 60, .temperature = 0});
       ASSERT_EQ(made.size(), 60u);
       EXPECT_GT(std::set<int32_t>(made.begin(), made.end()).size(), 1u);
       for (const int32_t token : made) {
@@ -66,7 +80,8 @@ TEST(Generate, GreedyIsTheFullForwardAtEveryStep) {
 TEST(Generate, DrawsAreFunctionsOfSeedAndStep) {
   const auto model = zoo().front();
   const auto made = [&](int64_t seed, int64_t count) {
-    return generate(*model, {.prompt = {1, 2}, .context = kContext, .vocabulary = 256, .end = {}}, {.max_tokens = count, .temperature = 1, .seed = seed});
+    return generate(*model, {.prompt = {1, 2}, .context = kContext, .vocabulary = 256, .end = {}},
+                    {.max_tokens = count, .temperature = 1, .seed = seed});
   };
   const auto all = made(3, 30), some = made(3, 10);
   EXPECT_EQ(made(3, 30), all);
@@ -98,7 +113,8 @@ std::map<int32_t, double> shares(const std::vector<double>& logits, const Genera
   return counts;
 }
 
-void expect_shares(const std::vector<double>& logits, const GenerateOptions& options, const std::map<int32_t, double>& expected) {
+void expect_shares(const std::vector<double>& logits, const GenerateOptions& options,
+                   const std::map<int32_t, double>& expected) {
   const auto found = shares(logits, options);
   ASSERT_EQ(found.size(), expected.size());
   for (const auto& [token, share] : expected) {
@@ -132,8 +148,9 @@ TEST(ChooseToken, RefusesWhatIsNotFinite) {
 }
 
 TEST(GenerateOptions, OutOfRangeIsRefused) {
-  for (const auto& options : {GenerateOptions{.max_tokens = 0}, GenerateOptions{.temperature = -1}, GenerateOptions{.top_k = -1},
-                              GenerateOptions{.top_p = 0}, GenerateOptions{.top_p = 1.5}, GenerateOptions{.temperature = std::nan("")}}) {
+  for (const auto& options :
+       {GenerateOptions{.max_tokens = 0}, GenerateOptions{.temperature = -1}, GenerateOptions{.top_k = -1},
+        GenerateOptions{.top_p = 0}, GenerateOptions{.top_p = 1.5}, GenerateOptions{.temperature = std::nan("")}}) {
     EXPECT_THROW(options.verify(), ConfigError);
   }
 }
@@ -143,10 +160,11 @@ TEST(GenerateText, StreamsValidText) {
   for (const auto& model : zoo()) {
     for (uint64_t seed = 0; seed < 10; ++seed) {
       std::string shown;
-      const auto text = generate_text({model, {}, kContext}, "caf\u00e9", {.max_tokens = 80, .temperature = 2, .seed = seed}, [&](std::string_view part) {
-        EXPECT_EQ(data::valid_utf8_prefix(part), part.size());
-        shown += part;
-      });
+      const auto text = generate_text({model, {}, kContext}, "caf\u00e9",
+                                      {.max_tokens = 80, .temperature = 2, .seed = seed}, [&](std::string_view part) {
+                                        EXPECT_EQ(data::valid_utf8_prefix(part), part.size());
+                                        shown += part;
+                                      });
       EXPECT_EQ(shown, text);
     }
   }

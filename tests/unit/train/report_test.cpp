@@ -1,11 +1,11 @@
-#include "tessera/train/report.h"
+#include "tessera/train/run/report.h"
 
 #include <cmath>
 
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
-#include "tessera/train/trainer.h"
+#include "tessera/train/run/trainer.h"
 
 namespace tessera::train {
 namespace {
@@ -21,17 +21,21 @@ const StepRecord kRecord{
 };
 
 TEST(Report, ProgressLine) {
-  EXPECT_EQ(progress_line({.step = 20, .loss = 3.12341, .grad_norm = 0.978, .peak_bytes = 214748365}, 400, {1234.4, 1e7, 80}),
-            "step 20/400  loss 3.1234  grad_norm 0.98  mem 0.2GiB  tps 1,234  tflops 0.0123  left 1m20s");
+  EXPECT_EQ(
+      progress_line({.step = 20, .loss = 3.12341, .grad_norm = 0.978, .peak_bytes = 214748365}, 400, {1234.4, 1e7, 80}),
+      "step 20/400  loss 3.1234  grad_norm 0.98  mem 0.2GiB  tps 1,234  tflops 0.0123  left 1m20s");
 }
 
 // Llama 3 8B without its embedding, at 8,192 positions.
-TEST(Report, FlopsOfAToken) { EXPECT_DOUBLE_EQ(training_flops_per_token(7504924672, 32, 4096, 8192), 6 * 7504924672.0 + 12 * 32.0 * 4096 * 8192); }
+TEST(Report, FlopsOfAToken) {
+  EXPECT_DOUBLE_EQ(training_flops_per_token(7504924672, 32, 4096, 8192), 6 * 7504924672.0 + 12 * 32.0 * 4096 * 8192);
+}
 
 TEST(Report, MetricsLineIsOneObjectWithAllDigits) {
   const auto line = metrics_line(kRecord);
   EXPECT_EQ(line,
-            "{\"step\": 20, \"loss\": 3.1234000000000002, \"grad_norm\": 0.10000000000000001, \"lr\": 0.001, \"tokens\": 2048, "
+            "{\"step\": 20, \"loss\": 3.1234000000000002, \"grad_norm\": 0.10000000000000001, \"lr\": 0.001, "
+            "\"tokens\": 2048, "
             "\"ms\": 512.000, \"tokens_per_s\": 4000.0, \"peak_bytes\": 214748365}");
   const auto parsed = nlohmann::json::parse(line);
   EXPECT_EQ(parsed.at("loss").get<double>(), kRecord.loss);
@@ -59,7 +63,8 @@ TEST(Report, ProofLine) {
 
   Proof exact{.steps = 20, .ranks = 2, .mesh = "tp=2", .is_exact = true};
   EXPECT_EQ(proof_line(exact),
-            "proof: first 20 steps on 1 rank and on 2 (tp=2): largest relative difference of the loss 0.0e+00 (numerics exact): same bits");
+            "proof: first 20 steps on 1 rank and on 2 (tp=2): largest relative difference of the loss 0.0e+00 "
+            "(numerics exact): same bits");
   exact.difference = 1e-16;
   EXPECT_FALSE(exact.holds());
   EXPECT_NE(proof_line(exact).find("NOT the same bits"), std::string::npos);

@@ -1,5 +1,5 @@
 // The hash of a value against the hash of the full tensor, computed here by its definition.
-#include "tessera/train/step_value.h"
+#include "tessera/train/compare/step_value.h"
 
 #include <cmath>
 #include <limits>
@@ -9,8 +9,8 @@
 #include <gtest/gtest.h>
 
 #include "tessera/base/hash.h"
-#include "tessera/comm/run_ranks.h"
-#include "tessera/dtensor/dtensor.h"
+#include "tessera/comm/threads/run_ranks.h"
+#include "tessera/dtensor/front/dtensor.h"
 
 namespace tessera::train {
 namespace {
@@ -21,7 +21,8 @@ uint64_t expected_hash(const at::Tensor& whole) {
   uint64_t sum = 0;
   for (int64_t i = 0; i < flat.numel(); ++i) {
     uint64_t bits = 0;
-    std::memcpy(&bits, static_cast<const char*>(flat.const_data_ptr()) + i * static_cast<int64_t>(flat.itemsize()), flat.itemsize());
+    std::memcpy(&bits, static_cast<const char*>(flat.const_data_ptr()) + i * static_cast<int64_t>(flat.itemsize()),
+                flat.itemsize());
     const bool is_nan = flat.is_floating_point() && std::isnan(flat[i].item<double>());
     sum += base::hash_mix(base::hash_mix(static_cast<uint64_t>(i) + 1) ^ (is_nan ? ~uint64_t{0} : bits));
   }
@@ -47,12 +48,19 @@ at::Tensor values(at::ScalarType dtype) {
 }
 
 TEST(HashValue, IsTheSameOnEveryLayoutAndFollowsItsDefinition) {
-  for (const auto dtype : {at::kFloat, at::kDouble, at::kHalf, at::kBFloat16, at::kLong, at::kInt, at::kByte, at::kBool}) {
+  for (const auto dtype :
+       {at::kFloat, at::kDouble, at::kHalf, at::kBFloat16, at::kLong, at::kInt, at::kByte, at::kBool}) {
     const auto whole = values(dtype);
     const auto expected = expected_hash(whole);
-    const std::vector<std::pair<std::string, std::string>> layouts = {
-        {"1", "{}"}, {"dp=3", "{dp: R}"}, {"dp=3", "{dp: S(0)}"}, {"dp=4", "{dp: S(0)}"}, {"tp=8", "{tp: S(2)}"}, {"dp=2,tp=2", "{dp: S(0), tp: S(0)}"},
-        {"dp=2,tp=2", "{dp: S(0@1), tp: S(0@0)}"}, {"dp=2,tp=3", "{dp: S(1;2), tp: R}"}, {"dp=2,tp=2", "{dp: R, tp: S(2)}"}};
+    const std::vector<std::pair<std::string, std::string>> layouts = {{"1", "{}"},
+                                                                      {"dp=3", "{dp: R}"},
+                                                                      {"dp=3", "{dp: S(0)}"},
+                                                                      {"dp=4", "{dp: S(0)}"},
+                                                                      {"tp=8", "{tp: S(2)}"},
+                                                                      {"dp=2,tp=2", "{dp: S(0), tp: S(0)}"},
+                                                                      {"dp=2,tp=2", "{dp: S(0@1), tp: S(0@0)}"},
+                                                                      {"dp=2,tp=3", "{dp: S(1;2), tp: R}"},
+                                                                      {"dp=2,tp=2", "{dp: R, tp: S(2)}"}};
     for (const auto& [mesh, layout] : layouts) {
       EXPECT_EQ(hash_of(whole, mesh, layout), expected) << dtype << " " << mesh << " " << layout;
     }
@@ -106,8 +114,10 @@ TEST(HashValue, MicroBatchesAreTheStep) {
 
 TEST(StepValue, TextsReadBackAndIndicesAreRowMajor) {
   StepValue value;
-  const auto whole = at::tensor({0.1F, -0.0F, std::numeric_limits<float>::quiet_NaN(), 1e-30F, 3.0F, 16777217.0F}).view({2, 3});
-  comm::run_ranks(2, [&](int64_t) { value.add(dtensor::distribute(whole, layout::Mesh::parse("tp=2"), "{tp: S(1)}")); });
+  const auto whole =
+      at::tensor({0.1F, -0.0F, std::numeric_limits<float>::quiet_NaN(), 1e-30F, 3.0F, 16777217.0F}).view({2, 3});
+  comm::run_ranks(2,
+                  [&](int64_t) { value.add(dtensor::distribute(whole, layout::Mesh::parse("tp=2"), "{tp: S(1)}")); });
   EXPECT_EQ(value.sizes(), (std::vector<int64_t>{2, 3}));
   EXPECT_EQ(value.text_of(0), "0.100000001");
   EXPECT_EQ(value.text_of(1), "-0");

@@ -1,0 +1,52 @@
+// Memory that processes of one machine share.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "tessera/comm/processes/c10d_messages.h"
+
+namespace tessera::comm {
+
+// A group's board: memory of each member that all of them can read, and steps in which they meet.
+//
+// Every member writes to its own memory alone, and reads what others wrote before the step that it has met them in.
+// Memory that no name leads to: the kernel frees it with the last process that has it open, however that ends.
+class SharedBoard {
+ public:
+  // Bytes of each member's memory. Pages that nobody writes to cost nothing.
+  static constexpr int64_t kBytes = 8 << 20;
+
+  // Null on all members if one of them cannot see another's memory: in another container, or of another user. `round`
+  // is the call that needs it. Collective over the group.
+  static std::unique_ptr<SharedBoard> open(const C10dMessages& messages, const Round& round);
+
+  ~SharedBoard();
+  SharedBoard(const SharedBoard&) = delete;
+  SharedBoard& operator=(const SharedBoard&) = delete;
+
+  // What `member` wrote; kBytes, on a page's boundary.
+  std::byte* memory(int64_t member) const;
+
+  // Waits until all members have come to the same step of `round`; they agree by `hash`. What another wrote before it
+  // can be read until this member comes to the next one; what this one wrote, be overwritten once it has met all in the
+  // next one. Collective over the group; throws as ProcessJob::run.
+  void meet(const Round& round, uint64_t hash);
+
+  // Steps met so far.
+  uint64_t steps() const { return steps_; }
+
+ private:
+  struct Segment;
+  class MeetWork;
+
+  explicit SharedBoard(const C10dMessages& messages);
+
+  const C10dMessages& messages_;
+  std::vector<Segment*> segments_;  // by member
+  uint64_t steps_ = 0;
+};
+
+}  // namespace tessera::comm

@@ -1,0 +1,159 @@
+#include "tessera/comm/sums/transfer.h"
+
+#include <cstring>
+#include <type_traits>
+
+#include <ATen/Dispatch.h>
+#include <ATen/OpMathType.h>
+
+#include "tessera/base/error.h"
+#include "tessera/comm/sums/merge_sums.h"
+
+namespace tessera::comm {
+namespace {
+
+constexpr int64_t kBlock = 512;
+
+void copy_into(const at::Tensor& to, const at::Tensor& from) {
+  const auto bytes = from.nbytes();
+  if (bytes > 0 && to.const_data_ptr() != from.const_data_ptr()) {
+    std::memmove(to.mutable_data_ptr(), from.const_data_ptr(), bytes);
+  }
+}
+
+template <typename T>
+constexpr bool kIsComplex = c10::is_complex<T>::value;
+
+template <typename T>
+T larger(T a, T b) {
+  return a != a ? a : b > a || b != b ? b : a;
+}
+
+template <typename T>
+T smaller(T a, T b) {
+  return a != a ? a : b < a || b != b ? b : a;
+}
+
+// acc[i] = merge(acc[i], values[i]). Always inlined: with a constant `count` it becomes vector code.
+template <typename Acc, typename T, typename Merge>
+C10_ALWAYS_INLINE void merge_each(Acc* acc, const T* values, int64_t count, Merge merge) {
+  for (int64_t i = 0; i < count; ++i) {
+    acc[i] = merge(acc[i], static_cast<Acc>(values[i]));
+  }
+}
+
+template <typename Acc, typename T>
+C10_ALWAYS_INLINE void merge_block(Acc* acc, const T* values, int64_t count, ReduceOp op) {
+  switch (op) {
+    case ReduceOp::kSum:
+    case ReduceOp::kAvg: return merge_each(acc, values, count, [](Acc a, Acc b) { return static_cast<Acc>(a + b); });
+    case ReduceOp::kProd: return merge_each(acc, values, count, [](Acc a, Acc b) { return static_cast<Acc>(a * b); });
+    case ReduceOp::kMax:
+    case ReduceOp::kMin:
+      if constexpr (!kIsComplex<Acc>) {
+        return op == ReduceOp::kMax ? merge_each(acc, values, count, larger<Acc>)
+                                    : merge_each(acc, values, count, smaller<Acc>);
+      }
+  }
+}
+
+// outputs[k][at + i] = the combination of inputs[0][at + i], inputs[1][at + i], ... for i below `count`, at most
+// kBlock. Each is read before it is written.
+template <typename T>
+C10_ALWAYS_INLINE void reduce_block(const std::vector<const T*>& inputs, const std::vector<T*>& outputs, int64_t at,
+                                    int64_t count, ReduceOp op) {
+  using Acc = at::opmath_type<T>;
+  Acc acc[kBlock];
+  for (int64_t i = 0; i < count; ++i) {
+    acc[i] = static_cast<Acc>(inputs[0][at + i]);
+  }
+  for (size_t j = 1; j < inputs.size(); ++j) {
+    merge_block(acc, inputs[j] + at, count, op);
+  }
+  if (op == ReduceOp::kAvg) {
+    for (int64_t i = 0; i < count; ++i) {
+      acc[i] = static_cast<Acc>(acc[i] / static_cast<Acc>(inputs.size()));
+    }
+  }
+  for (auto* output : outputs) {
+    for (int64_t i = 0; i < count; ++i) {
+      output[at + i] = static_cast<T>(acc[i]);
+    }
+  }
+}
+
+template <typename T>
+void reduce(const std::vector<const T*>& inputs, const std::vector<T*>& outputs, int64_t begin, int64_t end,
+            ReduceOp op) {
+  auto at = begin;
+  for (; at + kBlock <= end; at += kBlock) {
+    reduce_block(inputs, outputs, at, kBlock, op);
+  }
+  reduce_block(inputs, outputs, at, end - at, op);
+}
+
+void reduce(const std::vector<at::Tensor>& inputs, const std::vector<at::Tensor>& outputs, int64_t begin, int64_t end,
+            ReduceOp op) {
+  if (begin >= end) {
+    return;
+  }
+  AT_DISPATCH_ALL_TYPES_AND_COMPLEX_AND3(at::kHalf, at::kBFloat16, at::kBool, inputs[0].scalar_type(), "reduce", [&] {
+    std::vector<const scalar_t*> from;
+    for (const auto& input : inputs) {
+      from.push_back(input.const_data_ptr<scalar_t>());
+    }
+    std::vector<scalar_t*> to;
+    for (const auto& output : outputs) {
+      to.push_back(output.mutable_data_ptr<scalar_t>());
+    }
+    reduce<scalar_t>(from, to, begin, end, op);
+  });
+}
+
+}  // namespace
+
+void transfer(const std::vector<const Call*>& calls, size_t part) {
+  const auto& own = *calls[part];
+  switch (own.kind) {
+    case Kind::kAllReduce: {
+      if (calls.size() == 1) {
+        return;
+      }
+      std::vector<at::Tensor> tensors;
+      for (const auto* call : calls) {
+        tensors.push_back(call->outputs[0]);
+      }
+      const auto count = tensors[0].numel(), parts = static_cast<int64_t>(calls.size()),
+                 index = static_cast<int64_t>(part);
+      return reduce(tensors, tensors, count * index / parts, count * (index + 1) / parts, own.reduce);
+    }
+    case Kind::kReduceScatter: {
+      std::vector<at::Tensor> tensors;
+      for (const auto* call : calls) {
+        tensors.push_back(call->inputs[part]);
+      }
+      return reduce(tensors, {own.outputs[0]}, 0, own.outputs[0].numel(), own.reduce);
+    }
+    case Kind::kAllGather:
+      for (size_t i = 0; i < calls.size(); ++i) {
+        copy_into(own.outputs[i], calls[i]->inputs[0]);
+      }
+      return;
+    case Kind::kAllToAll:
+      for (size_t i = 0; i < calls.size(); ++i) {
+        copy_into(own.outputs[i], calls[i]->inputs[part]);
+      }
+      return;
+    case Kind::kBroadcast: return copy_into(own.outputs[0], calls[static_cast<size_t>(own.peer)]->inputs[0]);
+    case Kind::kMerge: return merge_sums(calls, part);
+    default: return;
+  }
+}
+
+void copy_bytes(const at::Tensor& to, const at::Tensor& from) {
+  if (from.nbytes() > 0 && to.const_data_ptr() != from.const_data_ptr()) {
+    std::memcpy(to.mutable_data_ptr(), from.const_data_ptr(), from.nbytes());
+  }
+}
+
+}  // namespace tessera::comm

@@ -1,0 +1,358 @@
+#include "tessera/dtensor/dispatch/planner.h"
+
+#include <numeric>
+
+#include <ATen/TensorIterator.h>
+
+#include "tessera/base/error.h"
+#include "tessera/base/hash.h"
+#include "tessera/base/hints.h"
+#include "tessera/dtensor/exact/exact_plan.h"
+#include "tessera/dtensor/plan/call_shapes.h"
+#include "tessera/dtensor/plan/wishes.h"
+#include "tessera/dtensor/record/arguments.h"
+#include "tessera/dtensor/state/explicit_mode.h"
+#include "tessera/dtensor/view/views.h"
+#include "tessera/rules/engine/propagate.h"
+
+namespace tessera::dtensor {
+
+namespace {
+
+using c10::IValue;
+using layout::Placements;
+
+const layout::Mesh& mesh_of(const OpInfo& info, c10::ArrayRef<IValue> args) {
+  const layout::Mesh* mesh = nullptr;
+  for_each_tensor(args, [&](const at::Tensor& tensor, int, int) {
+    if (!is_dtensor(tensor)) {
+      return;
+    }
+    const Spec& spec = meta_of(tensor)->spec;
+    TESSERA_CHECK(!mesh || *mesh == spec->mesh, "[", info.name,
+                  "] the operands live on different meshes: ", mesh->str(), " and ", spec->mesh.str(),
+                  ". Redistribute one of them to the other's mesh first.");
+    mesh = &spec->mesh;
+  });
+  TESSERA_ASSERT(mesh);
+  return *mesh;
+}
+
+rules::Call make_call(const OpInfo& info, c10::ArrayRef<IValue> args) {
+  rules::Call call;
+  call.name = info.name;
+  call.schema = &info.op.schema();
+  call.args = args.vec();
+  const layout::Mesh& mesh = mesh_of(info, args);
+  for_each_tensor(args, [&](const at::Tensor& tensor, int arg, int) {
+    rules::Operand operand;
+    operand.arg = arg;
+    operand.is_written = info.args[arg].written;
+    if (is_dtensor(tensor)) {
+      operand.spec = meta_of(tensor)->spec;
+      operand.is_parameter = meta_of(tensor)->parameter != nullptr;
+    } else {
+      operand.is_plain = true;
+      operand.is_number = tensor.unsafeGetTensorImpl()->is_wrapped_number();
+      operand.spec = Spec::make(mesh, Placements(mesh.ndim()), tensor.sizes(), tensor.strides(), tensor.scalar_type());
+    }
+    call.operands.push_back(std::move(operand));
+  });
+  return call;
+}
+
+bool writes_plain(const rules::Call& call) {
+  return std::any_of(call.operands.begin(), call.operands.end(),
+                     [](const rules::Operand& operand) { return operand.is_written && operand.is_plain; });
+}
+
+// Whether no result is something that the call writes.
+bool returns_new(const OpInfo& info) {
+  return std::all_of(info.written_return.begin(), info.written_return.end(), [](int arg) { return arg < 0; });
+}
+
+// Rewrites the arguments that carry sizes of the result to this rank's sizes.
+void rewrite_sizes(const rules::FactorMap& map, const layout::Coord& coord, CallPlan& plan) {
+  for (const rules::SizeArg& size : map.sizes) {
+    const auto local = plan.outputs.at(size.output).spec.local_sizes(coord);
+    if (size.dim < 0) {
+      plan.rewritten.emplace_back(size.arg, c10::List<int64_t>(local));
+    } else {
+      plan.rewritten.emplace_back(size.arg, local.at(size.dim));
+    }
+  }
+}
+
+uint64_t program_key_of(const rules::Call& call) {
+  uint64_t key = base::hash_string(call.name);
+  for (const rules::Operand& operand : call.operands) {
+    key = base::hash_combine(key, operand.spec->hash);
+  }
+  for (const IValue& value : call.args) {
+    if (value.isInt()) {
+      key = base::hash_combine(key, static_cast<uint64_t>(value.toInt()));
+    }
+    if (value.isIntList()) {
+      for (int64_t item : value.toIntVector()) {
+        key = base::hash_combine(key, static_cast<uint64_t>(item));
+      }
+    }
+  }
+  return key;
+}
+
+// Whether a tensor of these sizes has these factors.
+bool has_sizes(const rules::FactorMap& map, const rules::TensorFactors& tensor, c10::IntArrayRef sizes) {
+  return std::equal(tensor.begin(), tensor.end(), sizes.begin(), sizes.end(),
+                    [&](const rules::DimFactors& dim, int64_t size) {
+                      return std::accumulate(dim.begin(), dim.end(), int64_t{1}, [&](int64_t product, int factor) {
+                               return product * map.factors[factor].extent;
+                             }) == size;
+                    });
+}
+
+bool is_reshape_like(const std::string& name) {
+  return name == "aten::view" || name == "aten::_unsafe_view" || name == "aten::_reshape_alias";
+}
+
+template <typename Rule>
+rules::Decomposition decomposition_of(const Rule& rule, const rules::Call& call) {
+  return rule.decompose && (!rule.decompose_when || rule.decompose_when(call)) ? rule.decompose : nullptr;
+}
+
+// Makes one plan, part by part.
+class Planner {
+ public:
+  Planner(RankState& state, const OpInfo& info, c10::ArrayRef<IValue> args, const CallPlan* forward)
+      : state_(state),
+        info_(info),
+        args_(args),
+        forward_(forward),
+        call_(make_call(info, args)),
+        plan_(std::make_unique<CallPlan>()) {}
+
+  std::unique_ptr<CallPlan> run() {
+    read_call();
+    const rules::ExactRule* exact = state_.lattice ? exact_rule_of(state_, info_, call_) : nullptr;
+    const rules::Decomposition decomposition =
+        exact ? decomposition_of(*exact, call_) : decomposition_of(*info_.rule, call_);
+    if (writes_plain(call_) && !(decomposition && returns_new(info_))) {
+      return run_whole(exact);
+    }
+    plan_->decompose = decomposition;
+    if (plan_->decompose) {
+      check_decomposed();
+      return std::move(plan_);
+    }
+
+    const bool from_factors = info_.rule->shape == rules::ShapeSource::kFactors;
+    if (!from_factors) {
+      infer_outputs(info_, call_, *plan_, defined_);
+    }
+    wants_ = forward_ || info_.is_view ? nullptr : wanting_parameter(args_);
+    wish_input();
+    rules::FactorMap map = info_.rule->map(call_);
+    const rules::LocalKernel local = exact && exact->local ? exact->local : info_.rule->local;
+    const bool is_exact_of_runs = exact && (exact->local || exact->node || exact->per_sample);  // leaves are runs
+    map.keeps_runs = is_exact_of_runs || (local && !info_.rule->takes_interleaved);
+    if (exact) {
+      plan_->per_sample = restrict_cuts(*exact, call_, map);
+    }
+    if (from_factors) {
+      outputs_from_factors(info_, call_, map, *plan_, defined_);
+    }
+    check_out(map);
+    const rules::Propagation decided = rules::propagate(call_, map, wishes_of(call_, forward_));
+    if (!map.metadata_only) {
+      add_moves(decided);
+    }
+    add_outputs(decided);
+    add_local_call(map, decided, local);
+    if (exact) {
+      plan_exact(state_, info_, call_, *exact, map, decided, forward_, *plan_);
+    }
+    return std::move(plan_);
+  }
+
+ private:
+  // Of a call that writes into a plain tensor, of which every rank has its own, all alike: each rank reads the operands
+  // whole, and writes the same. Views of the tensor see it, as on one device.
+  std::unique_ptr<CallPlan> run_whole(const rules::ExactRule* exact) {
+    if (exact) {
+      check_exact_whole(*exact);
+    }
+    rules::Propagation decided;
+    for (const rules::Operand& operand : call_.operands) {
+      TESSERA_CHECK(operand.is_plain || !operand.is_written || operand.spec->is_replicated, "[", rules::describe(call_),
+                    "] writes into a plain tensor "
+                    "and into parts of a distributed one (rank ",
+                    state_.ctx.rank, "): make all that it writes DTensors, or none.");
+      decided.operands.push_back(operand.spec.with(Placements(operand.spec->mesh.ndim())));
+    }
+    for (int arg : info_.written_return) {
+      TESSERA_CHECK(arg >= 0, "[", rules::describe(call_), "] writes into a plain tensor and returns another (rank ",
+                    state_.ctx.rank, "): call it on full_tensor(x), or make what it writes a DTensor.");
+      const auto written = std::find_if(call_.operands.begin(), call_.operands.end(),
+                                        [&](const rules::Operand& operand) { return operand.arg == arg; });
+      decided.outputs.push_back(written->spec);
+      plan_->list_returns.push_back(-1);
+    }
+    call_.outputs.resize(decided.outputs.size());
+    defined_.resize(decided.outputs.size(), true);
+    add_moves(decided);
+    add_outputs(decided);
+    add_kernel(decided, exact ? exact->local : nullptr);
+    return std::move(plan_);
+  }
+
+  // Only a kernel that sees elements one by one gives the same for any part of the step's samples.
+  void check_exact_whole(const rules::ExactRule& rule) const {
+    TESSERA_CHECK(!decomposition_of(rule, call_) && !rule.node && !(rule.per_sample && rule.per_sample(call_)), "[",
+                  rules::describe(call_), "] numerics exact: this operator cannot write into a plain tensor (rank ",
+                  state_.ctx.rank, "). Compute the value first, and copy_ it.");
+  }
+
+  // A decomposition writes the one result that it has; what it writes beside results, it writes itself.
+  void check_decomposed() const {
+    const auto written =
+        std::count_if(info_.written_return.begin(), info_.written_return.end(), [](int arg) { return arg >= 0; });
+    TESSERA_CHECK(written <= 1, "[", rules::describe(call_),
+                  "] is computed by other operators here, which would leave its ", written,
+                  " out= arguments as they are (rank ", state_.ctx.rank,
+                  "). Call it without out=, and copy_ the results.");
+  }
+
+  // What is written in place has the size of the result, and so has an out= argument. A rule that is given more
+  // operands than it knows may take that for another.
+  void check_out(const rules::FactorMap& map) const {
+    const char* instead = "). Call it without out=, and copy_ the result.";
+    for (const rules::Output& output : call_.outputs) {
+      if (output.written_operand < 0) {
+        continue;
+      }
+      const rules::Operand& operand = call_.operands.at(output.written_operand);
+      if (!info_.op.schema().arguments().at(operand.arg).is_out()) {
+        TESSERA_CHECK(output.sizes == operand.spec->sizes, "[", rules::describe(call_), "] gives ",
+                      c10::IntArrayRef(output.sizes), ", which does not fit into ", operand.spec.str(), " (rank ",
+                      state_.ctx.rank, "). Call the operator that returns a new tensor.");
+        continue;
+      }
+      TESSERA_CHECK(output.sizes == operand.spec->sizes, "[", rules::describe(call_), "] gives ",
+                    c10::IntArrayRef(output.sizes), ", and out= is ", operand.spec.str(),
+                    ", which is not resized (rank ", state_.ctx.rank, instead);
+      const auto index = static_cast<size_t>(output.written_operand);
+      TESSERA_CHECK(index >= map.operands.size() || has_sizes(map, map.operands[index], output.sizes), "[",
+                    rules::describe(call_),
+                    "] cannot write into out=: its rule "
+                    "speaks of new results only (rank ",
+                    state_.ctx.rank, instead);
+    }
+  }
+
+  void read_call() {
+    TESSERA_CHECK(info_.rule, "[", rules::describe(call_),
+                  "] this operator has no sharding rule, so tessera cannot say what a distributed "
+                  "result would be (rank ",
+                  state_.ctx.rank, "). Call it on full_tensor(x), or add a rule (docs/adding.md).");
+    for (const rules::Operand& operand : call_.operands) {
+      plan_->operands.push_back(operand.spec);
+      plan_->operand_is_parameter.push_back(operand.is_parameter);
+      plan_->is_long |= operand.spec->numel() > at::internal::GRAIN_SIZE;
+    }
+    plan_->program_key = program_key_of(call_);
+  }
+
+  // The activation that meets a parameter lies as the plan wants.
+  void wish_input() {
+    if (!wants_ || !wants_->input) {
+      return;
+    }
+    const auto activation =
+        std::find_if(call_.operands.begin(), call_.operands.end(),
+                     [&](const rules::Operand& operand) { return !operand.is_parameter && !operand.is_plain; });
+    if (activation != call_.operands.end()) {
+      activation->spec = with_wish(activation->spec, *wants_->input);
+    }
+  }
+
+  void add_moves(const rules::Propagation& decided) {
+    size_t operand = 0;
+    for_each_tensor(args_, [&](const at::Tensor&, int arg, int item) {
+      const Spec from = plan_->operands[operand];
+      const Spec to = decided.operands.at(operand);
+      ++operand;
+      if (from->placements == to->placements) {
+        return;
+      }
+      plan_->moves.push_back({arg, item, state_.moves.find_or_plan(from, from.with(to->placements))});
+    });
+  }
+
+  void add_outputs(const rules::Propagation& decided) {
+    bool detached = false;
+    for (const CallPlan::OperandMove& action : plan_->moves) {
+      detached |= info_.is_view && !action.move->keeps_storage && !action.move->from->has_partial;
+    }
+    for (size_t i = 0; i < decided.outputs.size(); ++i) {
+      CallPlan::Output output;
+      output.spec = output.final_spec = decided.outputs[i];
+      output.defined = defined_[i];
+      output.is_view = call_.outputs[i].is_view;
+      output.detached_view = detached;
+      if (wants_ && wants_->output && defined_[i]) {
+        output.final_spec = with_wish(output.spec, *wants_->output);
+      }
+      if (!(output.final_spec == output.spec)) {
+        output.move = state_.moves.find_or_plan(output.spec, output.final_spec);
+      }
+      plan_->outputs.push_back(std::move(output));
+    }
+  }
+
+  void add_local_call(const rules::FactorMap& map, const rules::Propagation& decided, rules::LocalKernel local) {
+    const layout::Coord& coord = this->coord();
+    if (is_reshape_like(info_.name)) {
+      plan_->reshape = true;
+      plan_->local_shape = decided.outputs.at(0).local_sizes(coord);
+    } else {
+      rewrite_sizes(map, coord, *plan_);
+    }
+    add_kernel(decided, local);
+  }
+
+  void add_kernel(const rules::Propagation& decided, rules::LocalKernel local) {
+    plan_->local = local;
+    if (local) {
+      plan_->local_call = std::make_unique<rules::LocalCall>(make_local_call(info_, decided, coord()));
+    }
+  }
+
+  const layout::Coord& coord() const { return state_.ctx.coord(call_.operands.at(0).spec->mesh); }
+
+  RankState& state_;
+  const OpInfo& info_;
+  c10::ArrayRef<IValue> args_;
+  const CallPlan* forward_;
+  rules::Call call_;
+  std::unique_ptr<CallPlan> plan_;
+  std::vector<bool> defined_;
+  const ParameterInfo* wants_ = nullptr;
+};
+
+}  // namespace
+
+void check_explicit(const RankState& state, const OpInfo& info, c10::ArrayRef<IValue> args, const CallPlan& plan) {
+  for (const CallPlan::OperandMove& action : plan.moves) {
+    if (action.move->communicates) {
+      check_explicit(state, rules::describe(make_call(info, args)), info.argument_name(action.arg, action.item),
+                     *action.move);
+    }
+  }
+}
+
+std::unique_ptr<CallPlan> make_call_plan(RankState& state, const OpInfo& info, c10::ArrayRef<IValue> args,
+                                         const CallPlan* forward) {
+  return Planner(state, info, args, forward).run();
+}
+
+}  // namespace tessera::dtensor

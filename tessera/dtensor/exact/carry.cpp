@@ -1,0 +1,317 @@
+#include "tessera/dtensor/exact/carry.h"
+
+#include <cstring>
+#include <unordered_map>
+#include <unordered_set>
+
+#include <ATen/ops/add.h>
+#include <ATen/ops/slice_backward.h>
+#include <c10/core/WrapDimMinimal.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/graph_task.h>
+
+#include "tessera/dtensor/record/interception.h"
+#include "tessera/dtensor/record/op_info.h"
+#include "tessera/dtensor/state/state.h"
+#include "tessera/rules/exact/exact.h"
+
+namespace tessera::dtensor {
+
+namespace {
+
+using c10::IValue;
+
+// In which of its first two arguments an operator is linear, the others being fixed.
+enum class Linear : uint8_t { kInFirst, kInEither };
+
+const Linear* find_linear(const std::string& name) {
+  static const std::unordered_map<std::string_view, Linear> table = {
+      {"aten::_index_put_impl_", Linear::kInFirst},  // of a lookup's gradient, which rules/exact takes apart
+      {"aten::_reshape_alias", Linear::kInFirst},
+      {"aten::_to_copy", Linear::kInFirst},
+      {"aten::_unsafe_view", Linear::kInFirst},
+      {"aten::bmm", Linear::kInEither},
+      {"aten::clone", Linear::kInFirst},
+      {"aten::div.Scalar", Linear::kInFirst},
+      {"aten::div.Tensor", Linear::kInFirst},
+      {"aten::embedding_dense_backward", Linear::kInFirst},
+      {"aten::expand", Linear::kInFirst},
+      {"aten::mm", Linear::kInEither},
+      {"aten::mul.Scalar", Linear::kInFirst},
+      {"aten::mul.Tensor", Linear::kInEither},
+      {"aten::neg", Linear::kInFirst},
+      {"aten::permute", Linear::kInFirst},
+      {"aten::select_backward", Linear::kInFirst},
+      {"aten::sigmoid_backward", Linear::kInFirst},
+      {"aten::slice_backward", Linear::kInFirst},
+      {"aten::squeeze.dim", Linear::kInFirst},
+      {"aten::squeeze.dims", Linear::kInFirst},
+      {"aten::sum", Linear::kInFirst},
+      {"aten::sum.dim_IntList", Linear::kInFirst},
+      {"aten::t", Linear::kInFirst},
+      {"aten::tanh_backward", Linear::kInFirst},
+      {"aten::transpose.int", Linear::kInFirst},
+      {"aten::unsqueeze", Linear::kInFirst},
+      {"aten::view", Linear::kInFirst},
+      {"tessera::contract", Linear::kInEither},
+  };
+  const auto found = table.find(name);
+  return found == table.end() ? nullptr : &found->second;
+}
+
+// Null also if the program has written to the value since.
+Pending* pending_of(const IValue& value) {
+  if (!value.isTensor() || !is_dtensor(value.toTensor())) {
+    return nullptr;
+  }
+  Meta& meta = *meta_of(value.toTensor());
+  if (!meta.is_pending()) {
+    return nullptr;
+  }
+  const Pending& pending = *meta.rare->pending;
+  if (pending.is_settled && !meta.unchanged_since(pending.settled_at)) {
+    meta.rare->pending.reset();
+  }
+  return meta.rare->pending.get();
+}
+
+// The tensor as one of the terms of a handle.
+Pending as_pending(const at::Tensor& tensor) {
+  if (const Pending* pending = pending_of(tensor)) {
+    return *pending;
+  }
+  Pending result;
+  Pending::Group& group = result.groups.emplace_back();
+  group.spec = meta_of(tensor)->spec;
+  LocalScope scope;
+  group.constant = meta_of(tensor)->local.clone();
+  return result;
+}
+
+// Whether the tensor can become a handle: nobody else sees its memory.
+bool owns_memory(const at::Tensor& tensor) {
+  const Meta& meta = *meta_of(tensor);
+  return !meta.root && !meta.derived() && (meta.is_pending() || meta.local.storage().use_count() == 1);
+}
+
+// Values of one kind, wherever they lie.
+bool are_alike(const Spec& a, const Spec& b) {
+  return a->mesh == b->mesh && a->sizes == b->sizes && a->dtype == b->dtype;
+}
+
+// What a program makes of a gradient outside of a derivative may be written to, and must then share its memory.
+bool is_in_derivative() {
+  const auto node = torch::autograd::get_current_node();
+  return torch::autograd::get_current_graph_task_id() != -1 && !is_accumulating(node.get());
+}
+
+bool same_bits(const at::Tensor& a, const at::Tensor& b) {
+  return a.is_same(b) || (a.sizes() == b.sizes() && a.scalar_type() == b.scalar_type() &&
+                          std::memcmp(a.const_data_ptr(), b.const_data_ptr(), a.nbytes()) == 0);
+}
+
+// Two arguments of links: their tensors are contiguous copies.
+bool same_argument(const IValue& a, const IValue& b) {
+  if (!a.isTensor() || !b.isTensor()) {
+    return a == b;
+  }
+  const at::Tensor &x = a.toTensor(), &y = b.toTensor();
+  if (is_dtensor(x) != is_dtensor(y) || x.defined() != y.defined()) {
+    return false;
+  }
+  if (!x.defined()) {
+    return true;
+  }
+  return is_dtensor(x) ? meta_of(x)->spec == meta_of(y)->spec && same_bits(meta_of(x)->local, meta_of(y)->local)
+                       : same_bits(x, y);
+}
+
+bool same_link(const Pending::Link& a, const Pending::Link& b) {
+  return a.op == b.op && a.hole == b.hole &&
+         std::equal(a.args.begin(), a.args.end(), b.args.begin(), b.args.end(), same_argument);
+}
+
+// Whether the group takes the uses of `more`: the same function of sums of which none is in both.
+bool continues(const Pending::Group& group, const Pending::Group& more) {
+  if (!are_alike(group.spec, more.spec) || group.constant.defined() != more.constant.defined()) {
+    return false;
+  }
+  if (group.constant.defined() && group.spec != more.spec) {
+    return false;
+  }
+  if (!std::equal(group.chain.begin(), group.chain.end(), more.chain.begin(), more.chain.end(), same_link)) {
+    return false;
+  }
+  return std::none_of(more.uses.begin(), more.uses.end(), [&](const auto& entry) {
+    const auto own = group.uses.find(entry.first);
+    return own != group.uses.end() &&
+           (own->second.terms() != entry.second.terms() || own->second.shares_calls(entry.second));
+  });
+}
+
+std::shared_ptr<Pending> joined(const Pending& a, const Pending& b, const char* op) {
+  auto result = std::make_shared<Pending>();
+  result->groups = a.groups;
+  for (const Pending::Group& more : b.groups) {
+    const auto same = std::find_if(result->groups.begin(), result->groups.end(),
+                                   [&](const Pending::Group& group) { return continues(group, more); });
+    if (same == result->groups.end()) {
+      result->groups.push_back(more);
+      continue;
+    }
+    if (more.constant.defined()) {
+      LocalScope scope;
+      same->constant = at::add(same->constant, more.constant);
+    }
+    for (const auto& [use, sum] : more.uses) {
+      const auto [entry, is_new] = same->uses.try_emplace(use, sum);
+      if (!is_new) {
+        entry->second.join(sum, op);
+      }
+    }
+  }
+  return result;
+}
+
+// A copy of what a link reads besides the handle. None if its value belongs to some samples: then the link is no
+// function of the step's gradient.
+std::optional<IValue> copy_of_argument(const IValue& value) {
+  if (!value.isTensor() || !value.toTensor().defined()) {
+    return value;
+  }
+  const at::Tensor& tensor = value.toTensor();
+  LocalScope scope;
+  if (!is_dtensor(tensor)) {
+    return tensor.clone(at::MemoryFormat::Contiguous);
+  }
+  const Meta& meta = *meta_of(tensor);
+  if (rules::holds_samples(meta.spec->labels) || meta.is_pending() || is_unfinished(meta)) {
+    return std::nullopt;
+  }
+  return wrap(meta.local.clone(at::MemoryFormat::Contiguous), meta.spec);
+}
+
+// A handle like `pending`, not settled, each group's chain one link longer.
+at::Tensor carry_link(RankState& state, const OpInfo& info, c10::ArrayRef<IValue> args, size_t hole,
+                      const Pending& pending, Spec output) {
+  Pending::Link link{&info, {}, hole};
+  for (size_t i = 0; i < args.size(); ++i) {
+    const std::optional<IValue> copy = i == hole ? std::optional(IValue()) : copy_of_argument(args[i]);
+    if (!copy) {
+      return {};
+    }
+    link.args.push_back(*copy);
+  }
+  auto further = std::make_shared<Pending>(pending);
+  further->is_settled = false;
+  for (Pending::Group& group : further->groups) {
+    group.chain.push_back(link);
+  }
+  const auto options = meta_of(args[hole].toTensor())->local.options().dtype(output->dtype);
+  return make_handle(output, options, state.ctx.coord(output->mesh), further);
+}
+
+// Whether both can be the terms of one handle.
+bool are_terms(const at::Tensor& a, const at::Tensor& b) {
+  if (!is_dtensor(a) || !is_dtensor(b) || !are_alike(meta_of(a)->spec, meta_of(b)->spec)) {
+    return false;
+  }
+  const auto was_unfinished = [](const at::Tensor& tensor) {
+    return !pending_of(tensor) && is_unfinished(*meta_of(tensor));
+  };
+  return !was_unfinished(a) && !was_unfinished(b);
+}
+
+at::Tensor carry_add(RankState& state, const OpInfo& info, c10::ArrayRef<IValue> args) {
+  const at::Tensor self = args[0].toTensor(), other = args[1].toTensor();
+  const bool is_alike = are_terms(self, other);
+  if (!is_alike || !args[2].toScalar().equal(1) || (info.writes && !owns_memory(self))) {
+    return {};
+  }
+  Meta& meta = *meta_of(self);
+  auto sum = joined(as_pending(self), as_pending(other), info.name.c_str());
+  at::Tensor handle = make_handle(meta.spec, meta.local.options(), state.ctx.coord(meta.spec->mesh), sum);
+  if (!info.writes) {
+    return handle;
+  }
+  meta.replace(meta_of(handle)->local, meta.spec);
+  meta.make_rare().pending = sum;
+  return self;
+}
+
+at::Tensor carry_copy(RankState& state, c10::ArrayRef<IValue> args) {
+  const Pending* pending = pending_of(args[1]);
+  const at::Tensor self = args[0].toTensor(), source = args[1].toTensor();
+  if (!pending || !is_dtensor(self) || self.sizes() != source.sizes() || self.scalar_type() != source.scalar_type()) {
+    return {};
+  }
+  Meta& meta = *meta_of(self);
+  auto copy = std::make_shared<Pending>(*pending);
+  copy->is_settled = false;
+  const Spec spec = meta_of(source)->spec.with(meta.spec->placements);
+  const at::Tensor handle = make_handle(spec, meta.local.options(), state.ctx.coord(spec->mesh), copy);
+  meta.replace(meta_of(handle)->local, meta.spec);
+  meta.make_rare().pending = copy;
+  return self;
+}
+
+// As the sum of its parts, each among zeros.
+at::Tensor carry_cat(c10::ArrayRef<IValue> args) {
+  const std::vector<at::Tensor> parts = args[0].toTensorVector();
+  const int64_t dim = c10::maybe_wrap_dim(args[1].toInt(), parts.at(0).dim());
+  std::vector<int64_t> sizes = parts[0].sizes().vec();
+  sizes[dim] = 0;
+  for (const at::Tensor& part : parts) {
+    if (!is_dtensor(part) || part.dim() != static_cast<int64_t>(sizes.size())) {
+      return {};
+    }
+    sizes[dim] += part.size(dim);
+  }
+  at::Tensor sum;
+  int64_t begin = 0;
+  for (const at::Tensor& part : parts) {
+    const at::Tensor among_zeros = at::slice_backward(part, sizes, dim, begin, begin + part.size(dim), 1);
+    sum = sum.defined() ? at::add(sum, among_zeros) : among_zeros;
+    begin += part.size(dim);
+  }
+  return sum;
+}
+
+bool is_add(const OpInfo& info) { return info.name == "aten::add.Tensor" || info.name == "aten::add_.Tensor"; }
+
+}  // namespace
+
+bool is_carried(const OpInfo& info) {
+  return find_linear(info.name) || is_add(info) || info.name == "aten::cat" || info.name == "aten::copy_";
+}
+
+bool needs_no_value(const OpInfo& info) {
+  static const std::unordered_set<std::string> names = {
+      "aten::alias",     "aten::detach",       "aten::empty_like",
+      "aten::full_like", "aten::is_same_size", "aten::new_empty_strided",
+      "aten::new_zeros", "aten::ones_like",    "aten::zeros_like"};
+  return names.count(info.name) > 0;
+}
+
+at::Tensor carry(RankState& state, const OpInfo& info, c10::ArrayRef<IValue> args, Spec output) {
+  if (is_add(info)) {
+    return carry_add(state, info, args);
+  }
+  if (info.name == "aten::cat") {
+    return carry_cat(args);
+  }
+  if (info.name == "aten::copy_") {
+    return carry_copy(state, args);
+  }
+  if (info.is_view && !is_in_derivative()) {
+    return {};
+  }
+  const Pending* first = pending_of(args[0]);
+  const Pending* second = *find_linear(info.name) == Linear::kInEither ? pending_of(args[1]) : nullptr;
+  if (!first == !second) {
+    return {};
+  }
+  return carry_link(state, info, args, first ? 0 : 1, first ? *first : *second, output);
+}
+
+}  // namespace tessera::dtensor

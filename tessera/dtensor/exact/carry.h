@@ -1,0 +1,21 @@
+// Operators that run on gradients that wait, without their values.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include "tessera/dtensor/exact/pending.h"
+
+namespace tessera::dtensor {
+
+// Whether the operator can run on a handle without its value: it is linear in it, or made of operators that are.
+bool is_carried(const OpInfo& info);
+
+// Whether the operator looks at sizes and layouts only, or makes an alias.
+bool needs_no_value(const OpInfo& info);
+
+// The operator's result without a value: a handle. `args` are the call's, `output` the layout its plan gives. What else
+// the operator reads is copied: the program may write to it before the handle is settled. Undefined if the operands
+// must be settled after all.
+at::Tensor carry(RankState& state, const OpInfo& info, c10::ArrayRef<c10::IValue> args, layout::Spec output);
+
+}  // namespace tessera::dtensor

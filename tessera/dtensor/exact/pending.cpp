@@ -1,0 +1,204 @@
+#include "tessera/dtensor/exact/pending.h"
+
+#include <limits>
+
+#include <ATen/ops/add.h>
+#include <ATen/ops/full.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/functions/accumulate_grad.h>
+
+#include "tessera/base/error.h"
+#include "tessera/dtensor/record/interception.h"
+#include "tessera/dtensor/state/state.h"
+#include "tessera/kernels/base/threads.h"
+
+namespace tessera::dtensor {
+
+namespace {
+
+using c10::IValue;
+
+at::Tensor not_a_number(at::TensorOptions options, c10::IntArrayRef sizes) {
+  return at::full({}, std::numeric_limits<double>::quiet_NaN(), options).expand(sizes);
+}
+
+// Whether the operator is part of a derivative, not a look at a gradient from a hook.
+bool computes_gradient(const RankState& state, const char* op) {
+  const auto node = torch::autograd::get_current_node();
+  if (!node || state.recomputing) {
+    return false;
+  }
+  const std::string_view name = op;
+  return !is_accumulating(node.get()) || name == "aten::add_.Tensor" || name == "aten::copy_";
+}
+
+// The first sum that lacks samples, or null.
+const SampleSum* find_incomplete(const Pending& pending) {
+  for (const Pending::Group& group : pending.groups) {
+    for (const auto& [use, sum] : group.uses) {
+      if (!sum.is_complete()) {
+        return &sum;
+      }
+    }
+  }
+  return nullptr;
+}
+
+void check_complete(const RankState& state, const Pending& pending, const char* op) {
+  const SampleSum* sum = find_incomplete(pending);
+  TESSERA_CHECK(!sum, "[", op, "] numerics exact: a derivative reads the gradient of ", sum->samples_seen(),
+                " of the step's ", sum->samples_of_step(),
+                " samples before the others are added, so its bits would depend on the micro-batches (rank ",
+                state.ctx.rank,
+                "). Compute with the parameter itself in the model and apply the function once for a step, or use one "
+                "micro-batch (accumulate = 1).");
+}
+
+// Micro-batches whose gradients of one use went through different functions have no common sum.
+void check_one_function(const RankState& state, const Pending& pending, const char* op) {
+  for (size_t i = 0; i < pending.groups.size(); ++i) {
+    for (size_t k = i + 1; k < pending.groups.size(); ++k) {
+      for (const auto& [use, sum] : pending.groups[i].uses) {
+        const auto other = pending.groups[k].uses.find(use);
+        const bool is_cut = other != pending.groups[k].uses.end() && sum.is_apart_from(other->second);
+        TESSERA_CHECK(
+            !is_cut, "[", op,
+            "] numerics exact: between the loss and a parameter the gradient is multiplied by values that differ from "
+            "micro-batch to micro-batch, so the step's gradient is no function of one sum (rank ",
+            state.ctx.rank, "). Use one micro-batch (accumulate = 1), or values that are the same for the whole step.");
+      }
+    }
+  }
+}
+
+// The uses of a group in their order, then the chain.
+at::Tensor value_of(RankState& state, const Pending::Group& group, const char* op) {
+  at::Tensor total;
+  for (const auto& [use, sum] : group.uses) {
+    TESSERA_CHECK(!sum.is_apart_from(group.uses.begin()->second), "[", op,
+                  "] numerics exact: a parameter is used at one place in some of the step's "
+                  "micro-batches and at another in the others, so their gradients are no one sum (rank ",
+                  state.ctx.rank,
+                  "). A loop by hand does not say "
+                  "where a micro-batch begins: run the step as a job (parallelize, accumulate = n).");
+    const at::Tensor local = sum.merged(state, group.spec, op);
+    total = total.defined() ? at::add(total, local) : local;
+  }
+  at::Tensor value = wrap(group.constant.defined() ? group.constant : total, group.spec);
+  for (const Pending::Link& link : group.chain) {
+    torch::jit::Stack stack = link.args;
+    stack[link.hole] = value;
+    link.op->op.callBoxed(stack);
+    value = stack.back().toTensor();
+  }
+  return value;
+}
+
+}  // namespace
+
+Continuation::Continuation(RankState& state, const std::vector<at::Tensor>& held) : state_(state) {
+  TESSERA_ASSERT(!state.continuation);
+  state.continuation = this;
+  for (const at::Tensor& gradient : held) {
+    if (!gradient.defined() || !is_dtensor(gradient) || !meta_of(gradient)->is_pending()) {
+      continue;
+    }
+    for (Pending::Group& group : meta_of(gradient)->rare->pending->groups) {
+      for (const auto& [use, sum] : group.uses) {
+        const auto [entry, is_new] = groups_.emplace(use, &group);
+        if (!is_new) {
+          entry->second = nullptr;  // two functions of one sum: neither may lose it
+        }
+      }
+    }
+  }
+}
+
+Continuation::~Continuation() { state_.continuation = nullptr; }
+
+std::optional<SampleSum> Continuation::take(uint64_t use, const SamplePlan& plan) {
+  const auto found = groups_.find(use);
+  if (found == groups_.end() || !found->second) {
+    return std::nullopt;
+  }
+  auto& uses = found->second->uses;
+  const auto sum = uses.find(use);
+  if (sum == uses.end() || !sum->second.continues(plan)) {
+    return std::nullopt;
+  }
+  auto taken = uses.extract(sum);
+  return std::move(taken.mapped());
+}
+
+at::Tensor make_handle(Spec spec, at::TensorOptions options, const layout::Coord& coord,
+                       std::shared_ptr<Pending> pending) {
+  LocalScope scope;
+  auto meta = c10::make_intrusive<Meta>();
+  meta->local = not_a_number(options, spec.local_sizes(coord));
+  meta->spec = spec;
+  meta->make_rare().pending = std::move(pending);
+  return wrap(std::move(meta));
+}
+
+void settle(RankState& state, Meta& meta, const char* op) {
+  if (!meta.rare || !meta.rare->pending || meta.rare->pending->is_settled) {
+    return;
+  }
+  const std::shared_ptr<Pending> pending = meta.rare->pending;
+  if (computes_gradient(state, op)) {
+    check_complete(state, *pending, op);
+  }
+  check_one_function(state, *pending, op);
+  at::NoGradGuard no_grad;
+  at::AutoDispatchBelowADInplaceOrView below;
+  const kernels::AllThreads threads;  // sums of two tensors, and copies
+  at::Tensor value;
+  for (const Pending::Group& group : pending->groups) {
+    const at::Tensor part = value_of(state, group, op);
+    value = value.defined() ? at::add(value, part) : part;
+  }
+  Meta* found = meta_of(value);
+  const Spec to = meta.spec;
+  at::Tensor local = found->spec == to
+                         ? found->local
+                         : run_move(state.ctx, *state.moves.find_or_plan(found->spec, to), found->local, op);
+  {
+    LocalScope scope;
+    const bool is_shared =
+        found->root || std::any_of(pending->groups.begin(), pending->groups.end(), [&](const Pending::Group& group) {
+          return group.constant.defined() && local.is_alias_of(group.constant);
+        });
+    if (!local.is_contiguous() || is_shared) {
+      local = local.clone(at::MemoryFormat::Contiguous);
+    }
+  }
+  meta.replace(std::move(local), to);
+  pending->is_settled = true;
+  pending->settled_at = meta.moment();
+}
+
+void settle_for_good(RankState& state, Meta& meta, const char* op) {
+  check_complete(state, *meta.rare->pending, op);
+  settle(state, meta, op);
+  meta.rare->pending.reset();
+}
+
+bool is_unfinished(const Meta& meta) {
+  return meta.rare && (meta.rare->is_unfinished || (meta.rare->pending && find_incomplete(*meta.rare->pending)));
+}
+
+void check_unfinished(const RankState& state, const char* op) {
+  TESSERA_CHECK(
+      !computes_gradient(state, op), "[", op,
+      "] numerics exact: a value that was computed from the gradient of some of the step's samples is to become "
+      "(part of) a gradient, so its bits would depend on the micro-batches (rank ",
+      state.ctx.rank,
+      "): a hook that is not linear, such as a clamp. "
+      "Do it once for a step, in or before optimizer.step(), or use one micro-batch (accumulate = 1).");
+}
+
+bool is_accumulating(const torch::autograd::Node* node) {
+  return dynamic_cast<const torch::autograd::AccumulateGrad*>(node) != nullptr;
+}
+
+}  // namespace tessera::dtensor

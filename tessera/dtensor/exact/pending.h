@@ -1,0 +1,87 @@
+// Gradients that wait for the step's other samples.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <set>
+#include <unordered_map>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <torch/csrc/autograd/function.h>
+
+#include "tessera/dtensor/exact/sample_sum.h"
+#include "tessera/dtensor/record/meta.h"
+
+namespace tessera::dtensor {
+
+struct RankState;
+
+// Note [Pending]. In `exact` a sum over samples has one order: the samples of a batch leaf one after the other, then
+// the tree over the leaves of the step. One micro-batch on one rank has a part of that sum only, so the result waits:
+// its DTensor is a handle, with the sizes and the layout that the program expects, NaN instead of values, and a Pending
+// beside it. Adding two handles joins them; operators that only rearrange are noted and run later, on the merged sum;
+// anything else settles the handle first: the ranks' sums are merged and become its value. Settling keeps the record,
+// so that a gradient that was read may still be joined; a write drops it.
+
+// What a handle stands for: a sum of groups, each a chain of operators to run on a sum of uses.
+struct Pending {
+  struct Link {
+    const OpInfo* op = nullptr;
+    std::vector<c10::IValue> args;  // contiguous copies where they are tensors
+    size_t hole = 0;                // the argument that the gradient is
+  };
+  struct Group {
+    std::vector<Link> chain;
+    layout::Spec spec;  // before the chain
+    std::map<uint64_t, SampleSum> uses;
+    at::Tensor
+        constant;  // instead of uses: a value that waits for nothing (zeros, what the program wrote), this rank's part
+  };
+  std::vector<Group> groups;
+  bool is_settled = false;  // the tensor's part is the merged value
+  Moment settled_at;        // ... and was so then; what the program writes later is its own
+};
+
+// While it lives, sums over samples go on where the gradients `held` stopped: without it a micro-batch that begins
+// inside a batch leaf keeps every sample apart until it is joined. `held` are handles that nobody else has; each is
+// whole again when the gradients of this micro-batch were added to it.
+class Continuation {
+ public:
+  Continuation(RankState& state, const std::vector<at::Tensor>& held);
+  ~Continuation();
+  Continuation(const Continuation&) = delete;
+  Continuation& operator=(const Continuation&) = delete;
+
+  // The sum of this use so far, which the handle loses; nothing if there is none that a call of this plan can continue.
+  std::optional<SampleSum> take(uint64_t use, const SamplePlan& plan);
+
+ private:
+  RankState& state_;
+  std::unordered_map<uint64_t, Pending::Group*> groups_;  // by use
+};
+
+// A handle of this layout.
+at::Tensor make_handle(layout::Spec spec, at::TensorOptions options, const layout::Coord& coord,
+                       std::shared_ptr<Pending> pending);
+
+// Merges what waits, if anything does: afterwards the part is the value. Collective. Throws where a derivative formula
+// would compute with the sum of some of the step's samples only: its result would depend on the number of
+// micro-batches.
+void settle(RankState& state, Meta& meta, const char* op);
+
+// The same for the gradient of a gradient (create_graph), which the program will compute with: throws if samples are
+// missing.
+void settle_for_good(RankState& state, Meta& meta, const char* op);
+
+// Whether the value is, or was made from, the gradient of some of the step's samples only.
+bool is_unfinished(const Meta& meta);
+
+// Throws if the operator, about to read such a value, computes a derivative or adds to a parameter's gradient.
+void check_unfinished(const RankState& state, const char* op);
+
+// Whether the node is a parameter's end of the graph.
+bool is_accumulating(const torch::autograd::Node* node);
+
+}  // namespace tessera::dtensor

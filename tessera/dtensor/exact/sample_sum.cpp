@@ -1,0 +1,225 @@
+#include "tessera/dtensor/exact/sample_sum.h"
+
+#include <ATen/ops/add.h>
+#include <ATen/ops/zeros.h>
+
+#include "tessera/base/error.h"
+#include "tessera/base/hints.h"
+#include "tessera/comm/call/flight.h"
+#include "tessera/comm/merge/merge_bytes.h"
+#include "tessera/dtensor/record/interception.h"
+#include "tessera/dtensor/state/state.h"
+
+namespace tessera::dtensor {
+
+namespace {
+
+using c10::IValue;
+using comm::NodeSum;
+using layout::Node;
+using layout::Range;
+
+// What a program that adds a sample twice may have meant.
+std::string advice() {
+  return c10::str("Where a step has several micro-batches, say how many: ",
+                  base::in_language("tessera::parallelize(model, plan, optimizer, {.accumulate = k})",
+                                    "tessera.parallelize(model, plan, accumulate=k)"),
+                  ". Otherwise take the gradients once and set them to zero before the next step.");
+}
+
+// The sample that stands in row `row` of a micro-batch.
+int64_t sample_of_row(const Origin* origin, int64_t row) {
+  if (!origin) {
+    return row;
+  }
+  const auto after = std::upper_bound(origin->pieces.begin(), origin->pieces.end(), row,
+                                      [](int64_t r, const Origin::Piece& piece) { return r < piece.row; });
+  const Origin::Piece& piece = *std::prev(after);
+  return piece.sample + (row - piece.row);
+}
+
+// The arguments with their operands cut to some tokens of one local row.
+std::vector<IValue> cut_to(const SamplePlan& plan, c10::ArrayRef<IValue> args, int64_t row,
+                           const SamplePlan::Piece& piece) {
+  std::vector<IValue> cut(args.begin(), args.end());
+  for (const SamplePlan::Operand& operand : plan.operands) {
+    at::Tensor tensor = cut[operand.arg].toTensor();
+    if (plan.outer > 1) {
+      tensor = tensor.unflatten(operand.samples, {plan.outer, plan.micro_batch, -1}).select(operand.samples + 1, row);
+      tensor = tensor.flatten(operand.samples, operand.samples + 1).narrow(operand.samples, piece.begin, piece.length);
+    } else if (operand.positions >= 0) {
+      tensor = tensor.narrow(operand.samples, row, 1).narrow(operand.positions, piece.begin, piece.length);
+    } else if (plan.positions > 1) {
+      tensor = tensor.narrow(operand.samples, row * plan.positions + piece.begin, piece.length);
+    } else {
+      tensor = tensor.narrow(operand.samples, row, 1);
+    }
+    cut[operand.arg] = std::move(tensor);
+  }
+  return cut;
+}
+
+at::Tensor zeros_as(const at::Tensor& like) { return at::zeros(like.sizes(), like.options()); }
+
+}  // namespace
+
+void SampleSum::add(const ExactSum& sum, uint64_t call, const Origin* origin, c10::ArrayRef<IValue> args,
+                    const at::Tensor& like) {
+  const SamplePlan& plan = *sum.sample;
+  const rules::ExactCall of_sample{&sum.local, 0};
+  const char* op = sum.local.op->operator_name().name.c_str();
+  like_ = like;
+  seen_ += plan.micro_batch;
+  seen_in_.insert(origin);
+  calls_.insert(call);
+  for (int64_t row = plan.rows.begin; row < plan.rows.end; ++row) {
+    const int64_t sample = sample_of_row(origin, row);
+    for (const SamplePlan::Piece& piece : plan.pieces) {
+      const std::vector<IValue> cut = cut_to(plan, args, row - plan.rows.begin, piece);
+      const int64_t batch = sample / leaves_.sample_leaf, leaf = batch * leaves_.sequence_leaves + piece.leaf;
+      Open& open = open_[leaf];
+      const bool begins = !open.sum.defined() && sample == leaves_.samples_of(batch).begin;
+      if (begins) {
+        open.sum = zeros_as(like), open.next = sample;
+      }
+      if (open.sum.defined() && open.next == sample) {
+        if (open.sum.use_count() > 1) {
+          open.sum = open.sum.clone();
+        }
+        sum.rule->sample(of_sample, cut, open.sum);
+        ++open.next;
+        take_turn(leaf, open);
+        continue;
+      }
+      const at::Tensor term = zeros_as(like);
+      sum.rule->sample(of_sample, cut, term);
+      add_sample(leaf, sample, term, op);
+    }
+  }
+}
+
+void SampleSum::add_sample(int64_t leaf, int64_t sample, const at::Tensor& term, const char* op) {
+  Open& open = open_[leaf];
+  const bool is_twice = (open.sum.defined() && sample < open.next) || open.loose.count(sample) > 0;
+  TESSERA_CHECK(!is_twice, "[", op, "] numerics exact: sample ", sample,
+                " of the step was added twice to one gradient. ", advice());
+  open.loose.emplace(sample, term);
+  take_turn(leaf, open);
+}
+
+// Adds the loose samples whose turn it is; a complete leaf becomes a node.
+void SampleSum::take_turn(int64_t leaf, Open& open) {
+  const Range samples = leaves_.samples_of(batch_leaf(leaf));
+  while (open.sum.defined() && !open.loose.empty() && open.loose.begin()->first == open.next) {
+    open.sum = at::add(open.sum, open.loose.begin()->second);
+    open.loose.erase(open.loose.begin());
+    ++open.next;
+  }
+  if (!open.sum.defined() || open.next < samples.end) {
+    return;
+  }
+  closed_.push_back({{leaf, leaf + 1}, open.sum});
+  open_.erase(leaf);
+  closed_ = comm::close_nodes(std::move(closed_), leaves_.root);
+}
+
+void SampleSum::join(const SampleSum& other, const char* op) {
+  TESSERA_CHECK(leaves_ == other.leaves_, "[", op, "] numerics exact: gradients of steps with ", leaves_.samples,
+                " and ", other.leaves_.samples, " samples cannot be one sum; set gradients to zero between steps");
+  if (!like_.defined()) {
+    like_ = other.like_;
+  }
+  seen_ += other.seen_;
+  seen_in_.insert(other.seen_in_.begin(), other.seen_in_.end());
+  calls_.insert(other.calls_.begin(), other.calls_.end());
+  for (const NodeSum& node : other.closed_) {
+    for (const NodeSum& own : closed_) {
+      TESSERA_CHECK(node.node.end <= own.node.begin || own.node.end <= node.node.begin, "[", op,
+                    "] numerics exact: the samples of leaves ", node.node.str(), " were added twice to one gradient. ",
+                    advice());
+    }
+    closed_.push_back(node);
+  }
+  closed_ = comm::close_nodes(std::move(closed_), leaves_.root);
+  for (const auto& [leaf, open] : other.open_) {
+    if (open.sum.defined()) {
+      Open& own = open_[leaf];
+      TESSERA_CHECK(!own.sum.defined(), "[", op, "] numerics exact: sample ",
+                    leaves_.samples_of(batch_leaf(leaf)).begin, " of the step was added twice to one gradient. ",
+                    advice());
+      own.sum = open.sum;
+      own.next = open.next;
+      take_turn(leaf, own);
+    }
+    for (const auto& [sample, term] : open.loose) {
+      add_sample(leaf, sample, term, op);
+    }
+  }
+}
+
+bool SampleSum::is_apart_from(const SampleSum& other) const {
+  const auto is_common = [&](const Origin* origin) { return other.seen_in_.contains(origin); };
+  return !is_complete() && !other.is_complete() && std::none_of(seen_in_.begin(), seen_in_.end(), is_common);
+}
+
+bool SampleSum::shares_calls(const SampleSum& other) const {
+  return std::any_of(calls_.begin(), calls_.end(), [&](uint64_t call) { return other.calls_.contains(call); });
+}
+
+std::vector<NodeSum> SampleSum::nodes() const {
+  std::vector<NodeSum> all = closed_;
+  for (const auto& [leaf, open] : open_) {
+    at::Tensor sum = open.sum;
+    for (const auto& [sample, term] : open.loose) {
+      sum = sum.defined() ? at::add(sum, term) : term;
+    }
+    if (sum.defined()) {
+      all.push_back({{leaf, leaf + 1}, sum});
+    }
+  }
+  return comm::close_nodes(std::move(all), leaves_.root);
+}
+
+at::Tensor SampleSum::merged(RankState& state, const layout::Spec& to, const char* op) const {
+  LocalScope scope;
+  comm::Caller caller(state.ctx, op);
+  ScatteringMove way(state.ctx, state.moves, terms_, to, merge_axes_);
+  std::vector<NodeSum> mine = nodes();
+  std::vector<int64_t> sizes = like_.sizes().vec();
+  auto memory = comm::Merge::Memory::kKeep;
+  for (int64_t axis : merge_axes_) {
+    comm::Communicator& group = state.ctx.axis(terms_->mesh, axis);
+    std::vector<Node> held;
+    for (const NodeSum& node : mine) {
+      held.push_back(node.node);
+    }
+    state.ctx.ledger.record("all_gather", terms_->mesh.axis(axis).name, op,
+                            comm::bytes_of_nodes(leaves_.root) * (group.size() - 1));
+    const comm::MergePlan plan(comm::exchange_nodes(group, held, leaves_.root, like_.device()), leaves_.root);
+    const Merging merging = way.next(axis);
+    comm::Merge merge{
+        .plan = plan, .sizes = sizes, .options = like_.options(), .scatter = merging.scatter, .memory = memory};
+    for (const NodeSum& node : mine) {
+      merge.sums.push_back(node.sum);
+    }
+    const comm::FlightLayouts layouts(state.ctx, merging.from, merging.to);
+    mine = run_merge(state.ctx, terms_->mesh, axis, op, merge);
+    sizes = merge.sizes_at(group.rank());
+    memory = comm::Merge::Memory::kReuse;
+  }
+  // Samples that nobody has are nothing: the others are added as if they were +0.
+  at::Tensor sum;
+  for (const NodeSum& node : mine) {
+    sum = sum.defined() ? at::add(sum, node.sum) : node.sum;
+  }
+  if (!sum.defined()) {
+    sum = at::zeros(sizes, like_.options());
+  }
+  if (merge_axes_.empty() && mine.size() == 1) {
+    sum = sum.clone();  // the program may write to its gradient
+  }
+  const MovePtr rest = way.rest();
+  return rest ? run_move(state.ctx, *rest, sum, op) : sum;
+}
+
+}  // namespace tessera::dtensor

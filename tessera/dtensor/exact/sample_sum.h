@@ -1,0 +1,75 @@
+// Sums over the samples of a step, as far as they are here.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <set>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include "tessera/comm/merge/exact_merge.h"
+#include "tessera/dtensor/plan/exact_sum.h"
+#include "tessera/dtensor/record/meta.h"
+
+namespace tessera::dtensor {
+
+struct RankState;
+
+// One use of one parameter: the sum so far of the samples that are here. A value; sums are shared and never written to.
+class SampleSum {
+ public:
+  explicit SampleSum(const SamplePlan& plan) : leaves_(plan.leaves), merge_axes_(plan.merge_axes), terms_(plan.terms) {}
+
+  // Whether the sums of a call with this plan can be added to it.
+  bool continues(const SamplePlan& plan) const { return leaves_ == plan.leaves && terms_ == plan.terms; }
+
+  // Adds the samples of one call, in order. Writes to sums that nobody else has. `like` has the sizes and options of
+  // the sums; `call` is a number that no other call on this rank has.
+  void add(const ExactSum& sum, uint64_t call, const Origin* origin, c10::ArrayRef<c10::IValue> args,
+           const at::Tensor& like);
+
+  // Adds those of `other`. Throws if a sample is in both.
+  void join(const SampleSum& other, const char* op);
+
+  // The sum over all ranks, laid out as `to`. Collective over the axes that cut tokens, and those of the way to that
+  // layout.
+  at::Tensor merged(RankState& state, const layout::Spec& to, const char* op) const;
+
+  const layout::Spec& terms() const { return terms_; }
+
+  // Whether all samples of the step are in it, on whatever ranks.
+  bool is_complete() const { return seen_ == leaves_.samples; }
+  int64_t samples_seen() const { return seen_; }
+  int64_t samples_of_step() const { return leaves_.samples; }
+  // Whether both are parts of the step with no micro-batch in common.
+  bool is_apart_from(const SampleSum& other) const;
+  // Whether the samples of some call are in both: copies of one gradient that reached a parameter on two ways (w + w).
+  bool shares_calls(const SampleSum& other) const;
+
+ private:
+  // A leaf that is not complete: the samples [begin of the leaf, next) summed, and single ones that came before their
+  // turn.
+  struct Open {
+    int64_t next = 0;
+    at::Tensor sum;
+    std::map<int64_t, at::Tensor> loose;
+  };
+
+  void add_sample(int64_t leaf, int64_t sample, const at::Tensor& term, const char* op);
+  void take_turn(int64_t leaf, Open& open);
+  std::vector<comm::NodeSum> nodes() const;
+  int64_t batch_leaf(int64_t leaf) const { return leaf / leaves_.sequence_leaves; }
+
+  TokenLeaves leaves_;
+  std::vector<int64_t> merge_axes_;
+  layout::Spec terms_;
+  int64_t seen_ = 0;                 // samples, of all ranks
+  std::set<const Origin*> seen_in_;  // the micro-batches
+  std::set<uint64_t> calls_;
+  at::Tensor like_;                    // one element, expanded
+  std::map<int64_t, Open> open_;       // by leaf
+  std::vector<comm::NodeSum> closed_;  // complete leaves
+};
+
+}  // namespace tessera::dtensor

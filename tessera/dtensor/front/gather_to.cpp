@@ -1,0 +1,61 @@
+#include "tessera/dtensor/front/gather_to.h"
+
+#include "tessera/base/error.h"
+#include "tessera/base/hash.h"
+#include "tessera/base/text.h"
+#include "tessera/dtensor/front/dtensor.h"
+#include "tessera/dtensor/move/boxes.h"
+#include "tessera/dtensor/record/interception.h"
+#include "tessera/dtensor/state/state.h"
+
+namespace tessera::dtensor {
+
+namespace {
+
+constexpr const char* kName = "gather_to";
+
+int64_t elements_sent(const reshard::RankTransfers& transfers) {
+  int64_t elements = 0;
+  for (const reshard::Transfer& send : transfers.sends) {
+    elements += send.to == send.from ? 0 : reshard::numel(send.box);
+  }
+  return elements;
+}
+
+// Of parts that lie as `spec`, which has no Partial, says.
+at::Tensor gather(comm::RankContext& ctx, int64_t rank, const Spec& spec, const at::Tensor& local) {
+  const std::vector<int64_t> blocks = layout::blocks_of_dims(spec->placements, spec->ndim());
+  const Spec apart = layout::unfolded(spec, blocks);
+  const reshard::Holdings from(apart), to(layout::Mesh({}, {rank}), {}, apart->sizes);
+  const reshard::RankTransfers transfers = reshard::Exchange(from, to).transfers_of(ctx.rank);
+  ctx.ledger.record("gather", spec->mesh.str(), kName,
+                    elements_sent(transfers) * static_cast<int64_t>(local.element_size()));
+  const auto whole = ctx.rank == rank ? std::optional(to.box_of(rank)) : std::nullopt;
+  const at::Tensor result = run_transfers(ctx.whole(spec->mesh), transfers, unfolded(local.contiguous(), blocks),
+                                          from.box_of(ctx.rank), whole);
+  return result.defined() ? folded(result, blocks) : result;
+}
+
+}  // namespace
+
+at::Tensor gather_to(int64_t rank, const at::Tensor& tensor) {
+  RankState& state = RankState::require();
+  const at::NoGradGuard no_grad;
+  if (!is_dtensor(tensor)) {
+    return state.ctx.rank == rank ? tensor.detach().clone() : at::Tensor();
+  }
+  const layout::Mesh mesh = spec_of(tensor)->mesh;
+  TESSERA_CHECK(mesh.coord_of(rank), "[gather_to] rank ", rank, " is not on mesh {", mesh.str(),
+                "} of the tensor (rank ", state.ctx.rank, "); accepted: one of ranks ", base::join(mesh.ranks(), ", "));
+  const at::Tensor merged = spec_of(tensor)->has_partial
+                                ? redistribute(tensor.detach(), without_partial(spec_of(tensor)->placements))
+                                : tensor.detach();
+  const at::Tensor local = to_local(merged);  // what waits has its value then
+  const Spec spec = spec_of(merged);
+  state.ctx.program.note(kName, base::hash_combine(spec->hash, static_cast<uint64_t>(rank)));
+  const LocalScope scope;
+  const comm::Caller caller(state.ctx, kName);
+  return gather(state.ctx, rank, spec, local);
+}
+
+}  // namespace tessera::dtensor

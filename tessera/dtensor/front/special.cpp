@@ -1,0 +1,314 @@
+#include "tessera/dtensor/front/special.h"
+
+#include <unordered_map>
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/all.h>
+#include <ATen/ops/empty_strided.h>
+#include <ATen/ops/eq.h>
+
+#include "tessera/base/error.h"
+#include "tessera/base/hints.h"
+#include "tessera/dtensor/front/dtensor.h"
+#include "tessera/dtensor/ops/inplace_views.h"
+#include "tessera/dtensor/ops/lists.h"
+#include "tessera/dtensor/ops/whole_ops.h"
+#include "tessera/dtensor/random/counter_draws.h"
+#include "tessera/dtensor/random/random_ops.h"
+#include "tessera/dtensor/record/arguments.h"
+#include "tessera/dtensor/record/interception.h"
+#include "tessera/dtensor/view/part_at.h"
+#include "tessera/dtensor/view/views.h"
+#include "tessera/rules/exact/exact.h"
+
+namespace tessera::dtensor {
+
+namespace {
+
+using c10::IValue;
+using torch::jit::Stack;
+
+IValue& argument(const OpInfo& info, Stack& stack, size_t index) {
+  return stack[stack.size() - info.num_args() + index];
+}
+
+void leave(const OpInfo& info, Stack& stack, IValue result) {
+  stack.resize(stack.size() - info.num_args());
+  stack.push_back(std::move(result));
+}
+
+// The whole value on this rank, merged in place if it was partial.
+at::Tensor whole_local(RankState& state, const OpInfo& info, const at::Tensor& tensor) {
+  return is_dtensor(tensor) ? part_at(state, info, tensor, layout::Placements(meta_of(tensor)->spec->mesh.ndim()))
+                            : tensor;
+}
+
+// A new tensor that shares everything with the old one.
+void alias(RankState& state, const OpInfo& info, Stack& stack) {
+  const at::Tensor self = argument(info, stack, 0).toTensor();
+  state.ctx.program.note(info.name.c_str(), meta_of(self)->spec->hash);
+  leave(info, stack, wrap_view(MetaPtr::reclaim_copy(meta_of(self)), self.is_inference()));
+}
+
+void item(RankState& state, const OpInfo& info, Stack& stack) {
+  const at::Tensor self = argument(info, stack, 0).toTensor();
+  state.ctx.program.note(info.name.c_str(), meta_of(self)->spec->hash);
+  leave(info, stack, whole_local(state, info, self).item());
+}
+
+// Results whose size depends on the values: computed whole on every rank.
+void whole_call(RankState& state, const OpInfo& info, Stack& stack) {
+  const size_t begin = stack.size() - info.num_args();
+  const layout::Mesh* mesh = nullptr;
+  for (size_t i = begin; i < stack.size(); ++i) {
+    const IValue value = stack[i];
+    for_each_tensor({value}, [&](const at::Tensor& tensor, int, int item) {
+      if (!is_dtensor(tensor)) {
+        return;
+      }
+      mesh = &meta_of(tensor)->spec->mesh;
+      state.ctx.program.note(info.name.c_str(), meta_of(tensor)->spec->hash);
+      replace_tensor(stack[i], item, whole_local(state, info, tensor));
+    });
+  }
+  TESSERA_ASSERT(mesh);
+  {
+    LocalScope scope;
+    info.op.callBoxed(stack);
+  }
+  for (size_t i = stack.size() - info.num_returns(); i < stack.size(); ++i) {
+    if (is_plain_result(info.name, i + info.num_returns() - stack.size())) {
+      continue;
+    }
+    const IValue results = stack[i];
+    for_each_tensor({results}, [&](const at::Tensor& local, int, int item) {
+      replace_tensor(stack[i], item,
+                     wrap(local, Spec::make(*mesh, layout::Placements(mesh->ndim()), local.sizes(), local.strides(),
+                                            local.scalar_type())));
+    });
+  }
+}
+
+// A whole_op: a sum over samples among others, of which `exact` knows nothing.
+void whole_function(RankState& state, const OpInfo& info, Stack& stack) {
+  TESSERA_ASSERT(!info.writes, info.name, " would write into what it gathered");
+  for (size_t i = 0; state.lattice && i < info.num_args(); ++i) {
+    for_each_tensor({argument(info, stack, i)}, [&](const at::Tensor& tensor, int, int) {
+      TESSERA_CHECK(!is_dtensor(tensor) || !rules::holds_samples(meta_of(tensor)->spec->labels), "[", info.name,
+                    "] numerics exact: no exact rule for this operator on ", meta_of(tensor)->spec.str(),
+                    ", which holds samples of the step (rank ", state.ctx.rank,
+                    "). Call it on full_tensor(x), outside of what is trained, or use numerics fast.");
+    });
+  }
+  whole_call(state, info, stack);
+}
+
+// `counter`: values that belong to the samples of a micro-batch must be drawn by sample.
+void check_is_step(const OpInfo& info, const Meta& meta) {
+  TESSERA_CHECK(starts_at_first_sample(meta.origin), "[", info.name, "] of ", meta.spec.str(),
+                ", a micro-batch: the `counter` generator draws it for a whole batch only, so its random numbers would "
+                "depend on the micro-batches. "
+                "Compute it from uniform, normal or exponential numbers, or take the step in one micro-batch.");
+}
+
+// Draws according to values of which one needs as many random numbers as it happens to need (poisson, gamma): as one
+// device does, on every rank. What the operator writes is copied back.
+void draw_whole(RankState& state, const OpInfo& info, Stack& stack) {
+  std::vector<std::pair<at::Tensor, at::Tensor>> written;  // what the program gave, and the whole of it
+  for (size_t i = 0; i < info.num_args(); ++i) {
+    IValue& value = argument(info, stack, i);
+    if (value.isNone() && info.op.schema().arguments()[i].name() == "generator") {
+      value = state.sites.stock ? state.sites.stock.handle() : generator_for_draw(state);
+    }
+    if (!value.isTensor() || !is_dtensor(value.toTensor())) {
+      continue;
+    }
+    const at::Tensor tensor = value.toTensor();
+    if (!state.sites.stock) {
+      check_is_step(info, *meta_of(tensor));
+    }
+    const at::Tensor local = whole_local(state, info, tensor);
+    LocalScope scope;  // laid out as on one device: the stream runs along memory
+    const at::Tensor like = at::empty_strided(local.sizes(), tensor.strides(), local.options());
+    value = wrap(like.copy_(local), meta_of(tensor)->spec.with(layout::Placements(meta_of(tensor)->spec->mesh.ndim())));
+    if (info.args[i].written) {
+      written.emplace_back(tensor, value.toTensor());
+    }
+  }
+  whole_call(state, info, stack);
+  for (const auto& [own, whole] : written) {
+    own.copy_(whole);
+  }
+  for (size_t i = 0; i < info.num_returns(); ++i) {
+    if (info.written_return[i] >= 0) {
+      stack[stack.size() - info.num_returns() + i] = written.at(0).first;
+    }
+  }
+}
+
+// Draws according to values: multinomial, normal of tensors, poisson.
+void draw_by_values(RankState& state, const OpInfo& info, Stack& stack) {
+  const c10::ArrayRef<IValue> args(&argument(info, stack, 0), info.num_args());
+  const CounterDraw draw = stock_generator_of(state, args).defined() ? nullptr : find_counter_draw(info.name);
+  if (draw) {
+    return leave(info, stack, draw(args));
+  }
+  state.ctx.program.note(info.name.c_str(), state.sites.stock ? state.sites.stock.mark() : 0);
+  draw_whole(state, info, stack);
+}
+
+void same_size(RankState&, const OpInfo& info, Stack& stack) {
+  const bool same = argument(info, stack, 0).toTensor().sizes() == argument(info, stack, 1).toTensor().sizes();
+  leave(info, stack, same);
+}
+
+// Forward mode asks before it keeps a tangent as it is; sizes and strides it compares itself.
+void same_storage(RankState&, const OpInfo& info, Stack& stack) { leave(info, stack, true); }
+
+// The zeros that forward mode copies a tangent (the first argument) into, so that it lies as its primal (the second)
+// does in one program's memory; `self_num_batch_dims` dims of the tangent stand before the primal's.
+void zeros_like_primal(RankState&, const OpInfo& info, Stack& stack) {
+  const at::Tensor tangent = argument(info, stack, 0).toTensor(), primal = argument(info, stack, 1).toTensor();
+  const int64_t batch_dims = argument(info, stack, 2).toInt();
+  std::vector<int64_t> sizes = primal.sizes().vec(), strides = primal.strides().vec();
+  int64_t stride = std::max<int64_t>(primal.numel(), 1);
+  for (int64_t d = batch_dims; d-- > 0;) {
+    sizes.insert(sizes.begin(), tangent.size(d));
+    strides.insert(strides.begin(), stride);
+    stride *= tangent.size(d);
+  }
+  const at::Tensor& like = is_dtensor(primal) ? primal : tangent;
+  leave(info, stack, like.new_empty_strided(sizes, strides, tangent.scalar_type()).zero_());
+}
+
+void equal(RankState&, const OpInfo& info, Stack& stack) {
+  const at::Tensor a = argument(info, stack, 0).toTensor(), b = argument(info, stack, 1).toTensor();
+  const bool same = a.sizes() == b.sizes() && at::all(at::eq(a, b)).item().toBool();
+  leave(info, stack, same);
+}
+
+// Ones where the row is the column: `rows` stand from `row` on in the part, `columns` from `column` on.
+void fill_diagonal(const at::Tensor& part, const layout::Range& rows, int64_t row, const layout::Range& columns,
+                   int64_t column) {
+  for (int64_t i = std::max(rows.begin, columns.begin), end = std::min(rows.end, columns.end); i < end; ++i) {
+    part.select(0, row + i - rows.begin).select(0, column + i - columns.begin).fill_(1);
+  }
+}
+
+// The ones of an identity matrix that this rank holds.
+void eye_out(RankState& state, const OpInfo& info, Stack& stack) {
+  const at::Tensor out = argument(info, stack, info.num_args() - 1).toTensor();
+  const int64_t rows = argument(info, stack, 0).toInt(),
+                columns = info.num_args() == 3 ? argument(info, stack, 1).toInt() : rows;
+  TESSERA_CHECK(out.sizes() == c10::IntArrayRef({rows, columns}), "[", info.name, "] the result has ", rows,
+                " rows and ", columns, " columns, but out= is a DTensor of ", out.sizes());
+  Meta& meta = *meta_of(out);
+  check_writable(info, meta);
+  drop_terms(meta);
+  {
+    LocalScope scope;
+    meta.local.zero_();
+    const auto held = meta.spec.local_runs(state.ctx.coord(meta.spec->mesh));
+    int64_t row = 0;
+    for (const layout::Range& rows : held[0]) {
+      int64_t column = 0;
+      for (const layout::Range& columns : held[1]) {
+        fill_diagonal(meta.local, rows, row, columns, column);
+        column += columns.size();
+      }
+      row += rows.size();
+    }
+  }
+  note_write(meta);
+  leave(info, stack, out);
+}
+
+void refuse(RankState&, const OpInfo& info, Stack&) {
+  TESSERA_CHECK(false, "[", info.name, "] a DTensor has no storage to set, resize or share. Build a new one with ",
+                base::in_library(base::in_language("distribute", "distribute_tensor")), "(value, mesh, placements) or ",
+                base::in_library("from_local(part, mesh, placements)"), ", or copy_ into this one.");
+}
+
+}  // namespace
+
+SpecialKernel find_special(const std::string& op) {
+  static const std::unordered_map<std::string, SpecialKernel> table = {
+      {"aten::_amp_foreach_non_finite_check_and_unscale_", unscale},
+      {"aten::_fused_adagrad_", fused_update},
+      {"aten::_fused_adagrad_.tensor_lr", fused_update},
+      {"aten::_fused_adam_", fused_update},
+      {"aten::_fused_adam_.tensor_lr", fused_update},
+      {"aten::_fused_adamw_", fused_update},
+      {"aten::_fused_adamw_.tensor_lr", fused_update},
+      {"aten::_fused_sgd_", fused_update},
+      {"aten::_fused_sgd_.tensor_lr", fused_update},
+      {"aten::_conj", conjugate},
+      {"aten::_has_same_storage_numel", same_storage},
+      {"aten::_local_scalar_dense", item},
+      {"aten::_new_zeros_with_same_feature_meta", zeros_like_primal},
+      {"aten::_sample_dirichlet", draw_by_values},
+      {"aten::_standard_gamma", draw_by_values},
+      {"aten::_unique", whole_call},
+      {"aten::_unique2", whole_call},
+      {"aten::alias", alias},
+      {"aten::allclose", whole_call},
+      {"aten::bernoulli", bernoulli_tensor},
+      {"aten::bernoulli.p", random_like},
+      {"aten::bernoulli_.Tensor", bernoulli_tensor},
+      {"aten::bernoulli_.float", random_inplace},
+      {"aten::bincount", whole_call},
+      {"aten::binomial", draw_by_values},
+      {"aten::cauchy_", random_inplace},
+      {"aten::detach", alias},
+      {"aten::equal", equal},
+      {"aten::exponential_", random_inplace},
+      {"aten::eye.m_out", eye_out},
+      {"aten::eye.out", eye_out},
+      {"aten::geometric_", random_inplace},
+      {"aten::is_pinned", whole_call},
+      {"aten::is_same_size", same_size},
+      {"aten::log_normal_", random_inplace},
+      {"aten::masked_select", whole_call},
+      {"aten::multinomial", draw_by_values},
+      {"aten::native_dropout", native_dropout},
+      {"aten::nonzero", whole_call},
+      {"aten::normal.Tensor_Tensor", draw_by_values},
+      {"aten::normal.Tensor_float", draw_by_values},
+      {"aten::normal.float_Tensor", draw_by_values},
+      {"aten::normal_", random_inplace},
+      {"aten::poisson", draw_by_values},
+      {"aten::rand_like", random_like},
+      {"aten::randint_like", random_like},
+      {"aten::randint_like.low_dtype", random_like},
+      {"aten::randn_like", random_like},
+      {"aten::random_", random_inplace},
+      {"aten::random_.from", random_inplace},
+      {"aten::random_.to", random_inplace},
+      {"aten::repeat_interleave.Tensor", whole_call},
+      {"aten::resize_", refuse},
+      {"aten::resize_as_", refuse},
+      {"aten::rrelu_with_noise", draw_by_values},
+      {"aten::rrelu_with_noise_", draw_by_values},
+      {"aten::set_", refuse},
+      {"aten::set_.source_Storage", refuse},
+      {"aten::set_.source_Storage_storage_offset", refuse},
+      {"aten::set_.source_Tensor", refuse},
+      {"aten::uniform_", random_inplace},
+      {"aten::unique_consecutive", whole_call},
+      {"aten::unique_dim", whole_call},
+      {"aten::unique_dim_consecutive", whole_call},
+  };
+  if (op.starts_with("aten::_foreach_") && op.find("out") == std::string::npos) {
+    return foreach_call;
+  }
+  const auto found = table.find(op);
+  if (found != table.end()) {
+    return found->second;
+  }
+  if (is_view_in_place(op)) {
+    return view_in_place;
+  }
+  return is_whole_op(op) ? whole_function : nullptr;
+}
+
+}  // namespace tessera::dtensor

@@ -1,0 +1,235 @@
+#include "tessera/dtensor/ops/contract.h"
+
+#include <ATen/ops/add.h>
+#include <ATen/ops/bmm.h>
+#include <ATen/ops/einsum_native.h>
+#include <ATen/ops/mm.h>
+#include <torch/csrc/autograd/functions/utils.h>
+#include <torch/csrc/autograd/saved_variable.h>
+#include <torch/library.h>
+
+#include "tessera/base/error.h"
+#include "tessera/dtensor/record/kernel_registry.h"
+#include "tessera/dtensor/record/meta.h"
+#include "tessera/dtensor/record/node.h"
+#include "tessera/rules/engine/equation.h"
+
+namespace tessera::dtensor {
+
+namespace {
+
+using rules::contract;
+using torch::autograd::SavedVariable;
+using torch::autograd::variable_list;
+
+// A plain tensor, its dims in `order` (empty: as they are), with the groups of dims flattened: `batch` of them (if
+// any), then `rows`, then the rest.
+at::Tensor as_matrix(const at::Tensor& tensor, const std::vector<int64_t>& order, size_t batch, size_t rows) {
+  const at::Tensor ordered = order.empty() ? tensor : tensor.permute(order);
+  if (batch == 0 && rows == 1 && ordered.dim() == 2) {
+    return ordered;
+  }
+  const c10::IntArrayRef sizes = ordered.sizes();
+  const auto extent = [&](size_t begin, size_t end) { return c10::multiply_integers(sizes.slice(begin, end - begin)); };
+  c10::SmallVector<int64_t, 3> shape;
+  if (batch > 0) {
+    shape.push_back(extent(0, batch));
+  }
+  shape.push_back(extent(batch, batch + rows));
+  shape.push_back(extent(batch + rows, sizes.size()));
+  return ordered.reshape(shape);
+}
+
+// The contraction of plain tensors by one mm or bmm.
+at::Tensor contract_plain(const at::Tensor& a, const at::Tensor& b, c10::string_view text,
+                          const std::optional<at::Tensor>&) {
+  const rules::Equation& equation = rules::Equation::of(text);
+  TESSERA_CHECK(
+      a.dim() == static_cast<int64_t>(equation.a.size()) && b.dim() == static_cast<int64_t>(equation.b.size()),
+      "[contract] `", text, "` does not fit operands of ", a.dim(), " and ", b.dim(), " dims");
+  const size_t batch = equation.batch.size();
+  const at::Tensor left = as_matrix(a, equation.order_a, batch, equation.rows.size());
+  const at::Tensor right = as_matrix(b, equation.order_b, batch, equation.summed.size());
+  const at::Tensor product = batch == 0 ? at::mm(left, right) : at::bmm(left, right);
+  if (batch <= 1 && equation.rows.size() == 1 && equation.columns.size() == 1 && equation.order_out.empty()) {
+    return product;
+  }
+
+  c10::SmallVector<int64_t, 6> sizes;
+  for (const std::string* letters : {&equation.batch, &equation.rows}) {
+    for (char letter : *letters) {
+      sizes.push_back(a.size(static_cast<int64_t>(equation.a.find(letter))));
+    }
+  }
+  for (char letter : equation.columns) {
+    sizes.push_back(b.size(static_cast<int64_t>(equation.b.find(letter))));
+  }
+  const at::Tensor shaped = product.view(sizes);
+  return equation.order_out.empty() ? shaped : shaped.permute(equation.order_out).contiguous();
+}
+
+// A factor in a gradient.
+at::Tensor conjugate(at::Tensor saved) { return saved.is_complex() ? saved.conj() : saved; }
+
+// Keeps each operand only for the other's gradient.
+struct ContractBackward final : torch::autograd::Node {
+  std::string gradient_a, gradient_b;  // equations
+  SavedVariable a, b;
+  std::optional<at::Tensor> like_a, like_b;  // a parameter's gradient should lie as the parameter does
+
+  variable_list apply(variable_list&& grads) override {
+    variable_list result(2);
+    const at::Tensor& grad = grads.at(0);
+    if (!grad.defined()) {
+      return result;
+    }
+    if (task_should_compute_output(0)) {
+      result[0] = contract(grad, conjugate(b.unpack()), gradient_a, like_a);
+    }
+    if (task_should_compute_output(1)) {
+      result[1] = contract(grad, conjugate(a.unpack()), gradient_b, like_b);
+    }
+    return result;
+  }
+
+  void release_variables() override {
+    a.reset_data();
+    b.reset_data();
+  }
+
+  std::string name() const override { return "ContractBackward"; }
+};
+
+std::optional<at::Tensor> like_parameter(const at::Tensor& operand) {
+  if (!is_dtensor(operand) || !meta_of(operand)->parameter) {
+    return std::nullopt;
+  }
+  at::AutoDispatchBelowADInplaceOrView below;
+  return operand.detach();
+}
+
+// The result, and its node in the graph where gradients are wanted.
+at::Tensor contract_backwards(const at::Tensor& a, const at::Tensor& b, c10::string_view text,
+                              const std::optional<at::Tensor>& like) {
+  const bool with_a = at::GradMode::is_enabled() && a.requires_grad(),
+             with_b = at::GradMode::is_enabled() && b.requires_grad();
+  if (!with_a && !with_b) {
+    at::AutoDispatchBelowADInplaceOrView below;
+    return contract(a, b, text, like);
+  }
+  auto node = make_node<ContractBackward>();  // before the call: its sequence number names the forward plan
+  node->set_next_edges(torch::autograd::collect_next_edges(a, b));
+  const rules::Equation& equation = rules::Equation::of(text);
+  if (with_a) {
+    node->gradient_a = equation.gradient_a;
+    node->b = SavedVariable(b, /*is_output=*/false);
+    node->like_a = like_parameter(a);
+  }
+  if (with_b) {
+    node->gradient_b = equation.gradient_b;
+    node->a = SavedVariable(a, /*is_output=*/false);
+    node->like_b = like_parameter(b);
+  }
+  at::Tensor result;
+  {
+    at::AutoDispatchBelowADInplaceOrView below;
+    result = contract(a, b, text, like);
+  }
+  torch::autograd::set_history(result, node);
+  return result;
+}
+
+// The derivative along the operands' tangents, of which at least one is there (forward mode).
+at::Tensor tangent_of(const at::Tensor& a, const at::Tensor& b, c10::string_view text) {
+  const at::Tensor along_a = a._fw_grad(0), along_b = b._fw_grad(0);
+  const at::Tensor of_a = along_a.defined() ? contract(along_a, b._fw_primal(0), text) : at::Tensor();
+  const at::Tensor of_b = along_b.defined() ? contract(a._fw_primal(0), along_b, text) : at::Tensor();
+  return of_a.defined() && of_b.defined() ? at::add(of_a, of_b) : of_a.defined() ? of_a : of_b;
+}
+
+at::Tensor contract_autograd(const at::Tensor& a, const at::Tensor& b, c10::string_view text,
+                             const std::optional<at::Tensor>& like) {
+  at::Tensor result = contract_backwards(a, b, text, like);
+  if (has_tangent(a) || has_tangent(b)) {
+    result._set_fw_grad(tangent_of(a, b, text), /*level=*/0, /*is_inplace_op=*/false);
+  }
+  return result;
+}
+
+std::string letters(int64_t count, char first) {
+  std::string text;
+  for (int64_t i = 0; i < count; ++i) {
+    text += static_cast<char>(first + i);
+  }
+  return text;
+}
+
+// linear(x, w, b) as a contraction over the last dims.
+at::Tensor linear(const at::Tensor& input, const at::Tensor& weight, const std::optional<at::Tensor>& bias) {
+  TESSERA_CHECK(input.dim() >= 1 && weight.dim() == 2 && input.size(-1) == weight.size(1), "[linear] input ",
+                input.sizes(), " does not fit a weight of ", weight.sizes());
+  const std::string rows = letters(input.dim() - 1, 'a');
+  const at::Tensor product = contract(input, weight, rows + "y,zy->" + rows + "z");
+  return bias && bias->defined() ? at::add(product, *bias) : product;
+}
+
+// matmul with torch's broadcasting rules; batch dims of size one and missing ones are not part of the operand's
+// letters.
+at::Tensor matmul(const at::Tensor& a, const at::Tensor& b) {
+  TESSERA_CHECK(a.dim() >= 1 && b.dim() >= 1, "[matmul] both operands need at least one dim; got ", a.dim(), " and ",
+                b.dim());
+  const at::Tensor left = a.dim() == 1 ? a.unsqueeze(0) : a;
+  const at::Tensor right = b.dim() == 1 ? b.unsqueeze(1) : b;
+  const int64_t batch_dims = std::max(left.dim(), right.dim()) - 2;
+  const std::string all = letters(batch_dims, 'a');
+  const auto own = [&](const at::Tensor& tensor) { return all.substr(batch_dims - (tensor.dim() - 2)); };
+  at::Tensor x = left, y = right;
+  std::string x_batch = own(left), y_batch = own(right), out_batch = all;
+  std::vector<int64_t> ones;  // batch dims that are one in every operand that has them
+  for (int64_t i = batch_dims; i-- > 0;) {
+    const int64_t xd = i - (batch_dims - (left.dim() - 2)), yd = i - (batch_dims - (right.dim() - 2));
+    const bool in_x = xd >= 0, in_y = yd >= 0;
+    const bool drop_x = in_x && left.size(xd) == 1 && in_y && right.size(yd) != 1;
+    const bool drop_y = in_y && right.size(yd) == 1 && in_x && left.size(xd) != 1;
+    if (drop_x) {
+      x = x.squeeze(xd), x_batch.erase(x_batch.find(all[i]), 1);
+    }
+    if (drop_y) {
+      y = y.squeeze(yd), y_batch.erase(y_batch.find(all[i]), 1);
+    }
+  }
+  at::Tensor product = contract(x, y, x_batch + "xy," + y_batch + "yz->" + out_batch + "xz");
+  if (a.dim() == 1) {
+    product = product.squeeze(-2);
+  }
+  if (b.dim() == 1) {
+    product = product.squeeze(-1);
+  }
+  return product;
+}
+
+// A contraction where it is one; otherwise libtorch's own, by products and sums.
+at::Tensor einsum(c10::string_view equation, at::TensorList tensors, at::OptionalIntArrayRef path) {
+  const auto contraction = rules::contraction_of(equation, tensors);
+  return contraction ? contract(tensors[0], tensors[1], *contraction) : at::native::einsum(equation, tensors, path);
+}
+
+}  // namespace
+
+TORCH_LIBRARY(tessera, m) {
+  m.def("contract(Tensor a, Tensor b, str equation, Tensor? like=None) -> Tensor");
+  m.impl("contract", c10::DispatchKey::CompositeExplicitAutograd, TORCH_FN(contract_plain));
+  m.impl("contract", c10::DispatchKey::Autograd, TORCH_FN(contract_autograd));
+}
+
+void register_contract_kernels(KernelRegistry& registry) {
+  for (const c10::DispatchKey key :
+       {c10::DispatchKey::AutogradPrivateUse3, kKey}) {  // tensors of inference mode have no key of autograd
+    torch::Library& library = registry.library("aten", key);
+    library.impl("linear", TORCH_FN(linear));
+    library.impl("matmul", TORCH_FN(matmul));
+    library.impl("einsum", TORCH_FN(einsum));
+  }
+}
+
+}  // namespace tessera::dtensor

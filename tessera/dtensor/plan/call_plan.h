@@ -1,0 +1,59 @@
+// How one kind of call runs: everything that depends on shapes and layouts, decided at the first one.
+#pragma once
+
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include <ATen/core/ivalue.h>
+
+#include "tessera/dtensor/move/redistribute.h"
+#include "tessera/dtensor/plan/exact_sum.h"
+#include "tessera/dtensor/plan/per_sample.h"
+#include "tessera/rules/engine/rule.h"
+
+namespace tessera::dtensor {
+
+struct OpInfo;
+
+struct CallPlan {
+  // Of PlanCache, which may drop a plan that is neither kept nor held.
+  uint64_t id = 0;
+  bool is_kept = false;
+  int64_t holders = 0;
+
+  struct OperandMove {
+    int arg = 0;
+    int item = -1;  // of a tensor list
+    MovePtr move;
+  };
+  struct Output {
+    layout::Spec spec;
+    bool defined = true;
+    bool is_view = false;
+    bool detached_view = false;  // a view whose operand had to communicate
+    MovePtr move;                // to the layout that the plan wants
+    layout::Spec final_spec;     // after `move`
+  };
+
+  std::vector<OperandMove> moves;
+  std::vector<Output> outputs;    // of all returns, lists flattened
+  std::vector<int> list_returns;  // for each return: the length of the list, or -1 for a single tensor
+  bool reshape = false;           // the local call gives operand 0 the shape `local_shape` (view and its kin)
+  std::vector<int64_t> local_shape;
+  std::vector<std::pair<int, c10::IValue>> rewritten;
+  rules::LocalKernel local = nullptr;
+  std::unique_ptr<rules::LocalCall> local_call;
+  std::unique_ptr<ExactSum> exact;        // in `exact` numerics, of a call that sums
+  std::unique_ptr<PerSample> per_sample;  // ... of one whose kernel runs for each sample
+  rules::Decomposition decompose = nullptr;
+  uint64_t program_key = 0;            // equal on every rank that runs the same call
+  std::vector<layout::Spec> operands;  // as the call came in, before moves
+  std::vector<bool> operand_is_parameter;
+  bool is_long = false;  // libtorch would give a loop over an operand to several threads
+};
+
+// What a local kernel may know of its place: what this rank holds of each operand and output.
+rules::LocalCall make_local_call(const OpInfo& info, const rules::Propagation& decided, const layout::Coord& coord);
+
+}  // namespace tessera::dtensor

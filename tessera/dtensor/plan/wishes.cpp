@@ -1,0 +1,88 @@
+#include "tessera/dtensor/plan/wishes.h"
+
+#include "tessera/dtensor/record/arguments.h"
+
+namespace tessera::dtensor {
+
+using layout::Placements;
+
+namespace {
+
+bool sizes_match(const Placements& placements, const layout::SpecData& spec) {
+  for (const layout::Placement& placement : placements) {
+    if (placement.is_shard() && placement.dim >= spec.ndim()) {
+      return false;
+    }
+  }
+  return true;
+}
+
+}  // namespace
+
+rules::Wishes wishes_of(const rules::Call& call, const CallPlan* forward) {
+  rules::Wishes wishes;
+  if (!forward) {
+    return wishes;
+  }
+  wishes.operands.resize(call.operands.size());
+  wishes.outputs.resize(call.outputs.size());
+  for (size_t i = 0; i < call.operands.size(); ++i) {
+    if (!call.operands[i].spec->has_partial) {
+      continue;
+    }
+    for (const CallPlan::Output& output : forward->outputs) {
+      if (output.defined && output.final_spec->sizes == call.operands[i].spec->sizes) {
+        wishes.operands[i] = output.final_spec->placements;
+        break;
+      }
+    }
+  }
+  for (size_t i = 0; i < call.outputs.size(); ++i) {
+    int matches = 0;
+    const layout::SpecData* found = nullptr;
+    for (size_t k = 0; k < forward->operands.size(); ++k) {
+      if (forward->operands[k]->sizes != call.outputs[i].sizes) {
+        continue;
+      }
+      ++matches;
+      if (forward->operand_is_parameter[k]) {
+        found = forward->operands[k].get();
+      }
+    }
+    if (found && matches == 1) {
+      wishes.outputs[i] = found->placements;
+    }
+  }
+  return wishes;
+}
+
+const ParameterInfo* wanting_parameter(c10::ArrayRef<c10::IValue> args) {
+  const ParameterInfo* found = nullptr;
+  bool has_activation = false;
+  for_each_tensor(args, [&](const at::Tensor& tensor, int, int) {
+    if (!is_dtensor(tensor)) {
+      return;
+    }
+    const Meta& meta = *meta_of(tensor);
+    if (meta.parameter && (meta.parameter->input || meta.parameter->output)) {
+      found = meta.parameter;
+    }
+    has_activation |= !meta.parameter && !meta.spec->labels.empty();
+  });
+  return has_activation ? found : nullptr;
+}
+
+layout::Spec with_wish(const layout::Spec& spec, Placements wants) {
+  if (!sizes_match(wants, *spec)) {
+    return spec;
+  }
+  for (size_t axis = 0; axis < wants.size(); ++axis) {
+    const layout::Placement& now = spec->placements[axis];
+    if (now.is_shard() && wants[axis].is_shard(now.dim)) {
+      wants[axis] = now;
+    }
+  }
+  return spec.with(wants);
+}
+
+}  // namespace tessera::dtensor

@@ -1,0 +1,366 @@
+#include "tessera/dtensor/random/random_ops.h"
+
+#include <ATen/EmptyTensor.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/empty_strided.h>
+#include <ATen/ops/lt.h>
+#include <ATen/ops/ones_like.h>
+
+#include "tessera/base/error.h"
+#include "tessera/base/hash.h"
+#include "tessera/base/hints.h"
+#include "tessera/dtensor/move/redistribute.h"
+#include "tessera/dtensor/record/interception.h"
+#include "tessera/dtensor/record/op_info.h"
+#include "tessera/dtensor/state/state.h"
+#include "tessera/dtensor/view/views.h"
+
+namespace tessera::dtensor {
+
+namespace {
+
+using c10::IValue;
+using torch::jit::Stack;
+using Runs = std::vector<std::vector<layout::Range>>;  // of each dim
+
+// Fills `local`, the part `runs` of a global tensor, for samples that follow each other from row `row` = sample
+// `sample` on.
+void fill_piece(at::Tensor& local, const layout::SpecData& spec, const Runs& runs, int64_t batch_dim, int64_t inner,
+                int64_t batch_offset, const random::Stream& stream, const random::Distribution& distribution) {
+  random::Region region;
+  region.sizes = spec.sizes;
+  for (const auto& of_dim : runs) {
+    auto& held = region.held.emplace_back();
+    for (const layout::Range& run : of_dim) {
+      held.push_back({run.begin, run.end});
+    }
+  }
+  region.batch_dim = batch_dim;
+  region.batch_inner = inner;
+  region.batch_offset = batch_offset;
+  random::fill(local, region, stream, distribution);
+}
+
+int64_t inner_extent(const layout::SpecData& spec, int64_t dim) {
+  int64_t inner = 1;
+  for (size_t i = 1; i < spec.labels[dim].size(); ++i) {
+    inner *= spec.labels[dim][i].extent;
+  }
+  return inner;
+}
+
+// The element's sample is its row's: each run of rows of the origin is filled with its own offset.
+void fill_rows(at::Tensor& local, const layout::SpecData& spec, const Runs& runs, int64_t dim, const Origin* origin,
+               const random::Stream& stream, const random::Distribution& distribution) {
+  const int64_t inner = inner_extent(spec, dim);
+  if (!origin) {
+    return fill_piece(local, spec, runs, dim, inner, 0, stream, distribution);
+  }
+  const layout::Range whole = runs[dim].front();
+  const auto& pieces = origin->pieces;
+  const auto starts_after = [&](int64_t element, const Origin::Piece& piece) { return element < piece.row * inner; };
+  const auto first_after = std::upper_bound(pieces.begin(), pieces.end(), whole.begin, starts_after);
+  for (auto it = first_after - 1; it != pieces.end() && it->row * inner < whole.end; ++it) {
+    const Origin::Piece& piece = *it;
+    const int64_t next = it + 1 != pieces.end() ? (it + 1)->row * inner : whole.end;
+    Runs part = runs;
+    layout::Range& rows = part[dim].front();
+    rows = {std::max(whole.begin, piece.row * inner), std::min(whole.end, next)};
+    if (rows.size() <= 0) {
+      continue;
+    }
+    at::Tensor target = local.narrow(dim, rows.begin - whole.begin, rows.size());
+    at::Tensor dense = target.is_contiguous() ? target : at::empty(target.sizes(), target.options());
+    fill_piece(dense, spec, part, dim, inner, piece.sample - piece.row, stream, distribution);
+    if (!dense.is_same(target)) {
+      target.copy_(dense);
+    }
+  }
+}
+
+bool is_batch(const layout::SpecData& spec, int64_t dim) {
+  return spec.labels[dim].front().label == layout::Label::kBatch;
+}
+
+void fill_by_counter(RankState& state, at::Tensor& local, const Spec& spec, const Origin* origin,
+                     const random::Distribution& distribution) {
+  const random::Stream stream = state.sites.next();
+  const Runs runs = spec.local_runs(state.ctx.coord(spec->mesh));
+  at::Tensor dense = local.is_contiguous() ? local : at::empty(local.sizes(), local.options());
+  const auto dim = layout::batch_dim(spec->labels);
+  if (dim && is_batch(*spec, *dim)) {
+    TESSERA_CHECK(runs[*dim].size() == 1, "[random] a tensor of ", spec.str(),
+                  " whose samples are interleaved; accepted: plain cuts of them");
+    fill_rows(dense, *spec, runs, *dim, origin, stream, distribution);
+  } else {
+    TESSERA_CHECK(starts_at_first_sample(origin), "[random] a tensor of ", spec.str(),
+                  " has lost its batch label, so its random numbers would depend on the micro-batches. Draw them for a "
+                  "tensor whose "
+                  "samples are one dim.");
+    fill_piece(dense, *spec, runs, -1, 1, 0, stream, distribution);
+  }
+  if (!dense.is_same(local)) {
+    local.copy_(dense);
+  }
+}
+
+}  // namespace
+
+bool starts_at_first_sample(const Origin* origin) {
+  return !origin || (origin->pieces.size() == 1 && origin->pieces.front().sample == 0);
+}
+
+void fill_local(RankState& state, at::Tensor& local, const Spec& spec, const Origin* origin, Draw draw) {
+  LocalScope scope;
+  if (draw.counter) {
+    return fill_by_counter(state, local, spec, origin, *draw.counter);
+  }
+  // Numbers follow the memory, which is the same for the tensor taken apart.
+  const std::vector<int64_t> blocks = layout::blocks_of_dims(spec->placements, spec->ndim());
+  const Spec plain = layout::unfolded(spec, blocks);
+  std::vector<random::Range> held;
+  for (const layout::Range& range : plain.local_ranges(state.ctx.coord(spec->mesh))) {
+    held.push_back({range.begin, range.end});
+  }
+  at::Tensor part = unfolded(local, blocks);
+  random::fill_stock(part, stock_tensor_of(plain), held, *draw.stock, draw.generator);
+}
+
+namespace {
+
+double number(const IValue& value, double if_none) { return value.isNone() ? if_none : value.toScalar().toDouble(); }
+
+// Largest integer that torch's `random_` draws for a dtype, plus one.
+int64_t integer_limit(c10::ScalarType type) {
+  switch (type) {
+    case c10::ScalarType::Bool: return 2;
+    case c10::ScalarType::Byte: return 1 << 8;
+    case c10::ScalarType::Char: return 1 << 7;
+    case c10::ScalarType::Short: return 1 << 15;
+    case c10::ScalarType::Int: return int64_t{1} << 31;
+    case c10::ScalarType::Long: return std::numeric_limits<int64_t>::max();
+    case c10::ScalarType::Half: return (1 << 11) + 1;
+    case c10::ScalarType::BFloat16: return (1 << 8) + 1;
+    case c10::ScalarType::Float: return (1 << 24) + 1;
+    default: return (int64_t{1} << 53) + 1;
+  }
+}
+
+}  // namespace
+
+std::optional<random::Distribution> distribution_of(const std::string& op, c10::ArrayRef<IValue> args,
+                                                    c10::ScalarType dtype) {
+  if (op == "aten::uniform_" || op == "aten::uniform") {
+    return random::Uniform{number(args[1], 0), number(args[2], 1)};
+  }
+  if (op == "aten::normal_" || op == "aten::normal_functional") {
+    return random::Normal{number(args[1], 0), number(args[2], 1)};
+  }
+  if (op == "aten::bernoulli_.float") {
+    return random::Bernoulli{number(args[1], 0.5)};
+  }
+  if (op == "aten::bernoulli.p") {
+    return random::Bernoulli{number(args[1], 0.5)};
+  }
+  if (op == "aten::exponential_") {
+    return random::Exponential{number(args[1], 1)};
+  }
+  if (op == "aten::log_normal_") {
+    return random::LogNormal{number(args[1], 1), number(args[2], 2)};
+  }
+  if (op == "aten::cauchy_") {
+    return random::Cauchy{number(args[1], 0), number(args[2], 1)};
+  }
+  if (op == "aten::geometric_") {
+    return random::Geometric{number(args[1], 0.5)};
+  }
+  if (op == "aten::random_") {
+    return random::Integers{0, integer_limit(dtype)};
+  }
+  if (op == "aten::random_.to") {
+    return random::Integers{0, args[1].toInt()};
+  }
+  if (op == "aten::random_.from") {
+    return random::Integers{args[1].toInt(), args[2].isNone() ? integer_limit(dtype) : args[2].toInt()};
+  }
+  if (op == "aten::rand_like") {
+    return random::Uniform{0, 1};
+  }
+  if (op == "aten::randn_like") {
+    return random::Normal{0, 1};
+  }
+  if (op == "aten::randint_like") {
+    return random::Integers{0, args[1].toInt()};
+  }
+  if (op == "aten::randint_like.low_dtype") {
+    return random::Integers{args[1].toInt(), args[2].toInt()};
+  }
+  return std::nullopt;
+}
+
+std::optional<Draw> draw_of(RankState& state, const std::string& op, c10::ArrayRef<IValue> args,
+                            c10::ScalarType dtype) {
+  if (const at::Generator generator = stock_generator_of(state, args); generator.defined()) {
+    auto stock = stock_draw_of(op, args);
+    return stock ? std::optional(Draw{std::nullopt, std::move(stock), generator}) : std::nullopt;
+  }
+  auto counter = distribution_of(op, args, dtype);
+  if (!counter) {
+    counter = factory_distribution(op, args);
+  }
+  return counter ? std::optional(Draw{counter, std::nullopt, {}}) : std::nullopt;
+}
+
+namespace {
+
+// Under `stock` the ranks must stand at the same place of the stream.
+void note(RankState& state, const OpInfo& info, const Spec& spec) {
+  const uint64_t place = state.sites.stock ? base::hash_combine(spec->hash, state.sites.stock.mark()) : spec->hash;
+  state.ctx.program.note(info.name.c_str(), place);
+}
+
+Draw require_draw(RankState& state, const std::string& op, c10::ArrayRef<IValue> args, c10::ScalarType dtype) {
+  auto draw = draw_of(state, op, args, dtype);
+  TESSERA_CHECK(draw, "[", op, "] is not drawn by this rank's generator. Compute it from uniform or normal numbers.");
+  return std::move(*draw);
+}
+
+// From the generator among `args`, if they name one.
+Draw uniform_draw(RankState& state, c10::ArrayRef<IValue> args) {
+  const at::Generator named = named_generator(args);
+  return require_draw(state, "aten::uniform_",
+                      {IValue(), IValue(0.0), IValue(1.0), named.defined() ? IValue(named) : IValue()}, at::kFloat);
+}
+
+// A Partial has no elements of its own to draw: what it held is overwritten, so it becomes Replicate without being
+// merged.
+Spec drawn_layout(const Spec& spec) { return spec->has_partial ? spec.with(without_partial(spec->placements)) : spec; }
+
+}  // namespace
+
+void drop_terms(Meta& meta) {
+  if (!meta.spec->has_partial) {
+    return;
+  }
+  LocalScope scope;
+  meta.replace(at::empty_like(meta.local), drawn_layout(meta.spec));
+}
+
+void random_inplace(RankState& state, const OpInfo& info, Stack& stack) {
+  const c10::ArrayRef<IValue> args(stack.data() + (stack.size() - info.num_args()), info.num_args());
+  const at::Tensor self = args[0].toTensor();
+  TESSERA_CHECK(is_dtensor(self), "[", info.name, "] expected a DTensor to fill");
+  Meta* meta = meta_of(self);
+  check_writable(info, *meta);
+  drop_terms(*meta);
+  note(state, info, meta->spec);
+  fill_local(state, meta->local, meta->spec, meta->origin, require_draw(state, info.name, args, meta->spec->dtype));
+  note_write(*meta);
+  stack.resize(stack.size() - info.num_args());
+  stack.push_back(self);
+}
+
+namespace {
+
+// Strides of `empty_like`. The order of the stream follows them.
+std::vector<int64_t> like_strides(const Spec& like, std::optional<c10::MemoryFormat> format) {
+  LocalScope scope;
+  return at::empty_like(at::detail::empty_strided_meta(like->sizes, like->strides, like->dtype), {}, format)
+      .strides()
+      .vec();
+}
+
+at::Tensor filled_like(RankState& state, const OpInfo& info, const at::Tensor& self, c10::ScalarType dtype, Draw draw,
+                       std::optional<c10::MemoryFormat> format = std::nullopt) {
+  const Meta* meta = meta_of(self);
+  const Spec like = drawn_layout(meta->spec);
+  const auto strides = draw.stock ? like_strides(like, format) : like->strides;
+  const Spec spec = Spec::make(like->mesh, like->placements, like->sizes, strides, dtype, like->labels);
+  note(state, info, spec);
+  at::Tensor local;
+  {
+    LocalScope scope;
+    local = at::empty(meta->local.sizes(), meta->local.options().dtype(dtype));
+  }
+  fill_local(state, local, spec, meta->origin, std::move(draw));
+  return wrap(local, spec, meta->origin);
+}
+
+}  // namespace
+
+void random_like(RankState& state, const OpInfo& info, Stack& stack) {
+  const c10::ArrayRef<IValue> args(stack.data() + (stack.size() - info.num_args()), info.num_args());
+  const at::Tensor self = args[0].toTensor();
+  c10::ScalarType dtype = self.scalar_type();
+  std::optional<c10::MemoryFormat> format;
+  if (info.name == "aten::bernoulli.p") {
+    format = c10::MemoryFormat::Contiguous;
+  }
+  for (size_t i = 0; i < args.size(); ++i) {
+    const std::string& name = info.op.schema().arguments()[i].name();
+    if (name == "dtype" && !args[i].isNone()) {
+      dtype = args[i].toScalarType();
+    }
+    if (name == "memory_format" && !args[i].isNone()) {
+      format = args[i].toMemoryFormat();
+    }
+  }
+  at::Tensor result = filled_like(state, info, self, dtype, require_draw(state, info.name, args, dtype), format);
+  stack.resize(stack.size() - info.num_args());
+  stack.push_back(std::move(result));
+}
+
+// bernoulli(p) and bernoulli_(self, p): a uniform number below the probability.
+void bernoulli_tensor(RankState& state, const OpInfo& info, Stack& stack) {
+  const c10::ArrayRef<IValue> args(stack.data() + (stack.size() - info.num_args()), info.num_args());
+  const at::Tensor self = args[0].toTensor();
+  const bool is_new = info.name == "aten::bernoulli";
+  const at::Tensor p = is_new ? self : args[1].toTensor();
+  const at::Tensor like = is_dtensor(self) ? self : p;
+  Draw draw = uniform_draw(state, args);
+  const auto dtype = draw.stock && p.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+  const auto format = is_new ? std::optional(c10::MemoryFormat::Contiguous) : std::nullopt;
+  const at::Tensor uniform = filled_like(state, info, like, dtype, std::move(draw), format);
+  at::Tensor drawn = at::lt(uniform, p);
+  at::Tensor result = is_new ? drawn.to(self.scalar_type()) : self.copy_(drawn);
+  stack.resize(stack.size() - info.num_args());
+  stack.push_back(std::move(result));
+}
+
+// (dropped and scaled input, keep mask)
+void native_dropout(RankState& state, const OpInfo& info, Stack& stack) {
+  const c10::ArrayRef<IValue> args(stack.data() + (stack.size() - info.num_args()), info.num_args());
+  const at::Tensor input = args[0].toTensor();
+  const double p = args[1].toDouble();
+  const bool train = args[2].isNone() || args[2].toBool();
+  const bool draws = train || !state.sites.stock;
+  at::Tensor mask =
+      draws ? filled_like(state, info, input, at::kBool,
+                          require_draw(state, "aten::bernoulli.p", {IValue(), IValue(train ? 1 - p : 1.0)}, at::kBool))
+            : at::ones_like(input, input.options().dtype(at::kBool));
+  const double scale = !train ? 1 : p == 1 ? 0 : 1 / (1 - p);
+  at::Tensor result = input.mul(mask).mul(scale);
+  stack.resize(stack.size() - info.num_args());
+  stack.push_back(std::move(result));
+  stack.push_back(std::move(mask));
+}
+
+std::optional<random::Distribution> factory_distribution(const std::string& op, c10::ArrayRef<c10::IValue> args) {
+  const auto is = [&](const char* name) { return op == name || op == std::string(name) + ".generator"; };
+  if (is("aten::rand")) {
+    return random::Uniform{0, 1};
+  }
+  if (is("aten::randn")) {
+    return random::Normal{0, 1};
+  }
+  if (is("aten::randint")) {
+    return random::Integers{0, args[0].toInt()};
+  }
+  if (op == "aten::randint.low" || op == "aten::randint.low_generator") {
+    return random::Integers{args[0].toInt(), args[1].toInt()};
+  }
+  return std::nullopt;
+}
+
+}  // namespace tessera::dtensor

@@ -1,0 +1,143 @@
+// What makes a tensor a DTensor: the record behind it, and the two ways to get at it.
+#pragma once
+
+#include <cstdint>
+#include <compare>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/ivalue.h>
+#include <c10/core/TensorImpl.h>
+
+#include "tessera/layout/spec.h"
+
+namespace tessera::dtensor {
+
+using layout::Spec;
+
+// A DTensor is an ordinary TensorImpl whose key set says so (Note [Keys]) and whose BackendMeta is a Meta. It has no
+// storage; its sizes and strides are those of the one-device program.
+//
+// Note [Keys]. PrivateUse3 below autograd, so that derivative formulas, views, version counters, hooks and optimizers
+// work unchanged; PrivateUse1 stays free for vendors. The CPU's autocast key, as the local tensors are CPU tensors (a
+// CUDA local brings its own).
+constexpr c10::DispatchKey kKey = c10::DispatchKey::PrivateUse3;
+
+// Which samples of the step the rows of a micro-batch are. Interned and immortal; beside the Spec, not in it, so that
+// equal micro-batches share plans. Rows from `row` on, up to the next piece, are samples from `sample` on: each
+// data-parallel rank owns one contiguous block of the step's samples, so a micro-batch is made of one run from every
+// block.
+struct Origin {
+  struct Piece {
+    int64_t row = 0;
+    int64_t sample = 0;
+    auto operator<=>(const Piece&) const = default;
+  };
+  std::vector<Piece> pieces;  // ascending by row, the first at row 0
+  static const Origin* make(std::vector<Piece> pieces);
+};
+
+// What the plan says about a parameter; owned by the rank, outlives its tensors' use.
+struct ParameterInfo {
+  std::string name;
+  uint64_t site = 0;                                // hash of the name: equal on every rank
+  std::optional<layout::Placements> input, output;  // wanted of the operator that reads it
+};
+
+struct Meta;
+using MetaPtr = c10::intrusive_ptr<Meta>;
+
+// Work that a tensor without a layout waits for: the recording of a deferred constructor.
+class Recorder {
+ public:
+  virtual ~Recorder() = default;
+  // The call's arguments are on the stack; leaves the results there.
+  virtual void call(const c10::OperatorHandle& op, std::vector<c10::IValue>* stack) = 0;
+};
+
+// What a tensor's memory held at some time: the same later if nobody wrote to it since.
+struct Moment {
+  uint32_t writes = 0;   // by operators, through any view of the memory
+  uint32_t epoch = 0;    // how often the part was replaced
+  uint32_t version = 0;  // by the program, through the plain tensor that to_local gave it
+  bool operator==(const Moment&) const = default;
+};
+
+struct OpInfo;
+
+// How a view is made from its base again, of a view that does not share its base's memory for good: its elements had to
+// be moved, or the base is a Partial that will be merged. See views.h.
+struct Derived {
+  MetaPtr base;
+  const OpInfo* op = nullptr;
+  std::vector<c10::IValue> args;  // without the first, which is the base
+  int64_t output = 0;             // which of a list of views
+  bool shares_memory = false;     // with the base, as long as its epoch is that of `made`
+  Moment made;                    // the base, when the view was made or written back last
+};
+
+struct Pending;
+
+// The parts that few DTensors have.
+struct Rare {
+  // A gathered copy that later readers share, valid while nobody writes to the tensor.
+  Spec gathered_spec;
+  at::Tensor gathered;
+  Moment gathered_at;
+  std::unique_ptr<Derived> derived;
+  std::shared_ptr<Pending> pending;  // the value waits for other samples; see pending.h
+  bool is_unfinished = false;        // computed from a gradient that lacked samples of the step
+  // Set while the tensor is deferred: it has neither layout nor memory.
+  std::shared_ptr<Recorder> recorder;
+  int64_t recorded = -1;
+};
+
+// Shared by a tensor, its detached aliases and its saved copies in the graph.
+struct Meta final : c10::BackendMeta {
+  at::Tensor local;
+  Spec spec;
+  const Origin* origin = nullptr;
+  const ParameterInfo* parameter = nullptr;
+  MetaPtr root;            // of a view: the tensor whose memory it shows
+  uint32_t epoch = 0;      // how often `local` was replaced
+  uint32_t writes = 0;     // to this memory, counted at the root
+  bool has_views = false;  // of this memory, marked at the root: one was made
+  std::unique_ptr<Rare> rare;
+
+  Meta& memory() { return root ? *root : *this; }
+  const Meta& memory() const { return root ? *root : *this; }
+  Moment moment() const;
+  // Whether the memory still holds what it held then. Never for tensors of inference mode, which count no versions.
+  bool unchanged_since(const Moment& then) const;
+  Derived* derived() const { return rare ? rare->derived.get() : nullptr; }
+  bool is_pending() const { return rare && rare->pending; }
+
+  Rare& make_rare();
+  // The same logical value, elsewhere placed.
+  void replace(at::Tensor new_local, Spec new_spec);
+};
+
+inline bool is_dtensor(const at::Tensor& tensor) {
+  return tensor.defined() && tensor.unsafeGetTensorImpl()->key_set().has(kKey);
+}
+
+// Precondition: is_dtensor(tensor).
+inline Meta* meta_of(const at::Tensor& tensor) {
+  return static_cast<Meta*>(tensor.unsafeGetTensorImpl()->get_backend_meta());
+}
+
+// A DTensor of this record. The local tensor must be plain.
+at::Tensor wrap(MetaPtr meta);
+at::Tensor wrap(at::Tensor local, Spec spec, const Origin* origin = nullptr);
+
+// A tensor without layout or memory, with the sizes, strides and dtype of a meta tensor.
+at::Tensor wrap_deferred(const at::Tensor& like, std::shared_ptr<Recorder> recorder, int64_t recorded);
+
+// Turns `tensor` (plain, deferred or DTensor) into the DTensor `value` in place: the object stays, with its aliases,
+// autograd identity and hooks.
+void become(const at::Tensor& tensor, const at::Tensor& value);
+
+}  // namespace tessera::dtensor

@@ -1,0 +1,65 @@
+// Watching the operators of one rank from outside.
+#pragma once
+
+#include <utility>
+
+#include <ATen/core/ivalue.h>
+#include <c10/util/ArrayRef.h>
+
+#include "tessera/dtensor/record/op_info.h"
+#include "tessera/dtensor/state/state.h"
+
+namespace tessera::dtensor {
+
+// Is told of every operator on DTensors that has run on one rank, on that rank's thread, those inside a decomposition
+// one by one. Not told: operators that were only noted on a value that waits (see pending.h) and those that run when it
+// is merged, which are not at the same place on every layout. RankState::observer names it.
+class OpObserver {
+ public:
+  virtual ~OpObserver() = default;
+  // An operator is called. The last one that began ends first. `args` are as the program gave them.
+  virtual void on_begin(RankState& state, const OpInfo& info, c10::ArrayRef<c10::IValue> args) {}
+  // May run operators and collectives if it does so on every rank; it is not told of those. A handle that waits is
+  // among the results as such.
+  virtual void on_results(RankState& state, const OpInfo& info, c10::ArrayRef<c10::IValue> results) = 0;
+  // The call is over. Without on_results it threw, was noted only, or was made of other operators.
+  virtual void on_end(RankState& state, const OpInfo& info) noexcept {}
+};
+
+// One call, from its begin to its end.
+class ObservedCall {
+ public:
+  ObservedCall(RankState& state, const OpInfo& info, c10::ArrayRef<c10::IValue> args)
+      : state_(state), info_(info), observer_(state.observer) {
+    if (C10_UNLIKELY(observer_ != nullptr)) {
+      observer_->on_begin(state, info, args);
+    }
+  }
+  ~ObservedCall() {
+    if (C10_UNLIKELY(observer_ != nullptr)) {
+      observer_->on_end(state_, info_);
+    }
+  }
+  ObservedCall(const ObservedCall&) = delete;
+  ObservedCall& operator=(const ObservedCall&) = delete;
+
+ private:
+  RankState& state_;
+  const OpInfo& info_;
+  OpObserver* observer_;
+};
+
+// While it lives, nobody watches.
+class Unobserved {
+ public:
+  explicit Unobserved(RankState& state) : state_(state), observer_(std::exchange(state.observer, nullptr)) {}
+  ~Unobserved() { state_.observer = observer_; }
+  Unobserved(const Unobserved&) = delete;
+  Unobserved& operator=(const Unobserved&) = delete;
+
+ private:
+  RankState& state_;
+  OpObserver* observer_;
+};
+
+}  // namespace tessera::dtensor

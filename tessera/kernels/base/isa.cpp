@@ -1,0 +1,95 @@
+#include "tessera/kernels/base/isa.h"
+
+#include <atomic>
+#include <cstdlib>
+#include <string>
+
+#include "tessera/base/error.h"
+#include "tessera/base/text.h"
+
+namespace tessera::kernels {
+
+namespace {
+
+constexpr Isa kAll[] = {Isa::kScalar, Isa::kAvx2, Isa::kAvx512};
+constexpr int kNone = -1;
+
+std::atomic<int> scoped{kNone};
+
+std::string supported_names() {
+  return base::join(supported_isas(), ", ", [](std::ostream& out, Isa isa) { out << name_of(isa); });
+}
+
+Isa from_environment() {
+  const char* text = std::getenv("TESSERA_ISA");
+  if (text == nullptr || *text == '\0') {
+    return best_isa();
+  }
+  for (Isa isa : supported_isas()) {
+    if (std::string(text) == name_of(isa)) {
+      return isa;
+    }
+  }
+  TESSERA_THROW(ConfigError, "[kernels] TESSERA_ISA=", text, "; this processor and build run ", supported_names());
+}
+
+}  // namespace
+
+const char* name_of(Isa isa) {
+  switch (isa) {
+    case Isa::kScalar: return "scalar";
+    case Isa::kAvx2: return "avx2";
+    case Isa::kAvx512: return "avx512";
+  }
+  TESSERA_ASSERT(false, "Isa ", static_cast<int>(isa));
+}
+
+#if defined(__x86_64__)
+
+bool is_supported(Isa isa) {
+  switch (isa) {
+    case Isa::kScalar: return true;
+    case Isa::kAvx2: return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+    case Isa::kAvx512:
+      return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+             __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") && is_supported(Isa::kAvx2);
+  }
+  TESSERA_ASSERT(false, "Isa ", static_cast<int>(isa));
+}
+
+#else
+
+bool is_supported(Isa isa) { return isa == Isa::kScalar; }
+
+#endif
+
+std::vector<Isa> supported_isas() {
+  std::vector<Isa> result;
+  for (Isa isa : kAll) {
+    if (is_supported(isa)) {
+      result.push_back(isa);
+    }
+  }
+  return result;
+}
+
+Isa best_isa() { return supported_isas().back(); }
+
+Isa current_isa() {
+  const int now = scoped.load(std::memory_order_relaxed);
+  if (now != kNone) {
+    return static_cast<Isa>(now);
+  }
+  static const Isa chosen = from_environment();
+  return chosen;
+}
+
+ScopedIsa::ScopedIsa(Isa isa) : before_(scoped.load()) {
+  TESSERA_CHECK(is_supported(isa), "[kernels] ScopedIsa(", name_of(isa), "); this processor and build run ",
+                supported_names());
+  scoped.store(static_cast<int>(isa));
+}
+
+ScopedIsa::~ScopedIsa() { scoped.store(before_); }
+
+}  // namespace tessera::kernels

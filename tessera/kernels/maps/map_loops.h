@@ -1,0 +1,93 @@
+// Elementwise kernels and optimizer steps on one instruction set. For table_<isa>.cpp alone.
+#pragma once
+
+#include "tessera/kernels/base/lanes.h"
+#include "tessera/kernels/base/table.h"
+#include "tessera/kernels/base/vector_math.h"
+
+namespace tessera::kernels {
+namespace {
+
+template <typename T, Pack<T> (*kFunction)(Pack<T>)>
+void map(int64_t n, const T* x, T* y) {
+  for_each_pack<T>(n, [=](int64_t at, auto access) { access.store(y + at, kFunction(access.load(x + at))); });
+}
+
+// Two packs at a time: each fills the other's waits.
+template <typename T>
+void gelu(int64_t n, const T* x, T* y) {
+  int64_t at = 0;
+  for (; at + 2 * kWidth<T> <= n; at += 2 * kWidth<T>) {
+    Pack<T> two[] = {load(x + at), load(x + at + kWidth<T>)};
+    VectorMath<T>::gelu(two);
+    store(y + at, two[0]);
+    store(y + at + kWidth<T>, two[1]);
+  }
+  for_each_pack<T>(n - at, [x = x + at, y = y + at](int64_t i, auto access) {
+    Pack<T> one[] = {access.load(x + i)};
+    VectorMath<T>::gelu(one);
+    access.store(y + i, one[0]);
+  });
+}
+
+template <typename T, Pack<T> (*kFunction)(Pack<T>, Pack<T>)>
+void map_backward(int64_t n, const T* grad, const T* x, T* dx) {
+  for_each_pack<T>(n, [=](int64_t at, auto access) {
+    access.store(dx + at, kFunction(access.load(grad + at), access.load(x + at)));
+  });
+}
+
+template <typename T>
+Pack<T> plus_zero(Pack<T> x) {
+  return x + Pack<T>{};
+}
+
+template <typename T>
+void dropout(int64_t n, const T* x, const bool* keep, T scale, T* y) {
+  for_each_pack<T>(n, [=](int64_t at, auto access) {
+    T mask[kWidth<T>] = {};
+    const int64_t count = n - at < kWidth<T> ? n - at : kWidth<T>;
+    for (int64_t j = 0; j < count; ++j) {
+      mask[j] = static_cast<T>(keep[at + j]);
+    }
+    access.store(y + at, (access.load(x + at) * load<T>(mask)) * scale);
+  });
+}
+
+template <typename T>
+void adamw(int64_t n, const AdamWFactors<T>& f, T* parameter, const T* grad, T* average, T* square) {
+  for_each_pack<T>(n, [=](int64_t at, auto access) {
+    using V = Pack<T>;
+    const V g = access.load(grad + at);
+    const V before = access.load(average + at);
+    const V m = fma(splat(f.average_weight), g - before, before);
+    const V v = fma(f.square_weight * g, g, access.load(square + at) * f.beta2);
+    const V root = sqrt(v) / f.root_correction + f.eps;
+    access.store(average + at, m);
+    access.store(square + at, v);
+    access.store(parameter + at, access.load(parameter + at) * f.decay + (-f.step_size * m) / root);
+  });
+}
+
+template <typename T>
+void sgd(int64_t n, const SgdFactors<T>& f, T* parameter, const T* grad) {
+  for_each_pack<T>(n, [=](int64_t at, auto access) {
+    const Pack<T> p = access.load(parameter + at);
+    const Pack<T> g = fma(splat(f.weight_decay), p, access.load(grad + at));
+    access.store(parameter + at, fma(splat(-f.lr), g, p));
+  });
+}
+
+template <typename T>
+void sgd_momentum(int64_t n, const SgdFactors<T>& f, T* parameter, const T* grad, T* momentum) {
+  for_each_pack<T>(n, [=](int64_t at, auto access) {
+    const Pack<T> p = access.load(parameter + at);
+    const Pack<T> g = fma(splat(f.weight_decay), p, access.load(grad + at));
+    const Pack<T> m = fma(splat(f.grad_weight), g, access.load(momentum + at) * f.momentum);
+    access.store(momentum + at, m);
+    access.store(parameter + at, fma(splat(-f.lr), f.nesterov ? fma(splat(f.momentum), m, g) : m, p));
+  });
+}
+
+}  // namespace
+}  // namespace tessera::kernels

@@ -1,0 +1,90 @@
+#include "tessera/rules/exact/exact.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace tessera::rules {
+
+namespace {
+
+using layout::DimLabels;
+using layout::Label;
+
+bool has_label(const DimLabels& labels, Label label) {
+  return std::any_of(labels.begin(), labels.end(), [&](const layout::Factor& factor) { return factor.label == label; });
+}
+
+// The factors that output `index` lacks and some operand has.
+std::vector<int> factors_without_output(const FactorMap& map, size_t index) {
+  std::vector<char> kept(map.factors.size(), 0);
+  for (const DimFactors& dim : map.outputs.at(index)) {
+    for (int factor : dim) {
+      kept[factor] = 1;
+    }
+  }
+  std::vector<int> summed;
+  for (const TensorFactors& tensor : map.operands) {
+    for (const DimFactors& dim : tensor) {
+      for (int factor : dim) {
+        if (!std::exchange(kept[factor], 1)) {
+          summed.push_back(factor);
+        }
+      }
+    }
+  }
+  return summed;
+}
+
+}  // namespace
+
+bool counts_samples(const DimLabels& labels) { return has_label(labels, Label::kBatch); }
+bool counts_positions(const DimLabels& labels) {
+  return has_label(labels, Label::kSequence) && !has_label(labels, Label::kBatch);
+}
+
+bool holds_samples(const layout::Labels& labels) { return std::any_of(labels.begin(), labels.end(), counts_samples); }
+
+DimLabels labels_of_factor(const Call& call, const FactorMap& map, int factor) {
+  for (size_t i = 0; i < call.operands.size(); ++i) {
+    const layout::Labels& labels = call.spec(i)->labels;
+    for (size_t d = 0; d < labels.size(); ++d) {
+      const DimFactors& dim = map.operands[i][d];
+      if (dim.size() == 1 && dim[0] == factor && layout::is_labelled(labels[d])) {
+        return labels[d];
+      }
+    }
+  }
+  return {};
+}
+
+bool sums_whole_rows(const Call& call) {
+  return call.has_arg("equation") && std::none_of(call.operands.begin(), call.operands.end(),
+                                                  [](const Operand& operand) { return operand.is_parameter; });
+}
+
+void keep_whole(const ExactRule& rule, const Call& call, FactorMap& map) {
+  const std::vector<int> summed = rule.keeps_whole ? factors_without_output(map, 0) : summed_factors(call, map, 0);
+  const auto labels_of = [&](int factor) { return labels_of_factor(call, map, factor); };
+  const bool of_samples = rule.sample && std::any_of(summed.begin(), summed.end(),
+                                                     [&](int factor) { return counts_samples(labels_of(factor)); });
+  if (!rule.keeps_whole && !of_samples && !sums_whole_rows(call)) {
+    return;
+  }
+  for (int factor : summed) {
+    const DimLabels labels = labels_of(factor);
+    const bool may_cut =
+        counts_samples(labels) ? labels.front().label == Label::kBatch : !rule.keeps_whole && counts_positions(labels);
+    map.factors[factor].can_shard = map.factors[factor].can_shard && may_cut;
+  }
+}
+
+std::vector<int> summed_factors(const Call& call, const FactorMap& map, size_t index) {
+  const std::vector<int> summed = factors_without_output(map, index);
+  std::vector<int> counting;
+  std::copy_if(summed.begin(), summed.end(), std::back_inserter(counting), [&](int factor) {
+    return map.factors[factor].extent != 1 || counts_samples(labels_of_factor(call, map, factor));
+  });
+  return counting.empty() ? summed : counting;
+}
+
+}  // namespace tessera::rules

@@ -1,0 +1,222 @@
+// Functions of elements and of whole rows in `exact` numerics.
+#include "tessera/rules/exact/exact_kernels.h"
+
+#include <limits>
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/_softmax.h>
+#include <ATen/ops/add.h>
+#include <ATen/ops/amax.h>
+#include <ATen/ops/broadcast_tensors.h>
+#include <ATen/ops/embedding.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/mul.h>
+#include <ATen/ops/rsub.h>
+#include <ATen/ops/sub.h>
+#include <ATen/ops/sum.h>
+
+#include "tessera/base/error.h"
+#include "tessera/kernels/maps/elementwise.h"
+#include "tessera/kernels/rows/norms.h"
+#include "tessera/kernels/rows/rows.h"
+#include "tessera/rules/engine/dispatch_floats.h"
+#include "tessera/rules/engine/local_args.h"
+
+namespace tessera::rules::exact {
+
+namespace {
+
+using kernels::Derivative;
+using kernels::Function;
+using kernels::Rows;
+
+bool is_tanh_form(StackArgs& args) { return args["approximate"].toStringRef() == "tanh"; }
+
+Function function_of(const std::string& name, StackArgs& args) {
+  static const std::unordered_map<std::string, Function> table = {
+      {"aten::erf", Function::kErf},   {"aten::exp", Function::kExp},         {"aten::log", Function::kLog},
+      {"aten::silu", Function::kSilu}, {"aten::sigmoid", Function::kSigmoid}, {"aten::tanh", Function::kTanh}};
+  if (name == "aten::gelu") {
+    return is_tanh_form(args) ? Function::kGeluTanh : Function::kGelu;
+  }
+  return table.at(name);
+}
+
+// The operator without overload, of an in-place or out= form its functional one.
+std::string base_name(const c10::OperatorHandle& op) {
+  const std::string functional = functional_name(c10::toString(op.operator_name()));
+  return functional.substr(0, functional.find('.'));
+}
+
+// [rows, n] of a tensor whose rows run along `dim`, and back.
+struct AlongDim {
+  int64_t dim;
+
+  at::Tensor rows(const at::Tensor& tensor) const { return tensor.movedim(dim, -1).contiguous(); }
+  at::Tensor back(const at::Tensor& rows) const { return rows.movedim(-1, dim); }
+};
+
+kernels::Shape shape_of(const at::Tensor& rows, int64_t n) { return {n == 0 ? 0 : rows.numel() / n, n}; }
+
+template <typename T>
+Rows<const T> read(const at::Tensor& rows, int64_t n) {
+  return {rows.const_data_ptr<T>(), n};
+}
+template <typename T>
+Rows<T> write(const at::Tensor& rows, int64_t n) {
+  return {rows.data_ptr<T>(), n};
+}
+
+template <typename T>
+const T* data_or_null(const at::Tensor& tensor) {
+  return tensor.defined() ? tensor.const_data_ptr<T>() : nullptr;
+}
+
+c10::Scalar product_of(const c10::Scalar& a, const c10::Scalar& b) {
+  if (a.isFloatingPoint() || b.isFloatingPoint()) {
+    return a.toDouble() * b.toDouble();
+  }
+  return a.toLong() * b.toLong();
+}
+
+}  // namespace
+
+void run_map(const LocalCall& call, torch::jit::Stack& stack) {
+  StackArgs args(*call.op, stack);
+  const at::Tensor x = args.tensor("self").contiguous();
+  const Function function = function_of(base_name(*call.op), args);
+  const at::Tensor y = at::empty_like(x);
+  dispatch_floats(x, "elementwise",
+                  [&]<typename T>() { kernels::map<T>(function, x.numel(), x.const_data_ptr<T>(), y.data_ptr<T>()); });
+  args.give_value(y);
+}
+
+void run_map_backward(const LocalCall& call, torch::jit::Stack& stack) {
+  StackArgs args(*call.op, stack);
+  const auto operands = at::broadcast_tensors({args.tensor("self"), args.tensor("grad_output")});
+  const at::Tensor x = operands[0].contiguous(), grad = operands[1].contiguous();
+  const Derivative derivative = base_name(*call.op) == "aten::silu_backward" ? Derivative::kSilu
+                                : is_tanh_form(args)                         ? Derivative::kGeluTanh
+                                                                             : Derivative::kGelu;
+  const at::Tensor result = at::empty_like(x);
+  dispatch_floats(x, "elementwise", [&]<typename T>() {
+    kernels::map_backward<T>(derivative, x.numel(), grad.const_data_ptr<T>(), x.const_data_ptr<T>(),
+                             result.data_ptr<T>());
+  });
+  args.give_value(result);
+}
+
+void run_softmax(const LocalCall& call, torch::jit::Stack& stack) {
+  StackArgs args(*call.op, stack);
+  const AlongDim along{args["dim"].toInt()};
+  const at::Tensor x = along.rows(args.tensor("self"));
+  const int64_t n = x.size(-1);
+  const at::Tensor y = at::empty_like(x);
+  dispatch_floats(x, "softmax",
+                  [&]<typename T>() { kernels::softmax<T>(shape_of(x, n), read<T>(x, n), write<T>(y, n)); });
+  args.give_value(along.back(y));
+}
+
+void run_softmax_backward(const LocalCall& call, torch::jit::Stack& stack) {
+  StackArgs args(*call.op, stack);
+  const AlongDim along{args["dim"].toInt()};
+  const at::Tensor grad = along.rows(args.tensor("grad_output")), y = along.rows(args.tensor("output"));
+  const int64_t n = y.size(-1);
+  const at::Tensor result = at::empty_like(y);
+  dispatch_floats(y, "softmax", [&]<typename T>() {
+    kernels::softmax_backward<T>(shape_of(y, n), read<T>(grad, n), read<T>(y, n), write<T>(result, n));
+  });
+  args.give_value(along.back(result));
+}
+
+void run_layer_norm(const LocalCall& call, torch::jit::Stack& stack) {
+  StackArgs args(*call.op, stack);
+  const at::Tensor x = args.tensor("input").contiguous(), weight = args.tensor("weight"), bias = args.tensor("bias");
+  const auto normalized = args["normalized_shape"].toIntVector();
+  const int64_t n = c10::multiply_integers(normalized);
+  std::vector<int64_t> statistics = x.sizes().vec();
+  std::fill(statistics.end() - static_cast<int64_t>(normalized.size()), statistics.end(), 1);
+  const at::Tensor y = at::empty_like(x), mean = at::empty(statistics, x.options()), rstd = at::empty_like(mean);
+  const double eps = args["eps"].toDouble();
+  dispatch_floats(x, "layer_norm", [&]<typename T>() {
+    kernels::layer_norm<T>(shape_of(x, n), read<T>(x, n), data_or_null<T>(weight), data_or_null<T>(bias), eps,
+                           write<T>(y, n), mean.data_ptr<T>(), rstd.data_ptr<T>());
+  });
+  args.give(y, mean, rstd);
+}
+
+// As a vocabulary that is cut adds zeros, so does a whole one: -0 becomes +0 everywhere.
+void run_embedding(const LocalCall& call, torch::jit::Stack& stack) {
+  RuleTable::instance().find("aten::embedding")->local(call, stack);
+  stack.back() = at::add(stack.back().toTensor(), 0.0);
+}
+
+// A row of nothing but minus infinity becomes +0.
+void decompose_safe_softmax(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
+  StackArgs args(op, stack);
+  const int64_t dim = args["dim"].toInt();
+  const at::Tensor self = args.tensor("self");
+  const at::Tensor x = args["dtype"].isNone() ? self : self.to(args["dtype"].toScalarType());
+  const at::Tensor is_nothing = at::amax(x, dim, /*keepdim=*/true) == -std::numeric_limits<double>::infinity();
+  args.give_value(at::_softmax(x, dim, /*half_to_float=*/false).masked_fill(is_nothing, 0));
+}
+
+// add, sub and rsub with a factor: two roundings for each element.
+void decompose_scaled_sum(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
+  StackArgs args(op, stack);
+  const at::Tensor self = args.tensor("self");
+  const c10::Scalar alpha = args["alpha"].toScalar();
+  const std::string name = base_name(op);
+  if (name == "aten::rsub") {
+    return args.give_value(at::rsub(at::mul(self, alpha), args["other"].toScalar()));
+  }
+  if (!args["other"].isTensor()) {
+    const c10::Scalar scaled = product_of(args["other"].toScalar(), alpha);
+    return args.give_value(name == "aten::add" ? at::add(self, scaled) : at::sub(self, scaled));
+  }
+  const at::Tensor scaled = at::mul(args.tensor("other"), alpha);
+  args.give_value(name == "aten::add" ? at::add(self, scaled) : at::sub(self, scaled));
+}
+
+void decompose_tanh_backward(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
+  StackArgs args(op, stack);
+  const at::Tensor y = args.tensor("output");
+  args.give_value(args.tensor("grad_output") * (1 - y * y));
+}
+
+void decompose_sigmoid_backward(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
+  StackArgs args(op, stack);
+  const at::Tensor y = args.tensor("output");
+  args.give_value(args.tensor("grad_output") * ((1 - y) * y));
+}
+
+void decompose_layer_norm_backward(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
+  StackArgs args(op, stack);
+  const at::Tensor grad = args.tensor("grad_out"), x = args.tensor("input"), weight = args.tensor("weight");
+  const int64_t normalized = static_cast<int64_t>(args["normalized_shape"].toIntVector().size());
+  const double n = static_cast<double>(c10::multiply_integers(args["normalized_shape"].toIntVector()));
+  const auto wanted = args["output_mask"].toBoolList();
+  const at::Tensor rstd = args.tensor("rstd"), z = (x - args.tensor("mean")) * rstd;
+  std::vector<int64_t> tokens, features;
+  for (int64_t d = 0; d < x.dim(); ++d) {
+    (d < x.dim() - normalized ? tokens : features).push_back(d);
+  }
+
+  at::Tensor grad_input, grad_weight, grad_bias;
+  if (wanted[0]) {
+    const at::Tensor g = weight.defined() ? grad * weight : grad;
+    const at::Tensor from_mean = at::sum(g, features, /*keepdim=*/true) / n,
+                     from_scale = at::sum(g * z, features, /*keepdim=*/true) / n;
+    grad_input = (g - from_mean - z * from_scale) * rstd;
+  }
+  if (wanted[1]) {
+    grad_weight = at::sum(grad * z, tokens);
+  }
+  if (wanted[2]) {
+    grad_bias = at::sum(grad, tokens);
+  }
+  args.give(grad_input, grad_weight, grad_bias);
+}
+
+}  // namespace tessera::rules::exact

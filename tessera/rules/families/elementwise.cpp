@@ -1,0 +1,285 @@
+// Operators that compute each element of the result from the elements at its place.
+#include "tessera/rules/families/families.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/norm.h>
+
+#include "tessera/rules/engine/dtypes.h"
+#include "tessera/rules/engine/local_args.h"
+
+namespace tessera::rules {
+
+namespace {
+
+using Names = std::vector<std::string>;
+
+Rule elementwise(PartialFlow flow = PartialFlow::kMerge) {
+  return {.map = [flow](const Call& call) {
+    FactorMap map = broadcast_factors(call);
+    map.partial = flow;
+    return map;
+  }};
+}
+
+// For operators without a meta kernel: `dtype(call)` is that of the results.
+template <typename Dtype>
+Rule without_meta(Dtype dtype, PartialFlow flow = PartialFlow::kMerge) {
+  return {.map =
+              [flow, dtype](const Call& call) {
+                FactorMap map = broadcast_factors(call);
+                map.partial = flow;
+                map.dtypes.assign(map.outputs.size(), dtype(call));
+                return map;
+              },
+          .shape = ShapeSource::kFactors};
+}
+
+c10::ScalarType first_dtype(const Call& call) { return call.spec(0)->dtype; }
+c10::ScalarType bool_dtype(const Call& call) { return call.operands[0].is_written ? first_dtype(call) : c10::kBool; }
+c10::ScalarType float_dtype(const Call& call) { return fractional_dtype(first_dtype(call)); }
+c10::ScalarType real_dtype(const Call& call) {
+  return call.operands[0].is_written ? first_dtype(call) : c10::toRealValueType(first_dtype(call));
+}
+c10::ScalarType angle_dtype(const Call& call) { return c10::toRealValueType(float_dtype(call)); }
+c10::ScalarType any_dtype(const Call& call) { return promoted_dtype(call); }
+c10::ScalarType branch_dtype(const Call& call) { return promoted_dtype(call, 1); }
+
+// Linear in operand 0 when the others are single numbers, in whatever form.
+FactorMap scaling_map(const Call& call) {
+  FactorMap map = broadcast_factors(call);
+  const bool by_numbers = std::all_of(call.operands.begin() + 1, call.operands.end(),
+                                      [](const Operand& operand) { return operand.spec->ndim() == 0; });
+  map.partial = by_numbers ? PartialFlow::kLinear : PartialFlow::kMerge;
+  return map;
+}
+
+bool is_widening(c10::ScalarType from, c10::ScalarType to) {
+  return c10::isFloatingType(from) && c10::isFloatingType(to) && c10::promoteTypes(from, to) == to;
+}
+
+// A cast that loses nothing commutes with every merge.
+FactorMap cast_map(const Call& call) {
+  FactorMap map = broadcast_factors(call);
+  const auto from = call.spec(0)->dtype;
+  const auto to = call.outputs.empty() ? from : call.outputs[0].dtype;
+  map.partial = from == to || is_widening(from, to) ? PartialFlow::kAny : PartialFlow::kMerge;
+  return map;
+}
+
+// self = src: casts as above, and the parts of src replace those of a self that is split alike.
+FactorMap copy_map(const Call& call) {
+  FactorMap map = broadcast_factors(call);
+  const auto from = call.spec(1)->dtype;
+  const auto to = call.spec(0)->dtype;
+  map.partial = from == to || is_widening(from, to) ? PartialFlow::kJoint : PartialFlow::kMerge;
+  return map;
+}
+
+// Zero is the zero of every part.
+FactorMap fill_map(const Call& call) {
+  FactorMap map = broadcast_factors(call);
+  const c10::IValue& value = call.arg("value");
+  map.partial = value.isScalar() && value.toScalar().equal(0) ? PartialFlow::kAny : PartialFlow::kMerge;
+  return map;
+}
+
+// Another reading of the same bits: elementwise where the element sizes agree, else the last dim stays whole.
+FactorMap view_dtype_map(const Call& call) {
+  FactorMap map;
+  map.operands = {map.add_all(call.spec(0)->sizes)};
+  map.outputs = map.operands;
+  const auto& from = call.spec(0)->sizes;
+  if (!from.empty() && from.back() != call.outputs.at(0).sizes.back()) {
+    map.block(map.operands[0].back());
+    map.outputs[0].back() = {map.add(call.outputs[0].sizes.back(), false)};
+  }
+  return map;
+}
+
+// Halves of one dim meet.
+FactorMap glu_map(const Call& call) {
+  FactorMap map;
+  const size_t last = call.operands.size() - 1;
+  const int64_t dim = wrap_dim(call.integer("dim"), call.dim_of(last));
+  TensorFactors whole = map.add_all(call.spec(last)->sizes);
+  map.block(whole[dim]);
+  TensorFactors half = whole;
+  half[dim] = {map.add(call.spec(last)->sizes[dim] / 2, false)};
+  if (last == 0) {
+    map.operands = {whole};
+    map.outputs = {half};
+  } else {
+    map.operands = {half, whole};
+    map.outputs = {whole};
+  }
+  return map;
+}
+
+// Copied at once: what copies itself later may not be handed to every kernel.
+void run_clone(const LocalCall& call, torch::jit::Stack& stack) {
+  StackArgs args(*call.op, stack);
+  args.give(args.tensor("self").clone());
+}
+
+// x = m * 2^e
+FactorMap frexp_map(const Call& call) {
+  FactorMap map = broadcast_factors(call);
+  map.dtypes = {first_dtype(call), c10::kInt};
+  return map;
+}
+
+// The norm of a difference.
+void decompose_dist(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
+  StackArgs args(op, stack);
+  args.give(at::norm(args.tensor("self") - args.tensor("other"), args["p"].toScalar()));
+}
+
+// The kernel of some devices keeps an empty buffer.
+FactorMap log_sigmoid_backward_map(const Call& call) {
+  FactorMap map;
+  const TensorFactors tensor = map.add_all(call.spec(0)->sizes);
+  map.operands.assign(call.operands.size(), tensor);
+  if (call.spec(2)->sizes != call.spec(0)->sizes) {
+    map.operands[2] = map.add_all(call.spec(2)->sizes);
+  }
+  map.outputs = {tensor};
+  return map;
+}
+
+const Names& moving() {
+  static const Names names = {"aten::alias",      "aten::alias_copy",      "aten::clone",
+                              "aten::detach",     "aten::detach_",         "aten::detach_copy",
+                              "aten::lift_fresh", "aten::lift_fresh_copy", "aten::zero"};
+  return names;
+}
+
+const Names& linear() {
+  static const Names names = {"aten::neg", "aten::mul.Scalar", "aten::div.Scalar"};
+  return names;
+}
+
+const Names& unary() {
+  // clang-format off
+  static const Names names = {
+      "aten::acos", "aten::acosh", "aten::asin", "aten::asinh", "aten::atan", "aten::atanh", "aten::bitwise_not",
+      "aten::ceil", "aten::celu", "aten::cos", "aten::cosh", "aten::deg2rad", "aten::digamma", "aten::elu",
+      "aten::erf", "aten::erfc", "aten::erfinv", "aten::exp", "aten::exp2", "aten::expm1", "aten::floor",
+      "aten::frac", "aten::gelu", "aten::hardshrink", "aten::hardsigmoid", "aten::i0", "aten::isneginf", "aten::isposinf",
+      "aten::leaky_relu", "aten::lgamma", "aten::log", "aten::log10", "aten::log1p", "aten::log2", "aten::mish",
+      "aten::polygamma", "aten::rad2deg", "aten::reciprocal", "aten::round", "aten::round.decimals", "aten::rsqrt", "aten::sgn",
+      "aten::sigmoid", "aten::sign", "aten::signbit", "aten::silu", "aten::sin", "aten::sinc", "aten::sinh",
+      "aten::softplus", "aten::softshrink", "aten::special_airy_ai", "aten::special_bessel_j0", "aten::special_bessel_j1",
+      "aten::special_bessel_y0", "aten::special_bessel_y1", "aten::special_entr", "aten::special_erfcx", "aten::special_i0e",
+      "aten::special_i1", "aten::special_i1e", "aten::special_log_ndtr", "aten::special_modified_bessel_i0",
+      "aten::special_modified_bessel_i1", "aten::special_modified_bessel_k0", "aten::special_modified_bessel_k1",
+      "aten::special_ndtri", "aten::special_scaled_modified_bessel_k0", "aten::special_scaled_modified_bessel_k1",
+      "aten::special_spherical_bessel_j0", "aten::sqrt", "aten::tan", "aten::tanh", "aten::threshold", "aten::trunc"};
+  // clang-format on
+  return names;
+}
+
+const Names& with_scalar() {
+  // clang-format off
+  static const Names names = {
+      "aten::add.Scalar", "aten::bitwise_and.Scalar", "aten::bitwise_and.Scalar_Tensor",
+      "aten::bitwise_left_shift.Scalar_Tensor", "aten::bitwise_left_shift.Tensor_Scalar", "aten::bitwise_or.Scalar",
+      "aten::bitwise_or.Scalar_Tensor", "aten::bitwise_right_shift.Scalar_Tensor",
+      "aten::bitwise_right_shift.Tensor_Scalar", "aten::bitwise_xor.Scalar", "aten::bitwise_xor.Scalar_Tensor",
+      "aten::clamp", "aten::clamp_max", "aten::clamp_min", "aten::copysign.Scalar", "aten::div.Scalar_mode", "aten::eq.Scalar",
+      "aten::fmod.Scalar", "aten::ge.Scalar", "aten::gt.Scalar", "aten::le.Scalar", "aten::lt.Scalar",
+      "aten::ne.Scalar", "aten::pow.Scalar", "aten::remainder.Scalar", "aten::rsub.Scalar",
+      "aten::sub.Scalar", "aten::xlogy.Scalar_Other", "aten::xlogy.Scalar_Self"};
+  // clang-format on
+  return names;
+}
+
+const Names& several() {
+  // clang-format off
+  static const Names names = {
+      "aten::addcdiv", "aten::addcmul", "aten::atan2", "aten::bitwise_and.Tensor", "aten::bitwise_left_shift.Tensor",
+      "aten::bitwise_or.Tensor", "aten::bitwise_right_shift.Tensor", "aten::bitwise_xor.Tensor", "aten::clamp.Tensor",
+      "aten::clamp_max.Tensor", "aten::clamp_min.Tensor", "aten::copysign.Tensor", "aten::div.Tensor_mode",
+      "aten::elu_backward", "aten::eq.Tensor", "aten::fill.Tensor", "aten::fmax", "aten::fmin", "aten::fmod.Tensor",
+      "aten::gcd", "aten::ge.Tensor", "aten::gelu_backward", "aten::gt.Tensor", "aten::hardshrink_backward",
+      "aten::hardsigmoid_backward", "aten::heaviside", "aten::hypot", "aten::igamma", "aten::igammac", "aten::lcm",
+      "aten::ldexp.Tensor", "aten::ldexp_", "aten::le.Tensor", "aten::leaky_relu_backward", "aten::lerp.Tensor",
+      "aten::logaddexp", "aten::logaddexp2", "aten::logit_backward", "aten::lt.Tensor", "aten::masked_fill.Tensor",
+      "aten::maximum", "aten::minimum", "aten::mish_backward", "aten::ne.Tensor", "aten::nextafter",
+      "aten::pow.Tensor_Tensor", "aten::pow_.Tensor", "aten::remainder.Tensor", "aten::sigmoid_backward",
+      "aten::silu_backward", "aten::softplus_backward", "aten::softshrink_backward", "aten::tanh_backward",
+      "aten::threshold_backward", "aten::xlogy.Tensor"};
+  // clang-format on
+  return names;
+}
+
+// Of two tensors, or of a tensor and a number on either side.
+const Names& special_pairs() {
+  static const Names names = [] {
+    Names all;
+    const auto add = [&](const std::string& name, const char* left, const char* right) {
+      for (const std::string& overload : {std::string(), std::string(".") + left, std::string(".") + right}) {
+        all.push_back("aten::special_" + name + overload);
+      }
+    };
+    for (const char* name : {"xlog1py", "zeta"}) {
+      add(name, "self_scalar", "other_scalar");
+    }
+    for (const char* kind :
+         {"chebyshev_polynomial_t", "chebyshev_polynomial_u", "chebyshev_polynomial_v", "chebyshev_polynomial_w",
+          "hermite_polynomial_h", "hermite_polynomial_he", "laguerre_polynomial_l", "legendre_polynomial_p"}) {
+      add(kind, "x_scalar", "n_scalar");
+    }
+    for (const char* kind : {"t", "u", "v", "w"}) {
+      add(std::string("shifted_chebyshev_polynomial_") + kind, "x_scalar", "n_scalar");
+    }
+    return all;
+  }();
+  return names;
+}
+
+}  // namespace
+
+void add_elementwise_rules(RuleTable& table) {
+  table.add_all(moving(), elementwise(PartialFlow::kAny));
+  table.add_all(linear(), elementwise(PartialFlow::kLinear));
+  Rule copy = elementwise(PartialFlow::kAny);
+  copy.local = run_clone;
+  copy.takes_interleaved = true;
+  table.add("aten::_lazy_clone", copy);
+  table.add_all(unary(), elementwise());
+  table.add_all(with_scalar(), elementwise());
+  Rule power = elementwise();
+  power.reads_numbers = true;  // `exact` numerics run small whole powers otherwise than others
+  table.add("aten::pow.Tensor_Scalar", power);
+  table.add_all(several(), elementwise());
+  table.add_all(special_pairs(), elementwise());
+  table.add_all({"aten::add.Tensor", "aten::sub.Tensor", "aten::lerp.Scalar"}, elementwise(PartialFlow::kJoint));
+  table.add_all({"aten::mul.Tensor", "aten::div.Tensor"}, {.map = scaling_map});
+  table.add_all({"aten::_standard_gamma_grad", "aten::_prelu_kernel", "aten::_prelu_kernel_backward", "aten::hardswish",
+                 "aten::hardswish_backward", "aten::hardtanh", "aten::hardtanh_backward", "aten::log_sigmoid_forward",
+                 "aten::nan_to_num", "aten::relu", "aten::rrelu_with_noise_backward"},
+                without_meta(first_dtype));
+  table.add("aten::_amp_update_scale_", without_meta(first_dtype));
+  table.add("aten::native_dropout_backward", without_meta(first_dtype, PartialFlow::kLinear));
+  table.add("aten::log_sigmoid_backward", {.map = log_sigmoid_backward_map, .shape = ShapeSource::kFactors});
+  table.add_all(
+      {"aten::isinf", "aten::isnan", "aten::logical_and", "aten::logical_not", "aten::logical_or", "aten::logical_xor"},
+      without_meta(bool_dtype));
+  table.add("aten::abs", without_meta(real_dtype));
+  table.add("aten::angle", without_meta(angle_dtype));
+  table.add_all({"aten::logit", "aten::mvlgamma"}, without_meta(float_dtype));
+  table.add("aten::frexp.Tensor", {.map = frexp_map, .shape = ShapeSource::kFactors});
+  table.add("aten::dist", {.map = nullptr, .decompose = decompose_dist});
+  table.add_all({"aten::floor_divide", "aten::floor_divide.Scalar", "aten::floor_divide_.Tensor",
+                 "aten::remainder.Scalar_Tensor", "aten::rsub.Tensor"},
+                without_meta(any_dtype));
+  table.add("aten::where.self", without_meta(branch_dtype));
+  table.add("aten::_to_copy", {.map = cast_map});
+  table.add_all({"aten::copy", "aten::copy_"}, {.map = copy_map});
+  table.add_all({"aten::fill.Scalar", "aten::masked_fill.Scalar"}, {.map = fill_map, .reads_numbers = true});
+  table.add_all({"aten::view.dtype", "aten::view_copy.dtype"}, {.map = view_dtype_map});
+  table.add("aten::glu", {.map = glu_map});
+  table.add("aten::glu_backward", {.map = glu_map, .shape = ShapeSource::kFactors});
+}
+
+}  // namespace tessera::rules

@@ -1,0 +1,116 @@
+// What a training run is, as typed data read from TOML.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <c10/core/ScalarType.h>
+
+#include "tessera/layout/lattice.h"
+#include "tessera/layout/mesh.h"
+
+namespace tessera::train {
+
+// [model]: which model, and its sizes. A field that the kind does not have must keep its default.
+struct ModelConfig {
+  std::string kind = "llama";  // llama or gpt
+  int64_t vocab_size = 0;      // 0: as many as the tokenizer has, 256 without one
+  int64_t dim = 128;
+  int64_t layers = 4;
+  int64_t heads = 4;
+  int64_t kv_heads = 0;  // llama; 0: as many as heads
+  int64_t hidden = 0;    // llama; 0: 3 dim
+  double dropout = 0;    // gpt
+  double norm_eps = 1e-5;
+  double rope_theta = 10000;  // llama
+  double init_std = 0.02;
+  bool tie_embeddings = false;
+  bool fused_attention = false;
+};
+
+// [data]: the text. Paths are relative to the folder of the configuration file.
+struct DataConfig {
+  std::string file;                    // .jsonl: documents; .bin: tokens; anything else: one text
+  std::string tokenizer;               // tokenizer.json; empty: tokens are bytes
+  std::string eos;                     // the token that ends a document; empty: the tokenizer's, by its usual names
+  std::string token_dtype = "uint16";  // of a .bin file without a header: uint16 or uint32
+  double held_out = 0.05;              // fraction at the end that training never sees
+  int64_t sequence = 128;              // tokens of a sample
+};
+
+// [train]: the run.
+struct TrainConfig {
+  int64_t steps = 100;
+  int64_t batch = 16;      // samples of a step, over all ranks and micro-batches
+  int64_t accumulate = 1;  // micro-batches of a step
+  double lr = 1e-3;
+  int64_t warmup = 0;  // steps
+  double min_lr = 0;   // where the cosine ends
+  double weight_decay = 0.1;
+  std::array<double, 2> betas = {0.9, 0.95};
+  double eps = 1e-8;  // AdamW's; gradients much smaller than this hardly move their parameter
+  double clip = 1;    // largest gradient norm; 0: no clipping
+  int64_t seed = 0;
+  std::string dtype = "float32";
+  std::string numerics =
+      "exact";               // the same bits on every mesh that the lattice allows (docs/guide/same-bits.md); or fast
+  layout::Lattice lattice;   // of `exact`; a text such as batch=8,sequence=1,feature=8
+  int64_t eval_every = 0;    // steps; 0: only at the end
+  int64_t eval_batches = 8;  // of an evaluation on the way; the one at the end reads all that was held out
+  int64_t log_every = 10;
+  bool proof = false;  // at the end, run the first steps on one rank and compare
+};
+
+// [parallel]: the ranks and the layout.
+struct ParallelConfig {
+  int64_t ranks = 0;  // 0: as many as the mesh has
+  std::string mesh;   // dp=2,tp=2; empty: chosen for the ranks
+  bool sequence_parallel = false;
+  bool keep_gathered = true;
+  std::string plan;  // a plan file instead of a generated plan; relative to the folder of the configuration file
+};
+
+// A value. Names in messages are `section.key`, as in TOML and in `--set`.
+struct Config {
+  ModelConfig model;
+  DataConfig data;
+  TrainConfig train;
+  ParallelConfig parallel;
+
+  at::ScalarType dtype() const;
+  bool is_exact() const { return train.numerics == "exact"; }
+
+  // Number of ranks, and their mesh if it is given. Throws ConfigError if they contradict.
+  int64_t ranks() const;
+  layout::Mesh mesh()
+      const;  // of `parallel.mesh`, each axis with its role (PlanError); the mesh of one if that is empty
+
+  // Throws ConfigError if two fields contradict.
+  void verify() const;
+
+ private:
+  // ... if the mesh cuts what the lattice has fewer leaves of.
+  void verify_lattice() const;
+};
+
+// Reads TOML. Throws ConfigError, which names the source, the line and what is accepted, for an unknown key, a wrong
+// type, a value out of range. Fields that are not given keep their defaults. Does not verify().
+Config parse_config(std::string_view toml, const std::string& source);
+
+// parse_config of a file, with `data.file`, `data.tokenizer` and `parallel.plan` made relative to where the program
+// runs.
+Config read_config(const std::string& path);
+
+// `train.lr=1e-3`: changes one field. Texts need no quotes. Throws ConfigError as parse_config does.
+void set_field(Config& config, std::string_view assignment);
+
+// The whole configuration as TOML, which parse_config reads back.
+std::string to_toml(const Config& config);
+
+// Every `section.key`, in order.
+std::vector<std::string> field_names();
+
+}  // namespace tessera::train

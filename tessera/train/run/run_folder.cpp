@@ -1,0 +1,157 @@
+#include "tessera/train/run/run_folder.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <filesystem>
+
+#include <ATen/core/grad_mode.h>
+#include <fcntl.h>
+#include <sys/file.h>
+#include <unistd.h>
+
+#include "tessera/base/atomic_file.h"
+#include "tessera/base/error.h"
+#include "tessera/base/read_file.h"
+#include "tessera/train/run/setup.h"
+
+namespace tessera::train {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr const char* kConfig = "config.toml";
+constexpr const char* kModel = "model.safetensors";
+constexpr const char* kTokenizer = "tokenizer.json";
+constexpr const char* kTrace = "trace";
+constexpr const char* kCurves = "tb";
+constexpr const char* kMetrics = "metrics.jsonl";
+
+void write_file(const fs::path& path, const std::string& content) {
+  base::AtomicFile file(path);
+  file.write(content);
+  file.commit();
+}
+
+std::string content_of(const std::string& path) {
+  auto text = base::try_read_file(path);
+  TESSERA_CHECK_AS(DataError, text, "[train] cannot read \"", path, "\"; accepted: a readable file");
+  return *std::move(text);
+}
+
+// Paths as the folder's reader finds them.
+Config as_saved(Config config) {
+  for (auto* path : {&config.data.file, &config.parallel.plan}) {
+    *path = path->empty() ? "" : fs::absolute(*path).lexically_normal().string();
+  }
+  config.data.tokenizer = config.data.tokenizer.empty() ? "" : kTokenizer;
+  return config;
+}
+
+// Those whose names begin so.
+void remove_files(const fs::path& folder, const std::vector<std::string>& starts) {
+  std::error_code ignored;
+  for (const auto& entry : fs::directory_iterator(folder, ignored)) {
+    const auto name = entry.path().filename().string();
+    if (std::any_of(starts.begin(), starts.end(), [&](const auto& start) { return name.starts_with(start); })) {
+      fs::remove(entry.path(), ignored);
+    }
+  }
+}
+
+// Makes the folder, and keeps other runs out of it while the result lives. Where there are no locks (some network file
+// systems) it keeps out nobody.
+std::shared_ptr<void> lock(const std::string& folder) {
+  std::error_code ignored;
+  fs::create_directories(folder, ignored);
+  const int descriptor = ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  const std::shared_ptr<void> opened(nullptr, [=](void*) { ::close(descriptor); });
+  const bool is_taken = ::flock(descriptor, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK;
+  TESSERA_CHECK_AS(ConfigError, !is_taken, "[train] another run is writing into --out \"", folder,
+                   "\"; accepted: another folder, or this one when that run has ended");
+  return opened;
+}
+
+void verify_writable(const std::string& folder) {
+  bool is_writable = fs::is_directory(folder);
+  try {
+    if (is_writable) {
+      base::AtomicFile(fs::path(folder) / kModel).write("");
+    }
+  } catch (const DataError&) {
+    is_writable = false;
+  }
+  TESSERA_CHECK_AS(ConfigError, is_writable, "[train] cannot write --out \"", folder,
+                   "\"; accepted: a folder that may be written to, or made");
+}
+
+// A finished one, or the first steps of one.
+bool holds_run(const fs::path& folder) {
+  std::error_code is_not_there;
+  const auto steps = fs::file_size(folder / kMetrics, is_not_there);
+  return fs::exists(folder / kConfig) || fs::exists(folder / kModel) || (!is_not_there && steps > 0);
+}
+
+std::vector<checkpoint::NamedTensor> parameters_of(const torch::nn::Module& model) {
+  std::vector<checkpoint::NamedTensor> all;
+  for (const auto& parameter : model.named_parameters()) {
+    all.push_back({parameter.key(), parameter.value()});
+  }
+  return all;
+}
+
+}  // namespace
+
+RunFolder::RunFolder(const std::string& folder, EarlierRun earlier) : lock_(lock(folder)) {
+  verify_writable(folder);
+  TESSERA_CHECK_AS(ConfigError, earlier == EarlierRun::kReplace || !holds_run(folder), "[train] --out \"", folder,
+                   "\" holds a run already; accepted: another folder, or --replace");
+  remove_files(fs::path(folder) / kTrace, {"flight_rank_", "steps_"});
+  remove_files(fs::path(folder) / kCurves, {"events.out.tfevents."});
+}
+
+std::string trace_folder(const std::string& folder) { return fs::path(folder) / kTrace; }
+std::string profile_path(const std::string& folder, const std::string& steps) {
+  return fs::path(folder) / kTrace / ("steps_" + steps + ".json");
+}
+std::string curves_folder(const std::string& folder) { return fs::path(folder) / kCurves; }
+std::string metrics_path(const std::string& folder) { return fs::path(folder) / kMetrics; }
+
+void save_run(const std::string& folder, const Config& config, const std::vector<checkpoint::NamedTensor>& parameters) {
+  const fs::path to(folder);
+  write_file(to / kConfig, to_toml(as_saved(config)));
+  if (!config.data.tokenizer.empty()) {
+    write_file(to / kTokenizer, content_of(config.data.tokenizer));
+  }
+  checkpoint::save_safetensors(to / kModel, parameters, {{"format", "pt"}});
+}
+
+TextModel make_text_model(const Config& config, const data::Vocabulary& vocabulary,
+                          const std::vector<checkpoint::NamedTensor>& parameters) {
+  TextModel text_model{make_model(config), vocabulary, config.data.sequence};
+  const at::NoGradGuard no_grad;
+  auto targets = text_model.model->named_parameters();
+  for (const auto& [name, tensor] : parameters) {
+    targets[name].copy_(tensor);
+  }
+  text_model.model->eval();
+  return text_model;
+}
+
+TextModel load_run(const std::string& folder_or_file) {
+  const fs::path given(folder_or_file);
+  const bool is_folder = fs::is_directory(given);
+  const auto folder = is_folder ? given : given.parent_path();
+  TESSERA_CHECK_AS(DataError, fs::exists(given) && fs::exists(folder / kConfig), "[generate] \"", folder_or_file, "\" ",
+                   !fs::exists(given) ? "is not there"
+                   : is_folder        ? "has no config.toml"
+                                      : "has no config.toml beside it",
+                   "; accepted: the folder that `tessera train --out` wrote, or the model.safetensors in it");
+  const auto config = read_config(folder / kConfig);
+  verify_run(config);
+  TextModel text_model{make_model(config), make_vocabulary(config), config.data.sequence};
+  checkpoint::load_into(is_folder ? (given / kModel).string() : folder_or_file, parameters_of(*text_model.model));
+  text_model.model->eval();
+  return text_model;
+}
+
+}  // namespace tessera::train

@@ -1,0 +1,132 @@
+#include "tessera/train/run/setup.h"
+
+#include "tessera/base/error.h"
+#include "tessera/base/read_file.h"
+#include "tessera/models/gpt.h"
+#include "tessera/models/llama.h"
+#include "tessera/parallel/generate_plan.h"
+
+namespace tessera::train {
+namespace {
+
+int64_t kv_heads_of(const ModelConfig& model) { return model.kv_heads > 0 ? model.kv_heads : model.heads; }
+
+int64_t rows_of(const Config& config) {
+  return config.model.vocab_size > 0 ? config.model.vocab_size : with_vocabulary(config).model.vocab_size;
+}
+
+models::LlamaConfig llama_config(const Config& config) {
+  const auto& model = config.model;
+  return {
+      .vocab_size = rows_of(config),
+      .dim = model.dim,
+      .layers = model.layers,
+      .heads = model.heads,
+      .kv_heads = kv_heads_of(model),
+      .hidden = model.hidden > 0 ? model.hidden : 3 * model.dim,
+      .max_seq = config.data.sequence,
+      .rope_theta = model.rope_theta,
+      .norm_eps = model.norm_eps,
+      .tie_embeddings = model.tie_embeddings,
+      .fused_attention = model.fused_attention || config.is_exact(),  // the same bits there
+      .init_std = model.init_std,
+      .dtype = config.dtype(),
+  };
+}
+
+models::GptConfig gpt_config(const Config& config) {
+  const auto& model = config.model;
+  return {
+      .vocab_size = rows_of(config),
+      .dim = model.dim,
+      .layers = model.layers,
+      .heads = model.heads,
+      .max_seq = config.data.sequence,
+      .dropout = model.dropout,
+      .norm_eps = model.norm_eps,
+      .tie_embeddings = model.tie_embeddings,
+      .fused_attention = model.fused_attention || config.is_exact(),  // the same bits there
+      .init_std = model.init_std,
+      .dtype = config.dtype(),
+  };
+}
+
+parallel::Plan read_plan(const Config& config) {
+  const auto text = base::try_read_file(config.parallel.plan);
+  TESSERA_CHECK_AS(ConfigError, text, "[config] cannot read parallel.plan \"", config.parallel.plan,
+                   "\"; accepted: a plan file, as `tessera plan` prints it");
+  auto plan = parallel::Plan::from_json(*text);
+  TESSERA_CHECK_AS(ConfigError, plan.mesh == config.mesh(), "[config] the plan \"", config.parallel.plan,
+                   "\" is for mesh {", plan.mesh.str(), "}, but parallel.mesh is {", config.mesh().str(),
+                   "}; accepted: the same mesh in both");
+  return plan;
+}
+
+}  // namespace
+
+data::Vocabulary make_vocabulary(const Config& config) {
+  const auto& path = config.data.tokenizer;
+  return path.empty() ? data::Vocabulary() : data::Vocabulary(data::Tokenizer::read(path), config.data.eos);
+}
+
+Config with_vocabulary(Config config) {
+  auto& size = config.model.vocab_size;
+  const bool is_unknown = config.data.tokenizer.empty() && config.data.file.ends_with(".bin");
+  TESSERA_CHECK_AS(
+      ConfigError, size > 0 || !is_unknown, "[config] the vocabulary of \"", config.data.file,
+      "\" is not known; accepted: model.vocab_size = its size, or data.tokenizer = the tokenizer.json that made it");
+  const auto needed = is_unknown ? size : make_vocabulary(config).size();
+  TESSERA_CHECK_AS(ConfigError, size == 0 || size >= needed, "[config] model.vocab_size ", size, " is too small for \"",
+                   config.data.tokenizer, "\"; accepted: ", needed, " or more, or leave it out");
+  size = std::max(size, needed);
+  return config;
+}
+
+void verify_run(const Config& config) {
+  config.verify();
+  if (config.model.kind == "gpt") {
+    gpt_config(config).verify();
+  } else {
+    llama_config(config).verify();
+  }
+}
+
+std::shared_ptr<models::LanguageModel> make_model(const Config& config) {
+  if (config.model.kind == "gpt") {
+    return models::Gpt(gpt_config(config)).ptr();
+  }
+  return models::Llama(llama_config(config)).ptr();
+}
+
+parallel::Plan make_plan(const Config& config, const torch::nn::Module& model) {
+  if (!config.parallel.plan.empty()) {
+    return read_plan(config);
+  }
+  parallel::PlanOptions options{
+      .devices = config.ranks(),
+      .sequence_parallel = config.parallel.sequence_parallel,
+      .heads = config.model.heads,
+      .kv_heads = kv_heads_of(config.model),
+      .keep_gathered = config.parallel.keep_gathered,
+  };
+  if (config.is_exact()) {
+    options.lattice = config.train.lattice;
+  }
+  if (!config.parallel.mesh.empty()) {
+    options.mesh = config.mesh();
+  }
+  return parallel::generate_plan(model, options);
+}
+
+optim::WarmupCosine make_schedule(const Config& config) {
+  return {
+      .peak = config.train.lr,
+      .floor = config.train.min_lr,
+      .warmup = config.train.warmup,
+      .steps = config.train.steps,
+  };
+}
+
+double default_tolerance(const Config& config) { return config.dtype() == at::kDouble ? 1e-12 : 1e-5; }
+
+}  // namespace tessera::train
