@@ -129,8 +129,12 @@ inline Meta* meta_of(const at::Tensor& tensor) {
   return static_cast<Meta*>(tensor.unsafeGetTensorImpl()->get_backend_meta());
 }
 
-// A DTensor of this record. The local tensor must be plain.
-at::Tensor wrap(MetaPtr meta);
+// A tensor that gives others its sizes, strides and what follows from them, so that they are worked out once.
+using Prototype = c10::intrusive_ptr<c10::TensorImpl>;
+
+// A DTensor of this record. The local tensor must be plain. `prototype`, if given, is of this layout; it is made where it
+// is null or on another device.
+at::Tensor wrap(MetaPtr meta, Prototype* prototype = nullptr);
 at::Tensor wrap(at::Tensor local, Spec spec, const Origin* origin = nullptr);
 
 // A tensor without layout or memory, with the sizes, strides and dtype of a meta tensor.

@@ -1,5 +1,7 @@
 #include "tessera/dtensor/state/state.h"
 
+#include <utility>
+
 #include "tessera/base/error.h"
 #include "tessera/base/hash.h"
 
@@ -61,6 +63,27 @@ RankState* RankState::current() {
 RankState& RankState::require() {
   comm::RankContext::require();
   return *current();
+}
+
+Mode RankState::set_mode(Mode mode) {
+  set_flag(kAsksForMoves, mode != Mode::kImplicit);
+  return std::exchange(mode_, mode);
+}
+
+bool RankState::set_checks_plain(bool on) {
+  const bool before = checks_plain();
+  set_flag(kChecksPlain, on);
+  return before;
+}
+
+void RankState::set_lattice(std::optional<layout::Lattice> lattice) {
+  set_flag(kExact, lattice.has_value());
+  lattice_ = lattice;
+}
+
+OpObserver* RankState::set_observer(OpObserver* observer) {
+  set_flag(kObserved, observer != nullptr);
+  return std::exchange(observer_, observer);
 }
 
 uint64_t Sites::use(bool reads_parameter) {
