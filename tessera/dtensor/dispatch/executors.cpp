@@ -81,8 +81,7 @@ at::Tensor wrap_output(Running& run, const CallPlan::Output& output, at::Tensor 
   meta->parameter = run.base->parameter;  // what reads `w.t()` reads the parameter
   run.base->memory().has_views = true;
   if (C10_UNLIKELY(run.view_args.has_value())) {
-    record_view(*meta, run.base, run.call.info, *run.view_args, run.next_view++,
-                !output.detached_view && !run.copied);
+    record_view(*meta, run.base, run.call.info, *run.view_args, run.next_view++, !output.detached_view && !run.copied);
   } else {
     meta->root = run.base->root ? run.base->root : run.base;
   }

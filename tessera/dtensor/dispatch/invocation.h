@@ -18,9 +18,7 @@ struct Invocation {
 
   // What lies on top of the stack: the arguments until the operator takes them, then its results.
   c10::IValue* args() const { return stack.data() + (stack.size() - info.num_args()); }
-  c10::ArrayRef<c10::IValue> arguments() const {
-    return c10::ArrayRef<c10::IValue>(args(), info.num_args());
-  }
+  c10::ArrayRef<c10::IValue> arguments() const { return c10::ArrayRef<c10::IValue>(args(), info.num_args()); }
   c10::ArrayRef<c10::IValue> results() const {
     return c10::ArrayRef<c10::IValue>(stack.data() + (stack.size() - info.num_returns()), info.num_returns());
   }
@@ -32,10 +30,10 @@ struct Invocation {
 
   const OpInfo& info;
   torch::jit::Stack& stack;
-  RankState* state;    // null outside of a rank
+  RankState* state;  // null outside of a rank
   Scan scan;
-  uint32_t flags = 0;  // CallFlags of the operands and of the rank
-  NodePtr node;  // whose gradient is taken
+  uint32_t flags = 0;                           // CallFlags of the operands and of the rank
+  NodePtr node;                                 // whose gradient is taken
   const ForwardPlans::Slot* forward = nullptr;  // of the call that made the node, where it is known
   uint64_t use = 0;                             // the call's name for sums over samples, in `exact`
 };

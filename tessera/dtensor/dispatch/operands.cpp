@@ -90,24 +90,18 @@ void prepare_operands(const Invocation& call, const CallPlan& plan, c10::SmallVe
     move_operands(call, plan);
   }
   IValue* args = call.args();
-  for (size_t i = 0; i < call.info.num_args(); ++i) {
-    const OpInfo::Arg& kind = call.info.args[i];
-    if (C10_UNLIKELY(kind.written)) {
-      for_each_tensor({args[i]}, [&](const at::Tensor& tensor, int, int) { written.push_back(tensor); });
+  for (const int i : call.info.tensor_args) {
+    IValue& arg = args[i];
+    if (C10_UNLIKELY(call.info.args[i].written)) {
+      for_each_tensor({arg}, [&](const at::Tensor& tensor, int, int) { written.push_back(tensor); });
     }
-    if (args[i].isTensor()) {
-      if (const at::Tensor& tensor = args[i].toTensor(); is_dtensor(tensor)) {
-        args[i] = IValue(meta_of(tensor)->local);
+    if (arg.isTensor()) {
+      if (const at::Tensor& tensor = arg.toTensor(); is_dtensor(tensor)) {
+        arg = IValue(meta_of(tensor)->local);
       }
-    } else if (kind.is_tensor_list && args[i].isList()) {
-      unwrap_list(args[i]);
+    } else if (arg.isList()) {
+      unwrap_list(arg);
     }
-  }
-}
-
-void rewrite_sizes(const Invocation& call, const CallPlan& plan) {
-  for (const auto& [index, value] : plan.rewritten) {
-    call.args()[index] = value;
   }
 }
 

@@ -11,6 +11,10 @@ namespace tessera::dtensor {
 void prepare_operands(const Invocation& call, const CallPlan& plan, c10::SmallVectorImpl<at::Tensor>& written);
 
 // Replaces the sizes on the call's stack by those of this rank's results.
-void rewrite_sizes(const Invocation& call, const CallPlan& plan);
+inline void rewrite_sizes(const Invocation& call, const CallPlan& plan) {
+  for (const auto& [index, value] : plan.rewritten) {
+    call.args()[index] = value;
+  }
+}
 
 }  // namespace tessera::dtensor

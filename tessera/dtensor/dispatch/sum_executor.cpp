@@ -13,10 +13,9 @@ namespace {
 
 // In a derivative a forward call may have several sums, in several passes.
 uint64_t use_of_sum(const Invocation& call) {
-  return call.is_in_derivative()
-             ? call.state->sites.use_of_sum(call.use, torch::autograd::get_current_graph_task_id(),
-                                            call.node->sequence_nr())
-             : call.use;
+  return call.is_in_derivative() ? call.state->sites.use_of_sum(call.use, torch::autograd::get_current_graph_task_id(),
+                                                                call.node->sequence_nr())
+                                 : call.use;
 }
 
 // The sum so far, if an earlier micro-batch of the step began it.

@@ -36,9 +36,9 @@ struct CallPlan {
     layout::Spec spec;
     bool defined = true;
     bool is_view = false;
-    bool detached_view = false;  // a view whose operand had to communicate
-    MovePtr move;                // to the layout that the plan wants
-    layout::Spec final_spec;     // after `move`
+    bool detached_view = false;   // a view whose operand had to communicate
+    MovePtr move;                 // to the layout that the plan wants
+    layout::Spec final_spec;      // after `move`
     mutable Prototype prototype;  // of the result
   };
 

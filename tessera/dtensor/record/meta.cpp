@@ -20,7 +20,7 @@ c10::DispatchKeySet dtensor_keys() {
 }
 
 // A TensorImpl that can be given sizes and a Meta from outside; nothing in it differs from its base afterwards.
-struct Maker final : c10::TensorImpl {
+struct Maker final : c10::TensorImpl, base::Pooled<Maker> {
   Maker(MetaPtr meta, c10::IntArrayRef sizes, c10::IntArrayRef strides, caffe2::TypeMeta dtype, c10::Device device)
       : TensorImpl(dtensor_keys(), dtype, device) {
     set_storage_access_should_throw();

@@ -39,12 +39,15 @@ void GatherCache::drop_oldest() {
 }
 
 RankState* RankState::current() {
-  static thread_local comm::RankContext* known = nullptr;
-  static thread_local RankState* state = nullptr;
-  static thread_local uint64_t known_id = 0;
+  struct Known {
+    comm::RankContext* ctx;
+    RankState* state;
+    uint64_t id;
+  };
+  static thread_local Known known;
   comm::RankContext* ctx = comm::RankContext::current();
-  if (C10_LIKELY(ctx == known && ctx && ctx->id == known_id)) {
-    return state;
+  if (C10_LIKELY(ctx == known.ctx && ctx && ctx->id == known.id)) {
+    return known.state;
   }
   if (!ctx) {
     return nullptr;
@@ -54,10 +57,8 @@ RankState* RankState::current() {
   if (!slot) {
     slot = std::make_shared<RankState>(*ctx);
   }
-  state = static_cast<RankState*>(slot.get());
-  known = ctx;
-  known_id = ctx->id;
-  return state;
+  known = {ctx, static_cast<RankState*>(slot.get()), ctx->id};
+  return known.state;
 }
 
 RankState& RankState::require() {
