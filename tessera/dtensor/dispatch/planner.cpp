@@ -7,6 +7,7 @@
 #include "tessera/base/error.h"
 #include "tessera/base/hash.h"
 #include "tessera/base/hints.h"
+#include "tessera/dtensor/dispatch/executors.h"
 #include "tessera/dtensor/exact/exact_plan.h"
 #include "tessera/dtensor/plan/call_shapes.h"
 #include "tessera/dtensor/plan/wishes.h"
@@ -133,7 +134,7 @@ class Planner {
 
   std::unique_ptr<CallPlan> run() {
     read_call();
-    const rules::ExactRule* exact = state_.lattice ? exact_rule_of(state_, info_, call_) : nullptr;
+    const rules::ExactRule* exact = state_.lattice() ? exact_rule_of(state_, info_, call_) : nullptr;
     const rules::Decomposition decomposition =
         exact ? decomposition_of(*exact, call_) : decomposition_of(*info_.rule, call_);
     if (writes_plain(call_) && !(decomposition && returns_new(info_))) {
@@ -350,9 +351,18 @@ void check_explicit(const RankState& state, const OpInfo& info, c10::ArrayRef<IV
   }
 }
 
-std::unique_ptr<CallPlan> make_call_plan(RankState& state, const OpInfo& info, c10::ArrayRef<IValue> args,
-                                         const CallPlan* forward) {
-  return Planner(state, info, args, forward).run();
+CallPlan& plan_of(const Invocation& call) {
+  RankState& state = *call.state;
+  const uint64_t hash = hash_of(call.scan.key);
+  if (CallPlan* known = state.plans.find(call.scan.key, hash); C10_LIKELY(known != nullptr)) {
+    return *known;
+  }
+  const CallPlan* forward = call.forward ? call.forward->plan : nullptr;
+  std::unique_ptr<CallPlan> made = Planner(state, call.info, call.arguments(), forward).run();
+  made->execute = executor_of(*made);
+  state.forward_plans.let_go();
+  const uint64_t kind = base::hash_combine(made->program_key, forward ? forward->program_key : 0);
+  return *state.plans.insert(call.scan.key, hash, kind, std::move(made));
 }
 
 }  // namespace tessera::dtensor

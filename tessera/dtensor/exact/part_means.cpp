@@ -126,7 +126,7 @@ std::vector<int64_t> mean_dims(rules::StackArgs& args) {
 }
 
 // Whether a mean may be over some of the step's samples.
-bool has_parts(const RankState& state) { return state.means.parts > 1 || (state.means.in_job && state.lattice); }
+bool has_parts(const RankState& state) { return state.means.parts > 1 || (state.means.in_job && state.lattice()); }
 
 // The samples that a mean to a single number is over, if they are some of the step's.
 std::optional<StepShare> part_of_mean(rules::StackArgs& args) {
@@ -166,7 +166,7 @@ void mean(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack)
   if (!share) {
     return call_below(op, keys, stack);
   }
-  if (!state->lattice) {
+  if (!state->lattice()) {
     call_below(op, keys, stack);
     return state->means.as_shares ? void() : watch(stack->back().toTensor(), share->parts());
   }
@@ -188,7 +188,7 @@ void loss(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack)
   if (!state || state->means.parts == 1 || state->means.as_shares) {
     return call_below(op, keys, stack);
   }
-  const bool has_exact_parts = state->lattice && op.operator_name().name == kCrossEntropy;
+  const bool has_exact_parts = state->lattice() && op.operator_name().name == kCrossEntropy;
   const auto share = has_exact_parts ? std::nullopt : part_of_loss(rules::StackArgs(op, *stack));
   if (!share) {
     return call_below(op, keys, stack);
@@ -198,7 +198,7 @@ void loss(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack)
     call_below(op, keys, stack);
   }
   IValue& result = stack->back();
-  if (!state->lattice) {
+  if (!state->lattice()) {
     return watch(result.toTensor(), share->parts());
   }
   result = times(result.toTensor(), share->parts());

@@ -214,10 +214,10 @@ at::Generator stock_generator() {
   return state.sites.stock.handle();
 }
 
-ModeScope::ModeScope(Mode mode) : previous_(RankState::require().mode) { RankState::require().mode = mode; }
+ModeScope::ModeScope(Mode mode) : previous_(RankState::require().set_mode(mode)) {}
 ModeScope::~ModeScope() {
   if (RankState* state = RankState::current()) {
-    state->mode = previous_;
+    state->set_mode(previous_);
   }
 }
 
@@ -238,12 +238,12 @@ std::optional<kernels::OneThread>& one_thread_of(comm::RankContext& ctx) {
 
 void set_numerics(Numerics numerics, const layout::Lattice& lattice) {
   RankState& state = RankState::require();
-  state.lattice.reset();
+  state.set_lattice(std::nullopt);
   one_thread_of(state.ctx).reset();
   if (numerics == Numerics::kFast) {
     return;
   }
-  state.lattice = lattice;
+  state.set_lattice(lattice);
   one_thread_of(state.ctx).emplace();
 }
 
@@ -253,6 +253,6 @@ void set_step_tokens(int64_t tokens) {
   RankState::require().step_tokens = tokens;
 }
 
-void set_check_plain(bool on) { RankState::require().check_plain = on; }
+void set_check_plain(bool on) { RankState::require().set_checks_plain(on); }
 
 }  // namespace tessera::dtensor

@@ -92,7 +92,7 @@ void whole_call(RankState& state, const OpInfo& info, Stack& stack) {
 // A whole_op: a sum over samples among others, of which `exact` knows nothing.
 void whole_function(RankState& state, const OpInfo& info, Stack& stack) {
   TESSERA_ASSERT(!info.writes, info.name, " would write into what it gathered");
-  for (size_t i = 0; state.lattice && i < info.num_args(); ++i) {
+  for (size_t i = 0; state.lattice() && i < info.num_args(); ++i) {
     for_each_tensor({argument(info, stack, i)}, [&](const at::Tensor& tensor, int, int) {
       TESSERA_CHECK(!is_dtensor(tensor) || !rules::holds_samples(meta_of(tensor)->spec->labels), "[", info.name,
                     "] numerics exact: no exact rule for this operator on ", meta_of(tensor)->spec.str(),

@@ -56,7 +56,7 @@ size_t first_list(c10::ArrayRef<IValue> args) {
 
 // Whether the operator may take all parts as they are.
 bool may_run_together(const RankState& state, const OpInfo& info, c10::ArrayRef<IValue> args) {
-  if (state.lattice || state.observer || combines_elements(info.name)) {
+  if (state.lattice() || state.observer() || combines_elements(info.name)) {
     return false;
   }
   const auto first = args[first_list(args)].toListRef();
@@ -165,7 +165,7 @@ void note_call(RankState& state, const OpInfo& info, c10::ArrayRef<IValue> args)
 
 // Whether norms of the elements can be merged together: euclidean ones, of tensors that are ready, summed in any order.
 bool may_merge_together(const RankState& state, const OpInfo& info, c10::ArrayRef<IValue> args) {
-  if (state.lattice || state.observer || info.name != "aten::_foreach_norm.Scalar" || !args[1].toScalar().equal(2) ||
+  if (state.lattice() || state.observer() || info.name != "aten::_foreach_norm.Scalar" || !args[1].toScalar().equal(2) ||
       !args[2].isNone()) {
     return false;
   }
@@ -381,7 +381,7 @@ void foreach_call(RankState& state, const OpInfo& info, Stack& stack) {
 
 void fused_update(RankState& state, const OpInfo& info, Stack& stack) {
   TESSERA_CHECK(
-      !state.lattice, "[", info.name,
+      !state.lattice(), "[", info.name,
       "] numerics exact: the fused optimizers' kernels have no form whose bits do not depend on the layout (rank ",
       state.ctx.rank, "). Make the optimizer with fused=False.");
   FusedUpdate(state, info, stack).run();

@@ -17,9 +17,10 @@ OpInfo::OpInfo(const c10::OperatorHandle& handle, int number)
   for (const c10::Argument& argument : schema.arguments()) {
     const c10::AliasInfo* alias = argument.alias_info();
     args.push_back({alias && alias->isWrite(), is_tensor_list(*argument.type())});
-    if (argument.is_out()) {
-      is_out = true;
+    if (argument.type()->str().find("Tensor") != std::string::npos) {
+      tensor_args.push_back(static_cast<int>(args.size()) - 1);
     }
+    is_out |= argument.is_out();
     writes |= args.back().written;
   }
   for (const c10::Argument& result : schema.returns()) {

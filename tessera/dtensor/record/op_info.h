@@ -24,6 +24,7 @@ struct OpInfo {
   int id;
   std::string name;  // `aten::add.Tensor`
   std::vector<Arg> args;
+  std::vector<int> tensor_args;     // those that may be tensors or lists of them
   std::vector<int> written_return;  // for each return: the argument it is, or -1
   bool is_view = false;             // returns alias an argument without writing
   bool is_out = false;              // has out= arguments

@@ -75,17 +75,17 @@ std::string NanFinding::text() const {
 
 NanFinder::NanFinder(FindNanOptions options)
     : state_(RankState::require()),
-      previous_(state_.observer),
+      previous_(state_.observer()),
       action_(options.action),
       places_(std::move(options.locate)) {
-  state_.observer = this;
+  state_.set_observer(this);
 }
 
 NanFinder::~NanFinder() { stop(); }
 
 void NanFinder::stop() {
-  if (RankState::current() == &state_ && state_.observer == this) {
-    state_.observer = previous_;
+  if (RankState::current() == &state_ && state_.observer() == this) {
+    state_.set_observer(previous_);
   }
 }
 

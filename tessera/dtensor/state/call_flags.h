@@ -1,0 +1,24 @@
+// What makes a call more than finding its plan and running it.
+#pragma once
+
+#include <cstdint>
+
+namespace tessera::dtensor {
+
+// Bits that the scan of a call's operands and its rank set. A call with none of kSlow takes the short way.
+enum CallFlag : uint32_t {
+  kPlain = 1 << 0,         // an operand is no DTensor
+  kPlainReading = 1 << 1,  // ... beside a parameter
+  kDeferred = 1 << 2,      // an operand has no layout yet: a constructor is recorded
+  kDerived = 1 << 3,       // an operand is a view that may have to be made again
+  kPending = 1 << 4,       // an operand is a gradient that waits
+  kUnfinished = 1 << 5,    // an operand lacks samples of the step
+  kNoRank = 1 << 6,        // the thread is no rank's
+  kObserved = 1 << 7,      // the rank has an OpObserver
+  kChecksPlain = 1 << 8,   // ... compares plain operands across ranks
+  kExact = 1 << 9,         // ... has numerics exact
+  kAsksForMoves = 1 << 10  // ... is not in Mode::kImplicit
+};
+constexpr uint32_t kSlow = ~uint32_t{kPlain};
+
+}  // namespace tessera::dtensor
