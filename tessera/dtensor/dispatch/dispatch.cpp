@@ -297,8 +297,6 @@ bool run_carried(RankState& state, const OpInfo& info, const CallPlan& plan, c10
   return true;
 }
 
-bool overwrites(const OpInfo& info) { return info.name == "aten::zero_" || info.name == "aten::fill_.Scalar"; }
-
 // Before an operator reads values that lack samples of the step: it must be no derivative, and what lacked samples and
 // is written to is marked, as a write drops the record.
 void begin_unfinished(RankState& state, const OpInfo& info, const IValue* args) {
@@ -309,7 +307,7 @@ void begin_unfinished(RankState& state, const OpInfo& info, const IValue* args) 
     }
     for_each_tensor({args[i]}, [&](const at::Tensor& tensor, int, int) {
       if (is_dtensor(tensor) && is_unfinished(*meta_of(tensor))) {
-        meta_of(tensor)->make_rare().is_unfinished = !overwrites(info);
+        meta_of(tensor)->make_rare().is_unfinished = !info.row.overwrites;
       }
     });
   }
