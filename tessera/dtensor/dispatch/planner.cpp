@@ -112,10 +112,6 @@ bool has_sizes(const rules::FactorMap& map, const rules::TensorFactors& tensor, 
                     });
 }
 
-bool is_reshape_like(const std::string& name) {
-  return name == "aten::view" || name == "aten::_unsafe_view" || name == "aten::_reshape_alias";
-}
-
 template <typename Rule>
 rules::Decomposition decomposition_of(const Rule& rule, const rules::Call& call) {
   return rule.decompose && (!rule.decompose_when || rule.decompose_when(call)) ? rule.decompose : nullptr;
@@ -312,7 +308,7 @@ class Planner {
 
   void add_local_call(const rules::FactorMap& map, const rules::Propagation& decided, rules::LocalKernel local) {
     const layout::Coord& coord = this->coord();
-    if (is_reshape_like(info_.name)) {
+    if (info_.row.reshapes) {
       plan_->reshape = true;
       plan_->local_shape = decided.outputs.at(0).local_sizes(coord);
     } else {

@@ -102,15 +102,13 @@ bool run_carried(Invocation& call, const CallPlan& plan) {
   return true;
 }
 
-bool overwrites(const OpInfo& info) { return info.name == "aten::zero_" || info.name == "aten::fill_.Scalar"; }
-
 // Before an operator reads values that lack samples of the step: it must be no derivative, and what lacked samples and
 // is written to is marked, as a write drops the record.
 void begin_unfinished(const Invocation& call) {
   check_unfinished(*call.state, call.info.name.c_str());
   for_each_tensor(call.arguments(), [&](const at::Tensor& tensor, int arg, int) {
     if (call.info.args[arg].written && is_dtensor(tensor) && is_unfinished(*meta_of(tensor))) {
-      meta_of(tensor)->make_rare().is_unfinished = !overwrites(call.info);
+      meta_of(tensor)->make_rare().is_unfinished = !call.info.row.overwrites;
     }
   });
 }

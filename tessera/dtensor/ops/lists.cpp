@@ -43,11 +43,6 @@ bool lie_alike(const at::Tensor& tensor, const at::Tensor& first) {
          lie_alike(meta_of(tensor)->spec, meta_of(first)->spec);
 }
 
-bool combines_elements(const std::string& name) {
-  const std::string base = name.substr(0, name.find('.'));
-  return base == "aten::_foreach_max" || base == "aten::_foreach_norm" || base == "aten::_foreach_powsum";
-}
-
 size_t first_list(c10::ArrayRef<IValue> args) {
   const auto found = std::find_if(args.begin(), args.end(), [](const IValue& value) { return value.isTensorList(); });
   TESSERA_ASSERT(found != args.end());
@@ -56,7 +51,7 @@ size_t first_list(c10::ArrayRef<IValue> args) {
 
 // Whether the operator may take all parts as they are.
 bool may_run_together(const RankState& state, const OpInfo& info, c10::ArrayRef<IValue> args) {
-  if (state.lattice() || state.observer() || combines_elements(info.name)) {
+  if (state.lattice() || state.observer() || info.row.special != rules::Special::kList) {
     return false;
   }
   const auto first = args[first_list(args)].toListRef();
@@ -165,8 +160,8 @@ void note_call(RankState& state, const OpInfo& info, c10::ArrayRef<IValue> args)
 
 // Whether norms of the elements can be merged together: euclidean ones, of tensors that are ready, summed in any order.
 bool may_merge_together(const RankState& state, const OpInfo& info, c10::ArrayRef<IValue> args) {
-  if (state.lattice() || state.observer() || info.name != "aten::_foreach_norm.Scalar" || !args[1].toScalar().equal(2) ||
-      !args[2].isNone()) {
+  if (state.lattice() || state.observer() || info.row.special != rules::Special::kListNorm ||
+      !args[1].toScalar().equal(2) || !args[2].isNone()) {
     return false;
   }
   const auto list = args[0].toListRef();

@@ -12,7 +12,7 @@ bool is_tensor_list(const c10::Type& type) {
 }  // namespace
 
 OpInfo::OpInfo(const c10::OperatorHandle& handle, int number)
-    : op(handle), id(number), name(c10::toString(handle.operator_name())) {
+    : op(handle), id(number), name(c10::toString(handle.operator_name())), row(rules::RuleTable::instance().row(name)) {
   const c10::FunctionSchema& schema = handle.schema();
   for (const c10::Argument& argument : schema.arguments()) {
     const c10::AliasInfo* alias = argument.alias_info();
@@ -43,6 +43,7 @@ OpInfo::OpInfo(const c10::OperatorHandle& handle, int number)
     has_meta |= handle.hasKernelForDispatchKey(key);
   }
   rule = rules::RuleTable::instance().find(name);
+  exact = rule ? rules::RuleTable::instance().find_exact(name) : nullptr;
 }
 
 std::string OpInfo::argument_name(int arg, int item) const {
