@@ -119,6 +119,16 @@ std::string str(const Mesh& mesh, const Placements& placements) {
   return text + "}";
 }
 
+std::string short_str(const Mesh& mesh, const Placements& placements) {
+  std::string text;
+  for (size_t i = 0; i < placements.size(); ++i) {
+    if (!placements[i].is_replicate()) {
+      text += (text.empty() ? "" : ", ") + mesh.axis(static_cast<int64_t>(i)).name + ": " + placements[i].str();
+    }
+  }
+  return "{" + text + "}";
+}
+
 Placements parse_placements(const Mesh& mesh, std::string_view text) {
   constexpr const char* kForm = "; accepted: {dp: S(0), tp: R}, axes that are not named being R";
   std::string_view inner = base::trim(text);

@@ -2,13 +2,23 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
+
+#include "tessera/layout/cut.h"
 
 namespace tessera::layout {
 
 // How partial results combine.
 enum class ReduceOp : uint8_t { kSum, kMax, kMin, kProd, kAvg };
+
+const char* name_of(ReduceOp op);
+
+// Whether the combination of sums is the sum of the combinations.
+bool is_linear(ReduceOp op);
+// Whether it does not matter which of two combinations comes first.
+bool commute(ReduceOp a, ReduceOp b);
 
 // Options of a cut.
 struct ShardOptions {
@@ -41,12 +51,24 @@ struct Placement {
   bool is_shard(int64_t d) const { return kind == Kind::kShard && dim == d; }
   bool is_interleaved() const { return kind == Kind::kShard && blocks > 1; }
   bool is_partial() const { return kind == Kind::kPartial; }
+  // Both cut one dim, wherever.
+  bool shares_dim(const Placement& other) const { return is_shard() && other.is_shard(dim); }
+  // Every rank of the axis holds its part of the value itself.
+  bool is_settled() const { return !is_partial(); }
+  // The ranks of the axis hold the value once in all.
+  bool holds_once() const { return is_shard(); }
+  // Whether the rank at `coord` of the axis is the first of those that hold what it holds.
+  bool is_first(int64_t coord) const { return is_shard() || coord == 0; }
+  // Of a Shard: the places at which it cuts a run of its dim (a block of it) for the ranks of an axis.
+  Cut cut(int64_t run, int64_t parts) const { return {run, parts, unit}; }
   bool operator==(const Placement&) const = default;
 
   // The same in every process.
   uint64_t hash() const;
 
   std::string str() const;
+  // `shard`, `interleaved shard`, `replicate` or `partial`.
+  const char* kind_name() const;
 };
 
 // Every rank of the axis holds the whole tensor.
@@ -61,21 +83,25 @@ Placement Partial(ReduceOp op = ReduceOp::kSum);
 // One placement for each axis of a mesh, in axis order.
 using Placements = std::vector<Placement>;
 
-const char* name_of(ReduceOp op);
-
-// A contiguous run [begin, end) of one dim.
-struct Range {
-  int64_t begin = 0;
-  int64_t end = 0;
-  int64_t size() const { return end - begin; }
-  bool operator==(const Range&) const = default;
-};
-
-// Part `index` of `parts` when [0, size) is cut as torch.chunk cuts, on multiples of `unit`:
-// ceil(ceil(size / unit) / parts) units each, the last parts short or empty (empty parts are [size, size)).
-Range cut(int64_t size, int64_t parts, int64_t index, int64_t unit = 1);
-
-// Replicate where there is a Partial: how a tensor lies once it is merged.
+// Where the value lies once it is merged, and once every rank holds its part of it: Replicate instead of the others.
 Placements without_partial(Placements placements);
+Placements settled(Placements placements);
+
+// Replicate instead of the cuts that `is_left` says.
+Placements without_cuts(Placements placements, const std::function<bool(const Placement&)>& is_left);
+
+// Every cut of a dim is one of `dim_of` that dim instead.
+Placements with_dims(Placements placements, const std::function<int64_t(int64_t)>& dim_of);
+
+// The largest dim that is cut; -1 where none is.
+int64_t last_cut_dim(const Placements& placements);
+
+bool has_partial(const Placements& placements);
+
+// The axes that are merged, and not into parts, on the way from one to the other.
+std::vector<int64_t> axes_merged_whole(const Placements& from, const Placements& to);
+
+// How the sum over all elements lies when every rank adds up those that it holds.
+Placements sum_of_parts(Placements placements);
 
 }  // namespace tessera::layout

@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <initializer_list>
 #include <iosfwd>
 #include <string>
 #include <string_view>
@@ -66,6 +67,19 @@ struct SpecData {
   int64_t ndim() const { return static_cast<int64_t>(sizes.size()); }
   int64_t numel() const;
   int64_t bytes() const;
+
+  // Whether any dim is cut, and whether this one is.
+  bool is_cut() const;
+  bool is_cut(int64_t dim) const;
+  // Whether any dim is cut in blocks, and in how many this one is (1 where it is not interleaved).
+  bool is_interleaved() const;
+  int64_t blocks_of(int64_t dim) const;
+  // The axes that cut `dim`, slowest first.
+  std::vector<int64_t> axes_of(int64_t dim) const;
+  // Whether ranks hold terms of one of these combinations.
+  bool is_merged_by(std::initializer_list<ReduceOp> ops) const;
+  // Of all ranks that hold one part, one is the first.
+  bool is_first_holder(const Coord& coord) const;
 };
 
 // A handle to an interned SpecData: equal Specs are the same pointer. Thread-safe.
@@ -166,8 +180,22 @@ std::vector<int64_t> axes_of_dim(const Mesh& mesh, const Placements& placements,
 // an interleaved dim, the run in its first block.
 Range local_range(const Mesh& mesh, const Placements& placements, int64_t dim, int64_t size, const Coord& coord);
 
-// `{dp: S(0), tp: R}`; parse_placements throws with the accepted form. Axes that are not named are Replicate.
+// The global sizes where every rank has a part of these sizes.
+std::vector<int64_t> sizes_of_equal_parts(const Mesh& mesh, const Placements& placements, c10::IntArrayRef local);
+
+// Whether every rank keeps what it has when `axis`, which cuts a dim of a tensor of these sizes, cuts it by `other`
+// instead (a Shard of the same dim; its order is not looked at).
+bool same_cuts(const Mesh& mesh, const Placements& placements, c10::IntArrayRef sizes, int64_t axis,
+               const Placement& other);
+
+// Whether every rank holds the same part under both layouts of one tensor: equal placements, or other units and orders
+// with the same cuts.
+bool same_layout(const Spec& a, const Spec& b);
+
+// `{dp: S(0), tp: R}`, and without the axes that are Replicate; parse_placements throws with the accepted form. Axes
+// that are not named are Replicate.
 std::string str(const Mesh& mesh, const Placements& placements);
+std::string short_str(const Mesh& mesh, const Placements& placements);
 Placements parse_placements(const Mesh& mesh, std::string_view text);
 Placement parse_placement(std::string_view text);
 

@@ -86,13 +86,6 @@ void bind_mesh(py::module_& module) {
       .def("__repr__", [](const Mesh& mesh) { return "Mesh('" + mesh.str() + "')"; });
 }
 
-const char* kind_of(const Placement& placement) {
-  if (placement.is_interleaved()) {
-    return "interleaved shard";
-  }
-  return placement.is_shard() ? "shard" : placement.is_partial() ? "partial" : "replicate";
-}
-
 // A negative dim counts from the end; it is resolved where the tensor is known.
 Placement shard(int64_t dim, int64_t unit, int order, int64_t blocks) {
   Placement placement = layout::Shard(std::max<int64_t>(dim, 0), {.unit = unit, .order = order, .blocks = blocks});
@@ -113,7 +106,7 @@ layout::ReduceOp reduce_op(const std::string& name) {
 void bind_placements(py::module_& module) {
   py::class_<Placement>(module, "Placement",
                         "What one mesh axis does to a tensor. Made by Shard(dim), Replicate() and Partial(op).")
-      .def_property_readonly("kind", &kind_of, "shard, interleaved shard, replicate or partial.")
+      .def_property_readonly("kind", &Placement::kind_name, "shard, interleaved shard, replicate or partial.")
       .def_property_readonly(
           "dim", [](const Placement& p) { return p.is_shard() ? py::cast(p.dim) : py::none(); },
           "The dim that a Shard cuts, or None.")
