@@ -16,12 +16,10 @@ constexpr int64_t kMostRanksCounted = 1024;
 
 double no_bytes(const Change&) { return 0; }
 
-// The share that a rank of a ring sends of what the line holds.
-double ring_share(const Change& change) {
-  return static_cast<double>(change.parts - 1) / static_cast<double>(change.parts);
+// What a rank of a ring sends of what the line holds.
+double gather_bytes(const Change& change) {
+  return change.line_bytes * static_cast<double>(change.parts - 1) / static_cast<double>(change.parts);
 }
-
-double gather_bytes(const Change& change) { return change.line_bytes * ring_share(change); }
 
 constexpr StepRule kTable[] = {
     {StepKind::kRelabel, [](const Change& c) { return c.from.is_shard() && c.to.is_shard() && c.has_same_cuts; },
@@ -242,6 +240,16 @@ const StepRule* find_step(const Change& change) {
   const auto row =
       std::find_if(std::begin(kTable), std::end(kTable), [&](const StepRule& rule) { return rule.applies(change); });
   return row == std::end(kTable) ? nullptr : row;
+}
+
+double axis_bytes(const SpecData& tensor, int64_t axis, const Placement& to) {
+  const Placement& from = tensor.placements[axis];
+  const bool has_other_blocks = from.shares_dim(to) && from.blocks != to.blocks;
+  Change change = change_of(tensor, tensor.placements, axis, has_other_blocks ? layout::Replicate() : to);
+  change.is_innermost = true;
+  const StepRule* row = find_step(change);
+  TESSERA_ASSERT(row != nullptr || from == to, "no step from ", from.str(), " to ", to.str());
+  return row == nullptr ? 0 : row->bytes(change);
 }
 
 std::vector<int64_t> exchange_axes(const Mesh& mesh, const Placements& from, const Placements& to) {

@@ -83,6 +83,11 @@ c10::ArrayRef<StepRule> step_table();
 // The row that makes a change, or null when no single step does.
 const StepRule* find_step(const Change& change);
 
+// Bytes per rank of what `axis` sends to become `to`, by the table: what a layout costs, asked axis by axis. Other axes
+// that cut its dim further in have their own turn: they count as if they were not there. Cuts into other blocks are
+// taken away first. Throws where there is no such step: an axis becomes Partial of another kind.
+double axis_bytes(const layout::SpecData& tensor, int64_t axis, const Placement& to);
+
 // Bytes per rank of an exchange between two layouts of one mesh, and the axes over which it works. Axes that are
 // Partial must be so alike on both sides. Exact where those axes hold at most 1024 ranks; beyond, as if nothing stayed
 // on its rank.

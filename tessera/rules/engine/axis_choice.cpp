@@ -6,6 +6,7 @@
 #include <c10/util/SmallVector.h>
 
 #include "tessera/base/error.h"
+#include "tessera/reshard/steps.h"
 
 namespace tessera::rules::detail {
 
@@ -268,17 +269,6 @@ class AxisChooser {
     add({.kind = Choice::Kind::kPartial, .op = first.op});
   }
 
-  // Bytes of the operand that one rank's line along the axis shares.
-  double line_bytes(const layout::SpecData& spec) const {
-    double bytes = static_cast<double>(spec.bytes());
-    for (size_t a = 0; a < spec.placements.size(); ++a) {
-      if (static_cast<int64_t>(a) != axis_ && spec.placements[a].is_shard()) {
-        bytes /= static_cast<double>(spec.mesh.axes()[a].size);
-      }
-    }
-    return bytes;
-  }
-
   bool is_same(const layout::SpecData& spec, const Placement& target) const {
     const Placement& from = spec.placements[axis_];
     return from.shares_dim(target) ? layout::same_cuts(spec.mesh, spec.placements, spec.sizes, axis_, target)
@@ -317,14 +307,8 @@ class AxisChooser {
       return false;
     }
     score.moved += 1;
-    const double p = static_cast<double>(parts_);
-    const double share = line_bytes(spec) * (p - 1) / p;
-    if (from.is_partial()) {
-      score.bytes += target.is_shard() ? share : 2 * share;
-    } else if (from.is_shard()) {
-      score.bytes += target.is_shard() ? share / p : share;
-      score.forced += operand.is_parameter ? 1 : 0;
-    }
+    score.bytes += reshard::axis_bytes(spec, axis_, target);
+    score.forced += operand.is_parameter && from.is_shard() ? 1 : 0;
     return true;
   }
 
