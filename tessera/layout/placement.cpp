@@ -40,6 +40,15 @@ Placement Partial(ReduceOp op) {
   return result;
 }
 
+Placement On(int64_t coordinate) {
+  TESSERA_CHECK(coordinate >= 0 && coordinate <= std::numeric_limits<int32_t>::max(), "[layout] On(", coordinate,
+                "): the coordinate must be 0 or more");
+  Placement result;
+  result.kind = Placement::Kind::kOn;
+  result.dim = static_cast<int32_t>(coordinate);
+  return result;
+}
+
 uint64_t Placement::hash() const {
   const uint64_t small = static_cast<uint64_t>(kind) | static_cast<uint64_t>(op) << 8 |
                          static_cast<uint64_t>(static_cast<uint8_t>(order)) << 16 |
@@ -70,6 +79,7 @@ const char* Placement::kind_name() const {
     case Kind::kReplicate: return "replicate";
     case Kind::kShard: return is_interleaved() ? "interleaved shard" : "shard";
     case Kind::kPartial: return "partial";
+    case Kind::kOn: return "on";
   }
   TESSERA_ASSERT(false, "Placement::Kind ", static_cast<int>(kind));
 }
@@ -125,7 +135,7 @@ std::vector<int64_t> axes_merged_whole(const Placements& from, const Placements&
 
 Placements sum_of_parts(Placements placements) {
   for (Placement& placement : placements) {
-    placement = placement.is_shard() ? Partial() : Replicate();
+    placement = placement.is_shard() ? Partial() : placement.is_on() ? placement : Replicate();
   }
   return placements;
 }

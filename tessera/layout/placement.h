@@ -1,4 +1,4 @@
-// How one mesh axis treats a tensor: replicate it, cut one dim, or hold partial results.
+// How one mesh axis treats a tensor: replicate it, cut one dim, hold partial results, or hold it at one place.
 #pragma once
 
 #include <cstdint>
@@ -35,15 +35,15 @@ struct ShardOptions {
 //
 // Printed and parsed as `R`, `S(0)`, `S(0;64)` (unit 64), `S(0;64@1)` or `S(0@1)` (second among the axes that cut dim
 // 0), `S(0/3)` or `S(0/3;64)` (dim 0 is 3 blocks, each of which is cut), `P` for `P(sum)`, `P(max)`, `P(min)`,
-// `P(prod)`, `P(avg)`.
+// `P(prod)`, `P(avg)`, `On(2)` (on coordinate 2 of the axis and nowhere else).
 struct Placement {
-  enum class Kind : uint8_t { kReplicate, kShard, kPartial };
+  enum class Kind : uint8_t { kReplicate, kShard, kPartial, kOn };
 
   Kind kind = Kind::kReplicate;
   ReduceOp op = ReduceOp::kSum;  // of a Partial
   int8_t order = -1;             // of a Shard
   uint8_t blocks = 1;            // of a Shard
-  int32_t dim = 0;               // of a Shard, never negative
+  int32_t dim = 0;               // of a Shard, never negative; of an On the coordinate
   int64_t unit = 1;              // of a Shard
 
   bool is_replicate() const { return kind == Kind::kReplicate; }
@@ -51,14 +51,17 @@ struct Placement {
   bool is_shard(int64_t d) const { return kind == Kind::kShard && dim == d; }
   bool is_interleaved() const { return kind == Kind::kShard && blocks > 1; }
   bool is_partial() const { return kind == Kind::kPartial; }
+  bool is_on() const { return kind == Kind::kOn; }
+  int64_t coordinate() const { return dim; }  // of an On
   // Both cut one dim, wherever.
   bool shares_dim(const Placement& other) const { return is_shard() && other.is_shard(dim); }
   // Every rank of the axis holds its part of the value itself.
-  bool is_settled() const { return !is_partial(); }
+  bool is_settled() const { return !is_partial() && !is_on(); }
   // The ranks of the axis hold the value once in all.
-  bool holds_once() const { return is_shard(); }
-  // Whether the rank at `coord` of the axis is the first of those that hold what it holds.
-  bool is_first(int64_t coord) const { return is_shard() || coord == 0; }
+  bool holds_once() const { return is_shard() || is_on(); }
+  // Whether the rank at `coord` of the axis holds anything, and whether it is the first of those that hold it.
+  bool holds(int64_t coord) const { return !is_on() || coord == coordinate(); }
+  bool is_first(int64_t coord) const { return is_on() ? holds(coord) : is_shard() || coord == 0; }
   // Of a Shard: the places at which it cuts a run of its dim (a block of it) for the ranks of an axis.
   Cut cut(int64_t run, int64_t parts) const { return {run, parts, unit}; }
   bool operator==(const Placement&) const = default;
@@ -67,7 +70,7 @@ struct Placement {
   uint64_t hash() const;
 
   std::string str() const;
-  // `shard`, `interleaved shard`, `replicate` or `partial`.
+  // `shard`, `interleaved shard`, `replicate`, `partial` or `on`.
   const char* kind_name() const;
 };
 
@@ -79,6 +82,9 @@ Placement Shard(int64_t dim, ShardOptions options = {});
 Placement InterleavedShard(int64_t dim, int64_t blocks, ShardOptions options = {});
 // The value is the combination over the ranks of the axis.
 Placement Partial(ReduceOp op = ReduceOp::kSum);
+// The rank at `coordinate` of the axis holds what all would hold with Replicate; the others hold nothing: a part of
+// sizes {0}.
+Placement On(int64_t coordinate);
 
 // One placement for each axis of a mesh, in axis order.
 using Placements = std::vector<Placement>;

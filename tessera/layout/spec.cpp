@@ -92,10 +92,15 @@ void normalise(const Mesh& mesh, PlacementList& placements) {
 }
 
 // What is wrong with the placements of a tensor of `ndim` dims, or nothing.
-std::string fault_of(PlacementsRef placements, int64_t ndim) {
+std::string fault_of(const Mesh& mesh, PlacementsRef placements, int64_t ndim) {
   std::optional<ReduceOp> op;
   AxisList axes;
-  for (const Placement& placement : placements) {
+  for (size_t a = 0; a < placements.size(); ++a) {
+    const Placement& placement = placements[a];
+    if (placement.is_on() && placement.coordinate() >= mesh.axes()[a].size) {
+      return c10::str(placement.str(), " on axis ", mesh.axes()[a].name, " of ", mesh.axes()[a].size,
+                      " ranks; accepted: On(0) to On(", mesh.axes()[a].size - 1, ")");
+    }
     if (placement.is_partial()) {
       if (op && !commute(*op, placement.op)) {
         return c10::str("P(", name_of(*op), ") and P(", name_of(placement.op),
@@ -193,6 +198,8 @@ struct Key {
                   .hash = hash,
                   .layout = layout()};
     data.has_partial = layout::has_partial(data.placements);
+    data.is_everywhere =
+        std::none_of(placements.begin(), placements.end(), [](const Placement& p) { return p.is_on(); });
     data.is_replicated =
         std::all_of(placements.begin(), placements.end(), [](const Placement& p) { return p.is_replicate(); });
     return data;
@@ -243,6 +250,15 @@ bool SpecData::is_merged_by(std::initializer_list<ReduceOp> ops) const {
   });
 }
 
+bool SpecData::holds(const Coord& coord) const {
+  for (size_t axis = 0; axis < placements.size(); ++axis) {
+    if (!placements[axis].holds(coord[axis])) {
+      return false;
+    }
+  }
+  return true;
+}
+
 bool SpecData::is_first_holder(const Coord& coord) const {
   for (size_t axis = 0; axis < placements.size(); ++axis) {
     if (!placements[axis].is_first(coord[axis])) {
@@ -264,7 +280,7 @@ Spec Spec::make(const Mesh& mesh, const Placements& placements, c10::IntArrayRef
   const uint64_t hash = key.hash();
   const auto equals = [&](const SpecData& data) { return key.equals(data); };
   const auto make_record = [&] {
-    const std::string fault = fault_of(normal, static_cast<int64_t>(sizes.size()));
+    const std::string fault = fault_of(mesh, normal, static_cast<int64_t>(sizes.size()));
     TESSERA_CHECK(fault.empty(), "[layout] ", layout::str(mesh, placements), " on mesh {", mesh.str(), "}: ", fault);
     TESSERA_CHECK(sizes.size() == strides.size(), "[layout] ", sizes.size(), " sizes and ", strides.size(), " strides");
     verify_blocks(normal, sizes);
@@ -326,6 +342,9 @@ std::vector<std::vector<Range>> Spec::local_runs(const Coord& coord) const {
 }
 
 std::vector<int64_t> Spec::local_sizes(const Coord& coord) const {
+  if (!data_->is_everywhere && !data_->holds(coord)) {
+    return {0};
+  }
   std::vector<int64_t> sizes = blocks_of_dims(data_->placements, data_->ndim());
   const std::vector<Range> firsts = first_runs(coord);
   for (size_t d = 0; d < sizes.size(); ++d) {
@@ -347,7 +366,7 @@ bool is_valid(const Mesh& mesh, const Placements& placements, int64_t ndim) {
   }
   PlacementList normal(placements.begin(), placements.end());
   normalise(mesh, normal);
-  return fault_of(normal, ndim).empty();
+  return fault_of(mesh, normal, ndim).empty();
 }
 
 std::vector<int64_t> blocks_of_dims(const Placements& placements, int64_t ndim) {

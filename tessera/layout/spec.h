@@ -58,9 +58,10 @@ struct SpecData {
   Labels labels;
   uint64_t hash = 0;
 
-  // Derived once: no axis is Partial; every axis is Replicate.
+  // Derived once: some axis is Partial; every axis is Replicate.
   bool has_partial = false;
   bool is_replicated = true;
+  bool is_everywhere = true;  // no axis is On
   const Layout* layout = nullptr;
   mutable detail::Holders holders;
 
@@ -78,6 +79,8 @@ struct SpecData {
   std::vector<int64_t> axes_of(int64_t dim) const;
   // Whether ranks hold terms of one of these combinations.
   bool is_merged_by(std::initializer_list<ReduceOp> ops) const;
+  // Whether the rank at `coord` holds a part: it stands where every On is.
+  bool holds(const Coord& coord) const;
   // Of all ranks that hold one part, one is the first.
   bool is_first_holder(const Coord& coord) const;
 };
@@ -110,7 +113,8 @@ class Spec {
 
   // Throws if `placements` does not name every axis, a dim is out of range, a unit is below one, the axes that share a
   // dim have no consistent order (all explicit and distinct; or those without one fill the free positions) or not the
-  // same blocks, a dim does not divide into its blocks, or two Partial ops meet that do not commute (sum and avg do).
+  // same blocks, a dim does not divide into its blocks, an On is beyond its axis, or two Partial ops meet that do not
+  // commute (sum and avg do).
   static Spec make(const Mesh& mesh, const Placements& placements, c10::IntArrayRef sizes, c10::IntArrayRef strides,
                    c10::ScalarType dtype, const Labels& labels = {});
 
@@ -138,7 +142,8 @@ class Spec {
   Spec with(const Placements& placements) const;
   Spec with_labels(const Labels& labels) const;
 
-  // What the rank at `coord` holds of each dim: nested cuts, one contiguous run. Not for interleaved cuts.
+  // What the rank at `coord` holds of each dim: nested cuts, one contiguous run. Not for interleaved cuts. Of a rank
+  // that holds no part: what it would hold. Its local sizes are {0}.
   std::vector<Range> local_ranges(const Coord& coord) const;
   // The same for all cuts: one run for each block of the dim; and the first of them.
   std::vector<std::vector<Range>> local_runs(const Coord& coord) const;

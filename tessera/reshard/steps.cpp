@@ -21,11 +21,18 @@ double gather_bytes(const Change& change) {
   return change.line_bytes * static_cast<double>(change.parts - 1) / static_cast<double>(change.parts);
 }
 
+// All but one rank of a line send what each holds of it, or one sends that to all: averaged over the line.
+double share_of_line(const Change& change) { return gather_bytes(change) / static_cast<double>(change.parts); }
+
 constexpr StepRule kTable[] = {
     {StepKind::kRelabel, [](const Change& c) { return c.from.is_shard() && c.to.is_shard() && c.has_same_cuts; },
      no_bytes},
     {StepKind::kSlice, [](const Change& c) { return c.from.is_replicate() && c.to.is_shard(); }, no_bytes},
-    {StepKind::kPartialize, [](const Change& c) { return c.from.is_replicate() && c.to.is_partial(); }, no_bytes},
+    {StepKind::kPartialize,
+     [](const Change& c) {
+       return c.to.is_partial() && (c.from.is_replicate() || (c.from.is_on() && c.to.op != ReduceOp::kAvg));
+     },
+     no_bytes},
     {StepKind::kPad,
      [](const Change& c) {
        return c.from.is_shard() && c.is_innermost && c.to.is_partial() && c.to.op != ReduceOp::kAvg;
@@ -38,6 +45,14 @@ constexpr StepRule kTable[] = {
     {StepKind::kReduceScatter, [](const Change& c) { return c.from.is_partial() && c.to.is_shard(); }, gather_bytes},
     {StepKind::kAllReduce, [](const Change& c) { return c.from.is_partial() && c.to.is_replicate(); },
      [](const Change& c) { return 2 * gather_bytes(c); }},
+    {StepKind::kDrop, [](const Change& c) { return c.from.is_replicate() && c.to.is_on(); }, no_bytes},
+    {StepKind::kGather, [](const Change& c) { return c.from.is_shard() && c.is_innermost && c.to.is_on(); },
+     share_of_line},
+    {StepKind::kScatter, [](const Change& c) { return c.from.is_on() && c.to.is_shard(); }, share_of_line},
+    {StepKind::kSend, [](const Change& c) { return c.from.is_on() && c.to.is_on(); },
+     [](const Change& c) { return c.line_bytes / static_cast<double>(c.parts); }},
+    {StepKind::kBroadcast, [](const Change& c) { return c.from.is_on() && c.to.is_replicate(); }, gather_bytes},
+    {StepKind::kReduce, [](const Change& c) { return c.from.is_partial() && c.to.is_on(); }, gather_bytes},
 };
 
 // Whether `b` cuts the dim of `a` inside `a`.
@@ -181,6 +196,12 @@ const char* name_of(StepKind kind) {
     case StepKind::kSlice: return "slice";
     case StepKind::kPartialize: return "partialize";
     case StepKind::kPad: return "pad";
+    case StepKind::kGather: return "gather";
+    case StepKind::kScatter: return "scatter";
+    case StepKind::kSend: return "send";
+    case StepKind::kBroadcast: return "broadcast";
+    case StepKind::kReduce: return "reduce";
+    case StepKind::kDrop: return "drop";
     case StepKind::kRelabel: return "relabel";
     case StepKind::kExchange: return "exchange";
   }
@@ -189,7 +210,7 @@ const char* name_of(StepKind kind) {
 
 bool is_local(StepKind kind) {
   return kind == StepKind::kSlice || kind == StepKind::kPartialize || kind == StepKind::kPad ||
-         kind == StepKind::kRelabel;
+         kind == StepKind::kDrop || kind == StepKind::kRelabel;
 }
 
 Change change_of(const SpecData& tensor, const Placements& placements, int64_t axis, const Placement& to) {

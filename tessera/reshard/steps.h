@@ -19,8 +19,14 @@ enum class StepKind : uint8_t {
   kAllToAll,       // S -> S of another dim, or of other cuts of the same dim
   kSlice,          // R -> S, local
   kPartialize,  // R -> P, local: coordinate 0 keeps the value and the others hold identity(op); avg, max, min: all keep
-                // it
+                // it. On -> P: the coordinate that has the value keeps it; not for avg
   kPad,         // S -> P, local: the own part stands in a tensor of identity(op); not for avg
+  kGather,      // S -> On
+  kScatter,     // On -> S
+  kSend,        // On -> On of another coordinate
+  kBroadcast,   // On -> R
+  kReduce,      // P -> On
+  kDrop,        // R -> On, local
   kRelabel,     // the same boxes under another name, local: no data moves
   kExchange,    // any cuts to any cuts over several axes or between meshes, by the transfers of an Exchange
 };
