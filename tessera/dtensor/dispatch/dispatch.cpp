@@ -9,6 +9,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/hash.h"
+#include "tessera/dtensor/dispatch/absent.h"
 #include "tessera/dtensor/dispatch/outside_job.h"
 #include "tessera/dtensor/dispatch/plain_operands.h"
 #include "tessera/dtensor/dispatch/planner.h"
@@ -117,7 +118,9 @@ void unwrap_list(Running& run, IValue& arg, bool written) {
 
 void call_local(Running& run, Stack& stack) {
   LocalScope scope;
-  if (run.plan.reshape) {
+  if (run.plan.is_absent) {
+    give_nothing(run.info, run.plan, stack);
+  } else if (run.plan.reshape) {
     const at::Tensor local = std::move(stack[stack.size() - run.info.num_args()]).toTensor();
     torch::jit::drop(stack, run.info.num_args());
     at::Tensor result =
@@ -451,6 +454,7 @@ void dispatch(const OpInfo& info, Stack& stack) {
     settle_operands(state, info, args);
   }
   if (const auto special = info.special) {
+    const Everywhere everywhere(state, info, args);
     special(state, info, stack);
     return tell_observer(state, info, stack);
   }
