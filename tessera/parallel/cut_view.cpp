@@ -18,7 +18,7 @@ namespace {
 
 bool is_cut(const at::Tensor& base, int64_t dim) {
   const layout::Spec spec = dtensor::spec_of(base);
-  return !layout::axes_of_dim(spec->mesh, spec->placements, dim).empty();
+  return spec->is_cut(dim);
 }
 
 int64_t size_of(const CutView& of, int64_t dim) { return of.ranges[of.dims[dim]].size(); }
@@ -116,13 +116,7 @@ at::Tensor part_of(const at::Tensor& content, const CutView& view, const Overlap
 
 // Of the ranks that hold the same part one counts, and the sum over all ranks is the content.
 bool counts(const layout::Spec& spec) {
-  const layout::Coord& coord = dtensor::RankState::require().ctx.coord(spec->mesh);
-  for (size_t axis = 0; axis < coord.size(); ++axis) {
-    if (!spec->placements[axis].is_shard() && coord[axis] != 0) {
-      return false;
-    }
-  }
-  return true;
+  return spec->is_first_holder(dtensor::RankState::require().ctx.coord(spec->mesh));
 }
 
 }  // namespace

@@ -160,8 +160,9 @@ class Generator {
       return;
     }
     std::vector<int64_t> parts;
+    const layout::Cut cut(width, ranks_, unit);
     for (int64_t i = 0; i < ranks_; ++i) {
-      parts.push_back(layout::cut(width, ranks_, i, unit).size());
+      parts.push_back(cut[i].size());
     }
     add_note(plan_, general(name) + ": " + std::to_string(width) +
                         (unit > 1 ? " in units of " + std::to_string(unit) : "") + " over " + std::to_string(ranks_) +

@@ -138,11 +138,7 @@ void Replay::want_sources() {
         return static_cast<int>((call.args[arg].toInt() + sizes.size()) % sizes.size());
       };
       const int a = dim_of(1), b = dim_of(2);
-      for (layout::Placement& placement : wish) {
-        if (placement.is_shard()) {
-          placement.dim = placement.dim == a ? b : placement.dim == b ? a : placement.dim;
-        }
-      }
+      wish = layout::with_dims(wish, [&](int64_t dim) { return dim == a ? b : dim == b ? a : dim; });
       wanted_.try_emplace(call.references[0].value, wish);
       continue;
     }

@@ -5,6 +5,7 @@
 #include <ATen/ops/reshape.h>
 #include <ATen/ops/view.h>
 
+#include "tessera/dtensor/dispatch/absent.h"
 #include "tessera/dtensor/dispatch/invocation.h"
 #include "tessera/dtensor/dispatch/operands.h"
 #include "tessera/dtensor/dispatch/sum_executor.h"
@@ -144,6 +145,8 @@ void call_per_sample(Running& run, torch::jit::Stack& stack) {
   run_per_sample(*run.plan.per_sample, run.call.info, stack);
 }
 
+void call_elsewhere(Running& run, torch::jit::Stack& stack) { give_nothing(run.call.info, run.plan, stack); }
+
 template <LocalCall kCall>
 void run_with(Invocation& call, const CallPlan& plan) {
   Running run(call, plan);
@@ -161,7 +164,8 @@ Executor executor_of(const CallPlan& plan) {
   if (plan.exact && plan.exact->sample) {
     return run_sample_sum;
   }
-  return plan.reshape      ? run_with<call_reshape>
+  return plan.is_absent    ? run_with<call_elsewhere>
+         : plan.reshape    ? run_with<call_reshape>
          : plan.exact      ? run_with<call_node_sum>
          : plan.per_sample ? run_with<call_per_sample>
          : plan.local      ? run_with<call_kernel>

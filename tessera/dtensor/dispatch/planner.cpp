@@ -14,6 +14,7 @@
 #include "tessera/dtensor/record/arguments.h"
 #include "tessera/dtensor/state/explicit_mode.h"
 #include "tessera/dtensor/view/views.h"
+#include "tessera/rules/engine/homes.h"
 #include "tessera/rules/engine/propagate.h"
 
 namespace tessera::dtensor {
@@ -117,6 +118,10 @@ rules::Decomposition decomposition_of(const Rule& rule, const rules::Call& call)
   return rule.decompose && (!rule.decompose_when || rule.decompose_when(call)) ? rule.decompose : nullptr;
 }
 
+Spec forward_result(const CallPlan* forward) {
+  return forward && !forward->outputs.empty() ? forward->outputs.front().spec : Spec();
+}
+
 // Makes one plan, part by part.
 class Planner {
  public:
@@ -126,6 +131,7 @@ class Planner {
         args_(args),
         forward_(forward),
         call_(make_call(info, args)),
+        homes_(call_, forward_result(forward), state.lattice().has_value()),
         plan_(std::make_unique<CallPlan>()) {}
 
   std::unique_ptr<CallPlan> run() {
@@ -148,6 +154,7 @@ class Planner {
     }
     wants_ = forward_ || info_.is_view ? nullptr : wanting_parameter(args_);
     wish_input();
+    homes_.take_home(call_);
     rules::FactorMap map = info_.rule->map(call_);
     const rules::LocalKernel local = exact && exact->local ? exact->local : info_.rule->local;
     const bool is_exact_of_runs = exact && (exact->local || exact->node || exact->per_sample);  // leaves are runs
@@ -159,11 +166,17 @@ class Planner {
       outputs_from_factors(info_, call_, map, *plan_, defined_);
     }
     check_out(map);
-    const rules::Propagation decided = rules::propagate(call_, map, wishes_of(call_, forward_));
+    rules::Wishes wishes = wishes_of(call_, forward_);
+    homes_.take_home(wishes);
+    const rules::Propagation decided = rules::propagate(call_, map, wishes);
     if (!map.metadata_only) {
       add_moves(decided);
     }
     add_outputs(decided);
+    plan_->is_absent = !homes_.runs(coord());
+    if (plan_->is_absent) {
+      return std::move(plan_);
+    }
     add_local_call(map, decided, local);
     if (exact) {
       plan_exact(state_, info_, call_, *exact, map, decided, forward_, *plan_);
@@ -257,6 +270,7 @@ class Planner {
       plan_->is_long |= operand.spec->numel() > at::internal::GRAIN_SIZE;
     }
     plan_->program_key = program_key_of(call_);
+    homes_.take_home(call_);
   }
 
   // The activation that meets a parameter lies as the plan wants.
@@ -276,7 +290,8 @@ class Planner {
     size_t operand = 0;
     for_each_tensor(args_, [&](const at::Tensor&, int arg, int item) {
       const Spec from = plan_->operands[operand];
-      const Spec to = decided.operands.at(operand);
+      const bool is_plain = call_.operands.at(operand).is_plain;
+      const Spec to = is_plain ? decided.operands[operand] : homes_.outside(decided.operands[operand]);
       ++operand;
       if (from->placements == to->placements) {
         return;
@@ -292,12 +307,12 @@ class Planner {
     }
     for (size_t i = 0; i < decided.outputs.size(); ++i) {
       CallPlan::Output output;
-      output.spec = output.final_spec = decided.outputs[i];
+      output.spec = output.final_spec = homes_.outside(decided.outputs[i]);
       output.defined = defined_[i];
       output.is_view = call_.outputs[i].is_view;
       output.detached_view = detached;
       if (wants_ && wants_->output && defined_[i]) {
-        output.final_spec = with_wish(output.spec, *wants_->output);
+        output.final_spec = homes_.outside(with_wish(decided.outputs[i], *wants_->output));
       }
       if (!(output.final_spec == output.spec)) {
         output.move = state_.moves.find_or_plan(output.spec, output.final_spec);
@@ -331,6 +346,7 @@ class Planner {
   c10::ArrayRef<IValue> args_;
   const CallPlan* forward_;
   rules::Call call_;
+  const rules::Homes homes_;
   std::unique_ptr<CallPlan> plan_;
   std::vector<bool> defined_;
   const ParameterInfo* wants_ = nullptr;

@@ -60,6 +60,8 @@ void scan_tensor(const at::Tensor& tensor, Scan& scan) {
   if (C10_UNLIKELY(!spec)) {
     scan.flags |= kDeferred;
     scan.recorder = meta->rare->recorder.get();
+  } else if (C10_UNLIKELY(!meta->spec->is_everywhere)) {
+    scan.flags |= kElsewhere;
   }
 }
 

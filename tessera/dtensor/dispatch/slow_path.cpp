@@ -6,6 +6,7 @@
 #include <torch/csrc/autograd/graph_task.h>
 
 #include "tessera/base/error.h"
+#include "tessera/dtensor/dispatch/absent.h"
 #include "tessera/dtensor/dispatch/outside_job.h"
 #include "tessera/dtensor/dispatch/plain_operands.h"
 #include "tessera/dtensor/dispatch/planner.h"
@@ -158,6 +159,7 @@ void dispatch_slowly(Invocation& call) {
     settle_operands(call);
   }
   if (call.info.special) {
+    const Everywhere everywhere(*call.state, call.info, call.arguments());
     call.info.special(*call.state, call.info, call.stack);
     return tell_observer(call);
   }

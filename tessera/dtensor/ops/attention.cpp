@@ -69,17 +69,13 @@ bool are_labels_in_place(const at::Tensor& x) {
 // Whether those kernels can run where the tensor is: cut between samples and groups of heads alone.
 bool is_cut_in_place(const at::Tensor& x, int64_t key_heads) {
   const layout::SpecData& spec = *meta_of(x)->spec;
+  if (spec.is_cut(2) || spec.is_cut(3)) {
+    return false;
+  }
   int64_t parts = 1, unit = 1;
-  for (int64_t axis = 0; axis < spec.mesh.ndim(); ++axis) {
-    const layout::Placement& placement = spec.placements[axis];
-    if (placement.is_shard(2) || placement.is_shard(3)) {
-      return false;
-    }
-    if (!placement.is_shard(1)) {
-      continue;
-    }
+  for (int64_t axis : spec.axes_of(1)) {
     parts *= spec.mesh.axis(axis).size;
-    unit = std::lcm(unit, placement.unit);
+    unit = std::lcm(unit, spec.placements[axis].unit);
   }
   return parts == 1 || x.size(1) == key_heads || (key_heads % parts == 0 && x.size(1) % (parts * unit) == 0);
 }

@@ -170,17 +170,6 @@ bool may_merge_together(const RankState& state, const OpInfo& info, c10::ArrayRe
   });
 }
 
-// Where the squares of a tensor's parts are to be added up.
-Placements sums_of(const Spec& spec) {
-  Placements sums(spec->mesh.ndim());
-  for (size_t axis = 0; axis < sums.size(); ++axis) {
-    if (spec->placements[axis].is_shard()) {
-      sums[axis] = layout::Partial();
-    }
-  }
-  return sums;
-}
-
 // The norms of all elements: one reduction for each way in which tensors are cut.
 void foreach_norm(RankState& state, const OpInfo& info, Stack& stack) {
   const std::vector<at::Tensor> list = arguments(info, stack)[0].toTensorVector();
@@ -192,7 +181,7 @@ void foreach_norm(RankState& state, const OpInfo& info, Stack& stack) {
   for (size_t i = 0; i < list.size(); ++i) {
     const Spec& spec = meta_of(list[i])->spec;
     const auto wide = spec->dtype == c10::kDouble ? c10::kDouble : c10::kFloat;
-    const Spec sums = Spec::contiguous(spec->mesh, sums_of(spec), {}, wide);
+    const Spec sums = Spec::contiguous(spec->mesh, layout::sum_of_parts(spec->placements), {}, wide);
     auto group = std::find_if(groups.begin(), groups.end(), [&](const Group& other) { return other.sums == sums; });
     if (group == groups.end()) {
       group = groups.insert(groups.end(), {sums, {}});

@@ -57,7 +57,8 @@ struct CallPlan {
   uint64_t program_key = 0;            // equal on every rank that runs the same call
   std::vector<layout::Spec> operands;  // as the call came in, before moves
   std::vector<bool> operand_is_parameter;
-  bool is_long = false;  // libtorch would give a loop over an operand to several threads
+  bool is_absent = false;  // the call runs on other ranks: this one gets parts of no elements
+  bool is_long = false;    // libtorch would give a loop over an operand to several threads
 
   // Whether a call of it is more than running it.
   bool is_slow() const { return !is_kept || decompose; }

@@ -13,6 +13,7 @@ enum CallFlag : uint32_t {
   kDerived = 1 << 3,       // an operand is a view that may have to be made again
   kPending = 1 << 4,       // an operand is a gradient that waits
   kUnfinished = 1 << 5,    // an operand lacks samples of the step
+  kElsewhere = 1 << 11,    // an operand is On one coordinate of an axis
   kNoRank = 1 << 6,        // the thread is no rank's
   kObserved = 1 << 7,      // the rank has an OpObserver
   kChecksPlain = 1 << 8,   // ... compares plain operands across ranks

@@ -73,9 +73,7 @@ void run_batch_norm_backward(const LocalCall& call, torch::jit::Stack& stack) {
 
 bool is_cut(const Call& call, const char* arg) {
   const int operand = call.has_arg(arg) ? call.operand_of(arg) : -1;
-  const auto cuts = [](const layout::Placement& placement) { return placement.is_shard(); };
-  return operand >= 0 &&
-         std::any_of(call.spec(operand)->placements.begin(), call.spec(operand)->placements.end(), cuts);
+  return operand >= 0 && call.spec(operand)->is_cut();
 }
 
 // Running statistics that are plain tensors are written whole on every rank.

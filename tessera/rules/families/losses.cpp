@@ -123,11 +123,8 @@ FactorMap nll_map(const Call& call) {
 // A mean of parts is their sum over their total weight.
 bool is_mean_of_parts(const Call& call) {
   return call.integer("reduction") == at::Reduction::Mean &&
-         std::any_of(call.operands.begin(), call.operands.end(), [](const Operand& operand) {
-           const auto& placements = operand.spec->placements;
-           return std::any_of(placements.begin(), placements.end(),
-                              [](const auto& placement) { return placement.is_shard(); });
-         });
+         std::any_of(call.operands.begin(), call.operands.end(),
+                     [](const Operand& operand) { return operand.spec->is_cut(); });
 }
 
 void decompose_nll_mean(const c10::OperatorHandle& op, torch::jit::Stack& stack) {

@@ -35,11 +35,8 @@ FactorMap softmax_map(const Call& call) {
 
 bool softmax_is_cut(const Call& call) {
   const int64_t dim = wrap_dim(call.integer("dim"), call.dim_of(0));
-  return std::any_of(call.operands.begin(), call.operands.end(), [&](const Operand& operand) {
-    const auto& placements = operand.spec->placements;
-    return std::any_of(placements.begin(), placements.end(),
-                       [&](const layout::Placement& placement) { return placement.is_shard(dim); });
-  });
+  return std::any_of(call.operands.begin(), call.operands.end(),
+                     [&](const Operand& operand) { return operand.spec->is_cut(dim); });
 }
 
 // `dim` is cut below: maximum and sum are small and merged, the elements stay where they are.

@@ -175,10 +175,7 @@ FactorMap product_map(const Call& call) { return reduce_map(call, ReduceOp::kPro
 
 bool reduces_sharded(const Call& call) {
   const std::vector<int64_t> dims = reduced_dims(call);
-  const auto& placements = call.spec(0)->placements;
-  return std::any_of(placements.begin(), placements.end(), [&](const layout::Placement& placement) {
-    return placement.is_shard() && std::find(dims.begin(), dims.end(), placement.dim) != dims.end();
-  });
+  return std::any_of(dims.begin(), dims.end(), [&](int64_t dim) { return call.spec(0)->is_cut(dim); });
 }
 
 bool reduces_sharded_reals(const Call& call) {

@@ -68,21 +68,12 @@ FactorMap slice_map(const Call& call) {
   return map;
 }
 
-bool is_interleaved(const layout::SpecData& spec) {
-  return std::any_of(spec.placements.begin(), spec.placements.end(),
-                     [](const layout::Placement& placement) { return placement.is_interleaved(); });
-}
-
-bool is_interleaved(const layout::SpecData& spec, int64_t dim) {
-  return layout::blocks_of_dims(spec.placements, spec.ndim())[dim] > 1;
-}
-
 // If the sliced dim is interleaved, `part` is a block of it: where this rank's part of the block lies in the rank's
 // part of the dim, which has the sizes `held`.
 void set_block(StackArgs& args, const layout::SpecData& whole, const layout::SpecData& part, c10::IntArrayRef held) {
   const int64_t dim = wrap_dim(args["dim"].toInt(), whole.ndim());
   const int64_t size = whole.sizes[dim], length = part.sizes[dim];
-  if (length == size || !is_interleaved(whole, dim)) {
+  if (length == size || whole.blocks_of(dim) == 1) {
     return;
   }
   const int64_t start = args["start"].isNone() ? 0 : args["start"].toInt();
@@ -93,7 +84,7 @@ void set_block(StackArgs& args, const layout::SpecData& whole, const layout::Spe
 
 void run_slice(const LocalCall& call, torch::jit::Stack& stack) {
   StackArgs args(*call.op, stack);
-  if (is_interleaved(*call.operands[0])) {
+  if (call.operands[0]->is_interleaved()) {
     set_block(args, *call.operands[0], *call.outputs[0], args.tensor("self").sizes());
   }
   args.run();
@@ -101,7 +92,7 @@ void run_slice(const LocalCall& call, torch::jit::Stack& stack) {
 
 void run_slice_backward(const LocalCall& call, torch::jit::Stack& stack) {
   StackArgs args(*call.op, stack);
-  if (is_interleaved(*call.outputs[0])) {
+  if (call.outputs[0]->is_interleaved()) {
     set_block(args, *call.outputs[0], *call.operands[0], args["input_sizes"].toIntVector());
   }
   args.run();
@@ -150,7 +141,7 @@ FactorMap parts_map(const Call& call) {
 std::optional<std::vector<at::Tensor>> interleaved_parts(const LocalCall& call, StackArgs& args) {
   const layout::SpecData& whole = *call.operands[0];
   const int64_t dim = wrap_dim(args["dim"].toInt(), whole.ndim());
-  if (!is_interleaved(whole) || !is_interleaved(whole, dim)) {
+  if (whole.blocks_of(dim) == 1) {
     return std::nullopt;
   }
   const at::Tensor self = args.tensor("self");
