@@ -13,12 +13,12 @@ enum CallFlag : uint32_t {
   kDerived = 1 << 3,       // an operand is a view that may have to be made again
   kPending = 1 << 4,       // an operand is a gradient that waits
   kUnfinished = 1 << 5,    // an operand lacks samples of the step
-  kElsewhere = 1 << 11,    // an operand is On one coordinate of an axis
-  kNoRank = 1 << 6,        // the thread is no rank's
-  kObserved = 1 << 7,      // the rank has an OpObserver
-  kChecksPlain = 1 << 8,   // ... compares plain operands across ranks
-  kExact = 1 << 9,         // ... has numerics exact
-  kAsksForMoves = 1 << 10  // ... is not in Mode::kImplicit
+  kElsewhere = 1 << 6,     // an operand is On one coordinate of an axis
+  kNoRank = 1 << 7,        // the thread is no rank's
+  kObserved = 1 << 8,      // the rank has an OpObserver
+  kChecksPlain = 1 << 9,   // ... compares plain operands across ranks
+  kExact = 1 << 10,        // ... has numerics exact
+  kAsksForMoves = 1 << 11  // ... is not in Mode::kImplicit
 };
 constexpr uint32_t kSlow = ~uint32_t{kPlain};
 
