@@ -196,7 +196,8 @@ struct Key {
                   .dtype = dtype,
                   .labels = labels,
                   .hash = hash,
-                  .layout = layout()};
+                  .layout = layout(),
+                  .holders = {}};
     data.has_partial = layout::has_partial(data.placements);
     data.is_everywhere =
         std::none_of(placements.begin(), placements.end(), [](const Placement& p) { return p.is_on(); });

@@ -56,7 +56,7 @@ struct Part {
 Part part_of(const at::Tensor& tensor) {
   auto& state = dtensor::RankState::require();
   if (!dtensor::is_dtensor(tensor)) {
-    Part part{.local = tensor, .runs = {}};
+    Part part{.local = tensor, .spec = {}, .runs = {}};
     for (const auto size : tensor.sizes()) {
       part.runs.push_back({{0, size}});
     }
