@@ -107,12 +107,12 @@ at::Tensor Tape::wrap_result(const at::Tensor& meta, Recorded& call) {
   return dtensor::wrap_deferred(meta, shared_from_this(), value);
 }
 
-void Tape::check_not_used(const c10::FunctionSchema& schema, const std::vector<at::Tensor>& tensors) const {
+void Tape::check_not_used(const c10::OperatorHandle& op, const std::vector<at::Tensor>& tensors) const {
   if (!is_closed_ || !at::GradMode::is_enabled() || is_conversion(op)) {
     return;
   }
   for (const at::Tensor& tensor : tensors) {
-    TESSERA_CHECK(!tensor.requires_grad(), "[", schema.name(), "] a parameter of ", tensor.sizes(),
+    TESSERA_CHECK(!tensor.requires_grad(), "[", op.schema().name(), "] a parameter of ", tensor.sizes(),
                   " from `deferred` is used before it has a value. "
                   "Call ",
                   base::in_library("parallelize(model, plan, optimizer)"),
@@ -170,7 +170,7 @@ void Tape::record(const c10::OperatorHandle& op, Stack* stack) {
       written.push_back(tensor);
     }
   });
-  check_not_used(schema, tensors);
+  check_not_used(op, tensors);
   Stack results = run_on_meta(call, tensors);
   note_draw(call, results);
   for (const Reference& reference : call.references) {
