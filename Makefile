@@ -3,9 +3,10 @@ BUILD  := build
 CONFIG ?= examples/llama.toml
 RUN    ?= runs/$(basename $(notdir $(CONFIG)))
 JOBS   ?= $(shell nproc)
+WERROR ?= ON
 export TESSERA_PYTHON ?=
 
-.PHONY: help deps configure build train test test-full test-busy mutants sweep bench instructions oldest cuda wheel install format clean
+.PHONY: help deps configure build train test test-full test-busy mutants sweep bench instructions oldest cuda wheel install format adding clean
 .DEFAULT_GOAL := help
 
 help:
@@ -14,6 +15,7 @@ help:
 	@echo "make test-full  the whole matrices of which test runs a sample"
 	@echo "make test-busy  every test beside two processes that never rest; how long each took: $(BUILD)/test_times.md"
 	@echo "make mutants  plant the faults of tools/mutants one by one in $(BUILD)/mutants: each must be found by its tests; FAULTS=\"--only job.cpp\""
+	@echo "make adding   apply the patches of tests/adding one by one in $(BUILD)/adding, build what they touch and run what they add"
 	@echo "make sweep    PyTorch's own samples of every operator on DTensors, about an hour; goes on where it was stopped"
 	@echo "make bench    the same, then build and run the benchmarks"
 	@echo "make instructions  what a cached operator costs in instructions (callgrind)"
@@ -25,7 +27,7 @@ help:
 	@echo "make install  into PREFIX, for find_package(tessera)"
 	@echo "make format   write every C++ file as .clang-format says"
 	@echo "make clean    remove $(BUILD)/, $(BUILD)-oldest/, $(BUILD)-cuda/ and $(BUILD)-wheel/; the environment .venv/ stays"
-	@echo "variables: CONFIG, RUN, JOBS=$(JOBS), BUSY (options of tools/test_times.py), FAULTS, SWEEP (options of tests/python/operator_sweep.py), PREFIX, TESSERA_PYTHON (a python that has torch, instead of .venv)"
+	@echo "variables: CONFIG, RUN, JOBS=$(JOBS), WERROR=$(WERROR) (whether a warning is an error, asked when a build folder is made), BUSY (options of tools/test_times.py), FAULTS, SWEEP (options of tests/python/operator_sweep.py), PREFIX, TESSERA_PYTHON (a python that has torch, instead of .venv)"
 
 deps:
 	@tools/deps
@@ -34,7 +36,7 @@ deps:
 
 # Ninja configures again by itself when a CMake file changes; here only when there is no build or another python.
 configure: deps
-	@test $(BUILD)/build.ninja -nt $(BUILD)/.python || cmake --preset release -DTESSERA_PYTHON="$$(cat $(BUILD)/.python)"
+	@test $(BUILD)/build.ninja -nt $(BUILD)/.python || cmake --preset release -DTESSERA_WERROR=$(WERROR) -DTESSERA_PYTHON="$$(cat $(BUILD)/.python)"
 
 build: configure
 	@cmake --build $(BUILD) -j $(JOBS) --target tessera_program
@@ -62,6 +64,10 @@ test-busy: configure
 mutants: deps
 	@$$(cat $(BUILD)/.python) tools/run_mutants.py --folder $(BUILD)/mutants --jobs $(JOBS) $(FAULTS)
 
+# May be ended and started again: a patch that passed on the same sources is not built again. The first run builds most of the library.
+adding: deps
+	@$$(cat $(BUILD)/.python) tests/adding/build_patches.py --folder $(BUILD)/adding --jobs $(JOBS)
+
 sweep: configure
 	@cmake --build $(BUILD) -j $(JOBS) --target tessera_python
 	@PYTHONPATH=$(BUILD)/python OMP_NUM_THREADS=1 $$(cat $(BUILD)/.python) tests/python/operator_sweep.py $(BUILD)/operators.jsonl $(SWEEP)
@@ -78,14 +84,14 @@ instructions: configure
 
 oldest: deps
 	@PIP_NO_DEPS=1 TESSERA_PYTHON= tools/venv $(BUILD)-oldest/venv tools/oldest.txt >/dev/null
-	@cmake --preset release -B $(BUILD)-oldest -DTESSERA_PYTHON=$(CURDIR)/$(BUILD)-oldest/venv/bin/python
+	@cmake --preset release -B $(BUILD)-oldest -DTESSERA_PYTHON=$(CURDIR)/$(BUILD)-oldest/venv/bin/python -DTESSERA_WERROR=OFF
 	@cmake --build $(BUILD)-oldest -j $(JOBS)
 
 # An object is enough: its headers are those of the CUDA build, and what they declare is in its libraries.
 cuda: deps
 	@PIP_NO_DEPS=1 TESSERA_PYTHON= tools/venv $(BUILD)-cuda/venv tools/cuda.txt >/dev/null
-	@cmake --preset release -B $(BUILD)-cuda -DTESSERA_PYTHON=$(CURDIR)/$(BUILD)-cuda/venv/bin/python -DTESSERA_NCCL=ON -DTESSERA_TESTS=OFF
-	@cmake --build $(BUILD)-cuda -j $(JOBS) --target tessera/comm/CMakeFiles/tessera_comm.dir/c10d_nccl.cpp.o
+	@cmake --preset release -B $(BUILD)-cuda -DTESSERA_PYTHON=$(CURDIR)/$(BUILD)-cuda/venv/bin/python -DTESSERA_NCCL=ON -DTESSERA_TESTS=OFF -DTESSERA_WERROR=OFF
+	@cmake --build $(BUILD)-cuda -j $(JOBS) --target tessera/comm/CMakeFiles/tessera_comm.dir/devices/c10d_nccl.cpp.o
 
 # The Python of the build packs what is built; pyproject.toml says how `pip install .` compiles it instead.
 wheel: configure

@@ -21,6 +21,7 @@
 #include "tessera/comm/threads/run_ranks.h"
 #include "tessera/dtensor/front/dtensor.h"
 #include "tessera/dtensor/front/registry.h"
+#include "tessera/dtensor/plan/plan_cache.h"
 
 namespace tessera::benchmarks {
 namespace {
@@ -106,10 +107,18 @@ void time_mesh(const layout::Mesh& mesh, const std::vector<Case>& all) {
   }
 }
 
+// A plan is kept once as many others were made as a program of some layers has (Note [Plans that do not come back]).
+void make_other_plans(const Operands& operands) {
+  for (int64_t i = 1; i <= 2 * static_cast<int64_t>(dtensor::PlanCache::kYoung); ++i) {
+    at::unsqueeze(operands.x, 0).expand({i, -1, -1});
+  }
+}
+
 // The instructions of kCalls calls, in a dump named `kind/case`.
 void count(const std::string& kind, const Case& one, const Operands& operands) {
   for (int i = 0; i < 3; ++i) {
     one.body(operands);
+    make_other_plans(operands);
   }
   const std::string name = kind + "/" + one.name + (one.with_grad ? ", grad" : "");
   CALLGRIND_ZERO_STATS;

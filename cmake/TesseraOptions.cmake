@@ -1,6 +1,7 @@
 # Options of the build, all prefixed TESSERA_, and the flags every target shares.
 option(TESSERA_TESTS "Build the tests" ON)
 option(TESSERA_BENCHMARKS "Build the benchmarks" OFF)
+option(TESSERA_WERROR "Warnings are errors, as the preset `release` has it" OFF)
 set(TESSERA_TEST_LIMIT 1200 CACHE STRING "Seconds after which a test is taken to hang: far above what a slow, busy machine needs")
 set(TESSERA_SANITIZE "" CACHE STRING "Sanitizers, as -fsanitize= takes them")
 if(SKBUILD)  # the Python that builds the wheel
@@ -25,6 +26,15 @@ endif()
 
 # No contraction: the order and rounding of every sum is ours to choose.
 add_compile_options(-Wall -Wextra -Wno-unused-parameter -ffp-contract=off)
+
+if(TESSERA_WERROR)
+  add_compile_options(-Werror)
+  if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
+    # These guess at what the standard library's and libtorch's inlined code does, and other versions guess otherwise.
+    add_compile_options(-Wno-error=array-bounds -Wno-error=free-nonheap-object -Wno-error=maybe-uninitialized -Wno-error=restrict
+      -Wno-error=stringop-overflow -Wno-error=stringop-overread)
+  endif()
+endif()
 
 # One kind of code for libraries and programs, so that all share the precompiled header.
 add_compile_options(-fPIC)

@@ -47,6 +47,15 @@ class Partial(metaclass=_OfKind):
         return _C.partial(reduce_op)
 
 
+class On(metaclass=_OfKind):
+    """The rank at `coordinate` of a mesh axis holds the whole tensor; the others hold nothing. Operators on it run there."""
+
+    _kinds = ("on",)
+
+    def __new__(cls, coordinate):
+        return _C.on(coordinate)
+
+
 DeviceMesh = _C.Mesh
 
 

@@ -1,4 +1,4 @@
-"""Shard, Replicate and Partial as type checkers see them: kinds of Placement."""
+"""Shard, Replicate, Partial and On as type checkers see them: kinds of Placement."""
 
 from collections.abc import Sequence
 
@@ -15,6 +15,9 @@ class Replicate(Placement):
 
 class Partial(Placement):
     def __init__(self, reduce_op: str = "sum") -> None: ...
+
+class On(Placement):
+    def __init__(self, coordinate: int) -> None: ...
 
 DeviceMesh = Mesh
 

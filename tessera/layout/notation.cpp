@@ -58,6 +58,10 @@ std::optional<Placement> try_parse_placement(std::string_view text) {
       return Partial(op);
     }
   }
+  if (take(text, "On(")) {
+    const auto coordinate = take_int(text);
+    return coordinate && *coordinate <= INT32_MAX && text == ")" ? std::optional(On(*coordinate)) : std::nullopt;
+  }
   return take(text, "S(") ? try_parse_shard(text) : std::nullopt;
 }
 
@@ -88,6 +92,9 @@ std::string Placement::str() const {
   if (is_partial()) {
     return op == ReduceOp::kSum ? "P" : std::string("P(") + name_of(op) + ")";
   }
+  if (is_on()) {
+    return "On(" + std::to_string(coordinate()) + ")";
+  }
   std::string text = "S(" + std::to_string(dim);
   if (blocks != 1) {
     text += "/" + std::to_string(blocks);
@@ -106,7 +113,7 @@ Placement parse_placement(std::string_view text) {
   TESSERA_CHECK_AS(ConfigError, placement, "[layout] \"", text,
                    "\" is no placement; accepted: R, S(dim), S(dim;unit), S(dim@order), S(dim;unit@order), "
                    "S(dim/blocks;unit), P, P(sum), P(max), "
-                   "P(min), P(prod), P(avg)");
+                   "P(min), P(prod), P(avg), On(coordinate)");
   return *placement;
 }
 
@@ -117,6 +124,16 @@ std::string str(const Mesh& mesh, const Placements& placements) {
     text += (static_cast<int64_t>(i) < mesh.ndim() ? mesh.axes()[i].name : "?") + ": " + placements[i].str();
   }
   return text + "}";
+}
+
+std::string short_str(const Mesh& mesh, const Placements& placements) {
+  std::string text;
+  for (size_t i = 0; i < placements.size(); ++i) {
+    if (!placements[i].is_replicate()) {
+      text += (text.empty() ? "" : ", ") + mesh.axis(static_cast<int64_t>(i)).name + ": " + placements[i].str();
+    }
+  }
+  return "{" + text + "}";
 }
 
 Placements parse_placements(const Mesh& mesh, std::string_view text) {

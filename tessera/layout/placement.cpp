@@ -40,6 +40,15 @@ Placement Partial(ReduceOp op) {
   return result;
 }
 
+Placement On(int64_t coordinate) {
+  TESSERA_CHECK(coordinate >= 0 && coordinate <= std::numeric_limits<int32_t>::max(), "[layout] On(", coordinate,
+                "): the coordinate must be 0 or more");
+  Placement result;
+  result.kind = Placement::Kind::kOn;
+  result.dim = static_cast<int32_t>(coordinate);
+  return result;
+}
+
 uint64_t Placement::hash() const {
   const uint64_t small = static_cast<uint64_t>(kind) | static_cast<uint64_t>(op) << 8 |
                          static_cast<uint64_t>(static_cast<uint8_t>(order)) << 16 |
@@ -58,17 +67,75 @@ const char* name_of(ReduceOp op) {
   TESSERA_ASSERT(false, "ReduceOp ", static_cast<int>(op));
 }
 
-Range cut(int64_t size, int64_t parts, int64_t index, int64_t unit) {
-  const int64_t units = (size + unit - 1) / unit;
-  const int64_t step = (units + parts - 1) / parts * unit;
-  return {std::min(index * step, size), std::min((index + 1) * step, size)};
+bool is_linear(ReduceOp op) { return op == ReduceOp::kSum || op == ReduceOp::kAvg; }
+
+bool commute(ReduceOp a, ReduceOp b) {
+  // Sums and means in any order; the others with themselves.
+  return a == b || (is_linear(a) && is_linear(b));
+}
+
+const char* Placement::kind_name() const {
+  switch (kind) {
+    case Kind::kReplicate: return "replicate";
+    case Kind::kShard: return is_interleaved() ? "interleaved shard" : "shard";
+    case Kind::kPartial: return "partial";
+    case Kind::kOn: return "on";
+  }
+  TESSERA_ASSERT(false, "Placement::Kind ", static_cast<int>(kind));
 }
 
 Placements without_partial(Placements placements) {
+  std::replace_if(placements.begin(), placements.end(), [](const Placement& p) { return p.is_partial(); }, Replicate());
+  return placements;
+}
+
+Placements settled(Placements placements) {
+  std::replace_if(
+      placements.begin(), placements.end(), [](const Placement& p) { return !p.is_settled(); }, Replicate());
+  return placements;
+}
+
+Placements without_cuts(Placements placements, const std::function<bool(const Placement&)>& is_left) {
+  std::replace_if(
+      placements.begin(), placements.end(), [&](const Placement& p) { return p.is_shard() && is_left(p); },
+      Replicate());
+  return placements;
+}
+
+Placements with_dims(Placements placements, const std::function<int64_t(int64_t)>& dim_of) {
   for (Placement& placement : placements) {
-    if (placement.is_partial()) {
-      placement = Replicate();
+    if (placement.is_shard()) {
+      placement.dim = static_cast<int32_t>(dim_of(placement.dim));
     }
+  }
+  return placements;
+}
+
+int64_t last_cut_dim(const Placements& placements) {
+  int64_t last = -1;
+  for (const Placement& placement : placements) {
+    last = placement.is_shard() ? std::max<int64_t>(last, placement.dim) : last;
+  }
+  return last;
+}
+
+bool has_partial(const Placements& placements) {
+  return std::any_of(placements.begin(), placements.end(), [](const Placement& p) { return p.is_partial(); });
+}
+
+std::vector<int64_t> axes_merged_whole(const Placements& from, const Placements& to) {
+  std::vector<int64_t> axes;
+  for (size_t a = 0; a < from.size(); ++a) {
+    if (from[a].is_partial() && to[a].is_replicate()) {
+      axes.push_back(static_cast<int64_t>(a));
+    }
+  }
+  return axes;
+}
+
+Placements sum_of_parts(Placements placements) {
+  for (Placement& placement : placements) {
+    placement = placement.is_shard() ? Partial() : placement.is_on() ? placement : Replicate();
   }
   return placements;
 }

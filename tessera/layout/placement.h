@@ -1,14 +1,24 @@
-// How one mesh axis treats a tensor: replicate it, cut one dim, or hold partial results.
+// How one mesh axis treats a tensor: replicate it, cut one dim, hold partial results, or hold it at one place.
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
+
+#include "tessera/layout/cut.h"
 
 namespace tessera::layout {
 
 // How partial results combine.
 enum class ReduceOp : uint8_t { kSum, kMax, kMin, kProd, kAvg };
+
+const char* name_of(ReduceOp op);
+
+// Whether the combination of sums is the sum of the combinations.
+bool is_linear(ReduceOp op);
+// Whether it does not matter which of two combinations comes first.
+bool commute(ReduceOp a, ReduceOp b);
 
 // Options of a cut.
 struct ShardOptions {
@@ -25,15 +35,15 @@ struct ShardOptions {
 //
 // Printed and parsed as `R`, `S(0)`, `S(0;64)` (unit 64), `S(0;64@1)` or `S(0@1)` (second among the axes that cut dim
 // 0), `S(0/3)` or `S(0/3;64)` (dim 0 is 3 blocks, each of which is cut), `P` for `P(sum)`, `P(max)`, `P(min)`,
-// `P(prod)`, `P(avg)`.
+// `P(prod)`, `P(avg)`, `On(2)` (on coordinate 2 of the axis and nowhere else).
 struct Placement {
-  enum class Kind : uint8_t { kReplicate, kShard, kPartial };
+  enum class Kind : uint8_t { kReplicate, kShard, kPartial, kOn };
 
   Kind kind = Kind::kReplicate;
   ReduceOp op = ReduceOp::kSum;  // of a Partial
   int8_t order = -1;             // of a Shard
   uint8_t blocks = 1;            // of a Shard
-  int32_t dim = 0;               // of a Shard, never negative
+  int32_t dim = 0;               // of a Shard, never negative; of an On the coordinate
   int64_t unit = 1;              // of a Shard
 
   bool is_replicate() const { return kind == Kind::kReplicate; }
@@ -41,12 +51,27 @@ struct Placement {
   bool is_shard(int64_t d) const { return kind == Kind::kShard && dim == d; }
   bool is_interleaved() const { return kind == Kind::kShard && blocks > 1; }
   bool is_partial() const { return kind == Kind::kPartial; }
+  bool is_on() const { return kind == Kind::kOn; }
+  int64_t coordinate() const { return dim; }  // of an On
+  // Both cut one dim, wherever.
+  bool shares_dim(const Placement& other) const { return is_shard() && other.is_shard(dim); }
+  // Every rank of the axis holds its part of the value itself.
+  bool is_settled() const { return !is_partial() && !is_on(); }
+  // The ranks of the axis hold the value once in all.
+  bool holds_once() const { return is_shard() || is_on(); }
+  // Whether the rank at `coord` of the axis holds anything, and whether it is the first of those that hold it.
+  bool holds(int64_t coord) const { return !is_on() || coord == coordinate(); }
+  bool is_first(int64_t coord) const { return is_on() ? holds(coord) : is_shard() || coord == 0; }
+  // Of a Shard: the places at which it cuts a run of its dim (a block of it) for the ranks of an axis.
+  Cut cut(int64_t run, int64_t parts) const { return {run, parts, unit}; }
   bool operator==(const Placement&) const = default;
 
   // The same in every process.
   uint64_t hash() const;
 
   std::string str() const;
+  // `shard`, `interleaved shard`, `replicate`, `partial` or `on`.
+  const char* kind_name() const;
 };
 
 // Every rank of the axis holds the whole tensor.
@@ -57,25 +82,32 @@ Placement Shard(int64_t dim, ShardOptions options = {});
 Placement InterleavedShard(int64_t dim, int64_t blocks, ShardOptions options = {});
 // The value is the combination over the ranks of the axis.
 Placement Partial(ReduceOp op = ReduceOp::kSum);
+// The rank at `coordinate` of the axis holds what all would hold with Replicate; the others hold nothing: a part of
+// sizes {0}.
+Placement On(int64_t coordinate);
 
 // One placement for each axis of a mesh, in axis order.
 using Placements = std::vector<Placement>;
 
-const char* name_of(ReduceOp op);
-
-// A contiguous run [begin, end) of one dim.
-struct Range {
-  int64_t begin = 0;
-  int64_t end = 0;
-  int64_t size() const { return end - begin; }
-  bool operator==(const Range&) const = default;
-};
-
-// Part `index` of `parts` when [0, size) is cut as torch.chunk cuts, on multiples of `unit`:
-// ceil(ceil(size / unit) / parts) units each, the last parts short or empty (empty parts are [size, size)).
-Range cut(int64_t size, int64_t parts, int64_t index, int64_t unit = 1);
-
-// Replicate where there is a Partial: how a tensor lies once it is merged.
+// Where the value lies once it is merged, and once every rank holds its part of it: Replicate instead of the others.
 Placements without_partial(Placements placements);
+Placements settled(Placements placements);
+
+// Replicate instead of the cuts that `is_left` says.
+Placements without_cuts(Placements placements, const std::function<bool(const Placement&)>& is_left);
+
+// Every cut of a dim is one of `dim_of` that dim instead.
+Placements with_dims(Placements placements, const std::function<int64_t(int64_t)>& dim_of);
+
+// The largest dim that is cut; -1 where none is.
+int64_t last_cut_dim(const Placements& placements);
+
+bool has_partial(const Placements& placements);
+
+// The axes that are merged, and not into parts, on the way from one to the other.
+std::vector<int64_t> axes_merged_whole(const Placements& from, const Placements& to);
+
+// How the sum over all elements lies when every rank adds up those that it holds.
+Placements sum_of_parts(Placements placements);
 
 }  // namespace tessera::layout

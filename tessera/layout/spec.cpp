@@ -91,16 +91,16 @@ void normalise(const Mesh& mesh, PlacementList& placements) {
   }
 }
 
-bool commute(ReduceOp a, ReduceOp b) {
-  const auto is_linear = [](ReduceOp op) { return op == ReduceOp::kSum || op == ReduceOp::kAvg; };
-  return a == b || (is_linear(a) && is_linear(b));
-}
-
 // What is wrong with the placements of a tensor of `ndim` dims, or nothing.
-std::string fault_of(PlacementsRef placements, int64_t ndim) {
+std::string fault_of(const Mesh& mesh, PlacementsRef placements, int64_t ndim) {
   std::optional<ReduceOp> op;
   AxisList axes;
-  for (const Placement& placement : placements) {
+  for (size_t a = 0; a < placements.size(); ++a) {
+    const Placement& placement = placements[a];
+    if (placement.is_on() && placement.coordinate() >= mesh.axes()[a].size) {
+      return c10::str(placement.str(), " on axis ", mesh.axes()[a].name, " of ", mesh.axes()[a].size,
+                      " ranks; accepted: On(0) to On(", mesh.axes()[a].size - 1, ")");
+    }
     if (placement.is_partial()) {
       if (op && !commute(*op, placement.op)) {
         return c10::str("P(", name_of(*op), ") and P(", name_of(placement.op),
@@ -196,9 +196,11 @@ struct Key {
                   .dtype = dtype,
                   .labels = labels,
                   .hash = hash,
-                  .layout = layout()};
-    data.has_partial =
-        std::any_of(placements.begin(), placements.end(), [](const Placement& p) { return p.is_partial(); });
+                  .layout = layout(),
+                  .holders = {}};
+    data.has_partial = layout::has_partial(data.placements);
+    data.is_everywhere =
+        std::none_of(placements.begin(), placements.end(), [](const Placement& p) { return p.is_on(); });
     data.is_replicated =
         std::all_of(placements.begin(), placements.end(), [](const Placement& p) { return p.is_replicate(); });
     return data;
@@ -229,6 +231,44 @@ int64_t SpecData::numel() const { return std::accumulate(sizes.begin(), sizes.en
 
 int64_t SpecData::bytes() const { return numel() * static_cast<int64_t>(c10::elementSize(dtype)); }
 
+bool SpecData::is_cut() const { return last_cut_dim(placements) >= 0; }
+
+bool SpecData::is_cut(int64_t dim) const {
+  return std::any_of(placements.begin(), placements.end(), [&](const Placement& p) { return p.is_shard(dim); });
+}
+
+bool SpecData::is_interleaved() const {
+  return std::any_of(placements.begin(), placements.end(), [](const Placement& p) { return p.is_interleaved(); });
+}
+
+int64_t SpecData::blocks_of(int64_t dim) const { return blocks_of_dims(placements, ndim())[dim]; }
+
+std::vector<int64_t> SpecData::axes_of(int64_t dim) const { return axes_of_dim(mesh, placements, dim); }
+
+bool SpecData::is_merged_by(std::initializer_list<ReduceOp> ops) const {
+  return std::any_of(placements.begin(), placements.end(), [&](const Placement& p) {
+    return p.is_partial() && std::find(ops.begin(), ops.end(), p.op) != ops.end();
+  });
+}
+
+bool SpecData::holds(const Coord& coord) const {
+  for (size_t axis = 0; axis < placements.size(); ++axis) {
+    if (!placements[axis].holds(coord[axis])) {
+      return false;
+    }
+  }
+  return true;
+}
+
+bool SpecData::is_first_holder(const Coord& coord) const {
+  for (size_t axis = 0; axis < placements.size(); ++axis) {
+    if (!placements[axis].is_first(coord[axis])) {
+      return false;
+    }
+  }
+  return true;
+}
+
 Spec Spec::make(const Mesh& mesh, const Placements& placements, c10::IntArrayRef sizes, c10::IntArrayRef strides,
                 c10::ScalarType dtype, const Labels& labels) {
   verify_count(mesh, placements);
@@ -241,7 +281,7 @@ Spec Spec::make(const Mesh& mesh, const Placements& placements, c10::IntArrayRef
   const uint64_t hash = key.hash();
   const auto equals = [&](const SpecData& data) { return key.equals(data); };
   const auto make_record = [&] {
-    const std::string fault = fault_of(normal, static_cast<int64_t>(sizes.size()));
+    const std::string fault = fault_of(mesh, normal, static_cast<int64_t>(sizes.size()));
     TESSERA_CHECK(fault.empty(), "[layout] ", layout::str(mesh, placements), " on mesh {", mesh.str(), "}: ", fault);
     TESSERA_CHECK(sizes.size() == strides.size(), "[layout] ", sizes.size(), " sizes and ", strides.size(), " strides");
     verify_blocks(normal, sizes);
@@ -280,9 +320,7 @@ Spec Spec::with_labels(const Labels& labels) const {
 }
 
 std::vector<Range> Spec::local_ranges(const Coord& coord) const {
-  for (const Placement& placement : data_->placements) {
-    TESSERA_ASSERT(!placement.is_interleaved(), "the one run that a rank holds of ", str());
-  }
+  TESSERA_ASSERT(!data_->is_interleaved(), "the one run that a rank holds of ", str());
   return first_runs(coord);
 }
 
@@ -299,16 +337,15 @@ std::vector<std::vector<Range>> Spec::local_runs(const Coord& coord) const {
   const std::vector<Range> firsts = first_runs(coord);
   std::vector<std::vector<Range>> runs(firsts.size());
   for (size_t d = 0; d < runs.size(); ++d) {
-    const Range& first = firsts[d];
-    const int64_t step = data_->sizes[d] / blocks[d];
-    for (int64_t i = 0; i < blocks[d]; ++i) {
-      runs[d].push_back({first.begin + i * step, first.end + i * step});
-    }
+    runs[d] = in_blocks(firsts[d], data_->sizes[d], blocks[d]);
   }
   return runs;
 }
 
 std::vector<int64_t> Spec::local_sizes(const Coord& coord) const {
+  if (!data_->is_everywhere && !data_->holds(coord)) {
+    return {0};
+  }
   std::vector<int64_t> sizes = blocks_of_dims(data_->placements, data_->ndim());
   const std::vector<Range> firsts = first_runs(coord);
   for (size_t d = 0; d < sizes.size(); ++d) {
@@ -330,7 +367,7 @@ bool is_valid(const Mesh& mesh, const Placements& placements, int64_t ndim) {
   }
   PlacementList normal(placements.begin(), placements.end());
   normalise(mesh, normal);
-  return fault_of(normal, ndim).empty();
+  return fault_of(mesh, normal, ndim).empty();
 }
 
 std::vector<int64_t> blocks_of_dims(const Placements& placements, int64_t ndim) {
@@ -381,10 +418,66 @@ Range local_range(const Mesh& mesh, const Placements& placements, int64_t dim, i
                 "}: the axes that cut dim ", dim, " give no one order");
   Range range{0, axes.empty() ? size : size / placements[axes.front()].blocks};
   for (int64_t axis : axes) {
-    const Range part = cut(range.size(), mesh.axes()[axis].size, coord[axis], placements[axis].unit);
+    const Range part = placements[axis].cut(range.size(), mesh.axes()[axis].size)[coord[axis]];
     range = {range.begin + part.begin, range.begin + part.end};
   }
   return range;
+}
+
+std::vector<int64_t> sizes_of_equal_parts(const Mesh& mesh, const Placements& placements, c10::IntArrayRef local) {
+  std::vector<int64_t> sizes = local.vec();
+  for (size_t axis = 0; axis < std::min(placements.size(), mesh.axes().size()); ++axis) {
+    const Placement& placement = placements[axis];
+    if (placement.is_shard() && placement.dim < static_cast<int64_t>(sizes.size())) {
+      sizes[placement.dim] *= mesh.axes()[axis].size;
+    }
+  }
+  return sizes;
+}
+
+bool same_cuts(const Mesh& mesh, const Placements& placements, c10::IntArrayRef sizes, int64_t axis,
+               const Placement& other) {
+  if (placements[axis].blocks != other.blocks) {
+    return false;
+  }
+  if (placements[axis].unit == other.unit) {
+    return true;
+  }
+  std::vector<NestedCut> now, then;
+  for (int64_t a : axes_of_dim(mesh, placements, other.dim)) {
+    now.push_back({mesh.axis(a).size, placements[a].unit});
+    then.push_back({mesh.axis(a).size, a == axis ? other.unit : placements[a].unit});
+  }
+  return same_places(sizes[other.dim] / other.blocks, now, then);
+}
+
+bool same_layout(const Spec& a, const Spec& b) {
+  if (a == b) {
+    return true;
+  }
+  const Placements& x = a->placements;
+  const Placements& y = b->placements;
+  for (size_t i = 0; i < x.size(); ++i) {
+    if (x[i].kind != y[i].kind || x[i].op != y[i].op || x[i].dim != y[i].dim || x[i].blocks != y[i].blocks) {
+      return false;
+    }
+  }
+  const std::vector<int64_t> blocks = blocks_of_dims(x, a->ndim());
+  for (int64_t dim = 0; dim < a->ndim(); ++dim) {
+    const auto axes = a->axes_of(dim);
+    if (axes != b->axes_of(dim)) {
+      return false;
+    }
+    std::vector<NestedCut> cuts_a, cuts_b;
+    for (int64_t axis : axes) {
+      cuts_a.push_back({a->mesh.axis(axis).size, x[axis].unit});
+      cuts_b.push_back({a->mesh.axis(axis).size, y[axis].unit});
+    }
+    if (!same_places(a->sizes[dim] / blocks[dim], cuts_a, cuts_b)) {
+      return false;
+    }
+  }
+  return true;
 }
 
 }  // namespace tessera::layout

@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <initializer_list>
 #include <iosfwd>
 #include <string>
 #include <string_view>
@@ -57,15 +58,31 @@ struct SpecData {
   Labels labels;
   uint64_t hash = 0;
 
-  // Derived once: no axis is Partial; every axis is Replicate.
+  // Derived once: some axis is Partial; every axis is Replicate.
   bool has_partial = false;
   bool is_replicated = true;
+  bool is_everywhere = true;  // no axis is On
   const Layout* layout = nullptr;
   mutable detail::Holders holders;
 
   int64_t ndim() const { return static_cast<int64_t>(sizes.size()); }
   int64_t numel() const;
   int64_t bytes() const;
+
+  // Whether any dim is cut, and whether this one is.
+  bool is_cut() const;
+  bool is_cut(int64_t dim) const;
+  // Whether any dim is cut in blocks, and in how many this one is (1 where it is not interleaved).
+  bool is_interleaved() const;
+  int64_t blocks_of(int64_t dim) const;
+  // The axes that cut `dim`, slowest first.
+  std::vector<int64_t> axes_of(int64_t dim) const;
+  // Whether ranks hold terms of one of these combinations.
+  bool is_merged_by(std::initializer_list<ReduceOp> ops) const;
+  // Whether the rank at `coord` holds a part: it stands where every On is.
+  bool holds(const Coord& coord) const;
+  // Of all ranks that hold one part, one is the first.
+  bool is_first_holder(const Coord& coord) const;
 };
 
 // A handle to an interned SpecData: equal Specs are the same pointer. Thread-safe.
@@ -96,7 +113,8 @@ class Spec {
 
   // Throws if `placements` does not name every axis, a dim is out of range, a unit is below one, the axes that share a
   // dim have no consistent order (all explicit and distinct; or those without one fill the free positions) or not the
-  // same blocks, a dim does not divide into its blocks, or two Partial ops meet that do not commute (sum and avg do).
+  // same blocks, a dim does not divide into its blocks, an On is beyond its axis, or two Partial ops meet that do not
+  // commute (sum and avg do).
   static Spec make(const Mesh& mesh, const Placements& placements, c10::IntArrayRef sizes, c10::IntArrayRef strides,
                    c10::ScalarType dtype, const Labels& labels = {});
 
@@ -124,7 +142,8 @@ class Spec {
   Spec with(const Placements& placements) const;
   Spec with_labels(const Labels& labels) const;
 
-  // What the rank at `coord` holds of each dim: nested cuts, one contiguous run. Not for interleaved cuts.
+  // What the rank at `coord` holds of each dim: nested cuts, one contiguous run. Not for interleaved cuts. Of a rank
+  // that holds no part: what it would hold. Its local sizes are {0}.
   std::vector<Range> local_ranges(const Coord& coord) const;
   // The same for all cuts: one run for each block of the dim; and the first of them.
   std::vector<std::vector<Range>> local_runs(const Coord& coord) const;
@@ -166,8 +185,22 @@ std::vector<int64_t> axes_of_dim(const Mesh& mesh, const Placements& placements,
 // an interleaved dim, the run in its first block.
 Range local_range(const Mesh& mesh, const Placements& placements, int64_t dim, int64_t size, const Coord& coord);
 
-// `{dp: S(0), tp: R}`; parse_placements throws with the accepted form. Axes that are not named are Replicate.
+// The global sizes where every rank has a part of these sizes.
+std::vector<int64_t> sizes_of_equal_parts(const Mesh& mesh, const Placements& placements, c10::IntArrayRef local);
+
+// Whether every rank keeps what it has when `axis`, which cuts a dim of a tensor of these sizes, cuts it by `other`
+// instead (a Shard of the same dim; its order is not looked at).
+bool same_cuts(const Mesh& mesh, const Placements& placements, c10::IntArrayRef sizes, int64_t axis,
+               const Placement& other);
+
+// Whether every rank holds the same part under both layouts of one tensor: equal placements, or other units and orders
+// with the same cuts.
+bool same_layout(const Spec& a, const Spec& b);
+
+// `{dp: S(0), tp: R}`, and without the axes that are Replicate; parse_placements throws with the accepted form. Axes
+// that are not named are Replicate.
 std::string str(const Mesh& mesh, const Placements& placements);
+std::string short_str(const Mesh& mesh, const Placements& placements);
 Placements parse_placements(const Mesh& mesh, std::string_view text);
 Placement parse_placement(std::string_view text);
 

@@ -12,12 +12,13 @@ namespace tessera::parallel {
 
 using layout::Placements;
 using layout::Range;
+using rules::View;
 
 namespace {
 
 bool is_cut(const at::Tensor& base, int64_t dim) {
   const layout::Spec spec = dtensor::spec_of(base);
-  return !layout::axes_of_dim(spec->mesh, spec->placements, dim).empty();
+  return spec->is_cut(dim);
 }
 
 int64_t size_of(const CutView& of, int64_t dim) { return of.ranges[of.dims[dim]].size(); }
@@ -115,13 +116,7 @@ at::Tensor part_of(const at::Tensor& content, const CutView& view, const Overlap
 
 // Of the ranks that hold the same part one counts, and the sum over all ranks is the content.
 bool counts(const layout::Spec& spec) {
-  const layout::Coord& coord = dtensor::RankState::require().ctx.coord(spec->mesh);
-  for (size_t axis = 0; axis < coord.size(); ++axis) {
-    if (!spec->placements[axis].is_shard() && coord[axis] != 0) {
-      return false;
-    }
-  }
-  return true;
+  return spec->is_first_holder(dtensor::RankState::require().ctx.coord(spec->mesh));
 }
 
 }  // namespace
@@ -135,12 +130,9 @@ CutView CutView::whole(const at::Tensor& base) {
   return view;
 }
 
-std::optional<std::vector<CutView>> take_views(const std::string& op, const torch::jit::Stack& args,
-                                               const CutView& of) {
-  const bool is_unbind = op == "aten::unbind";
-  const bool is_split = op == "aten::split" || op == "aten::split_with_sizes";
-  const bool is_slice = op == "aten::slice";
-  if (!is_unbind && !is_split && !is_slice && op != "aten::select") {
+std::optional<std::vector<CutView>> take_views(View kind, const torch::jit::Stack& args, const CutView& of) {
+  const bool is_unbind = kind == View::kUnbind, is_split = kind == View::kSplit, is_slice = kind == View::kSlice;
+  if (!is_unbind && !is_split && !is_slice && kind != View::kSelect) {
     return std::nullopt;
   }
   if (is_slice && args[4].toInt() != 1) {
@@ -156,11 +148,8 @@ std::optional<std::vector<CutView>> take_views(const std::string& op, const torc
   if (is_slice) {
     return take_slice(args, of, dim);
   }
-  if (op == "aten::split") {
-    return pieces(of, dim, equal_sizes(size, args[1].toInt()));
-  }
   if (is_split) {
-    return pieces(of, dim, args[1].toIntVector());
+    return pieces(of, dim, args[1].isInt() ? equal_sizes(size, args[1].toInt()) : args[1].toIntVector());
   }
   if (!is_unbind) {
     return std::vector<CutView>{selected(of, dim, wrapped(args[2].toInt(), size))};

@@ -2,13 +2,13 @@
 #pragma once
 
 #include <optional>
-#include <string>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
 #include <ATen/core/stack.h>
 
 #include "tessera/layout/placement.h"
+#include "tessera/rules/engine/facts.h"
 
 namespace tessera::parallel {
 
@@ -21,10 +21,10 @@ struct CutView {
   static CutView whole(const at::Tensor& base);
 };
 
-// The views that `op` (select, slice, split, split_with_sizes, unbind) with these arguments takes of `of`, one for each
-// result; nothing if the op is another, a slice has steps, or `of` is whole and the dim is not cut: then the op itself
-// serves.
-std::optional<std::vector<CutView>> take_views(const std::string& op, const torch::jit::Stack& args, const CutView& of);
+// The views that a select, slice, split or unbind with these arguments takes of `of`, one for each
+// result; nothing if the kind is another, a slice has steps, or `of` is whole and the dim is not cut: then the op
+// itself serves.
+std::optional<std::vector<CutView>> take_views(rules::View kind, const torch::jit::Stack& args, const CutView& of);
 
 // The box's content, replicated. Holds the box, not the base. Collective over the base's mesh.
 at::Tensor read(const CutView& view);

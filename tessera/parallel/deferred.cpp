@@ -4,7 +4,6 @@
 #include "tessera/parallel/deferred.h"
 
 #include <optional>
-#include <set>
 
 #include <ATen/EmptyTensor.h>
 #include <ATen/core/enum_tag.h>
@@ -16,6 +15,7 @@
 #include "tessera/dtensor/front/registry.h"
 #include "tessera/dtensor/random/stock.h"
 #include "tessera/parallel/tape.h"
+#include "tessera/rules/engine/rule.h"
 
 namespace tessera::parallel {
 
@@ -27,6 +27,8 @@ using torch::jit::Stack;
 int64_t value_of(const at::Tensor& tensor) { return dtensor::meta_of(tensor)->rare->recorded; }
 
 namespace {
+
+const rules::Rule& row_of(const c10::OperatorHandle& op) { return rules::RuleTable::instance().row(op); }
 
 at::Tensor meta_like(const at::Tensor& tensor) {
   return at::detail::empty_strided_meta(tensor.sizes(), tensor.strides(), tensor.scalar_type());
@@ -44,22 +46,21 @@ at::Tensor meta_permutation(const c10::FunctionSchema& schema, const Stack& args
 }
 
 // Whether the result is the operand itself, otherwise seen or converted.
-bool is_conversion(const c10::FunctionSchema& schema) {
-  const std::string& name = schema.name();
+bool is_conversion(const c10::OperatorHandle& op) {
+  const c10::FunctionSchema& schema = op.schema();
   const bool is_view = !schema.returns().empty() && schema.returns()[0].alias_info() != nullptr;
-  return is_view || name == "aten::_to_copy" || name == "aten::clone" || name == "aten::detach" ||
-         name == "aten::alias";
+  return is_view || row_of(op).copies;
 }
 
 // What an operator that turns a tensor in place (t_, squeeze_) gives anew.
 std::optional<c10::OperatorHandle> out_of_place(const c10::OperatorHandle& op) {
-  static const std::set<std::string> kTurns = {"aten::t_", "aten::transpose_", "aten::squeeze_", "aten::unsqueeze_"};
-  c10::OperatorName name = op.operator_name();
-  if (!kTurns.count(name.name)) {
+  if (row_of(op).special != rules::Special::kViewInPlace) {
     return std::nullopt;
   }
+  c10::OperatorName name = op.operator_name();
   name.name.pop_back();
-  return c10::Dispatcher::singleton().findSchema(name);
+  const auto view = c10::Dispatcher::singleton().findSchema(name);
+  return view && row_of(*view).view != rules::View::kNone ? view : std::nullopt;
 }
 
 }  // namespace
@@ -68,7 +69,7 @@ Stack run_on_meta(const Recorded& call, const std::vector<at::Tensor>& tensors) 
   dtensor::LocalScope scope;
   at::NoGradGuard no_grad;
   Stack stack(call.args.begin(), call.args.end());
-  if (call.op.schema().name() == "aten::randperm") {
+  if (row_of(call.op).permutes) {
     return {meta_permutation(call.op.schema(), stack)};
   }
   const auto& arguments = call.op.schema().arguments();
@@ -106,12 +107,12 @@ at::Tensor Tape::wrap_result(const at::Tensor& meta, Recorded& call) {
   return dtensor::wrap_deferred(meta, shared_from_this(), value);
 }
 
-void Tape::check_not_used(const c10::FunctionSchema& schema, const std::vector<at::Tensor>& tensors) const {
-  if (!is_closed_ || !at::GradMode::is_enabled() || is_conversion(schema)) {
+void Tape::check_not_used(const c10::OperatorHandle& op, const std::vector<at::Tensor>& tensors) const {
+  if (!is_closed_ || !at::GradMode::is_enabled() || is_conversion(op)) {
     return;
   }
   for (const at::Tensor& tensor : tensors) {
-    TESSERA_CHECK(!tensor.requires_grad(), "[", schema.name(), "] a parameter of ", tensor.sizes(),
+    TESSERA_CHECK(!tensor.requires_grad(), "[", op.schema().name(), "] a parameter of ", tensor.sizes(),
                   " from `deferred` is used before it has a value. "
                   "Call ",
                   base::in_library("parallelize(model, plan, optimizer)"),
@@ -150,7 +151,7 @@ void Tape::record(const c10::OperatorHandle& op, Stack* stack) {
   }
   const c10::FunctionSchema& schema = op.schema();
   const size_t n = schema.arguments().size();
-  TESSERA_CHECK(schema.name() != "aten::_local_scalar_dense",
+  TESSERA_CHECK(row_of(op).special != rules::Special::kItem,
                 "[deferred] the value of a tensor is read, which does not exist before parallelize "
                 "(or place). In a constructor, compute it from numbers, initialise that tensor after parallelize, or "
                 "build the model without `deferred`.");
@@ -169,7 +170,7 @@ void Tape::record(const c10::OperatorHandle& op, Stack* stack) {
       written.push_back(tensor);
     }
   });
-  check_not_used(schema, tensors);
+  check_not_used(op, tensors);
   Stack results = run_on_meta(call, tensors);
   note_draw(call, results);
   for (const Reference& reference : call.references) {

@@ -32,7 +32,7 @@ ForwardPasses ForwardPasses::of_copy() const {
 void ForwardPasses::check(const std::vector<dtensor::NamedValue>& batch) {
   RankState& state = RankState::require();
   if (std::exchange(checks_operands_, false)) {
-    state.check_plain = false;
+    state.set_checks_plain(false);
   }
   if (!calls_.next()) {
     return;
@@ -46,7 +46,7 @@ void ForwardPasses::check(const std::vector<dtensor::NamedValue>& batch) {
   verify_same_batch(
       batch, plan_, "forward",
       base::in_library(c10::str("from_local(part, ", mesh, ", \"", layout::str(plan_.mesh, rows), "\")")));
-  checks_operands_ = !std::exchange(state.check_plain, true);
+  checks_operands_ = !state.set_checks_plain(true);
 }
 
 ForwardPasses::Samples ForwardPasses::next_pass(int64_t samples) {

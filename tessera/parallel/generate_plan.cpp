@@ -160,8 +160,9 @@ class Generator {
       return;
     }
     std::vector<int64_t> parts;
+    const layout::Cut cut(width, ranks_, unit);
     for (int64_t i = 0; i < ranks_; ++i) {
-      parts.push_back(layout::cut(width, ranks_, i, unit).size());
+      parts.push_back(cut[i].size());
     }
     add_note(plan_, general(name) + ": " + std::to_string(width) +
                         (unit > 1 ? " in units of " + std::to_string(unit) : "") + " over " + std::to_string(ranks_) +
@@ -369,11 +370,11 @@ class Generator {
 // A rank that sums exactly has said its lattice already.
 PlanOptions with_lattice_of_rank(PlanOptions options) {
   const auto* rank = dtensor::RankState::current();
-  if (rank && rank->lattice) {
-    TESSERA_CHECK_AS(PlanError, !options.lattice || options.lattice == rank->lattice, "[generate_plan] lattice ",
-                     options.lattice->str(), ", but this rank's numerics are exact on ", rank->lattice->str(),
+  if (rank && rank->lattice()) {
+    TESSERA_CHECK_AS(PlanError, !options.lattice || options.lattice == rank->lattice(), "[generate_plan] lattice ",
+                     options.lattice->str(), ", but this rank's numerics are exact on ", rank->lattice()->str(),
                      "; accepted: that one, or none: it is taken from the numerics");
-    options.lattice = rank->lattice;
+    options.lattice = rank->lattice();
   }
   return options;
 }

@@ -253,7 +253,7 @@ at::Tensor Job::run_rows(int64_t samples, const ReadRows& read) {
     const Region region(rank, state_->plan);
     rank.sites.begin_pass();
     at::Tensor loss = state_->forward(batch);
-    if (!rank.lattice) {
+    if (!rank.lattice()) {
       loss = weighted(loss, rows.size_of(k), samples);  // in `exact` it is a share of the step's mean already
     }
     if (with_gradients) {

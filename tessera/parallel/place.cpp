@@ -89,14 +89,10 @@ void convert(const at::Tensor& tensor, const layout::Mesh& mesh, const Placement
 
 // Where what an optimizer keeps for a parameter lies: as the parameter in the dims that it shares with it.
 Placements placements_of_state(const at::Tensor& state, const layout::Spec& parameter) {
-  Placements placements = parameter->placements;
-  const auto has_dim = [&](int64_t dim) {
-    return state.dim() == parameter->ndim() && state.size(dim) == parameter->sizes[dim];
+  const auto lacks_dim = [&](const layout::Placement& cut) {
+    return state.dim() != parameter->ndim() || state.size(cut.dim) != parameter->sizes[cut.dim];
   };
-  std::replace_if(
-      placements.begin(), placements.end(), [&](const layout::Placement& p) { return p.is_shard() && !has_dim(p.dim); },
-      layout::Replicate());
-  return placements;
+  return layout::without_cuts(parameter->placements, lacks_dim);
 }
 
 using Visit = std::function<void(at::Tensor)>;

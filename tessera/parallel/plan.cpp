@@ -16,22 +16,19 @@ void verify_placements(const Plan& plan, const ParameterPlan& entry, const char*
   TESSERA_CHECK_AS(PlanError, static_cast<int64_t>(placements.size()) == plan.mesh.ndim(), "[plan] the ", what,
                    " of \"", entry.pattern, "\" has ", placements.size(), " placements for the axes of mesh {",
                    plan.mesh.str(), "}; accepted: one for each axis");
-  for (const auto& placement : placements) {
-    TESSERA_CHECK_AS(PlanError, !placement.is_partial(), "[plan] the ", what, " of \"", entry.pattern, "\" is ",
-                     layout::str(plan.mesh, placements),
-                     "; accepted: R and S(dim), since a plan says where values lie, not "
-                     "which sums are unfinished");
-  }
+  TESSERA_CHECK_AS(PlanError, !layout::has_partial(placements), "[plan] the ", what, " of \"", entry.pattern, "\" is ",
+                   layout::str(plan.mesh, placements),
+                   "; accepted: R and S(dim), since a plan says where values lie, not "
+                   "which sums are unfinished");
 }
 
 void verify_shape(const Plan& plan, const ParameterPlan& entry, const std::string& name,
                   const std::vector<int64_t>& sizes) {
   const auto ndim = static_cast<int64_t>(sizes.size());
-  for (const auto& placement : entry.storage) {
-    TESSERA_CHECK_AS(PlanError, !placement.is_shard() || placement.dim < ndim, "[plan] \"", entry.pattern,
-                     "\" asks for ", layout::str(plan.mesh, entry.storage), " but parameter ", name, " of sizes [",
-                     base::join(sizes, ", "), "] has no dim ", placement.dim, "; accepted: S(0) to S(", ndim - 1, ")");
-  }
+  const int64_t last = layout::last_cut_dim(entry.storage);
+  TESSERA_CHECK_AS(PlanError, last < ndim, "[plan] \"", entry.pattern, "\" asks for ",
+                   layout::str(plan.mesh, entry.storage), " but parameter ", name, " of sizes [",
+                   base::join(sizes, ", "), "] has no dim ", last, "; accepted: S(0) to S(", ndim - 1, ")");
   TESSERA_CHECK_AS(PlanError, layout::is_valid(plan.mesh, entry.storage, ndim), "[plan] \"", entry.pattern,
                    "\" asks for ", layout::str(plan.mesh, entry.storage), " on parameter ", name, " of sizes [",
                    base::join(sizes, ", "),

@@ -15,15 +15,9 @@ using Json = nlohmann::json;
 
 std::string quoted(const std::string& text) { return Json(text).dump(); }
 
-// The axes that are not replicated, so that an axis more in the mesh leaves most lines as they are.
+// Without the axes that are replicated, so that an axis more in the mesh leaves most lines as they are.
 std::string placements_json(const layout::Mesh& mesh, const layout::Placements& placements) {
-  std::string text;
-  for (size_t i = 0; i < placements.size(); ++i) {
-    if (!placements[i].is_replicate()) {
-      text += (text.empty() ? "" : ", ") + mesh.axis(static_cast<int64_t>(i)).name + ": " + placements[i].str();
-    }
-  }
-  return quoted("{" + text + "}");
+  return quoted(layout::short_str(mesh, placements));
 }
 
 std::string entry_json(const layout::Mesh& mesh, const ParameterPlan& entry) {

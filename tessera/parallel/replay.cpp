@@ -15,6 +15,7 @@
 #include "tessera/parallel/cut_view.h"
 #include "tessera/parallel/deferred.h"
 #include "tessera/parallel/tape.h"
+#include "tessera/rules/engine/rule.h"
 
 namespace tessera::parallel {
 
@@ -130,24 +131,18 @@ void Replay::want_sources() {
       continue;
     }
     Placements wish = found->second;
-    const std::string& name = call.op.schema().name();
+    const rules::Rule& row = rules::RuleTable::instance().row(call.op);
     const auto& sizes = tape_.sizes()[call.results[0]];
-    if (name == "aten::transpose") {
+    if (row.view == rules::View::kTranspose) {
       const auto dim_of = [&](int arg) {
         return static_cast<int>((call.args[arg].toInt() + sizes.size()) % sizes.size());
       };
       const int a = dim_of(1), b = dim_of(2);
-      for (layout::Placement& placement : wish) {
-        if (placement.is_shard()) {
-          placement.dim = placement.dim == a ? b : placement.dim == b ? a : placement.dim;
-        }
-      }
+      wish = layout::with_dims(wish, [&](int64_t dim) { return dim == a ? b : dim == b ? a : dim; });
       wanted_.try_emplace(call.references[0].value, wish);
       continue;
     }
-    const bool is_copy =
-        name == "aten::_to_copy" || name == "aten::clone" || name == "aten::detach" || name == "aten::alias";
-    if (!is_copy && !call.op.hasTag(at::Tag::pointwise)) {
+    if (!row.copies && !call.op.hasTag(at::Tag::pointwise)) {
       continue;
     }
     for (const Reference& reference : call.references) {
@@ -187,7 +182,7 @@ bool Replay::run_view(const Recorded& call, const Stack& stack) {
   }
   const auto known = views_.find(source);
   const CutView of = known != views_.end() ? known->second : CutView::whole(values_[source]);
-  const auto taken = take_views(call.op.schema().name(), stack, of);
+  const auto taken = take_views(rules::RuleTable::instance().row(call.op).view, stack, of);
   if (!taken) {
     return false;
   }
@@ -254,19 +249,16 @@ at::Tensor Replay::factory(const Recorded& call, Stack stack) {
   const at::Tensor meta = run_on_meta(call, {}).back().toTensor();
   const Spec spec =
       Spec::make(mesh_, placements_of(call.results.at(0)), meta.sizes(), meta.strides(), meta.scalar_type());
-  const std::string& name = call.op.schema().name();
-  auto draw = dtensor::draw_of(state_, c10::toString(call.op.operator_name()), stack, meta.scalar_type());
-  if (draw || name == "aten::empty" || name == "aten::empty_strided") {
+  const rules::Rule& row = rules::RuleTable::instance().row(call.op);
+  if (auto draw = dtensor::draw_of(state_, row.draws, stack, meta.scalar_type())) {
     return uniform_factory(spec, std::move(draw), std::nullopt);
   }
-  if (name == "aten::zeros") {
-    return uniform_factory(spec, std::nullopt, at::Scalar(0));
-  }
-  if (name == "aten::ones") {
-    return uniform_factory(spec, std::nullopt, at::Scalar(1));
-  }
-  if (name == "aten::full") {
-    return uniform_factory(spec, std::nullopt, stack[1].toScalar());
+  switch (row.makes) {
+    case rules::Makes::kNothing: return uniform_factory(spec, std::nullopt, std::nullopt);
+    case rules::Makes::kZeros: return uniform_factory(spec, std::nullopt, at::Scalar(0));
+    case rules::Makes::kOnes: return uniform_factory(spec, std::nullopt, at::Scalar(1));
+    case rules::Makes::kNumber: return uniform_factory(spec, std::nullopt, stack[1].toScalar());
+    case rules::Makes::kValues: break;
   }
   const auto region = std::exchange(state_.region, std::nullopt);
   call.op.callBoxed(stack);

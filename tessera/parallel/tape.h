@@ -50,7 +50,7 @@ class Tape final : public dtensor::Recorder, public dtensor::FactoryHook, public
   void record(const c10::OperatorHandle& op, torch::jit::Stack* stack);
   void note_draw(Recorded& call, const torch::jit::Stack& results);
   void record_turn(const c10::OperatorHandle& view, torch::jit::Stack* stack);
-  void check_not_used(const c10::FunctionSchema& schema, const std::vector<at::Tensor>& tensors) const;
+  void check_not_used(const c10::OperatorHandle& op, const std::vector<at::Tensor>& tensors) const;
   at::Tensor wrap_result(const at::Tensor& meta, Recorded& call);
 
   std::vector<Recorded> calls_;

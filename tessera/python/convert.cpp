@@ -16,10 +16,7 @@ layout::Placements placements_of(const layout::Mesh& mesh, const py::object& pla
   TESSERA_CHECK(static_cast<int64_t>(list.size()) == mesh.ndim(), "[placements] ", list.size(),
                 " placements for the axes of mesh {", mesh.str(), "}; accepted: one for each axis, or text such as \"{",
                 mesh.ndim() > 0 ? mesh.axis(0).name : "tp", ": S(0)}\"");
-  for (auto& placement : list) {
-    placement.dim += placement.is_shard() && placement.dim < 0 ? static_cast<int32_t>(ndim) : 0;
-  }
-  return list;
+  return layout::with_dims(list, [&](int64_t dim) { return dim < 0 ? dim + ndim : dim; });
 }
 
 }  // namespace tessera::python

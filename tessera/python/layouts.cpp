@@ -86,13 +86,6 @@ void bind_mesh(py::module_& module) {
       .def("__repr__", [](const Mesh& mesh) { return "Mesh('" + mesh.str() + "')"; });
 }
 
-const char* kind_of(const Placement& placement) {
-  if (placement.is_interleaved()) {
-    return "interleaved shard";
-  }
-  return placement.is_shard() ? "shard" : placement.is_partial() ? "partial" : "replicate";
-}
-
 // A negative dim counts from the end; it is resolved where the tensor is known.
 Placement shard(int64_t dim, int64_t unit, int order, int64_t blocks) {
   Placement placement = layout::Shard(std::max<int64_t>(dim, 0), {.unit = unit, .order = order, .blocks = blocks});
@@ -111,9 +104,10 @@ layout::ReduceOp reduce_op(const std::string& name) {
 }
 
 void bind_placements(py::module_& module) {
-  py::class_<Placement>(module, "Placement",
-                        "What one mesh axis does to a tensor. Made by Shard(dim), Replicate() and Partial(op).")
-      .def_property_readonly("kind", &kind_of, "shard, interleaved shard, replicate or partial.")
+  py::class_<Placement>(
+      module, "Placement",
+      "What one mesh axis does to a tensor. Made by Shard(dim), Replicate(), Partial(op) and On(coordinate).")
+      .def_property_readonly("kind", &Placement::kind_name, "shard, interleaved shard, replicate, partial or on.")
       .def_property_readonly(
           "dim", [](const Placement& p) { return p.is_shard() ? py::cast(p.dim) : py::none(); },
           "The dim that a Shard cuts, or None.")
@@ -123,6 +117,9 @@ void bind_placements(py::module_& module) {
       .def_property_readonly(
           "blocks", [](const Placement& p) { return p.is_shard() ? py::cast(static_cast<int>(p.blocks)) : py::none(); },
           "How many blocks a Shard cuts alike (1 unless it is interleaved), or None.")
+      .def_property_readonly(
+          "coordinate", [](const Placement& p) { return p.is_on() ? py::cast(p.coordinate()) : py::none(); },
+          "Where on the axis an On is, or None.")
       .def_property_readonly(
           "reduce_op", [](const Placement& p) { return p.is_partial() ? py::cast(layout::name_of(p.op)) : py::none(); },
           "How the ranks' values of a Partial combine, or None.")
@@ -137,6 +134,7 @@ void bind_placements(py::module_& module) {
       .def("__repr__", &Placement::str);
   module.def("shard", &shard);
   module.def("replicate", &layout::Replicate);
+  module.def("on", &layout::On);
   module.def("partial", [](const std::string& op) { return layout::Partial(reduce_op(op)); });
   module.def("parse_placements", &layout::parse_placements);
 }

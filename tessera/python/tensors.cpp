@@ -75,8 +75,7 @@ dtensor::Mode mode_of(const std::string& name) {
 }
 
 std::string set_mode(const std::string& name) {
-  auto& mode = dtensor::RankState::require().mode;
-  const auto before = std::exchange(mode, mode_of(name));
+  const auto before = dtensor::RankState::require().set_mode(mode_of(name));
   return before == dtensor::Mode::kImplicit ? "implicit" : before == dtensor::Mode::kExplicit ? "explicit" : "warn";
 }
 

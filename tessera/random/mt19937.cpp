@@ -11,7 +11,7 @@ constexpr int kAhead = at::MERSENNE_STATE_M;
 
 uint32_t twist(uint32_t high, uint32_t low) {
   const uint32_t mixed = (high & 0x80000000) | (low & 0x7fffffff);
-  return mixed >> 1 ^ (0 - (low & 1) & 0x9908b0df);
+  return (mixed >> 1) ^ ((0 - (low & 1)) & 0x9908b0df);
 }
 
 void next_block(uint32_t* state) {

@@ -46,7 +46,7 @@ Box Holdings::box_of(int64_t rank) const {
   for (size_t d = 0; d < box.size(); ++d) {
     box[d] = {0, sizes_[d]};
     for (int64_t axis : axes_of_[d]) {
-      const Range part = layout::cut(box[d].size(), mesh_.axes()[axis].size, (*coord)[axis], placements_[axis].unit);
+      const Range part = placements_[axis].cut(box[d].size(), mesh_.axes()[axis].size)[(*coord)[axis]];
       box[d] = {box[d].begin + part.begin, box[d].begin + part.end};
     }
   }
@@ -80,11 +80,10 @@ void Holdings::cut_dim(size_t dim, size_t level, Range held, const Box& wanted, 
     return;
   }
   const int64_t axis = axes_of_[dim][level];
-  const int64_t parts = mesh_.axes()[axis].size;
-  const int64_t unit = placements_[axis].unit;
-  const int64_t step = layout::cut(held.size(), parts, 0, unit).size();
-  for (int64_t i = (common.begin - held.begin) / step; i * step < common.end - held.begin; ++i) {
-    const Range part = layout::cut(held.size(), parts, i, unit);
+  const layout::Cut cut = placements_[axis].cut(held.size(), mesh_.axes()[axis].size);
+  const int64_t last = cut.part_of(common.end - held.begin - 1);
+  for (int64_t i = cut.part_of(common.begin - held.begin); i <= last; ++i) {
+    const Range part = cut[i];
     coord[axis] = i;
     cut_dim(dim, level + 1, {held.begin + part.begin, held.begin + part.end}, wanted, coord, overlap, visit);
   }

@@ -55,12 +55,6 @@ std::vector<int64_t> sorted(std::vector<int64_t> values) {
   return values;
 }
 
-Placements replace_partial(const Placements& placements, const Placement& by) {
-  Placements result = placements;
-  std::replace_if(result.begin(), result.end(), [](const Placement& p) { return p.is_partial(); }, by);
-  return result;
-}
-
 Step exchange_between_meshes(const Spec& from, const Spec& to) {
   const Exchange exchange{Holdings(from), Holdings(to)};
   Step step{.kind = StepKind::kRelabel, .before = from, .after = to};
@@ -72,13 +66,14 @@ Step exchange_between_meshes(const Spec& from, const Spec& to) {
   return step;
 }
 
-// Merges all that is Partial, by cutting one dim or by replicating, whichever is cheapest in all.
+// Settles all that ranks do not hold themselves, by cutting one dim or by replicating, whichever is cheapest in all.
 Path merge_and_exchange(const Spec& from, const Spec& to) {
   std::optional<Path> best;
-  for (int64_t dim = -1; dim < (from->has_partial ? from->ndim() : 0); ++dim) {
+  const bool is_settled = layout::settled(from->placements) == from->placements;
+  for (int64_t dim = -1; dim < (is_settled ? 0 : from->ndim()); ++dim) {
     Placements merged = from->placements;
     for (size_t a = 0; a < merged.size(); ++a) {
-      if (merged[a].is_partial()) {
+      if (!merged[a].is_settled()) {
         merged = after_change(from->mesh, merged, static_cast<int64_t>(a),
                               dim < 0 ? layout::Replicate() : layout::Shard(dim));
       }
@@ -97,37 +92,21 @@ Path plan_between_meshes(const Spec& from, const Spec& to) {
   TESSERA_CHECK(sorted(from->mesh.ranks()) == sorted(to->mesh.ranks()), "[redistribute] from mesh {", from->mesh.str(),
                 "} to mesh {", to->mesh.str(),
                 "}, which hold different ranks; accepted: two meshes over the same ranks");
-  const Spec whole = to.with(replace_partial(to->placements, layout::Replicate()));
+  const Spec whole = to.with(layout::settled(to->placements));
   Path path = merge_and_exchange(from, whole);
   append_moves(path, whole, to);
   return path;
-}
-
-bool is_interleaved(const Placements& placements) {
-  return std::any_of(placements.begin(), placements.end(), [](const Placement& p) { return p.is_interleaved(); });
 }
 
 // Of each dim, the blocks in which both layouts can be taken apart; 0 where they cut it in different ones.
 std::vector<int64_t> common_blocks(const Spec& from, const Spec& to) {
   std::vector<int64_t> before = layout::blocks_of_dims(from->placements, from->ndim());
   const std::vector<int64_t> after = layout::blocks_of_dims(to->placements, to->ndim());
-  const auto cuts = [](const Spec& spec, int64_t d) {
-    return !layout::axes_of_dim(spec->mesh, spec->placements, d).empty();
-  };
   for (int64_t d = 0; d < from->ndim(); ++d) {
-    const bool differ = before[d] != after[d] && cuts(from, d) && cuts(to, d);
+    const bool differ = before[d] != after[d] && from->is_cut(d) && to->is_cut(d);
     before[d] = differ ? 0 : std::max(before[d], after[d]);
   }
   return before;
-}
-
-// Whole along the dims whose cuts `is_left` says.
-Spec without_cuts(const Spec& spec, const std::function<bool(const Placement&)>& is_left) {
-  Placements placements = spec->placements;
-  std::replace_if(
-      placements.begin(), placements.end(), [&](const Placement& p) { return p.is_shard() && is_left(p); },
-      layout::Replicate());
-  return spec.with(placements);
 }
 
 // Interleaved cuts are plain ones of the tensor taken apart. A dim that is cut in other blocks afterwards is whole in
@@ -141,7 +120,8 @@ Path plan_interleaved(const Spec& from, const Spec& to) {
   };
   if (from->mesh != to->mesh) {
     const auto is_interleaved = [](const Placement& p) { return p.is_interleaved(); };
-    const Spec before = without_cuts(from, is_interleaved), after = without_cuts(to, is_interleaved);
+    const Spec before = from.with(layout::without_cuts(from->placements, is_interleaved));
+    const Spec after = to.with(layout::without_cuts(to->placements, is_interleaved));
     then(from, before);
     then(before, after);
     then(after, to);
@@ -149,7 +129,8 @@ Path plan_interleaved(const Spec& from, const Spec& to) {
   }
   const std::vector<int64_t> blocks = common_blocks(from, to);
   if (std::find(blocks.begin(), blocks.end(), 0) != blocks.end()) {
-    const Spec between = without_cuts(from, [&](const Placement& p) { return blocks[p.dim] == 0; });
+    const Spec between =
+        from.with(layout::without_cuts(from->placements, [&](const Placement& p) { return blocks[p.dim] == 0; }));
     then(from, between);
     then(between, to);
     return path;
@@ -217,7 +198,7 @@ std::string Path::str() const {
 Path plan_path(const Spec& from, const Spec& to) {
   TESSERA_CHECK(from->sizes == to->sizes && from->dtype == to->dtype, "[redistribute] from ", from.str(), " to ",
                 to.str(), ": sizes and dtype must agree");
-  if (is_interleaved(from->placements) || is_interleaved(to->placements)) {
+  if (from->is_interleaved() || to->is_interleaved()) {
     return plan_interleaved(from, to);
   }
   if (from->mesh != to->mesh) {
@@ -237,11 +218,11 @@ double cost_bytes(const Spec& from, const Placements& to) {
   if (wanted == from->placements) {
     return 0;
   }
-  if (is_interleaved(from->placements) || is_interleaved(wanted)) {
+  const auto is_interleaved = [](const Placement& p) { return p.is_interleaved(); };
+  if (from->is_interleaved() || std::any_of(wanted.begin(), wanted.end(), is_interleaved)) {
     return layout::is_valid(from->mesh, wanted, from->ndim()) ? plan_path(from, from.with(wanted)).bytes : kNever;
   }
-  const auto in_range = [&](const Placement& p) { return !p.is_shard() || p.dim < from->ndim(); };
-  if (std::all_of(wanted.begin(), wanted.end(), in_range)) {
+  if (layout::last_cut_dim(wanted) < from->ndim()) {
     if (const auto move = detail::find_one_move(*from, from->placements, wanted)) {
       return layout::is_valid(from->mesh, wanted, from->ndim()) ? move->bytes : kNever;
     }

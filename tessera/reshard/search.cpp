@@ -133,9 +133,9 @@ class Search {
     const Placements& at = nodes_[node].at;
     Placements after = ordered_to_;
     for (size_t a = 0; a < at.size(); ++a) {
-      if (at[a].is_partial()) {
+      if (!at[a].is_settled()) {
         after[a] = at[a];
-      } else if (after[a].is_partial()) {
+      } else if (!after[a].is_settled()) {
         after[a] = layout::Replicate();
       }
     }

@@ -6,6 +6,7 @@
 
 namespace tessera::reshard {
 
+using layout::Cut;
 using layout::ReduceOp;
 using layout::SpecData;
 
@@ -13,20 +14,25 @@ namespace {
 
 constexpr int64_t kMostRanksCounted = 1024;
 
-// The share that a rank of a ring sends of what the line holds.
-double ring_share(const Change& change) {
-  return static_cast<double>(change.parts - 1) / static_cast<double>(change.parts);
-}
-
 double no_bytes(const Change&) { return 0; }
 
-double gather_bytes(const Change& change) { return change.line_bytes * ring_share(change); }
+// What a rank of a ring sends of what the line holds.
+double gather_bytes(const Change& change) {
+  return change.line_bytes * static_cast<double>(change.parts - 1) / static_cast<double>(change.parts);
+}
+
+// All but one rank of a line send what each holds of it, or one sends that to all: averaged over the line.
+double share_of_line(const Change& change) { return gather_bytes(change) / static_cast<double>(change.parts); }
 
 constexpr StepRule kTable[] = {
     {StepKind::kRelabel, [](const Change& c) { return c.from.is_shard() && c.to.is_shard() && c.has_same_cuts; },
      no_bytes},
     {StepKind::kSlice, [](const Change& c) { return c.from.is_replicate() && c.to.is_shard(); }, no_bytes},
-    {StepKind::kPartialize, [](const Change& c) { return c.from.is_replicate() && c.to.is_partial(); }, no_bytes},
+    {StepKind::kPartialize,
+     [](const Change& c) {
+       return c.to.is_partial() && (c.from.is_replicate() || (c.from.is_on() && c.to.op != ReduceOp::kAvg));
+     },
+     no_bytes},
     {StepKind::kPad,
      [](const Change& c) {
        return c.from.is_shard() && c.is_innermost && c.to.is_partial() && c.to.op != ReduceOp::kAvg;
@@ -39,6 +45,14 @@ constexpr StepRule kTable[] = {
     {StepKind::kReduceScatter, [](const Change& c) { return c.from.is_partial() && c.to.is_shard(); }, gather_bytes},
     {StepKind::kAllReduce, [](const Change& c) { return c.from.is_partial() && c.to.is_replicate(); },
      [](const Change& c) { return 2 * gather_bytes(c); }},
+    {StepKind::kDrop, [](const Change& c) { return c.from.is_replicate() && c.to.is_on(); }, no_bytes},
+    {StepKind::kGather, [](const Change& c) { return c.from.is_shard() && c.is_innermost && c.to.is_on(); },
+     share_of_line},
+    {StepKind::kScatter, [](const Change& c) { return c.from.is_on() && c.to.is_shard(); }, share_of_line},
+    {StepKind::kSend, [](const Change& c) { return c.from.is_on() && c.to.is_on(); },
+     [](const Change& c) { return c.line_bytes / static_cast<double>(c.parts); }},
+    {StepKind::kBroadcast, [](const Change& c) { return c.from.is_on() && c.to.is_replicate(); }, gather_bytes},
+    {StepKind::kReduce, [](const Change& c) { return c.from.is_partial() && c.to.is_on(); }, gather_bytes},
 };
 
 // Whether `b` cuts the dim of `a` inside `a`.
@@ -58,60 +72,42 @@ bool is_innermost(const Placements& placements, size_t axis) {
   return true;
 }
 
-// The sizes of a dim that the cuts outside `axis` leave to some rank (and perhaps 0), the first rank's first.
-std::vector<int64_t> outer_sizes(const SpecData& tensor, const Placements& placements, int64_t dim, int64_t axis) {
-  std::vector<int64_t> sizes{tensor.sizes[dim]};
+// The longest run of a dim (of a block of it) that the cuts outside `axis` leave to a rank: that of the first.
+int64_t run_outside(const SpecData& tensor, const Placements& placements, int64_t dim, int64_t blocks, int64_t axis) {
+  int64_t run = tensor.sizes[dim] / blocks;
   for (int64_t outer : layout::axes_of_dim(tensor.mesh, placements, dim)) {
     if (outer == axis) {
       break;
     }
-    std::vector<int64_t> next;
-    for (int64_t size : sizes) {
-      const int64_t parts = tensor.mesh.axes()[outer].size;
-      const int64_t step = layout::cut(size, parts, 0, placements[outer].unit).size();
-      for (int64_t part : {step, step == 0 ? 0 : size % step}) {
-        if (std::find(next.begin(), next.end(), part) == next.end()) {
-          next.push_back(part);
-        }
-      }
-    }
-    sizes = std::move(next);
+    run = placements[outer].cut(run, tensor.mesh.axes()[outer].size).most();
   }
-  return sizes;
-}
-
-bool has_same_cuts(const std::vector<int64_t>& sizes, int64_t parts, int64_t unit, int64_t other) {
-  return std::all_of(sizes.begin(), sizes.end(), [&](int64_t size) {
-    return layout::cut(size, parts, 0, unit) == layout::cut(size, parts, 0, other);
-  });
-}
-
-// The share of the elements that stay when one axis goes from cutting a dim to cutting another.
-double kept_between_dims(int64_t from_size, int64_t from_unit, int64_t to_size, int64_t to_unit, int64_t parts) {
-  const int64_t from_step = layout::cut(from_size, parts, 0, from_unit).size();
-  const int64_t to_step = layout::cut(to_size, parts, 0, to_unit).size();
-  if (from_step == 0 || to_step == 0) {
-    return 0;
-  }
-  // Full parts stand first, then one remainder, then nothing.
-  const int64_t full = std::min(from_size / from_step, to_size / to_step);
-  const double rest = static_cast<double>(layout::cut(from_size, parts, full, from_unit).size()) *
-                      static_cast<double>(layout::cut(to_size, parts, full, to_unit).size());
-  const double kept = static_cast<double>(full) * static_cast<double>(from_step) * static_cast<double>(to_step) + rest;
-  return kept / (static_cast<double>(from_size) * static_cast<double>(to_size));
+  return run;
 }
 
 int64_t overlap(const Range& a, const Range& b) {
   return std::max<int64_t>(0, std::min(a.end, b.end) - std::max(a.begin, b.begin));
 }
 
-// The same when the cuts of one dim change.
-double kept_in_dim(int64_t size, int64_t from_unit, int64_t to_unit, int64_t parts) {
-  int64_t kept = 0;
-  for (int64_t i = 0; i < parts; ++i) {
-    kept += overlap(layout::cut(size, parts, i, from_unit), layout::cut(size, parts, i, to_unit));
+// The share of the elements that stay when one axis goes from cutting a dim to cutting another.
+double kept_between_dims(const Cut& from, const Cut& to) {
+  if (from.most() == 0 || to.most() == 0) {
+    return 0;
   }
-  return size == 0 ? 0 : static_cast<double>(kept) / static_cast<double>(size);
+  // Full parts stand first, then one remainder, then nothing.
+  const int64_t full = std::min(from.full_parts(), to.full_parts());
+  const double rest = static_cast<double>(from[full].size()) * static_cast<double>(to[full].size());
+  const double kept =
+      static_cast<double>(full) * static_cast<double>(from.most()) * static_cast<double>(to.most()) + rest;
+  return kept / (static_cast<double>(from.size()) * static_cast<double>(to.size()));
+}
+
+// The same when the cuts of one dim change.
+double kept_in_dim(const Cut& from, const Cut& to) {
+  int64_t kept = 0;
+  for (int64_t i = 0; i < from.parts(); ++i) {
+    kept += overlap(from[i], to[i]);
+  }
+  return from.size() == 0 ? 0 : static_cast<double>(kept) / static_cast<double>(from.size());
 }
 
 // The dims that the axes cut, on either side.
@@ -200,6 +196,12 @@ const char* name_of(StepKind kind) {
     case StepKind::kSlice: return "slice";
     case StepKind::kPartialize: return "partialize";
     case StepKind::kPad: return "pad";
+    case StepKind::kGather: return "gather";
+    case StepKind::kScatter: return "scatter";
+    case StepKind::kSend: return "send";
+    case StepKind::kBroadcast: return "broadcast";
+    case StepKind::kReduce: return "reduce";
+    case StepKind::kDrop: return "drop";
     case StepKind::kRelabel: return "relabel";
     case StepKind::kExchange: return "exchange";
   }
@@ -208,14 +210,14 @@ const char* name_of(StepKind kind) {
 
 bool is_local(StepKind kind) {
   return kind == StepKind::kSlice || kind == StepKind::kPartialize || kind == StepKind::kPad ||
-         kind == StepKind::kRelabel;
+         kind == StepKind::kDrop || kind == StepKind::kRelabel;
 }
 
 Change change_of(const SpecData& tensor, const Placements& placements, int64_t axis, const Placement& to) {
   Change change{.from = placements[axis], .to = to, .parts = tensor.mesh.axes()[axis].size};
   change.line_bytes = static_cast<double>(tensor.bytes());
   for (size_t a = 0; a < placements.size(); ++a) {
-    if (placements[a].is_shard() && static_cast<int64_t>(a) != axis) {
+    if (placements[a].holds_once() && static_cast<int64_t>(a) != axis) {
       change.line_bytes /= static_cast<double>(tensor.mesh.axes()[a].size);
     }
   }
@@ -226,14 +228,14 @@ Change change_of(const SpecData& tensor, const Placements& placements, int64_t a
   if (!to.is_shard()) {
     return change;
   }
-  const auto sizes = outer_sizes(tensor, placements, change.from.dim, axis);
-  if (to.is_shard(change.from.dim)) {
-    change.has_same_cuts = has_same_cuts(sizes, change.parts, change.from.unit, to.unit);
-    change.kept = kept_in_dim(sizes[0], change.from.unit, to.unit, change.parts);
-  } else {
-    const auto to_sizes = outer_sizes(tensor, placements, to.dim, -1);
-    change.kept = kept_between_dims(sizes[0], change.from.unit, to_sizes[0], to.unit, change.parts);
-  }
+  const bool in_dim = to.shares_dim(change.from);
+  const auto cut_by = [&](const Placement& shard, int64_t outside) {
+    return shard.cut(run_outside(tensor, placements, shard.dim, shard.blocks, outside), change.parts);
+  };
+  const Cut before = cut_by(change.from, axis);
+  const Cut after = cut_by(to, in_dim ? axis : -1);
+  change.has_same_cuts = in_dim && layout::same_cuts(tensor.mesh, placements, tensor.sizes, axis, to);
+  change.kept = in_dim ? kept_in_dim(before, after) : kept_between_dims(before, after);
   return change;
 }
 
@@ -259,6 +261,16 @@ const StepRule* find_step(const Change& change) {
   const auto row =
       std::find_if(std::begin(kTable), std::end(kTable), [&](const StepRule& rule) { return rule.applies(change); });
   return row == std::end(kTable) ? nullptr : row;
+}
+
+double axis_bytes(const SpecData& tensor, int64_t axis, const Placement& to) {
+  const Placement& from = tensor.placements[axis];
+  const bool has_other_blocks = from.shares_dim(to) && from.blocks != to.blocks;
+  Change change = change_of(tensor, tensor.placements, axis, has_other_blocks ? layout::Replicate() : to);
+  change.is_innermost = true;
+  const StepRule* row = find_step(change);
+  TESSERA_ASSERT(row != nullptr || from == to, "no step from ", from.str(), " to ", to.str());
+  return row == nullptr ? 0 : row->bytes(change);
 }
 
 std::vector<int64_t> exchange_axes(const Mesh& mesh, const Placements& from, const Placements& to) {
@@ -300,7 +312,7 @@ double exchange_bytes(const SpecData& tensor, const Placements& from, const Plac
     }
   }
   for (int64_t a = 0; a < mesh.ndim(); ++a) {
-    if (to[a].is_shard() && (!dims[to[a].dim] || ranks > kMostRanksCounted)) {
+    if (to[a].holds_once() && (!to[a].is_shard() || !dims[to[a].dim] || ranks > kMostRanksCounted)) {
       elements /= static_cast<double>(mesh.axes()[a].size);
     }
   }

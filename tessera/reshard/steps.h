@@ -19,8 +19,14 @@ enum class StepKind : uint8_t {
   kAllToAll,       // S -> S of another dim, or of other cuts of the same dim
   kSlice,          // R -> S, local
   kPartialize,  // R -> P, local: coordinate 0 keeps the value and the others hold identity(op); avg, max, min: all keep
-                // it
+                // it. On -> P: the coordinate that has the value keeps it; not for avg
   kPad,         // S -> P, local: the own part stands in a tensor of identity(op); not for avg
+  kGather,      // S -> On
+  kScatter,     // On -> S
+  kSend,        // On -> On of another coordinate
+  kBroadcast,   // On -> R
+  kReduce,      // P -> On
+  kDrop,        // R -> On, local
   kRelabel,     // the same boxes under another name, local: no data moves
   kExchange,    // any cuts to any cuts over several axes or between meshes, by the transfers of an Exchange
 };
@@ -82,6 +88,11 @@ c10::ArrayRef<StepRule> step_table();
 
 // The row that makes a change, or null when no single step does.
 const StepRule* find_step(const Change& change);
+
+// Bytes per rank of what `axis` sends to become `to`, by the table: what a layout costs, asked axis by axis. Other axes
+// that cut its dim further in have their own turn: they count as if they were not there. Cuts into other blocks are
+// taken away first. Throws where there is no such step: an axis becomes Partial of another kind.
+double axis_bytes(const layout::SpecData& tensor, int64_t axis, const Placement& to);
 
 // Bytes per rank of an exchange between two layouts of one mesh, and the axes over which it works. Axes that are
 // Partial must be so alike on both sides. Exact where those axes hold at most 1024 ranks; beyond, as if nothing stayed

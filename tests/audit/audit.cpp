@@ -39,7 +39,7 @@ struct Count {
 
 // How a tensor may lie on one axis.
 std::vector<Placement> choices(const at::Tensor& tensor) {
-  std::vector<Placement> result = {layout::Replicate()};
+  std::vector<Placement> result = {layout::Replicate(), layout::On(0), layout::On(1)};
   for (int64_t d = 0; d < tensor.dim(); ++d) {
     result.push_back(layout::Shard(d));
     if (tensor.size(d) > 2) {

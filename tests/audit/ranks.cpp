@@ -15,6 +15,7 @@
 #include <c10/core/GradMode.h>
 
 #include "tessera/base/error.h"
+#include "tessera/rules/engine/homes.h"
 
 namespace tessera::audit {
 
@@ -279,7 +280,21 @@ std::optional<std::string> difference(const std::vector<at::Tensor>& found, cons
 Outcome run_ranks(const std::string& op, const std::vector<c10::IValue>& args, const std::vector<Spec>& specs,
                   const std::vector<at::Tensor>& expected, Compare compare) {
   const c10::NoGradGuard no_grad;
-  const rules::Call call = rules::testing::make_call(op, args, specs);
+  rules::Call call = rules::testing::make_call(op, args, specs);
+  std::optional<rules::Homes> homes;
+  try {
+    homes.emplace(call);
+  } catch (const c10::Error& error) {
+    return {.kind = Outcome::Kind::kRefused, .message = error.msg()};  // writes at two places
+  }
+  if (!homes->empty()) {
+    homes->take_home(call);
+    std::vector<Spec> inside;
+    for (const rules::Operand& operand : call.operands) {
+      inside.push_back(operand.spec);
+    }
+    call = rules::testing::make_call(op, args, inside);
+  }
   const rules::Rule* rule = rules::RuleTable::instance().find(op);
   if (rule->decompose != nullptr && (rule->decompose_when == nullptr || rule->decompose_when(call))) {
     return {.kind = Outcome::Kind::kDecomposed, .message = {}};
@@ -305,6 +320,9 @@ Outcome run_ranks(const std::string& op, const std::vector<c10::IValue>& args, c
     std::vector<std::map<Coord, at::Tensor>> parts(expected.size());
     for (int64_t rank : specs.front()->mesh.ranks()) {
       const Coord coord = *specs.front()->mesh.coord_of(rank);
+      if (!homes->runs(coord)) {
+        continue;
+      }
       std::vector<at::Tensor> locals;
       for (const auto& operand : operands) {
         locals.push_back(operand.at(coord));

@@ -10,10 +10,12 @@
 
 #include <unistd.h>
 
+#include "tessera/base/error.h"
 #include "tessera/base/hash.h"
 #include "tessera/comm/merge/exact_merge.h"
 #include "tessera/comm/processes/c10d.h"
 #include "tessera/layout/mesh.h"
+#include "tests/unit/comm/collective_cases.h"
 #include "tests/unit/comm/support.h"
 
 namespace tessera::launch {
@@ -24,28 +26,10 @@ using comm::ReduceOp;
 using comm::values_of;
 using comm::world;
 
-const std::vector<at::ScalarType> kTypes = {at::kFloat, at::kDouble, at::kBFloat16,     at::kHalf,
-                                            at::kLong,  at::kInt,    at::kShort,        at::kChar,
-                                            at::kByte,  at::kBool,   at::kComplexFloat, at::kComplexDouble};
 // Empty, one, fewer than ranks, uneven, and beyond what all_reduce sends to everyone.
 const std::vector<int64_t> kSizes = {0, 1, 3, 1031, 20011};
 
 uint64_t key_of(int64_t from, int64_t to = 0) { return static_cast<uint64_t>(from * 100 + to + 1); }
-
-std::vector<ReduceOp> ops_of(at::ScalarType dtype) {
-  std::vector<ReduceOp> ops = {ReduceOp::kSum, ReduceOp::kProd};
-  if (!at::isComplexType(dtype)) {
-    ops.insert(ops.end(), {ReduceOp::kMax, ReduceOp::kMin});
-  }
-  if (at::isFloatingType(dtype)) {
-    ops.push_back(ReduceOp::kAvg);
-  }
-  return ops;
-}
-
-at::Tensor zeros_of(at::IntArrayRef sizes, at::ScalarType dtype) {
-  return at::zeros(sizes, at::TensorOptions().dtype(dtype));
-}
 
 // The sizes and bits of tensors, as one number.
 uint64_t digest(const std::vector<at::Tensor>& tensors) {
@@ -57,40 +41,23 @@ uint64_t digest(const std::vector<at::Tensor>& tensors) {
   return hash;
 }
 
-// Runs every collective once on tensors of about `size` elements and notes the bits that came out.
-void run_all(comm::Communicator& group, int64_t size, at::ScalarType dtype, std::ostream& out) {
-  const auto ranks = group.size(), rank = group.rank();
-  const auto note = [&](const std::string& what, const std::vector<at::Tensor>& tensors) {
-    out << what << " " << dtype << " " << size << " of " << ranks << ": " << std::hex << digest(tensors) << std::dec
-        << "\n";
-  };
-  for (const auto op : ops_of(dtype)) {
-    auto tensor = values_of(key_of(rank), {size}, dtype);
-    group.all_reduce(tensor, op)->wait();
-    note("all_reduce " + std::string(layout::name_of(op)), {tensor});
-    std::vector<at::Tensor> inputs;
-    for (int64_t to = 0; to < ranks; ++to) {
-      inputs.push_back(values_of(key_of(rank, to), {size + to % 2}, dtype));
+// Runs the table's cases over `group`, throws where one does not give what the table says, and notes the bits that came
+// out.
+void run_cases(comm::Communicator& group, const std::vector<comm::Sample>& samples, std::ostream& out) {
+  for (const auto& each : comm::collective_cases()) {
+    const auto once = std::vector<comm::Sample>{{.combine = comm::combine_members}};
+    for (const auto& sample : each.depends_on_sample ? samples : once) {
+      for (const auto& outcome : each.run(group, sample)) {
+        const auto what = comm::describe(each, group, sample, outcome);
+        TESSERA_CHECK(comm::identical(outcome.got, outcome.expected), what, " is not what the table says");
+        out << what << ": " << std::hex << digest({outcome.got}) << std::dec << "\n";
+      }
     }
-    auto output = zeros_of({size + rank % 2}, dtype);
-    group.reduce_scatter(output, inputs, op)->wait();
-    note("reduce_scatter " + std::string(layout::name_of(op)), {output});
   }
-  std::vector<at::Tensor> gathered, sent, taken;
-  for (int64_t other = 0; other < ranks; ++other) {
-    gathered.push_back(zeros_of({other, size}, dtype));
-    sent.push_back(values_of(key_of(rank, other), {rank + 2 * other, size / 4}, dtype));
-    taken.push_back(zeros_of({other + 2 * rank, size / 4}, dtype));
-  }
-  group.all_gather(gathered, values_of(key_of(rank), {rank, size}, dtype))->wait();
-  note("all_gather", gathered);
-  group.all_to_all(taken, sent)->wait();
-  note("all_to_all", taken);
-  for (int64_t root = 0; root < ranks; ++root) {
-    auto tensor = values_of(key_of(rank, root), {size}, dtype);
-    group.broadcast(tensor, root)->wait();
-    note("broadcast", {tensor});
-  }
+}
+
+void run_cases(comm::Communicator& group, int64_t size, at::ScalarType dtype, std::ostream& out) {
+  run_cases(group, {{size, dtype, comm::combine_members}}, out);
 }
 
 // The world as it is, and over messages alone, which processes of one machine otherwise avoid where they can share
@@ -101,12 +68,14 @@ std::vector<std::shared_ptr<comm::Communicator>> worlds() {
 }
 
 void collectives(int64_t, std::ostream& out) {
-  for (const auto& group : worlds()) {
-    for (const auto size : kSizes) {
-      for (const auto dtype : kTypes) {
-        run_all(*group, size, dtype, out);
-      }
+  std::vector<comm::Sample> samples;
+  for (const auto size : kSizes) {
+    for (const auto dtype : comm::collective_types()) {
+      samples.push_back({size, dtype, comm::combine_members});
     }
+  }
+  for (const auto& group : worlds()) {
+    run_cases(*group, samples, out);
     group->barrier();
   }
 }
@@ -137,21 +106,21 @@ void groups(int64_t rank, std::ostream& out) {
     parity[static_cast<size_t>(r % 2)].push_back(r);
   }
   const auto half = world().split(parity, "half");
-  run_all(*half, 100, at::kFloat, out);
-  run_all(*half->split({parity[static_cast<size_t>(rank % 2)]}, "again"), 7, at::kBFloat16, out);
+  run_cases(*half, 100, at::kFloat, out);
+  run_cases(*half->split({parity[static_cast<size_t>(rank % 2)]}, "again"), 7, at::kBFloat16, out);
   if (rank < 2) {  // only the members of a group take part in making it
-    run_all(*world().split({{1, 0}}, "pair"), 5, at::kDouble, out);
+    run_cases(*world().split({{1, 0}}, "pair"), 5, at::kDouble, out);
   }
-  run_all(*world().split(parity, "half"), 9, at::kLong, out);
+  run_cases(*world().split(parity, "half"), 9, at::kLong, out);
   const auto mesh =
       size == 4 ? layout::Mesh::parse("dp=2,tp=2") : layout::Mesh::parse("dp=" + std::to_string(size) + ",tp=1");
   for (int64_t axis = 0; axis < 2; ++axis) {
-    run_all(context.axis(mesh, axis), 333, at::kHalf, out);
+    run_cases(context.axis(mesh, axis), 333, at::kHalf, out);
   }
-  run_all(context.whole(mesh), 70000, at::kFloat, out);
+  run_cases(context.whole(mesh), 70000, at::kFloat, out);
 }
 
-// Messages round a ring, with several tags, received in another order than sent; NaNs; one message that is never taken.
+// Messages of many sizes, all sent before any is received; the bits of NaNs; one message that is never taken.
 void messages(int64_t rank, std::ostream& out) {
   const auto size = world().size(), next = (rank + 1) % size, before = (rank + size - 1) % size;
   std::vector<comm::WorkPtr> receives;

@@ -1,4 +1,4 @@
-// Ranks as processes compute what ranks as threads compute, bit for bit.
+// Ranks as processes compute what the table of collectives says and what ranks as threads compute, bit for bit.
 #include <csignal>
 #include <sstream>
 #include <thread>
@@ -11,6 +11,10 @@
 
 namespace tessera::launch {
 namespace {
+
+constexpr auto kHang = std::chrono::seconds(600);  // far above what a slow, busy machine needs
+
+bool has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
 
 std::vector<std::string> on_threads(int64_t ranks, const std::string& body) {
   std::vector<std::ostringstream> outs(static_cast<size_t>(ranks));
@@ -29,7 +33,10 @@ TEST_P(Processes, HaveTheBitsOfThreads) {
   const auto& [body, ranks] = GetParam();
   const auto expected = on_threads(ranks, body);
   ProcessRanks processes(ranks, body);
-  ASSERT_TRUE(processes.wait(std::chrono::seconds(60)));
+  ASSERT_TRUE(processes.wait(kHang));
+  if (has(processes.errors(0), "without Gloo")) {
+    GTEST_SKIP() << processes.errors(0);
+  }
   for (int64_t rank = 0; rank < ranks; ++rank) {
     EXPECT_EQ(processes.code(rank), 0) << processes.errors(rank);
     EXPECT_GT(expected[static_cast<size_t>(rank)].size(), 20u);
@@ -46,12 +53,10 @@ INSTANTIATE_TEST_SUITE_P(All, Processes,
 
 TEST(Processes, OneIsAWorldOfItsOwn) {
   ProcessRanks processes(1, "collectives");
-  ASSERT_TRUE(processes.wait(std::chrono::seconds(60)));
+  ASSERT_TRUE(processes.wait(kHang));
   EXPECT_EQ(processes.code(0), 0) << processes.errors(0);
   EXPECT_EQ(processes.output(0), on_threads(1, "collectives")[0]);
 }
-
-bool has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
 
 // Through shared memory, and over messages alone.
 class Merging : public testing::TestWithParam<const char*> {};

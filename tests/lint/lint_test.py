@@ -11,6 +11,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tools"))
 import check_floors  # noqa: E402
 import check_format  # noqa: E402
 import check_mutants  # noqa: E402
+import check_operators  # noqa: E402
 import check_paths  # noqa: E402
 import check_rooms  # noqa: E402
 import check_sizes  # noqa: E402
@@ -185,6 +186,48 @@ class Mutants(Tree):
         wrong = check_mutants.check(self.root)
         self.assertIn("give it `found by` or `equivalent`", wrong[0])
         self.assertIn("no fault of the floor base", wrong[1])
+
+
+class Operators(Tree):
+    LISTED = "# names\naten::mul.Tensor  tessera/layout/a.cpp  a reason\n"
+
+    def setUp(self):
+        super().setUp()
+        self.write("tessera/rules/families/a.cpp", 'table.add("aten::mul.Tensor", {});\ntable.add("aten::gru.data", {});\n')
+        self.write("tessera/layout/a.cpp", 'bool f(const std::string& op) { return op == "aten::mul.Tensor"; }\n')
+        self.write(check_operators.LIST, self.LISTED)
+
+    def test_a_list_that_fits(self):
+        self.assertEqual(check_operators.check(self.root), [])
+
+    def test_a_planted_name_is_wrong(self):
+        for line in ('op == "aten::add"', 'name.starts_with("aten::empty")', 'library.impl("add.Tensor", f);', '{"gru.data", {"sizes"}}',
+                     'find("tessera::contract")'):
+            self.write("tessera/layout/b.h", line + "\n")
+            wrong = check_operators.check(self.root)
+            self.assertEqual(len(wrong), 1, line)
+            self.assertIn("tessera/layout/b.h names ", wrong[0])
+
+    def test_own_schemas_and_other_texts_are_free(self):
+        self.write("tessera/layout/b.cpp", '''// "aten::add"
+TORCH_LIBRARY_FRAGMENT(tessera, m) {
+  m.def("own(Tensor x) -> Tensor");
+  m.impl("own", f);
+}
+const auto text = "aten::", more = "tessera::nn::RMSNorm(", file = "a.json";
+''')
+        self.assertEqual(check_operators.check(self.root), [])
+
+    def test_the_list_only_shrinks(self):
+        self.write("tessera/layout/a.cpp", "")
+        self.assertIn("take the row off", check_operators.check(self.root)[0])
+        check_operators.shrink(self.root)
+        self.assertEqual((self.root / check_operators.LIST).read_text(), "# names\n")
+        self.assertEqual(check_operators.check(self.root), [])
+
+    def test_a_row_gives_its_reason(self):
+        self.write(check_operators.LIST, self.LISTED.replace("a reason", ""))
+        self.assertIn("has no reason", check_operators.check(self.root)[0])
 
 
 class Text(unittest.TestCase):

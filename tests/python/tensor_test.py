@@ -337,7 +337,7 @@ class TensorTest(unittest.TestCase):
 
     def test_placements_as_python_writes_them(self):
         """Each prints as in the notation; a dim may count from the end, which is known where the tensor is."""
-        for placement, text in ((tessera.Shard(1, unit=2), "S(1;2)"), (tessera.InterleavedShard(0, 3), "S(0/3)"), (tessera.Partial("max"), "P(max)")):
+        for placement, text in ((tessera.Shard(1, unit=2), "S(1;2)"), (tessera.InterleavedShard(0, 3), "S(0/3)"), (tessera.Partial("max"), "P(max)"), (tessera.On(1), "On(1)")):
             self.assertEqual(repr(placement), text)
 
         def on_ranks():
@@ -345,6 +345,22 @@ class TensorTest(unittest.TestCase):
             return x.placements, tuple(tessera.to_local(x).shape)
 
         self.assertEqual(tessera.run_ranks(on_ranks, 2), ((tessera.Shard(1),), (4, 3)))
+
+    def test_on_one_coordinate(self):
+        """The others hold nothing; what reads it runs there, and its gradient is there."""
+
+        def on_ranks():
+            mesh = tessera.Mesh("pp=2")
+            x = tessera.distribute_tensor(VALUE.double(), mesh, [tessera.On(1)]).requires_grad_()
+            y = (x * 2).sum()
+            y.backward()
+            self.assertIsInstance(x.placements[0], tessera.On)
+            self.assertEqual((x.placements[0].coordinate, x.placements[0].dim), (1, None))
+            return x.grad.placements, tessera.to_local(x).numel(), tessera.full_tensor(y).item(), tessera.redistribute(x, [tessera.On(0)]).placements
+
+        placements, numel, total, moved = tessera.run_ranks(on_ranks, 2)
+        self.assertEqual((placements, numel, moved), ((tessera.On(1),), 0, (tessera.On(0),)))
+        self.assertAlmostEqual(total, 2 * VALUE.double().sum().item())
 
     def test_outside_of_a_rank(self):
         x = tessera.run_ranks(lambda: tessera.distribute_tensor(VALUE, tessera.Mesh("tp=2"), tessera.Shard(0)), 2)

@@ -123,6 +123,15 @@ TEST(Redistribute, InterleavedCuts) {
   sweep({Mesh::parse("a=2,b=2")}, {Mesh::parse("a=2,b=2"), Mesh::parse("x=4")}, shapes, of);
 }
 
+TEST(Redistribute, OnOneCoordinate) {
+  const std::vector<Placement> of = {layout::On(0), layout::On(1),          Replicate(), Shard(0), Shard(1),
+                                     Partial(),     Partial(ReduceOp::kAvg)};
+  sweep({Mesh::parse("x=3")}, {Mesh::parse("x=3")}, kShapes, of);
+  sweep({Mesh::parse("a=2,b=2")}, {Mesh::parse("a=2,b=2")}, {{7, 5}}, of);
+  sweep({Mesh::parse("a=2,b=2")}, {Mesh::parse("a=2,b=2"), Mesh::parse("x=4")}, {{12, 6}, {}},
+        {layout::On(1), Replicate(), layout::InterleavedShard(0, 3), Shard(1), Partial()});
+}
+
 TEST(Redistribute, FlattenedAndOtherwiseOrderedAxes) {
   const Mesh square = Mesh::parse("a=2,b=2");
   const std::vector<Mesh> four = {square, Mesh::parse("x=4"), square.flatten({"b", "a"}, "x"),
@@ -228,6 +237,7 @@ class Counter : public comm::Watcher {
       case comm::Kind::kAllGather: bytes += all * (members - 1); break;
       case comm::Kind::kReduceScatter: bytes += all * (members - 1) / members; break;
       case comm::Kind::kAllToAll: bytes += all - static_cast<int64_t>(call.inputs[me].nbytes()); break;
+      case comm::Kind::kBroadcast: bytes += me == call.peer ? all * (members - 1) : 0; break;
       default: ADD_FAILURE() << "unexpected " << call.str();
     }
   }
@@ -245,10 +255,29 @@ TEST(Redistribute, MovesTheBytesOfTheTable) {
     const Mesh mesh({{"x", p}});
     const at::Tensor value = integers({12, 24});
     const Cost table[] = {
-        {"S(0)", "S(0)", 0, 1},  {"S(0)", "S(1)", p - 1, p}, {"S(1)", "S(0)", p - 1, p}, {"S(0)", "R", p - 1, 1},
-        {"S(1)", "R", p - 1, 1}, {"R", "S(0)", 0, 1},        {"R", "S(1)", 0, 1},        {"R", "P", 0, 1},
-        {"P", "S(0)", p - 1, 1}, {"P", "S(1)", p - 1, 1},    {"P", "R", 2 * (p - 1), 1}, {"S(0)", "P", 0, 1},
-        {"S(1)", "P", 0, 1},     {"R", "R", 0, 1},           {"P", "P", 0, 1},
+        {"S(0)", "S(0)", 0, 1},
+        {"S(0)", "S(1)", p - 1, p},
+        {"S(1)", "S(0)", p - 1, p},
+        {"S(0)", "R", p - 1, 1},
+        {"S(1)", "R", p - 1, 1},
+        {"R", "S(0)", 0, 1},
+        {"R", "S(1)", 0, 1},
+        {"R", "P", 0, 1},
+        {"P", "S(0)", p - 1, 1},
+        {"P", "S(1)", p - 1, 1},
+        {"P", "R", 2 * (p - 1), 1},
+        {"S(0)", "P", 0, 1},
+        {"S(1)", "P", 0, 1},
+        {"R", "R", 0, 1},
+        {"P", "P", 0, 1},
+        {"S(0)", "On(1)", p - 1, p},
+        {"On(1)", "S(1)", p - 1, p},
+        {"On(0)", "On(1)", 1, 1},
+        {"On(1)", "R", p - 1, 1},
+        {"P", "On(1)", p - 1, 1},
+        {"R", "On(0)", 0, 1},
+        {"On(1)", "P", 0, 1},
+        {"On(1)", "On(1)", 0, 1},
     };
     for (const Cost& cost : table) {
       std::atomic<int64_t> booked = 0, moved = 0;

@@ -116,6 +116,9 @@ inline at::Tensor term_of(const at::Tensor& value, ReduceOp op, int64_t index, i
 
 // What the rank at `coord` holds of `value`, by definition.
 inline at::Tensor part_at(const at::Tensor& value, const Spec& spec, const Coord& coord) {
+  if (!spec->holds(coord)) {
+    return at::empty({0}, value.options());
+  }
   at::Tensor part = value;
   for (int64_t axis = 0; axis < spec->mesh.ndim(); ++axis) {
     const Placement& placement = spec->placements[axis];

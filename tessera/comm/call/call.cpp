@@ -17,7 +17,9 @@ at::TensorList telling(const Call& call) {
   if (call.kind == Kind::kMerge) {
     return {};
   }
-  return call.kind == Kind::kReduceScatter || call.kind == Kind::kReceive ? call.outputs : call.inputs;
+  const auto& facts = facts_of(call.kind);
+  const bool is_scatter = facts.gives_to_each && !facts.takes_from_each;
+  return is_scatter || call.inputs.empty() ? call.outputs : call.inputs;
 }
 
 void verify_tensors(const Call& call, at::TensorList tensors, const at::Tensor& like) {
@@ -35,28 +37,28 @@ void verify_tensors(const Call& call, at::TensorList tensors, const at::Tensor& 
 
 void verify_counts(const Call& call) {
   const auto size = call.group->size();
+  const auto& facts = facts_of(call.kind);
   const auto count = [&](at::TensorList tensors, const char* what) {
     TESSERA_CHECK(static_cast<int64_t>(tensors.size()) == size, "[", name_of(call.kind), "] ", tensors.size(), " ",
                   what, " over ", call.group->name(), "; one for each of its ", size, " members is accepted");
   };
-  if (call.kind == Kind::kAllGather || call.kind == Kind::kAllToAll) {
+  if (facts.takes_from_each) {
     count(call.outputs, "outputs");
   }
-  if (call.kind == Kind::kReduceScatter || call.kind == Kind::kAllToAll) {
+  if (facts.gives_to_each) {
     count(call.inputs, "inputs");
   }
   TESSERA_CHECK(call.peer >= 0 && call.peer < size, "[", name_of(call.kind), "] position ", call.peer, " over ",
                 call.group->name(), "; 0 to ", size - 1, " is accepted");
-  TESSERA_CHECK((call.kind != Kind::kSend && call.kind != Kind::kReceive) || call.peer != call.group->rank(), "[",
-                name_of(call.kind), "] from and to rank ", call.group->ranks()[static_cast<size_t>(call.peer)],
-                " itself");
+  TESSERA_CHECK(!facts.is_message || call.peer != call.group->rank(), "[", name_of(call.kind), "] from and to rank ",
+                call.group->ranks()[static_cast<size_t>(call.peer)], " itself");
 }
 
 // What a member gives to itself must fit what it expects from itself; the others are compared where members meet.
 void verify_own_part(const Call& call) {
   const auto self = static_cast<size_t>(call.group->rank());
-  const auto& given = call.inputs.size() > 1 ? call.inputs[self] : call.inputs.front();
-  const auto& taken = call.outputs.size() > 1 ? call.outputs[self] : call.outputs.front();
+  const auto& given = call.inputs[facts_of(call.kind).gives_to_each ? self : 0];
+  const auto& taken = call.outputs[facts_of(call.kind).takes_from_each ? self : 0];
   TESSERA_CHECK(given.sizes() == taken.sizes(), "[", name_of(call.kind), "] this rank gives itself sizes ",
                 given.sizes(), " and expects ", taken.sizes(), " over ", call.group->name(),
                 "; equal sizes are accepted");
@@ -74,12 +76,6 @@ void verify_reduction(const Call& call, at::ScalarType dtype) {
 
 }  // namespace
 
-const char* name_of(Kind kind) {
-  constexpr const char* kNames[] = {"all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast",
-                                    "send",       "receive",    "barrier",        "merge"};
-  return kNames[static_cast<size_t>(kind)];
-}
-
 int64_t Call::bytes() const {
   int64_t total = 0;
   for (const auto& tensor : kind == Kind::kReceive ? outputs : inputs) {
@@ -93,9 +89,9 @@ std::string Call::str() const {
   out << name_of(kind);
   if (kind == Kind::kMerge) {
     out << " to " << merge->str();
-  } else if (kind == Kind::kAllReduce || kind == Kind::kReduceScatter) {
+  } else if (facts_of(kind).reduces) {
     out << "(" << layout::name_of(reduce) << ")";
-  } else if (kind == Kind::kBroadcast) {
+  } else if (facts_of(kind).has_root) {
     out << "(root " << peer << ")";
   } else if (is_message(kind)) {
     out << (kind == Kind::kSend ? "(to rank " : "(from rank ") << group->ranks()[static_cast<size_t>(peer)] << ", tag "
@@ -127,7 +123,7 @@ void verify_call(const Call& call) {
   if (!call.inputs.empty() && !call.outputs.empty()) {
     verify_own_part(call);
   }
-  if (call.kind == Kind::kAllReduce || call.kind == Kind::kReduceScatter) {
+  if (facts_of(call.kind).reduces) {
     verify_reduction(call, like.scalar_type());
   }
 }

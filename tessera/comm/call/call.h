@@ -7,29 +7,12 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "tessera/comm/call/kinds.h"
 #include "tessera/comm/core/communicator.h"
 
 namespace tessera::comm {
 
 struct Program;
-
-enum class Kind : uint8_t {
-  kAllReduce,
-  kAllGather,
-  kReduceScatter,
-  kAllToAll,
-  kBroadcast,
-  kSend,
-  kReceive,
-  kBarrier,
-  kMerge
-};
-
-// all_reduce, all_gather, reduce_scatter, all_to_all, broadcast, send, receive, barrier, merge.
-const char* name_of(Kind kind);
-
-// Whether it is between two members: a send or a receive.
-constexpr bool is_message(Kind kind) { return kind == Kind::kSend || kind == Kind::kReceive; }
 
 // A view: it and what it refers to live as long as the call.
 struct Call {

@@ -14,15 +14,14 @@ bool same(const at::Tensor& a, const at::Tensor& b) {
 
 // Whether what `a` gives to `b` (positions i and j) is what `b` expects from it. The kinds are equal.
 bool fits(const Call& a, const Call& b, size_t i, size_t j) {
-  switch (a.kind) {
-    case Kind::kAllReduce:
-    case Kind::kBroadcast: return same(a.inputs[0], b.outputs[0]);
-    case Kind::kAllGather: return same(a.inputs[0], b.outputs[i]);
-    case Kind::kReduceScatter: return same(a.inputs[j], b.outputs[0]);
-    case Kind::kAllToAll: return same(a.inputs[j], b.outputs[i]);
-    case Kind::kMerge: return is_same(*a.merge, *b.merge);
-    default: return true;
+  if (a.kind == Kind::kMerge) {
+    return is_same(*a.merge, *b.merge);
   }
+  if (a.inputs.empty() || b.outputs.empty()) {
+    return true;
+  }
+  const auto& facts = facts_of(a.kind);
+  return same(a.inputs[facts.gives_to_each ? j : 0], b.outputs[facts.takes_from_each ? i : 0]);
 }
 
 bool same_program(const Call& a, const Call& b) {

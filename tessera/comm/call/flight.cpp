@@ -50,12 +50,12 @@ class Flights : public Watcher {
   }
 
   void on_begin(const Call& call) override {
-    const bool has_peer = is_message(call.kind) || call.kind == Kind::kBroadcast;
-    const bool reduces = call.kind == Kind::kAllReduce || call.kind == Kind::kReduceScatter;
+    const auto& facts = facts_of(call.kind);
+    const bool has_peer = facts.is_message || facts.has_root;
     const auto tensors = call.inputs.empty() ? call.outputs : call.inputs;
     trace::Flight flight{
         .kind = name_of(call.kind), .group = call.group->name(), .ranks = call.group->ranks(), .op = call.op};
-    flight.detail = reduces ? layout::name_of(call.reduce) : "";
+    flight.detail = facts.reduces ? layout::name_of(call.reduce) : "";
     flight.tensors = static_cast<int64_t>(tensors.size());
     flight.bytes = call.bytes();
     if (call.merge) {

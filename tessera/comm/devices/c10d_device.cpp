@@ -62,14 +62,19 @@ at::Tensor library_view(const at::Tensor& tensor) {
   return plain.is_complex() ? at::view_as_real(plain) : plain.scalar_type() == at::kBool ? bytes_of(plain) : plain;
 }
 
+// Whether every two members have something for each other alone, of a size of its own: an all_to_all.
+bool has_pairs(const Call& call) {
+  const auto& facts = facts_of(call.kind);
+  return facts.gives_to_each && facts.takes_from_each;
+}
+
 // What the call demands of all members alike, beside its fingerprint: dtype, device and sizes.
 uint64_t common_shapes(const Call& call) {
   const auto& any = call.inputs.empty() ? call.outputs[0] : call.inputs[0];
   auto hash =
       base::hash_combine(static_cast<uint64_t>(any.scalar_type()), static_cast<uint64_t>(any.device().type()) + 1);
-  const bool is_scatter = call.kind == Kind::kReduceScatter;
-  if (call.kind != Kind::kAllToAll) {
-    for (const auto& tensor : is_scatter ? call.inputs : call.outputs) {
+  if (!has_pairs(call)) {
+    for (const auto& tensor : facts_of(call.kind).gives_to_each ? call.inputs : call.outputs) {
       hash = base::hash_range(tensor.sizes(), hash);
     }
   }
@@ -78,7 +83,7 @@ uint64_t common_shapes(const Call& call) {
 
 // The sizes of what one member of an all_to_all has for another.
 uint64_t pair_shape(uint64_t hash, const Call& call, at::TensorList tensors, int64_t member) {
-  return call.kind == Kind::kAllToAll ? base::hash_range(tensors[static_cast<size_t>(member)].sizes(), hash) : hash;
+  return has_pairs(call) ? base::hash_range(tensors[static_cast<size_t>(member)].sizes(), hash) : hash;
 }
 
 // Returns when the neighbours on a ring make the call of `round` too; else throws what a collective over `messages`
@@ -87,7 +92,7 @@ uint64_t pair_shape(uint64_t hash, const Call& call, at::TensorList tensors, int
 void agree(const C10dMessages& messages, const Round& round) {
   const auto hash = base::hash_combine(fingerprint_of(round), common_shapes(round.call));
   const auto size = messages.size(), member = messages.member();
-  const auto distance = round.call.kind == Kind::kAllToAll ? size - 1 : std::min<int64_t>(1, size - 1);
+  const auto distance = has_pairs(round.call) ? size - 1 : std::min<int64_t>(1, size - 1);
   const at::Tensor nothing = at::empty({0});
   messages.job().run(round, [&](Works& works) {
     for (int64_t k = 1; k <= distance; ++k) {

@@ -26,8 +26,7 @@ uint64_t fingerprint_of(const Round& round) {
   const auto& call = round.call;
   auto hash = base::hash_combine(round.group, static_cast<uint64_t>(round.number));
   hash = base::hash_combine(hash, static_cast<uint64_t>(call.kind) * 256 + static_cast<uint64_t>(call.reduce));
-  const bool is_broadcast = call.kind == Kind::kBroadcast;
-  hash = base::hash_combine(hash, static_cast<uint64_t>(is_broadcast ? call.peer : 0));
+  hash = base::hash_combine(hash, static_cast<uint64_t>(facts_of(call.kind).has_root ? call.peer : 0));
   return call.program ? base::hash_combine(base::hash_combine(hash, call.program->hash), call.program->count) : hash;
 }
 

@@ -31,7 +31,11 @@ class Packer {
     }
     return *this;
   }
-  std::string take() { return std::move(bytes_); }
+  std::string take() {
+    std::string taken;
+    taken.swap(bytes_);
+    return taken;
+  }
 
  private:
   std::string bytes_;

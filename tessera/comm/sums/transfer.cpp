@@ -110,43 +110,40 @@ void reduce(const std::vector<at::Tensor>& inputs, const std::vector<at::Tensor>
   });
 }
 
+// To one member, or in place on all, each of which does a part of it.
+template <typename GivenBy>
+void reduce_given(const std::vector<const Call*>& calls, size_t part, GivenBy given_by) {
+  const auto& own = *calls[part];
+  std::vector<at::Tensor> tensors;
+  for (size_t i = 0; i < calls.size(); ++i) {
+    tensors.push_back(given_by(i));
+  }
+  if (facts_of(own.kind).gives_to_each) {
+    return reduce(tensors, {own.outputs[0]}, 0, own.outputs[0].numel(), own.reduce);
+  }
+  if (calls.size() > 1) {
+    const auto count = tensors[0].numel(), parts = static_cast<int64_t>(calls.size()), i = static_cast<int64_t>(part);
+    reduce(tensors, tensors, count * i / parts, count * (i + 1) / parts, own.reduce);
+  }
+}
+
 }  // namespace
 
 void transfer(const std::vector<const Call*>& calls, size_t part) {
   const auto& own = *calls[part];
-  switch (own.kind) {
-    case Kind::kAllReduce: {
-      if (calls.size() == 1) {
-        return;
-      }
-      std::vector<at::Tensor> tensors;
-      for (const auto* call : calls) {
-        tensors.push_back(call->outputs[0]);
-      }
-      const auto count = tensors[0].numel(), parts = static_cast<int64_t>(calls.size()),
-                 index = static_cast<int64_t>(part);
-      return reduce(tensors, tensors, count * index / parts, count * (index + 1) / parts, own.reduce);
-    }
-    case Kind::kReduceScatter: {
-      std::vector<at::Tensor> tensors;
-      for (const auto* call : calls) {
-        tensors.push_back(call->inputs[part]);
-      }
-      return reduce(tensors, {own.outputs[0]}, 0, own.outputs[0].numel(), own.reduce);
-    }
-    case Kind::kAllGather:
-      for (size_t i = 0; i < calls.size(); ++i) {
-        copy_into(own.outputs[i], calls[i]->inputs[0]);
-      }
-      return;
-    case Kind::kAllToAll:
-      for (size_t i = 0; i < calls.size(); ++i) {
-        copy_into(own.outputs[i], calls[i]->inputs[part]);
-      }
-      return;
-    case Kind::kBroadcast: return copy_into(own.outputs[0], calls[static_cast<size_t>(own.peer)]->inputs[0]);
-    case Kind::kMerge: return merge_sums(calls, part);
-    default: return;
+  const auto& facts = facts_of(own.kind);
+  if (own.kind == Kind::kMerge) {
+    return merge_sums(calls, part);
+  }
+  const auto given_by = [&](size_t i) { return calls[i]->inputs[facts.gives_to_each ? part : 0]; };
+  if (facts.reduces) {
+    return reduce_given(calls, part, given_by);
+  }
+  if (facts.has_root) {
+    return copy_into(own.outputs[0], given_by(static_cast<size_t>(own.peer)));
+  }
+  for (size_t i = 0; i < calls.size() && facts.takes_from_each; ++i) {
+    copy_into(own.outputs[i], given_by(i));
   }
 }
 

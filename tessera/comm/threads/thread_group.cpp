@@ -266,7 +266,8 @@ void ThreadGroup::wait(Lock& lock, const Waiter& waiter) {
     here = nullptr;
     --job_.idle_;
   });
-  std::optional<Clock::time_point> stuck_since;
+  constexpr auto kNever = Clock::time_point::max();
+  auto stuck_since = kNever;
   for (; !waiter.is_ready(); changed_.wait_until(lock, std::min(end, Clock::now() + kGlance))) {
     if (!waiter.may_leave()) {
       changed_.wait(lock, [&] { return waiter.is_ready() || waiter.may_leave(); });
@@ -284,11 +285,8 @@ void ThreadGroup::wait(Lock& lock, const Waiter& waiter) {
         throw_finished(waiter, member);
       }
     }
-    if (!job_.is_deadlocked()) {
-      stuck_since.reset();
-    } else if (!stuck_since) {
-      stuck_since = Clock::now();
-    } else if (Clock::now() - *stuck_since >= kDeadlock) {
+    stuck_since = job_.is_deadlocked() ? std::min(stuck_since, Clock::now()) : kNever;
+    if (stuck_since != kNever && Clock::now() - stuck_since >= kDeadlock) {
       throw_deadlock(waiter);
     }
     if (Clock::now() >= end) {

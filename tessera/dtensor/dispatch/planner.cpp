@@ -7,12 +7,14 @@
 #include "tessera/base/error.h"
 #include "tessera/base/hash.h"
 #include "tessera/base/hints.h"
+#include "tessera/dtensor/dispatch/executors.h"
 #include "tessera/dtensor/exact/exact_plan.h"
 #include "tessera/dtensor/plan/call_shapes.h"
 #include "tessera/dtensor/plan/wishes.h"
 #include "tessera/dtensor/record/arguments.h"
 #include "tessera/dtensor/state/explicit_mode.h"
 #include "tessera/dtensor/view/views.h"
+#include "tessera/rules/engine/homes.h"
 #include "tessera/rules/engine/propagate.h"
 
 namespace tessera::dtensor {
@@ -111,13 +113,13 @@ bool has_sizes(const rules::FactorMap& map, const rules::TensorFactors& tensor, 
                     });
 }
 
-bool is_reshape_like(const std::string& name) {
-  return name == "aten::view" || name == "aten::_unsafe_view" || name == "aten::_reshape_alias";
-}
-
 template <typename Rule>
 rules::Decomposition decomposition_of(const Rule& rule, const rules::Call& call) {
   return rule.decompose && (!rule.decompose_when || rule.decompose_when(call)) ? rule.decompose : nullptr;
+}
+
+Spec forward_result(const CallPlan* forward) {
+  return forward && !forward->outputs.empty() ? forward->outputs.front().spec : Spec();
 }
 
 // Makes one plan, part by part.
@@ -129,11 +131,12 @@ class Planner {
         args_(args),
         forward_(forward),
         call_(make_call(info, args)),
+        homes_(call_, forward_result(forward), state.lattice().has_value()),
         plan_(std::make_unique<CallPlan>()) {}
 
   std::unique_ptr<CallPlan> run() {
     read_call();
-    const rules::ExactRule* exact = state_.lattice ? exact_rule_of(state_, info_, call_) : nullptr;
+    const rules::ExactRule* exact = state_.lattice() ? exact_rule_of(state_, info_, call_) : nullptr;
     const rules::Decomposition decomposition =
         exact ? decomposition_of(*exact, call_) : decomposition_of(*info_.rule, call_);
     if (writes_plain(call_) && !(decomposition && returns_new(info_))) {
@@ -151,6 +154,7 @@ class Planner {
     }
     wants_ = forward_ || info_.is_view ? nullptr : wanting_parameter(args_);
     wish_input();
+    homes_.take_home(call_);
     rules::FactorMap map = info_.rule->map(call_);
     const rules::LocalKernel local = exact && exact->local ? exact->local : info_.rule->local;
     const bool is_exact_of_runs = exact && (exact->local || exact->node || exact->per_sample);  // leaves are runs
@@ -162,11 +166,17 @@ class Planner {
       outputs_from_factors(info_, call_, map, *plan_, defined_);
     }
     check_out(map);
-    const rules::Propagation decided = rules::propagate(call_, map, wishes_of(call_, forward_));
+    rules::Wishes wishes = wishes_of(call_, forward_);
+    homes_.take_home(wishes);
+    const rules::Propagation decided = rules::propagate(call_, map, wishes);
     if (!map.metadata_only) {
       add_moves(decided);
     }
     add_outputs(decided);
+    plan_->is_absent = !homes_.runs(coord());
+    if (plan_->is_absent) {
+      return std::move(plan_);
+    }
     add_local_call(map, decided, local);
     if (exact) {
       plan_exact(state_, info_, call_, *exact, map, decided, forward_, *plan_);
@@ -260,6 +270,7 @@ class Planner {
       plan_->is_long |= operand.spec->numel() > at::internal::GRAIN_SIZE;
     }
     plan_->program_key = program_key_of(call_);
+    homes_.take_home(call_);
   }
 
   // The activation that meets a parameter lies as the plan wants.
@@ -279,7 +290,8 @@ class Planner {
     size_t operand = 0;
     for_each_tensor(args_, [&](const at::Tensor&, int arg, int item) {
       const Spec from = plan_->operands[operand];
-      const Spec to = decided.operands.at(operand);
+      const bool is_plain = call_.operands.at(operand).is_plain;
+      const Spec to = is_plain ? decided.operands[operand] : homes_.outside(decided.operands[operand]);
       ++operand;
       if (from->placements == to->placements) {
         return;
@@ -295,12 +307,12 @@ class Planner {
     }
     for (size_t i = 0; i < decided.outputs.size(); ++i) {
       CallPlan::Output output;
-      output.spec = output.final_spec = decided.outputs[i];
+      output.spec = output.final_spec = homes_.outside(decided.outputs[i]);
       output.defined = defined_[i];
       output.is_view = call_.outputs[i].is_view;
       output.detached_view = detached;
       if (wants_ && wants_->output && defined_[i]) {
-        output.final_spec = with_wish(output.spec, *wants_->output);
+        output.final_spec = homes_.outside(with_wish(decided.outputs[i], *wants_->output));
       }
       if (!(output.final_spec == output.spec)) {
         output.move = state_.moves.find_or_plan(output.spec, output.final_spec);
@@ -311,7 +323,7 @@ class Planner {
 
   void add_local_call(const rules::FactorMap& map, const rules::Propagation& decided, rules::LocalKernel local) {
     const layout::Coord& coord = this->coord();
-    if (is_reshape_like(info_.name)) {
+    if (info_.row.reshapes) {
       plan_->reshape = true;
       plan_->local_shape = decided.outputs.at(0).local_sizes(coord);
     } else {
@@ -334,6 +346,7 @@ class Planner {
   c10::ArrayRef<IValue> args_;
   const CallPlan* forward_;
   rules::Call call_;
+  const rules::Homes homes_;
   std::unique_ptr<CallPlan> plan_;
   std::vector<bool> defined_;
   const ParameterInfo* wants_ = nullptr;
@@ -350,9 +363,18 @@ void check_explicit(const RankState& state, const OpInfo& info, c10::ArrayRef<IV
   }
 }
 
-std::unique_ptr<CallPlan> make_call_plan(RankState& state, const OpInfo& info, c10::ArrayRef<IValue> args,
-                                         const CallPlan* forward) {
-  return Planner(state, info, args, forward).run();
+CallPlan& plan_of(const Invocation& call) {
+  RankState& state = *call.state;
+  const uint64_t hash = hash_of(call.scan.key);
+  if (CallPlan* known = state.plans.find(call.scan.key, hash); C10_LIKELY(known != nullptr)) {
+    return *known;
+  }
+  const CallPlan* forward = call.forward ? call.forward->plan : nullptr;
+  std::unique_ptr<CallPlan> made = Planner(state, call.info, call.arguments(), forward).run();
+  made->execute = executor_of(*made);
+  state.forward_plans.let_go();
+  const uint64_t kind = base::hash_combine(made->program_key, forward ? forward->program_key : 0);
+  return *state.plans.insert(call.scan.key, hash, kind, std::move(made));
 }
 
 }  // namespace tessera::dtensor

@@ -12,7 +12,15 @@ namespace {
 using c10::IValue;
 
 // First words of the arguments in a key. Spec pointers are larger than any of them.
-enum Tag : uint64_t { kPlain = 2, kNone, kFalse, kTrue, kInt, kInts, kNumber, kString, kTensors, kOther };
+enum Tag : uint64_t { kPlainTensor = 2, kNone, kFalse, kTrue, kInt, kInts, kNumber, kString, kTensors, kOther };
+
+uint32_t flags_of(const Meta& meta) {
+  uint32_t flags = 0;
+  flags |= meta.rare->derived ? uint32_t{kDerived} : 0;
+  flags |= meta.rare->pending ? uint32_t{kPending} : 0;
+  flags |= is_unfinished(meta) ? uint32_t{kUnfinished} : 0;
+  return flags;
+}
 
 void scan_tensor(const at::Tensor& tensor, Scan& scan) {
   if (!is_dtensor(tensor)) {
@@ -20,8 +28,8 @@ void scan_tensor(const at::Tensor& tensor, Scan& scan) {
       scan.key.push_back(kNone);
       return;
     }
-    scan.has_plain = true;
-    scan.key.push_back(kPlain);
+    scan.flags |= kPlain;
+    scan.key.push_back(kPlainTensor);
     scan.key.push_back(static_cast<uint64_t>(tensor.scalar_type()) << 32 | static_cast<uint64_t>(tensor.dim()) << 1 |
                        static_cast<uint64_t>(tensor.unsafeGetTensorImpl()->is_wrapped_number()));
     for (int64_t size : tensor.sizes()) {
@@ -36,9 +44,7 @@ void scan_tensor(const at::Tensor& tensor, Scan& scan) {
   }
   const Meta* meta = meta_of(tensor);
   if (C10_UNLIKELY(meta->rare != nullptr)) {
-    scan.has_derived |= meta->rare->derived != nullptr;
-    scan.has_pending |= meta->rare->pending != nullptr;
-    scan.has_unfinished |= is_unfinished(*meta);
+    scan.flags |= flags_of(*meta);
   }
   const uint64_t spec = reinterpret_cast<uint64_t>(meta->spec.get());
   if (const ParameterInfo* parameter = meta->parameter) {
@@ -52,7 +58,10 @@ void scan_tensor(const at::Tensor& tensor, Scan& scan) {
     scan.origin = meta->origin;
   }
   if (C10_UNLIKELY(!spec)) {
+    scan.flags |= kDeferred;
     scan.recorder = meta->rare->recorder.get();
+  } else if (C10_UNLIKELY(!meta->spec->is_everywhere)) {
+    scan.flags |= kElsewhere;
   }
 }
 
@@ -113,6 +122,9 @@ void scan_arguments(const OpInfo& info, c10::ArrayRef<IValue> args, Scan& scan) 
   scan.key.push_back(static_cast<uint64_t>(info.id));
   for (const IValue& value : args) {
     scan_argument(value, reads_numbers, scan);
+  }
+  if (C10_UNLIKELY((scan.flags & kPlain) && scan.parameter)) {
+    scan.flags |= kPlainReading;
   }
 }
 

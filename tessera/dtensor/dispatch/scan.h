@@ -4,6 +4,7 @@
 #include <ATen/core/ivalue.h>
 
 #include "tessera/dtensor/record/op_info.h"
+#include "tessera/dtensor/state/call_flags.h"
 #include "tessera/dtensor/state/state.h"
 
 namespace tessera::dtensor {
@@ -11,13 +12,10 @@ namespace tessera::dtensor {
 // What one scan of the arguments finds.
 struct Scan {
   PlanCache::Key key;
+  uint32_t flags = 0;                        // CallFlags of the operands
   const Origin* origin = nullptr;            // of the first operand that has one
   Recorder* recorder = nullptr;              // of a deferred operand
   const ParameterInfo* parameter = nullptr;  // of the last operand that is one
-  bool has_plain = false;                    // tensors that are no DTensors
-  bool has_derived = false;                  // views that may have to be made again
-  bool has_pending = false;                  // gradients that wait
-  bool has_unfinished = false;               // values that lack samples of the step
 };
 
 // Adds what `args` are to an empty scan. The key tells apart all calls that need plans of their own.

@@ -1,8 +1,6 @@
 #include "tessera/dtensor/exact/carry.h"
 
 #include <cstring>
-#include <unordered_map>
-#include <unordered_set>
 
 #include <ATen/ops/add.h>
 #include <ATen/ops/slice_backward.h>
@@ -20,44 +18,7 @@ namespace tessera::dtensor {
 namespace {
 
 using c10::IValue;
-
-// In which of its first two arguments an operator is linear, the others being fixed.
-enum class Linear : uint8_t { kInFirst, kInEither };
-
-const Linear* find_linear(const std::string& name) {
-  static const std::unordered_map<std::string_view, Linear> table = {
-      {"aten::_index_put_impl_", Linear::kInFirst},  // of a lookup's gradient, which rules/exact takes apart
-      {"aten::_reshape_alias", Linear::kInFirst},
-      {"aten::_to_copy", Linear::kInFirst},
-      {"aten::_unsafe_view", Linear::kInFirst},
-      {"aten::bmm", Linear::kInEither},
-      {"aten::clone", Linear::kInFirst},
-      {"aten::div.Scalar", Linear::kInFirst},
-      {"aten::div.Tensor", Linear::kInFirst},
-      {"aten::embedding_dense_backward", Linear::kInFirst},
-      {"aten::expand", Linear::kInFirst},
-      {"aten::mm", Linear::kInEither},
-      {"aten::mul.Scalar", Linear::kInFirst},
-      {"aten::mul.Tensor", Linear::kInEither},
-      {"aten::neg", Linear::kInFirst},
-      {"aten::permute", Linear::kInFirst},
-      {"aten::select_backward", Linear::kInFirst},
-      {"aten::sigmoid_backward", Linear::kInFirst},
-      {"aten::slice_backward", Linear::kInFirst},
-      {"aten::squeeze.dim", Linear::kInFirst},
-      {"aten::squeeze.dims", Linear::kInFirst},
-      {"aten::sum", Linear::kInFirst},
-      {"aten::sum.dim_IntList", Linear::kInFirst},
-      {"aten::t", Linear::kInFirst},
-      {"aten::tanh_backward", Linear::kInFirst},
-      {"aten::transpose.int", Linear::kInFirst},
-      {"aten::unsqueeze", Linear::kInFirst},
-      {"aten::view", Linear::kInFirst},
-      {"tessera::contract", Linear::kInEither},
-  };
-  const auto found = table.find(name);
-  return found == table.end() ? nullptr : &found->second;
-}
+using rules::Carry;
 
 // Null also if the program has written to the value since.
 Pending* pending_of(const IValue& value) {
@@ -277,37 +238,20 @@ at::Tensor carry_cat(c10::ArrayRef<IValue> args) {
   return sum;
 }
 
-bool is_add(const OpInfo& info) { return info.name == "aten::add.Tensor" || info.name == "aten::add_.Tensor"; }
-
 }  // namespace
 
-bool is_carried(const OpInfo& info) {
-  return find_linear(info.name) || is_add(info) || info.name == "aten::cat" || info.name == "aten::copy_";
-}
-
-bool needs_no_value(const OpInfo& info) {
-  static const std::unordered_set<std::string> names = {
-      "aten::alias",     "aten::detach",       "aten::empty_like",
-      "aten::full_like", "aten::is_same_size", "aten::new_empty_strided",
-      "aten::new_zeros", "aten::ones_like",    "aten::zeros_like"};
-  return names.count(info.name) > 0;
-}
-
 at::Tensor carry(RankState& state, const OpInfo& info, c10::ArrayRef<IValue> args, Spec output) {
-  if (is_add(info)) {
-    return carry_add(state, info, args);
-  }
-  if (info.name == "aten::cat") {
-    return carry_cat(args);
-  }
-  if (info.name == "aten::copy_") {
-    return carry_copy(state, args);
+  switch (info.row.carry) {
+    case Carry::kAdd: return carry_add(state, info, args);
+    case Carry::kCat: return carry_cat(args);
+    case Carry::kCopy: return carry_copy(state, args);
+    default: break;
   }
   if (info.is_view && !is_in_derivative()) {
     return {};
   }
   const Pending* first = pending_of(args[0]);
-  const Pending* second = *find_linear(info.name) == Linear::kInEither ? pending_of(args[1]) : nullptr;
+  const Pending* second = info.row.carry == Carry::kInEither ? pending_of(args[1]) : nullptr;
   if (!first == !second) {
     return {};
   }

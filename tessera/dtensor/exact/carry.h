@@ -4,14 +4,15 @@
 #include <ATen/core/Tensor.h>
 
 #include "tessera/dtensor/exact/pending.h"
+#include "tessera/dtensor/record/op_info.h"
 
 namespace tessera::dtensor {
 
 // Whether the operator can run on a handle without its value: it is linear in it, or made of operators that are.
-bool is_carried(const OpInfo& info);
+inline bool is_carried(const OpInfo& info) { return info.row.carry != rules::Carry::kNo; }
 
 // Whether the operator looks at sizes and layouts only, or makes an alias.
-bool needs_no_value(const OpInfo& info);
+inline bool needs_no_value(const OpInfo& info) { return info.row.needs_no_value; }
 
 // The operator's result without a value: a handle. `args` are the call's, `output` the layout its plan gives. What else
 // the operator reads is copied: the program may write to it before the handle is settled. Undefined if the operands

@@ -67,13 +67,16 @@ bool is_reduced(const rules::Call& call) {
 
 }  // namespace
 
-const rules::ExactRule* find_exact_loss(const rules::Call& call) {
+const rules::ExactRule* find_exact_loss(const OpInfo& info, const rules::Call& call) {
   static const rules::ExactRule of_scores = {.decompose = decompose},
                                 of_squares = {.decompose = decompose_squares_backward};
-  if (call.name == "aten::mse_loss_backward" && call.integer("reduction") == at::Reduction::Mean) {
-    return &of_squares;
+  switch (info.row.step_loss) {
+    case rules::StepLoss::kScores: return is_reduced(call) ? &of_scores : nullptr;
+    case rules::StepLoss::kSquaresBackward:
+      return call.integer("reduction") == at::Reduction::Mean ? &of_squares : nullptr;
+    case rules::StepLoss::kNone: break;
   }
-  return call.name == "aten::nll_loss_forward" && is_reduced(call) ? &of_scores : nullptr;
+  return nullptr;
 }
 
 }  // namespace tessera::dtensor

@@ -5,7 +5,7 @@
 #include "tessera/base/error.h"
 #include "tessera/dtensor/exact/exact_loss.h"
 #include "tessera/dtensor/exact/pending.h"
-#include "tessera/rules/exact/exact_table.h"
+#include "tessera/rules/exact/exact.h"
 
 namespace tessera::dtensor {
 
@@ -40,10 +40,10 @@ bool holds_some_samples(const layout::Labels& labels) {
 }  // namespace
 
 const rules::ExactRule* exact_rule_of(const RankState& state, const OpInfo& info, const rules::Call& call) {
-  if (const rules::ExactRule* loss = find_exact_loss(call)) {
+  if (const rules::ExactRule* loss = find_exact_loss(info, call)) {
     return loss;
   }
-  const rules::ExactRule* rule = rules::find_exact_rule(info.name);
+  const rules::ExactRule* rule = info.exact;
   TESSERA_CHECK(rule && (!rule->accepts || rule->accepts(call)), "[", rules::describe(call),
                 "] numerics exact: ", info.name, rule ? " called like this" : "",
                 " has no form whose bits do not depend on the layout (rank ", state.ctx.rank,
@@ -65,7 +65,7 @@ std::unique_ptr<PerSample> restrict_cuts(const rules::ExactRule& rule, const rul
 void plan_exact(RankState& state, const OpInfo& info, const rules::Call& call, const rules::ExactRule& rule,
                 const rules::FactorMap& map, const rules::Propagation& decided, const CallPlan* forward,
                 CallPlan& plan) {
-  plan.exact = plan_exact_sum(state.ctx, *state.lattice, call, rule, map, decided);
+  plan.exact = plan_exact_sum(state.ctx, *state.lattice(), call, rule, map, decided);
   for (size_t i = 0; i < plan.outputs.size(); ++i) {
     CallPlan::Output& output = plan.outputs[i];
     if (!output.spec->has_partial) {
@@ -134,7 +134,7 @@ void check_samples_known(const RankState& state, const OpInfo& info, const Meta&
 }  // namespace
 
 void check_samples_apart(const RankState& state, const OpInfo& info, c10::ArrayRef<c10::IValue> args) {
-  if (info.name != "aten::add.Tensor" && info.name != "aten::add_.Tensor") {
+  if (info.row.carry != rules::Carry::kAdd) {
     return;
   }
   const at::Tensor &a = args[0].toTensor(), &b = args[1].toTensor();

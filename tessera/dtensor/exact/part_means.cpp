@@ -30,16 +30,6 @@ using c10::IValue;
 using torch::autograd::variable_list;
 using torch::jit::Stack;
 
-// Losses whose `reduction` may be a mean. `exact` has some; what others are made of comes here by itself.
-// clang-format off
-const std::vector<const char*> kLosses = {
-    "aten::binary_cross_entropy", "aten::binary_cross_entropy_with_logits", "aten::huber_loss", "aten::kl_div", "aten::mse_loss",
-    "aten::multi_margin_loss", "aten::multilabel_margin_loss", "aten::nll_loss", "aten::nll_loss_nd", "aten::smooth_l1_loss", "aten::soft_margin_loss",
-};
-// clang-format on
-// In `exact` its parts are means.
-constexpr const char* kCrossEntropy = "aten::cross_entropy_loss";
-
 // While it lives, means are shares of the step's: of what a mean is made of.
 class Inside {
  public:
@@ -126,7 +116,7 @@ std::vector<int64_t> mean_dims(rules::StackArgs& args) {
 }
 
 // Whether a mean may be over some of the step's samples.
-bool has_parts(const RankState& state) { return state.means.parts > 1 || (state.means.in_job && state.lattice); }
+bool has_parts(const RankState& state) { return state.means.parts > 1 || (state.means.in_job && state.lattice()); }
 
 // The samples that a mean to a single number is over, if they are some of the step's.
 std::optional<StepShare> part_of_mean(rules::StackArgs& args) {
@@ -166,7 +156,7 @@ void mean(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack)
   if (!share) {
     return call_below(op, keys, stack);
   }
-  if (!state->lattice) {
+  if (!state->lattice()) {
     call_below(op, keys, stack);
     return state->means.as_shares ? void() : watch(stack->back().toTensor(), share->parts());
   }
@@ -183,12 +173,13 @@ std::optional<StepShare> part_of_loss(rules::StackArgs&& args) {
   return share ? share : share_of_step(args.tensor("target"));
 }
 
-void loss(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
+// A loss whose `reduction` may be a mean. `exact` has some; what others are made of comes here by itself.
+void loss_of(bool is_of_means, const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
   RankState* state = RankState::current();
   if (!state || state->means.parts == 1 || state->means.as_shares) {
     return call_below(op, keys, stack);
   }
-  const bool has_exact_parts = state->lattice && op.operator_name().name == kCrossEntropy;
+  const bool has_exact_parts = state->lattice() && is_of_means;
   const auto share = has_exact_parts ? std::nullopt : part_of_loss(rules::StackArgs(op, *stack));
   if (!share) {
     return call_below(op, keys, stack);
@@ -198,10 +189,19 @@ void loss(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack)
     call_below(op, keys, stack);
   }
   IValue& result = stack->back();
-  if (!state->lattice) {
+  if (!state->lattice()) {
     return watch(result.toTensor(), share->parts());
   }
   result = times(result.toTensor(), share->parts());
+}
+
+void loss(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
+  loss_of(/*is_of_means=*/false, op, keys, stack);
+}
+
+// In `exact` its parts are means.
+void cross_entropy(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
+  loss_of(/*is_of_means=*/true, op, keys, stack);
 }
 
 }  // namespace
@@ -243,14 +243,10 @@ std::optional<double> whole_of_share(double share, int64_t parts, c10::ScalarTyp
 }
 
 void register_part_means(KernelRegistry& registry) {
-  torch::Library& library = registry.library("aten", kIntercept);
-  for (const char* op : {"aten::mean", "aten::mean.dim"}) {
-    library.impl(op, torch::CppFunction::makeFromBoxedFunction<&mean>());
-  }
-  for (const char* op : kLosses) {
-    library.impl(op, torch::CppFunction::makeFromBoxedFunction<&loss>());
-  }
-  library.impl(kCrossEntropy, torch::CppFunction::makeFromBoxedFunction<&loss>());
+  using rules::Caught;
+  registry.intercept<&mean>(Caught::kMean);
+  registry.intercept<&loss>(Caught::kLoss);
+  registry.intercept<&cross_entropy>(Caught::kCrossEntropy);
 }
 
 }  // namespace tessera::dtensor

@@ -9,6 +9,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/dtensor/record/interception.h"
+#include "tessera/dtensor/record/op_info.h"
 #include "tessera/dtensor/state/state.h"
 #include "tessera/kernels/base/threads.h"
 
@@ -22,14 +23,19 @@ at::Tensor not_a_number(at::TensorOptions options, c10::IntArrayRef sizes) {
   return at::full({}, std::numeric_limits<double>::quiet_NaN(), options).expand(sizes);
 }
 
+// Whether it is one that autograd adds a gradient up with.
+bool accumulates(const char* op) {
+  const OpInfo* info = find_op(op);
+  return info && info->writes && (info->row.carry == rules::Carry::kAdd || info->row.carry == rules::Carry::kCopy);
+}
+
 // Whether the operator is part of a derivative, not a look at a gradient from a hook.
 bool computes_gradient(const RankState& state, const char* op) {
   const auto node = torch::autograd::get_current_node();
   if (!node || state.recomputing) {
     return false;
   }
-  const std::string_view name = op;
-  return !is_accumulating(node.get()) || name == "aten::add_.Tensor" || name == "aten::copy_";
+  return !is_accumulating(node.get()) || accumulates(op);
 }
 
 // The first sum that lacks samples, or null.

@@ -66,15 +66,10 @@ class SquaredNorm {
         columns_(columns_of(spec->sizes)),
         rows_(rows_of(spec->sizes)),
         placements_(spec->placements) {
-    for (int64_t axis = 0; axis < spec->mesh.ndim(); ++axis) {
-      const bool is_cut = placements_[axis].is_shard();
-      const int64_t dim = placements_[axis].dim;
-      const bool is_of_runs =
-          !placements_[axis].is_interleaved() && (dim == rows_.dim || (dim == columns_.dim && cuts_between_leaves()));
-      if (is_cut && !is_of_runs) {
-        placements_[axis] = layout::Replicate();
-      }
-    }
+    const auto is_of_runs = [&](const layout::Placement& cut) {
+      return !cut.is_interleaved() && (cut.dim == rows_.dim || (cut.dim == columns_.dim && cuts_between_leaves()));
+    };
+    placements_ = layout::without_cuts(placements_, [&](const layout::Placement& cut) { return !is_of_runs(cut); });
     source_ = spec.with(placements_);
   }
 
@@ -94,7 +89,7 @@ class SquaredNorm {
   // Asked of all ranks' cuts, so that all decide alike.
   bool cuts_between_leaves() const {
     layout::Coord coord(spec_->mesh.ndim());
-    return cuts_between_leaves(layout::axes_of_dim(spec_->mesh, spec_->placements, columns_.dim), 0, coord);
+    return cuts_between_leaves(spec_->axes_of(columns_.dim), 0, coord);
   }
 
   bool cuts_between_leaves(const std::vector<int64_t>& axes, size_t depth, layout::Coord& coord) const {

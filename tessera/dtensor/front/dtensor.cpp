@@ -69,15 +69,15 @@ at::Tensor distribute(const at::Tensor& tensor, const Mesh& mesh, const Placemen
   TESSERA_CHECK(!is_dtensor(tensor), "[distribute] the tensor is already distributed as ", meta_of(tensor)->spec.str(),
                 "; use ", base::in_library("redistribute(x, placements)"));
   const Spec spec = Spec::contiguous(mesh, placements, tensor.sizes(), tensor.scalar_type(), labels);
+  const Spec whole = spec.with(layout::settled(spec->placements));
   at::Tensor local;
   {
     LocalScope scope;
     at::NoGradGuard no_grad;
-    local = part_of(tensor.detach(), spec.local_runs(state.ctx.coord(mesh)));
+    local = part_of(tensor.detach(), whole.local_runs(state.ctx.coord(mesh)));
   }
-  if (spec->has_partial) {
-    local = run_move(state.ctx, *state.moves.find_or_plan(spec.with(without_partial(spec->placements)), spec), local,
-                     "distribute");
+  if (spec != whole) {
+    local = run_move(state.ctx, *state.moves.find_or_plan(whole, spec), local, "distribute");
   }
   at::Tensor result = wrap(local, spec);
   if (tensor.requires_grad()) {
@@ -94,16 +94,7 @@ at::Tensor from_local(const at::Tensor& local, const Mesh& mesh, const Placement
                       std::optional<std::vector<int64_t>> sizes) {
   RankState& state = RankState::require();
   TESSERA_CHECK(!is_dtensor(local), "[from_local] expected this rank's plain part, got a DTensor");
-  std::vector<int64_t> global = sizes ? *sizes : local.sizes().vec();
-  if (!sizes) {
-    for (size_t axis = 0; axis < placements.size(); ++axis) {
-      const layout::Placement& placement = placements[axis];
-      const bool cuts = static_cast<int64_t>(axis) < mesh.ndim() && placement.is_shard() && placement.dim < local.dim();
-      if (cuts) {
-        global[placement.dim] *= mesh.axis(static_cast<int64_t>(axis)).size;
-      }
-    }
-  }
+  const std::vector<int64_t> global = sizes ? *sizes : sizes_of_equal_parts(mesh, placements, local.sizes());
   const Spec spec = Spec::contiguous(mesh, placements, global, local.scalar_type());
   const auto expected = spec.local_sizes(state.ctx.coord(mesh));
   TESSERA_CHECK(local.sizes() == c10::IntArrayRef(expected), "[from_local] rank ", state.ctx.rank, " passed a part of ",
@@ -214,10 +205,10 @@ at::Generator stock_generator() {
   return state.sites.stock.handle();
 }
 
-ModeScope::ModeScope(Mode mode) : previous_(RankState::require().mode) { RankState::require().mode = mode; }
+ModeScope::ModeScope(Mode mode) : previous_(RankState::require().set_mode(mode)) {}
 ModeScope::~ModeScope() {
   if (RankState* state = RankState::current()) {
-    state->mode = previous_;
+    state->set_mode(previous_);
   }
 }
 
@@ -238,12 +229,12 @@ std::optional<kernels::OneThread>& one_thread_of(comm::RankContext& ctx) {
 
 void set_numerics(Numerics numerics, const layout::Lattice& lattice) {
   RankState& state = RankState::require();
-  state.lattice.reset();
+  state.set_lattice(std::nullopt);
   one_thread_of(state.ctx).reset();
   if (numerics == Numerics::kFast) {
     return;
   }
-  state.lattice = lattice;
+  state.set_lattice(lattice);
   one_thread_of(state.ctx).emplace();
 }
 
@@ -253,6 +244,6 @@ void set_step_tokens(int64_t tokens) {
   RankState::require().step_tokens = tokens;
 }
 
-void set_check_plain(bool on) { RankState::require().check_plain = on; }
+void set_check_plain(bool on) { RankState::require().set_checks_plain(on); }
 
 }  // namespace tessera::dtensor

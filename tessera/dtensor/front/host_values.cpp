@@ -1,6 +1,6 @@
 #include "tessera/dtensor/front/host_values.h"
 
-#include <array>
+#include <vector>
 
 #include "tessera/dtensor/front/dtensor.h"
 #include "tessera/dtensor/record/kernel_registry.h"
@@ -11,31 +11,13 @@ namespace {
 
 using torch::jit::Stack;
 
-struct HostValues {
-  const char* op;
-  std::array<const char*, 2> read;
-};
-
-constexpr HostValues kHostValues[] = {
-    {"_pad_packed_sequence", {"batch_sizes"}},
-    {"ctc_loss.Tensor", {"input_lengths", "target_lengths"}},
-    {"gru.data", {"batch_sizes"}},
-    {"lstm.data", {"batch_sizes"}},
-    {"rnn_relu.data", {"batch_sizes"}},
-    {"rnn_tanh.data", {"batch_sizes"}},
-    {"tensor_split.tensor_indices_or_sections", {"tensor_indices_or_sections"}},
-};
-
 class Kernel final : public c10::OperatorKernel {
  public:
-  explicit Kernel(const HostValues& values) : values_(values) {}
+  explicit Kernel(const std::vector<const char*>& read) : read_(read) {}
 
   void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* stack) {
     const size_t begin = stack->size() - op.schema().arguments().size();
-    for (const char* name : values_.read) {
-      if (!name) {
-        continue;
-      }
+    for (const char* name : read_) {
       c10::IValue& value = (*stack)[begin + *op.schema().argumentIndexWithName(name)];
       value = full_tensor(value.toTensor().detach());
     }
@@ -44,7 +26,7 @@ class Kernel final : public c10::OperatorKernel {
   }
 
  private:
-  const HostValues& values_;
+  const std::vector<const char*>& read_;
 };
 
 }  // namespace
@@ -52,9 +34,11 @@ class Kernel final : public c10::OperatorKernel {
 void register_host_values(KernelRegistry& registry) {
   for (const c10::DispatchKey key :
        {c10::DispatchKey::AutogradPrivateUse3, kKey}) {  // tensors of inference mode have no key of autograd
-    for (const HostValues& values : kHostValues) {
-      registry.library("aten", key)
-          .impl(values.op, torch::CppFunction::makeFromBoxedFunctor(std::make_unique<Kernel>(values)));
+    for (const auto& [op, row] : rules::RuleTable::instance().rows()) {
+      if (!row.host_values.empty()) {
+        registry.library("aten", key)
+            .impl(op.c_str(), torch::CppFunction::makeFromBoxedFunctor(std::make_unique<Kernel>(row.host_values)));
+      }
     }
   }
 }

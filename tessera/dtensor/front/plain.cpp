@@ -12,7 +12,6 @@
 #include "tessera/base/error.h"
 #include "tessera/base/hints.h"
 #include "tessera/dtensor/dispatch/same_values.h"
-#include "tessera/dtensor/random/counter_draws.h"
 #include "tessera/dtensor/random/random_ops.h"
 #include "tessera/dtensor/random/stock.h"
 #include "tessera/dtensor/record/arguments.h"
@@ -64,11 +63,11 @@ at::Tensor in_region(const RankState& state, at::Tensor plain) {
 
 // Whether a kernel asks, which needs memory of its own. Kernels run below autograd. So does torch::zeros of a C++
 // program, which looks the same from here; of a Python program the front places what its factories made.
-bool is_memory_of_kernel(const c10::OperatorHandle& op) {
+bool is_memory_of_kernel(rules::Makes makes) {
   if (!c10::impl::tls_is_dispatch_key_excluded(c10::DispatchKey::ADInplaceOrView)) {
     return false;
   }
-  return base::language() == base::Language::kPython || op.operator_name().name.starts_with("aten::empty");
+  return base::language() == base::Language::kPython || makes == rules::Makes::kNothing;
 }
 
 thread_local bool in_plain_operator = false;
@@ -86,19 +85,20 @@ class PlainOperator {
 };
 
 // What a factory left on the stack, where the program expects it.
-void place_made(const RankState& state, const c10::OperatorHandle& op, Stack* stack) {
-  if (!in_plain_operator && !is_memory_of_kernel(op)) {
+void place_made(const RankState& state, rules::Makes makes, Stack* stack) {
+  if (!in_plain_operator && !is_memory_of_kernel(makes)) {
     stack->back() = in_region(state, stack->back().toTensor());
   }
 }
 
+template <rules::Makes makes>
 void factory(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* stack) {
   if (factory_hook) {
     return factory_hook->make(op, stack);
   }
   call_plain(op, stack);
   if (const RankState* state = RankState::current()) {
-    place_made(*state, op, stack);
+    place_made(*state, makes, stack);
   }
 }
 
@@ -119,7 +119,7 @@ void fill_plain(RankState& state, at::Tensor& tensor, const random::Distribution
   }
 }
 
-std::string schema_name(const c10::OperatorHandle& op) { return c10::toString(op.operator_name()); }
+const rules::Draws& draws_of(const c10::OperatorHandle& op) { return rules::RuleTable::instance().row(op).draws; }
 
 bool takes_dtensor(const Stack& stack, size_t arguments) {
   bool found = false;
@@ -146,10 +146,9 @@ void random_plain(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* sta
   }
   const c10::ArrayRef<IValue> args(stack->data() + (stack->size() - n), n);
   at::Tensor self = args[0].toTensor();
-  const auto distribution = distribution_of(schema_name(op), args, self.scalar_type());
-  TESSERA_ASSERT(distribution.has_value());
+  const auto distribution = draws_of(op).counter(args, self.scalar_type());
   at::Tensor target = op.schema().arguments()[0].alias_info() ? self : at::empty(self.sizes(), self.options());
-  fill_plain(*state, target, *distribution);
+  fill_plain(*state, target, distribution);
   stack->resize(stack->size() - n);
   stack->push_back(std::move(target));
 }
@@ -201,16 +200,17 @@ void random_factory(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* s
   }
   if (state->sites.stock) {
     call_with_stock(*state, op, *stack);
-    return place_made(*state, op, stack);
+    return place_made(*state, rules::Makes::kValues, stack);
   }
   if (names_generator(*stack, op.schema().arguments().size())) {
     call_plain(op, stack);
-    return place_made(*state, op, stack);
+    return place_made(*state, rules::Makes::kValues, stack);
   }
   const c10::FunctionSchema& schema = op.schema();
   const size_t n = schema.arguments().size();
   const c10::ArrayRef<IValue> args(stack->data() + (stack->size() - n), n);
-  const auto distribution = factory_distribution(schema_name(op), args);  // nothing: a permutation
+  const rules::Draws& draws = draws_of(op);  // nothing: a permutation
+  const auto distribution = draws.counter ? std::optional(draws.counter(args, at::kFloat)) : std::nullopt;
   const std::vector<int64_t> sizes = factory_sizes(schema, args);
   const bool integers = !distribution || std::holds_alternative<random::Integers>(*distribution);
   at::TensorOptions options =
@@ -236,7 +236,7 @@ void random_factory(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* s
   }
   stack->resize(stack->size() - n);
   stack->push_back(std::move(result));
-  place_made(*state, op, stack);
+  place_made(*state, rules::Makes::kValues, stack);
 }
 
 // An operator made of others, above autograd, that calls factories: on plain tensors alone it is plain.
@@ -269,7 +269,7 @@ void random_by_values(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack*
     return call_with_stock(*state, op, *stack);
   }
   const size_t begin = stack->size() - n;
-  if (const CounterDraw draw = find_counter_draw(schema_name(op))) {
+  if (const auto draw = draws_of(op).by_values) {
     at::Tensor drawn = draw(c10::ArrayRef<IValue>(stack->data() + begin, n));
     stack->resize(begin);
     stack->push_back(std::move(drawn));
@@ -282,53 +282,6 @@ void random_by_values(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack*
   }
   call_plain(op, stack);
 }
-
-// clang-format off
-const std::vector<const char*> kFactories = {
-    "aten::arange", "aten::arange.start", "aten::arange.start_step", "aten::empty.memory_format", "aten::empty_strided", "aten::eye",
-    "aten::eye.m", "aten::full", "aten::linspace", "aten::logspace", "aten::ones", "aten::scalar_tensor", "aten::tril_indices",
-    "aten::triu_indices", "aten::zeros",
-};
-// clang-format on
-const std::vector<const char*> kRandomFactories = {
-    "aten::rand",        "aten::rand.generator",        "aten::randint", "aten::randint.generator",
-    "aten::randint.low", "aten::randint.low_generator", "aten::randn",   "aten::randn.generator",
-    "aten::randperm",    "aten::randperm.generator",
-};
-const std::vector<const char*> kRandomFills = {
-    "aten::bernoulli.p",  "aten::bernoulli_.float",
-    "aten::cauchy_",      "aten::exponential_",
-    "aten::geometric_",   "aten::log_normal_",
-    "aten::normal_",      "aten::rand_like",
-    "aten::randint_like", "aten::randint_like.low_dtype",
-    "aten::randn_like",   "aten::random_",
-    "aten::random_.from", "aten::random_.to",
-    "aten::uniform_",
-};
-// clang-format off
-const std::vector<const char*> kRandomByValues = {
-    "aten::_sample_dirichlet", "aten::_standard_gamma", "aten::binomial", "aten::multinomial", "aten::normal.Tensor_Tensor",
-    "aten::normal.Tensor_float", "aten::normal.float_Tensor", "aten::poisson", "aten::rrelu_with_noise", "aten::rrelu_with_noise_",
-};
-// clang-format on
-// clang-format off
-const std::vector<const char*> kComposites = {
-    "aten::cov", "aten::ctc_loss.IntList", "aten::ctc_loss.Tensor", "aten::linalg_matrix_rank", "aten::linalg_matrix_rank.atol_rtol_float",
-    "aten::linalg_matrix_rank.atol_rtol_tensor", "aten::linalg_matrix_rank.tol_tensor", "aten::linalg_vander", "aten::nanquantile",
-    "aten::nanquantile.scalar", "aten::one_hot", "aten::quantile", "aten::quantile.scalar", "aten::vander",
-};
-// clang-format on
-// What LAPACK computes, below autograd.
-// clang-format off
-const std::vector<const char*> kLinearAlgebra = {
-    "aten::_linalg_det", "aten::_linalg_eigh", "aten::_linalg_eigvals", "aten::_linalg_slogdet", "aten::_linalg_solve_ex", "aten::_linalg_svd",
-    "aten::cholesky", "aten::cholesky_inverse", "aten::cholesky_solve", "aten::geqrf", "aten::linalg_cholesky_ex", "aten::linalg_eig",
-    "aten::linalg_householder_product", "aten::linalg_inv_ex", "aten::linalg_ldl_factor_ex", "aten::linalg_ldl_solve", "aten::linalg_lstsq",
-    "aten::linalg_lu", "aten::linalg_lu_factor_ex", "aten::linalg_lu_solve", "aten::linalg_matrix_exp", "aten::linalg_pinv.atol_rtol_tensor",
-    "aten::linalg_qr", "aten::linalg_solve_triangular", "aten::ormqr", "aten::triangular_solve",
-};
-// clang-format on
-const std::vector<const char*> kBernoullis = {"aten::bernoulli", "aten::bernoulli_.Tensor"};
 
 }  // namespace
 
@@ -370,29 +323,19 @@ struct RankThread {
 std::shared_ptr<void> intercept_this_thread() { return std::make_shared<RankThread>(); }
 
 void register_plain_kernels(KernelRegistry& registry) {
+  using rules::Caught;
   registry.library("_", kIntercept).fallback(torch::CppFunction::makeFallthrough());
-  torch::Library& library = registry.library("aten", kIntercept);
-  for (const char* op : kFactories) {
-    library.impl(op, torch::CppFunction::makeFromBoxedFunction<&factory>());
-  }
-  for (const char* op : kRandomFactories) {
-    library.impl(op, torch::CppFunction::makeFromBoxedFunction<&random_factory>());
-  }
-  for (const char* op : kComposites) {
-    library.impl(op, torch::CppFunction::makeFromBoxedFunction<&composite>());
-  }
-  for (const char* op : kLinearAlgebra) {
-    library.impl(op, torch::CppFunction::makeFromBoxedFunction<&on_one_thread>());
-  }
-  for (const char* op : kRandomFills) {
-    library.impl(op, torch::CppFunction::makeFromBoxedFunction<&random_plain>());
-  }
-  for (const char* op : kRandomByValues) {
-    library.impl(op, torch::CppFunction::makeFromBoxedFunction<&random_by_values>());
-  }
-  for (const char* op : kBernoullis) {
-    library.impl(op, torch::CppFunction::makeFromBoxedFunction<&bernoulli_plain>());
-  }
+  const auto makes_nothing = [](const rules::Rule& row) { return row.makes == rules::Makes::kNothing; };
+  registry.intercept_if<&factory<rules::Makes::kNothing>>(
+      [&](const rules::Rule& row) { return row.caught == Caught::kFactory && makes_nothing(row); });
+  registry.intercept_if<&factory<rules::Makes::kValues>>(
+      [&](const rules::Rule& row) { return row.caught == Caught::kFactory && !makes_nothing(row); });
+  registry.intercept<&random_factory>(Caught::kRandomFactory);
+  registry.intercept<&composite>(Caught::kComposite);
+  registry.intercept<&on_one_thread>(Caught::kLinearAlgebra);
+  registry.intercept<&random_plain>(Caught::kRandomFill);
+  registry.intercept<&random_by_values>(Caught::kDrawByValues);
+  registry.intercept<&bernoulli_plain>(Caught::kBernoulli);
 }
 
 }  // namespace tessera::dtensor

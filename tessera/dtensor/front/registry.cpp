@@ -61,7 +61,7 @@ bool decomposes(const c10::OperatorHandle& op) {
 }
 
 void register_op(KernelRegistry& registry, const c10::OperatorHandle& op) {
-  const OpInfo* info = &add_op(op, find_special(c10::toString(op.operator_name())));
+  const OpInfo* info = &add_op(op, special_kernel(rules::RuleTable::instance().row(op).special));
   registry
       .library(op.operator_name().getNamespace().has_value() ? std::string(*op.operator_name().getNamespace()) : "aten",
                kKey)

@@ -1,7 +1,5 @@
 #include "tessera/dtensor/front/special.h"
 
-#include <unordered_map>
-
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/all.h>
 #include <ATen/ops/empty_strided.h>
@@ -12,8 +10,6 @@
 #include "tessera/dtensor/front/dtensor.h"
 #include "tessera/dtensor/ops/inplace_views.h"
 #include "tessera/dtensor/ops/lists.h"
-#include "tessera/dtensor/ops/whole_ops.h"
-#include "tessera/dtensor/random/counter_draws.h"
 #include "tessera/dtensor/random/random_ops.h"
 #include "tessera/dtensor/record/arguments.h"
 #include "tessera/dtensor/record/interception.h"
@@ -77,7 +73,7 @@ void whole_call(RankState& state, const OpInfo& info, Stack& stack) {
     info.op.callBoxed(stack);
   }
   for (size_t i = stack.size() - info.num_returns(); i < stack.size(); ++i) {
-    if (is_plain_result(info.name, i + info.num_returns() - stack.size())) {
+    if (static_cast<int64_t>(i + info.num_returns() - stack.size()) == info.row.plain_result) {
       continue;
     }
     const IValue results = stack[i];
@@ -89,10 +85,10 @@ void whole_call(RankState& state, const OpInfo& info, Stack& stack) {
   }
 }
 
-// A whole_op: a sum over samples among others, of which `exact` knows nothing.
+// Special::kWhole: a sum over samples among others, of which `exact` knows nothing.
 void whole_function(RankState& state, const OpInfo& info, Stack& stack) {
   TESSERA_ASSERT(!info.writes, info.name, " would write into what it gathered");
-  for (size_t i = 0; state.lattice && i < info.num_args(); ++i) {
+  for (size_t i = 0; state.lattice() && i < info.num_args(); ++i) {
     for_each_tensor({argument(info, stack, i)}, [&](const at::Tensor& tensor, int, int) {
       TESSERA_CHECK(!is_dtensor(tensor) || !rules::holds_samples(meta_of(tensor)->spec->labels), "[", info.name,
                     "] numerics exact: no exact rule for this operator on ", meta_of(tensor)->spec.str(),
@@ -149,9 +145,8 @@ void draw_whole(RankState& state, const OpInfo& info, Stack& stack) {
 // Draws according to values: multinomial, normal of tensors, poisson.
 void draw_by_values(RankState& state, const OpInfo& info, Stack& stack) {
   const c10::ArrayRef<IValue> args(&argument(info, stack, 0), info.num_args());
-  const CounterDraw draw = stock_generator_of(state, args).defined() ? nullptr : find_counter_draw(info.name);
-  if (draw) {
-    return leave(info, stack, draw(args));
+  if (info.row.draws.by_values && !stock_generator_of(state, args).defined()) {
+    return leave(info, stack, info.row.draws.by_values(args));
   }
   state.ctx.program.note(info.name.c_str(), state.sites.stock ? state.sites.stock.mark() : 0);
   draw_whole(state, info, stack);
@@ -231,84 +226,34 @@ void refuse(RankState&, const OpInfo& info, Stack&) {
 
 }  // namespace
 
-SpecialKernel find_special(const std::string& op) {
-  static const std::unordered_map<std::string, SpecialKernel> table = {
-      {"aten::_amp_foreach_non_finite_check_and_unscale_", unscale},
-      {"aten::_fused_adagrad_", fused_update},
-      {"aten::_fused_adagrad_.tensor_lr", fused_update},
-      {"aten::_fused_adam_", fused_update},
-      {"aten::_fused_adam_.tensor_lr", fused_update},
-      {"aten::_fused_adamw_", fused_update},
-      {"aten::_fused_adamw_.tensor_lr", fused_update},
-      {"aten::_fused_sgd_", fused_update},
-      {"aten::_fused_sgd_.tensor_lr", fused_update},
-      {"aten::_conj", conjugate},
-      {"aten::_has_same_storage_numel", same_storage},
-      {"aten::_local_scalar_dense", item},
-      {"aten::_new_zeros_with_same_feature_meta", zeros_like_primal},
-      {"aten::_sample_dirichlet", draw_by_values},
-      {"aten::_standard_gamma", draw_by_values},
-      {"aten::_unique", whole_call},
-      {"aten::_unique2", whole_call},
-      {"aten::alias", alias},
-      {"aten::allclose", whole_call},
-      {"aten::bernoulli", bernoulli_tensor},
-      {"aten::bernoulli.p", random_like},
-      {"aten::bernoulli_.Tensor", bernoulli_tensor},
-      {"aten::bernoulli_.float", random_inplace},
-      {"aten::bincount", whole_call},
-      {"aten::binomial", draw_by_values},
-      {"aten::cauchy_", random_inplace},
-      {"aten::detach", alias},
-      {"aten::equal", equal},
-      {"aten::exponential_", random_inplace},
-      {"aten::eye.m_out", eye_out},
-      {"aten::eye.out", eye_out},
-      {"aten::geometric_", random_inplace},
-      {"aten::is_pinned", whole_call},
-      {"aten::is_same_size", same_size},
-      {"aten::log_normal_", random_inplace},
-      {"aten::masked_select", whole_call},
-      {"aten::multinomial", draw_by_values},
-      {"aten::native_dropout", native_dropout},
-      {"aten::nonzero", whole_call},
-      {"aten::normal.Tensor_Tensor", draw_by_values},
-      {"aten::normal.Tensor_float", draw_by_values},
-      {"aten::normal.float_Tensor", draw_by_values},
-      {"aten::normal_", random_inplace},
-      {"aten::poisson", draw_by_values},
-      {"aten::rand_like", random_like},
-      {"aten::randint_like", random_like},
-      {"aten::randint_like.low_dtype", random_like},
-      {"aten::randn_like", random_like},
-      {"aten::random_", random_inplace},
-      {"aten::random_.from", random_inplace},
-      {"aten::random_.to", random_inplace},
-      {"aten::repeat_interleave.Tensor", whole_call},
-      {"aten::resize_", refuse},
-      {"aten::resize_as_", refuse},
-      {"aten::rrelu_with_noise", draw_by_values},
-      {"aten::rrelu_with_noise_", draw_by_values},
-      {"aten::set_", refuse},
-      {"aten::set_.source_Storage", refuse},
-      {"aten::set_.source_Storage_storage_offset", refuse},
-      {"aten::set_.source_Tensor", refuse},
-      {"aten::uniform_", random_inplace},
-      {"aten::unique_consecutive", whole_call},
-      {"aten::unique_dim", whole_call},
-      {"aten::unique_dim_consecutive", whole_call},
-  };
-  if (op.starts_with("aten::_foreach_") && op.find("out") == std::string::npos) {
-    return foreach_call;
+SpecialKernel special_kernel(rules::Special special) {
+  using rules::Special;
+  switch (special) {
+    case Special::kNone: break;
+    case Special::kAlias: return alias;
+    case Special::kBernoulli: return bernoulli_tensor;
+    case Special::kConjugate: return conjugate;
+    case Special::kDrawByValues: return draw_by_values;
+    case Special::kDropout: return native_dropout;
+    case Special::kEqual: return equal;
+    case Special::kEye: return eye_out;
+    case Special::kFusedUpdate: return fused_update;
+    case Special::kItem: return item;
+    case Special::kList:
+    case Special::kListNorm:
+    case Special::kListOfWholes: return foreach_call;
+    case Special::kRandomFill: return random_inplace;
+    case Special::kRandomLike: return random_like;
+    case Special::kRefused: return refuse;
+    case Special::kSameSize: return same_size;
+    case Special::kSameStorage: return same_storage;
+    case Special::kUnscale: return unscale;
+    case Special::kValueSizes: return whole_call;
+    case Special::kViewInPlace: return view_in_place;
+    case Special::kWhole: return whole_function;
+    case Special::kZerosLikePrimal: return zeros_like_primal;
   }
-  const auto found = table.find(op);
-  if (found != table.end()) {
-    return found->second;
-  }
-  if (is_view_in_place(op)) {
-    return view_in_place;
-  }
-  return is_whole_op(op) ? whole_function : nullptr;
+  return nullptr;
 }
 
 }  // namespace tessera::dtensor

@@ -2,8 +2,6 @@
 // tensor lists without rules.
 #pragma once
 
-#include <string>
-
 #include <ATen/core/stack.h>
 
 #include "tessera/dtensor/record/op_info.h"
@@ -13,7 +11,7 @@ namespace tessera::dtensor {
 
 using SpecialKernel = void (*)(RankState& state, const OpInfo& info, torch::jit::Stack& stack);
 
-// Null if the operator has none.
-SpecialKernel find_special(const std::string& op);
+// Null for Special::kNone.
+SpecialKernel special_kernel(rules::Special special);
 
 }  // namespace tessera::dtensor

@@ -37,6 +37,11 @@ struct StepRun {
   // The box of the rank that stands at `index` of this line of the axis.
   Box box_before(int64_t index) const { return at(step.before, index); }
   Box box_after(int64_t index) const { return at(step.after, index); }
+  // Where on it this rank stands, and whether a rank at `index` has a part.
+  int64_t index() const { return ctx.coord(step.before->mesh)[step.axis]; }
+  bool holds_before(int64_t index) const { return step.from.holds(index); }
+  bool holds_after(int64_t index) const { return step.to.holds(index); }
+
   Box my_box_before() const { return step.before.local_ranges(ctx.coord(step.before->mesh)); }
   Box my_box_after() const { return step.after.local_ranges(ctx.coord(step.after->mesh)); }
 
@@ -111,17 +116,26 @@ at::Tensor all_gather(const StepRun& run) {
   return at::cat(outputs, run.step.from.dim);
 }
 
+// What a rank has that holds no part.
+at::Tensor nothing(const StepRun& run) { return at::empty({0}, run.local.options()); }
+
 // Each member sends every other the part of its box that the other will hold.
 at::Tensor all_to_all(const StepRun& run) {
   const Box before = run.my_box_before(), after = run.my_box_after();
+  const bool gives = run.holds_before(run.index()), takes = run.holds_after(run.index());
   std::vector<at::Tensor> inputs, outputs;
   std::vector<Box> received;
   for (int64_t i = 0; i < run.parts(); ++i) {
-    inputs.push_back(narrow_to(run.local, before, reshard::intersect(before, run.box_after(i))).contiguous());
+    const bool sends = gives && run.holds_after(i), receives = takes && run.holds_before(i);
+    inputs.push_back(sends ? narrow_to(run.local, before, reshard::intersect(before, run.box_after(i))).contiguous()
+                           : nothing(run));
     received.push_back(reshard::intersect(run.box_before(i), after));
-    outputs.push_back(empty_box(run.local, received.back()));
+    outputs.push_back(receives ? empty_box(run.local, received.back()) : nothing(run));
   }
   run.group().all_to_all(outputs, inputs)->wait();
+  if (!takes) {
+    return nothing(run);
+  }
   at::Tensor result = empty_box(run.local, after);
   for (size_t i = 0; i < outputs.size(); ++i) {
     if (outputs[i].numel() > 0) {
@@ -131,15 +145,37 @@ at::Tensor all_to_all(const StepRun& run) {
   return result;
 }
 
+at::Tensor broadcast(const StepRun& run) {
+  const int64_t root = run.step.from.coordinate();
+  const bool is_root = run.index() == root;
+  at::Tensor sent = is_root ? run.local.contiguous() : empty_box(run.local, run.my_box_after());
+  run.group().broadcast(sent, root)->wait();
+  return is_root ? run.local : sent;
+}
+
+at::Tensor reduce(const StepRun& run) {
+  std::vector<at::Tensor> inputs;
+  for (int64_t i = 0; i < run.parts(); ++i) {
+    inputs.push_back(run.holds_after(i) ? run.local.contiguous() : nothing(run));
+  }
+  at::Tensor result = run.holds_after(run.index()) ? empty_box(run.local, run.my_box_after()) : nothing(run);
+  run.group().reduce_scatter(result, std::move(inputs), wire_op(run.step.from.op))->wait();
+  finish_average(result, run.step.from.op, run.parts());
+  return result;
+}
+
+at::Tensor drop(const StepRun& run) { return run.holds_after(run.index()) ? run.local : nothing(run); }
+
 at::Tensor slice(const StepRun& run) { return narrow_to(run.local, run.my_box_before(), run.my_box_after()); }
 
 at::Tensor partialize(const StepRun& run) {
   const ReduceOp op = run.step.to.op;
-  const bool all_keep = op != ReduceOp::kSum && op != ReduceOp::kProd;
-  if (all_keep || run.ctx.coord(run.step.before->mesh)[run.step.axis] == 0) {
+  const bool is_one = run.step.from.is_on();
+  const bool all_keep = !is_one && op != ReduceOp::kSum && op != ReduceOp::kProd;
+  if (all_keep || run.index() == (is_one ? run.step.from.coordinate() : 0)) {
     return run.local;
   }
-  return at::full(run.local.sizes(), identity(op, run.local.scalar_type()), run.local.options());
+  return at::full(sizes_of(run.my_box_after()), identity(op, run.local.scalar_type()), run.local.options());
 }
 
 at::Tensor pad(const StepRun& run) {
@@ -150,6 +186,10 @@ at::Tensor pad(const StepRun& run) {
 }
 
 at::Tensor exchange(const StepRun& run) {
+  if (!run.step.before->holds(run.ctx.coord(run.step.before->mesh))) {
+    run_transfers(run.ctx.whole(run.step.before->mesh), {}, run.local, {}, std::nullopt);
+    return run.local;
+  }
   const reshard::Exchange exchange(reshard::Holdings(run.step.before), reshard::Holdings(run.step.after));
   return run_transfers(run.ctx.whole(run.step.before->mesh), exchange.transfers_of(run.ctx.rank), run.local,
                        run.my_box_before(), run.my_box_after());
@@ -165,16 +205,37 @@ at::Tensor run_step(const StepRun& run) {
     case StepKind::kPartialize: return partialize(run);
     case StepKind::kPad: return pad(run);
     case StepKind::kExchange: return exchange(run);
+    case StepKind::kGather:
+    case StepKind::kScatter:
+    case StepKind::kSend: return all_to_all(run);
+    case StepKind::kBroadcast: return broadcast(run);
+    case StepKind::kReduce: return reduce(run);
+    case StepKind::kDrop: return drop(run);
     case StepKind::kRelabel: break;
   }
   return run.local;
 }
 
-at::Tensor run_step_of(comm::RankContext& ctx, const Step& step, const at::Tensor& local) {
-  if (step.blocks.empty()) {
-    return run_step({ctx, step, local});
+// Whether the line of this rank holds the tensor, by the axes that do not change.
+bool takes_part(const Step& step, const Coord& coord) {
+  for (size_t axis = 0; axis < coord.size(); ++axis) {
+    if (static_cast<int64_t>(axis) != step.axis && !step.before->placements[axis].holds(coord[axis])) {
+      return false;
+    }
   }
-  return folded(run_step({ctx, step, unfolded(local, step.blocks)}), step.blocks);
+  return true;
+}
+
+at::Tensor run_step_of(comm::RankContext& ctx, const Step& step, const at::Tensor& local) {
+  const bool is_everywhere = step.before->is_everywhere && step.after->is_everywhere;
+  if (!is_everywhere && step.axis >= 0 && !takes_part(step, ctx.coord(step.before->mesh))) {
+    return local;
+  }
+  const auto takes_apart = [&](const Spec& spec) {
+    return !step.blocks.empty() && (is_everywhere || spec->holds(ctx.coord(spec->mesh)));
+  };
+  at::Tensor result = run_step({ctx, step, takes_apart(step.before) ? unfolded(local, step.blocks) : local});
+  return takes_apart(step.after) ? folded(result, step.blocks) : result;
 }
 
 std::string axis_name(const Step& step) {

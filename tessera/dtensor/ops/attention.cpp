@@ -69,17 +69,13 @@ bool are_labels_in_place(const at::Tensor& x) {
 // Whether those kernels can run where the tensor is: cut between samples and groups of heads alone.
 bool is_cut_in_place(const at::Tensor& x, int64_t key_heads) {
   const layout::SpecData& spec = *meta_of(x)->spec;
+  if (spec.is_cut(2) || spec.is_cut(3)) {
+    return false;
+  }
   int64_t parts = 1, unit = 1;
-  for (int64_t axis = 0; axis < spec.mesh.ndim(); ++axis) {
-    const layout::Placement& placement = spec.placements[axis];
-    if (placement.is_shard(2) || placement.is_shard(3)) {
-      return false;
-    }
-    if (!placement.is_shard(1)) {
-      continue;
-    }
+  for (int64_t axis : spec.axes_of(1)) {
     parts *= spec.mesh.axis(axis).size;
-    unit = std::lcm(unit, placement.unit);
+    unit = std::lcm(unit, spec.placements[axis].unit);
   }
   return parts == 1 || x.size(1) == key_heads || (key_heads % parts == 0 && x.size(1) % (parts * unit) == 0);
 }
@@ -91,14 +87,14 @@ bool runs_by_blocks(const at::Tensor& query, const at::Tensor& key, const at::Te
   if (!is_wide(query.scalar_type()) || (mask && !is_mask_of_operator(*mask, query, key))) {
     return false;
   }
-  return !RankState::require().lattice ||
+  return !RankState::require().lattice() ||
          (are_labels_in_place(query) && are_labels_in_place(key) && are_labels_in_place(value));
 }
 
 bool runs_fused(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
                 const std::optional<at::Tensor>& mask) {
   const bool is_plain = !has_tangent(query) && !has_tangent(key) && !has_tangent(value);
-  return !RankState::require().lattice && !mask && is_plain &&
+  return !RankState::require().lattice() && !mask && is_plain &&
          (is_wide(query.scalar_type()) || is_narrow(query.scalar_type())) && query.size(3) == value.size(3);
 }
 
@@ -144,7 +140,7 @@ at::Tensor attention_kernel(const at::Tensor& query, const at::Tensor& key, cons
                    {.mask = mask,
                     .is_causal = is_causal,
                     .scale = attention_scale(query, scale),
-                    .leaves = leaves_of(RankState::require().lattice, query, key, value)});
+                    .leaves = leaves_of(RankState::require().lattice(), query, key, value)});
 }
 
 }  // namespace

@@ -49,9 +49,7 @@ struct Operands {
     TESSERA_CHECK(m->scalar_type() == at::kBool || m->scalar_type() == q.scalar_type(), "[attention] a mask in ",
                   m->scalar_type(), "; accepted: bool, or ", q.scalar_type(), " as the query");
     std::vector<int64_t> sizes = m->sizes().vec();
-    if (sizes.empty()) {
-      sizes = {1};
-    }
+    sizes.resize(std::max<size_t>(sizes.size(), 1));
     sizes.back() = k.size(2);
     mask = m->expand(sizes).contiguous().expand({q.size(0), q.size(1), q.size(2), k.size(2)});
   }

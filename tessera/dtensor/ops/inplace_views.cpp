@@ -22,11 +22,6 @@ using torch::autograd::ViewInfo;
 using torch::jit::Stack;
 using Args = std::vector<IValue>;
 
-constexpr const char* kViewsInPlace[] = {
-    "aten::as_strided_", "aten::squeeze_",   "aten::squeeze_.dim", "aten::squeeze_.dims",
-    "aten::t_",          "aten::transpose_", "aten::unsqueeze_",
-};
-
 // The call as a step of what is replayed in backward.
 class Step final : public ViewFunc {
  public:
@@ -64,9 +59,9 @@ void add_step(const ViewInfo& info, const OpInfo& op, const Args& args) {
   }
 }
 
-const OpInfo& view_of(const std::string& op) {
-  const OpInfo* view = find_op(op == "aten::transpose_" ? "aten::transpose.int" : rules::functional_name(op));
-  TESSERA_ASSERT(view && view->is_view, op);
+const OpInfo& view_of(const rules::Rule& row) {
+  const OpInfo* view = find_op(row.becomes);
+  TESSERA_ASSERT(view && view->is_view, row.becomes);
   return *view;
 }
 
@@ -83,7 +78,7 @@ void replayed_in_place(const c10::OperatorHandle& op, c10::DispatchKeySet keys, 
   if (!how) {
     return;
   }
-  const OpInfo& view = view_of(c10::toString(op.operator_name()));
+  const OpInfo& view = view_of(rules::RuleTable::instance().row(op));
   add_step(how->get_backward_view(), view, args);
   if (!how->shared_view_info() && how->has_fw_view()) {
     add_step(how->get_forward_view(), view, args);
@@ -103,12 +98,8 @@ void check_no_views(const RankState& state, const OpInfo& info, const OpInfo& vi
 
 }  // namespace
 
-bool is_view_in_place(const std::string& op) {
-  return std::find(std::begin(kViewsInPlace), std::end(kViewsInPlace), op) != std::end(kViewsInPlace);
-}
-
 void view_in_place(RankState& state, const OpInfo& info, Stack& stack) {
-  const OpInfo& view = view_of(info.name);
+  const OpInfo& view = view_of(info.row);
   const at::Tensor self = stack[stack.size() - info.num_args()].toTensor();
   check_no_views(state, info, view, self);
   dispatch(view, stack);
@@ -135,10 +126,8 @@ void conjugate(RankState& state, const OpInfo& info, Stack& stack) {
 }
 
 void register_views_in_place(KernelRegistry& registry) {
-  torch::Library& library = registry.library("aten", kIntercept);
-  for (const char* op : kViewsInPlace) {
-    library.impl(op, torch::CppFunction::makeFromBoxedFunction<&replayed_in_place>());
-  }
+  registry.intercept_if<&replayed_in_place>(
+      [](const rules::Rule& row) { return row.special == rules::Special::kViewInPlace; });
 }
 
 }  // namespace tessera::dtensor

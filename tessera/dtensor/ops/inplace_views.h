@@ -20,10 +20,7 @@ namespace tessera::dtensor {
 // what is replayed, of plain tensors too; a DTensor that is itself the base of living views is refused, as those are
 // replayed from its sizes.
 
-// Whether `op` (with overload, as in aten::squeeze_.dim) is one of them.
-bool is_view_in_place(const std::string& op);
-
-// Runs one. Collective where the view is.
+// Runs one (Special::kViewInPlace). Collective where the view is.
 void view_in_place(RankState& state, const OpInfo& info, torch::jit::Stack& stack);
 
 // Registers what adds that step. Called once, with the other kernels.

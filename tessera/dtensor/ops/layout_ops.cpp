@@ -205,13 +205,10 @@ at::Tensor plain_tangent(const at::Tensor& tensor, bool whole) {
     return holds_dtensor(along) ? call_to_plain(along, whole) : along;
   }
   const Spec& spec = meta_of(unwrapped(tensor))->spec;
-  for (const layout::Placement& placement : spec->placements) {
-    const bool is_choice =
-        placement.is_partial() && placement.op != layout::ReduceOp::kSum && placement.op != layout::ReduceOp::kAvg;
-    TESSERA_CHECK(!is_choice, "[to_local] forward mode: the terms of ", spec.str(),
-                  " have no derivative of their own (rank ", RankState::require().ctx.rank,
-                  "). Redistribute it first: the derivative is that of the whole value.");
-  }
+  using enum layout::ReduceOp;
+  TESSERA_CHECK(!spec->is_merged_by({kMax, kMin, kProd}), "[to_local] forward mode: the terms of ", spec.str(),
+                " have no derivative of their own (rank ", RankState::require().ctx.rank,
+                "). Redistribute it first: the derivative is that of the whole value.");
   return call_to_plain(call_redistribute(tangent_of(tensor), spec), whole);
 }
 
@@ -258,12 +255,7 @@ LayoutPtr of_batch(const LayoutPtr& sample, const at::Tensor& batch, BatchDim di
     return sample;
   }
   const layout::SpecData& spec = *sample->spec;
-  Placements placements = spec.placements;
-  for (layout::Placement& placement : placements) {
-    if (placement.is_shard() && placement.dim >= *dim) {
-      ++placement.dim;
-    }
-  }
+  const Placements placements = layout::with_dims(spec.placements, [&](int64_t d) { return d >= *dim ? d + 1 : d; });
   std::vector<int64_t> sizes = spec.sizes;
   sizes.insert(sizes.begin() + *dim, batch.size(*dim));
   return c10::make_intrusive<Layout>(Spec::contiguous(spec.mesh, placements, sizes, spec.dtype));

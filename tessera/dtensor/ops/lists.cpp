@@ -43,11 +43,6 @@ bool lie_alike(const at::Tensor& tensor, const at::Tensor& first) {
          lie_alike(meta_of(tensor)->spec, meta_of(first)->spec);
 }
 
-bool combines_elements(const std::string& name) {
-  const std::string base = name.substr(0, name.find('.'));
-  return base == "aten::_foreach_max" || base == "aten::_foreach_norm" || base == "aten::_foreach_powsum";
-}
-
 size_t first_list(c10::ArrayRef<IValue> args) {
   const auto found = std::find_if(args.begin(), args.end(), [](const IValue& value) { return value.isTensorList(); });
   TESSERA_ASSERT(found != args.end());
@@ -56,7 +51,7 @@ size_t first_list(c10::ArrayRef<IValue> args) {
 
 // Whether the operator may take all parts as they are.
 bool may_run_together(const RankState& state, const OpInfo& info, c10::ArrayRef<IValue> args) {
-  if (state.lattice || state.observer || combines_elements(info.name)) {
+  if (state.lattice() || state.observer() || info.row.special != rules::Special::kList) {
     return false;
   }
   const auto first = args[first_list(args)].toListRef();
@@ -165,25 +160,14 @@ void note_call(RankState& state, const OpInfo& info, c10::ArrayRef<IValue> args)
 
 // Whether norms of the elements can be merged together: euclidean ones, of tensors that are ready, summed in any order.
 bool may_merge_together(const RankState& state, const OpInfo& info, c10::ArrayRef<IValue> args) {
-  if (state.lattice || state.observer || info.name != "aten::_foreach_norm.Scalar" || !args[1].toScalar().equal(2) ||
-      !args[2].isNone()) {
+  if (state.lattice() || state.observer() || info.row.special != rules::Special::kListNorm ||
+      !args[1].toScalar().equal(2) || !args[2].isNone()) {
     return false;
   }
   const auto list = args[0].toListRef();
   return std::all_of(list.begin(), list.end(), [](const IValue& item) {
     return is_dtensor(item.toTensor()) && is_ready(*meta_of(item.toTensor()));
   });
-}
-
-// Where the squares of a tensor's parts are to be added up.
-Placements sums_of(const Spec& spec) {
-  Placements sums(spec->mesh.ndim());
-  for (size_t axis = 0; axis < sums.size(); ++axis) {
-    if (spec->placements[axis].is_shard()) {
-      sums[axis] = layout::Partial();
-    }
-  }
-  return sums;
 }
 
 // The norms of all elements: one reduction for each way in which tensors are cut.
@@ -197,7 +181,7 @@ void foreach_norm(RankState& state, const OpInfo& info, Stack& stack) {
   for (size_t i = 0; i < list.size(); ++i) {
     const Spec& spec = meta_of(list[i])->spec;
     const auto wide = spec->dtype == c10::kDouble ? c10::kDouble : c10::kFloat;
-    const Spec sums = Spec::contiguous(spec->mesh, sums_of(spec), {}, wide);
+    const Spec sums = Spec::contiguous(spec->mesh, layout::sum_of_parts(spec->placements), {}, wide);
     auto group = std::find_if(groups.begin(), groups.end(), [&](const Group& other) { return other.sums == sums; });
     if (group == groups.end()) {
       group = groups.insert(groups.end(), {sums, {}});
@@ -381,7 +365,7 @@ void foreach_call(RankState& state, const OpInfo& info, Stack& stack) {
 
 void fused_update(RankState& state, const OpInfo& info, Stack& stack) {
   TESSERA_CHECK(
-      !state.lattice, "[", info.name,
+      !state.lattice(), "[", info.name,
       "] numerics exact: the fused optimizers' kernels have no form whose bits do not depend on the layout (rank ",
       state.ctx.rank, "). Make the optimizer with fused=False.");
   FusedUpdate(state, info, stack).run();

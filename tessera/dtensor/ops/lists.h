@@ -9,7 +9,7 @@
 
 namespace tessera::dtensor {
 
-// Kernels; see find_special.
+// Kernels; see special_kernel.
 
 // `_foreach_*`. Where the tensors of every element lie alike, one call on all parts; else the one-tensor operator for
 // each element, by its rule, so that tensors of any layouts and plain ones can stand in one list. Euclidean norms are

@@ -14,7 +14,12 @@
 
 namespace tessera::dtensor {
 
+struct CallPlan;
+struct Invocation;
 struct OpInfo;
+
+// Runs a planned call: takes its arguments from the stack and leaves its results there.
+using Executor = void (*)(Invocation& call, const CallPlan& plan);
 
 struct CallPlan {
   // Of PlanCache, which may drop a plan that is neither kept nor held.
@@ -31,11 +36,13 @@ struct CallPlan {
     layout::Spec spec;
     bool defined = true;
     bool is_view = false;
-    bool detached_view = false;  // a view whose operand had to communicate
-    MovePtr move;                // to the layout that the plan wants
-    layout::Spec final_spec;     // after `move`
+    bool detached_view = false;   // a view whose operand had to communicate
+    MovePtr move;                 // to the layout that the plan wants
+    layout::Spec final_spec;      // after `move`
+    mutable Prototype prototype;  // of the result
   };
 
+  Executor execute = nullptr;  // chosen when all else is decided
   std::vector<OperandMove> moves;
   std::vector<Output> outputs;    // of all returns, lists flattened
   std::vector<int> list_returns;  // for each return: the length of the list, or -1 for a single tensor
@@ -50,7 +57,11 @@ struct CallPlan {
   uint64_t program_key = 0;            // equal on every rank that runs the same call
   std::vector<layout::Spec> operands;  // as the call came in, before moves
   std::vector<bool> operand_is_parameter;
-  bool is_long = false;  // libtorch would give a loop over an operand to several threads
+  bool is_absent = false;  // the call runs on other ranks: this one gets parts of no elements
+  bool is_long = false;    // libtorch would give a loop over an operand to several threads
+
+  // Whether a call of it is more than running it.
+  bool is_slow() const { return !is_kept || decompose; }
 };
 
 // What a local kernel may know of its place: what this rank holds of each operand and output.

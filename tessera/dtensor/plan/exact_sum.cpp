@@ -233,9 +233,8 @@ class Planner {
 };
 
 bool has_sum(const SpecData& spec) {
-  return std::any_of(spec.placements.begin(), spec.placements.end(), [](const layout::Placement& placement) {
-    return placement.is_partial() && placement.op != layout::ReduceOp::kMax && placement.op != layout::ReduceOp::kMin;
-  });
+  using enum layout::ReduceOp;
+  return spec.is_merged_by({kSum, kProd, kAvg});
 }
 
 }  // namespace

@@ -6,19 +6,6 @@ namespace tessera::dtensor {
 
 using layout::Placements;
 
-namespace {
-
-bool sizes_match(const Placements& placements, const layout::SpecData& spec) {
-  for (const layout::Placement& placement : placements) {
-    if (placement.is_shard() && placement.dim >= spec.ndim()) {
-      return false;
-    }
-  }
-  return true;
-}
-
-}  // namespace
-
 rules::Wishes wishes_of(const rules::Call& call, const CallPlan* forward) {
   rules::Wishes wishes;
   if (!forward) {
@@ -73,12 +60,12 @@ const ParameterInfo* wanting_parameter(c10::ArrayRef<c10::IValue> args) {
 }
 
 layout::Spec with_wish(const layout::Spec& spec, Placements wants) {
-  if (!sizes_match(wants, *spec)) {
+  if (layout::last_cut_dim(wants) >= spec->ndim()) {
     return spec;
   }
   for (size_t axis = 0; axis < wants.size(); ++axis) {
     const layout::Placement& now = spec->placements[axis];
-    if (now.is_shard() && wants[axis].is_shard(now.dim)) {
+    if (now.shares_dim(wants[axis])) {
       wants[axis] = now;
     }
   }

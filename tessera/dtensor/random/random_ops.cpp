@@ -1,5 +1,6 @@
 #include "tessera/dtensor/random/random_ops.h"
 
+#include <ATen/CPUGeneratorImpl.h>
 #include <ATen/EmptyTensor.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
@@ -15,6 +16,7 @@
 #include "tessera/dtensor/record/op_info.h"
 #include "tessera/dtensor/state/state.h"
 #include "tessera/dtensor/view/views.h"
+#include "tessera/rules/engine/draws.h"
 
 namespace tessera::dtensor {
 
@@ -127,89 +129,18 @@ void fill_local(RankState& state, at::Tensor& local, const Spec& spec, const Ori
   random::fill_stock(part, stock_tensor_of(plain), held, *draw.stock, draw.generator);
 }
 
-namespace {
-
-double number(const IValue& value, double if_none) { return value.isNone() ? if_none : value.toScalar().toDouble(); }
-
-// Largest integer that torch's `random_` draws for a dtype, plus one.
-int64_t integer_limit(c10::ScalarType type) {
-  switch (type) {
-    case c10::ScalarType::Bool: return 2;
-    case c10::ScalarType::Byte: return 1 << 8;
-    case c10::ScalarType::Char: return 1 << 7;
-    case c10::ScalarType::Short: return 1 << 15;
-    case c10::ScalarType::Int: return int64_t{1} << 31;
-    case c10::ScalarType::Long: return std::numeric_limits<int64_t>::max();
-    case c10::ScalarType::Half: return (1 << 11) + 1;
-    case c10::ScalarType::BFloat16: return (1 << 8) + 1;
-    case c10::ScalarType::Float: return (1 << 24) + 1;
-    default: return (int64_t{1} << 53) + 1;
-  }
-}
-
-}  // namespace
-
-std::optional<random::Distribution> distribution_of(const std::string& op, c10::ArrayRef<IValue> args,
-                                                    c10::ScalarType dtype) {
-  if (op == "aten::uniform_" || op == "aten::uniform") {
-    return random::Uniform{number(args[1], 0), number(args[2], 1)};
-  }
-  if (op == "aten::normal_" || op == "aten::normal_functional") {
-    return random::Normal{number(args[1], 0), number(args[2], 1)};
-  }
-  if (op == "aten::bernoulli_.float") {
-    return random::Bernoulli{number(args[1], 0.5)};
-  }
-  if (op == "aten::bernoulli.p") {
-    return random::Bernoulli{number(args[1], 0.5)};
-  }
-  if (op == "aten::exponential_") {
-    return random::Exponential{number(args[1], 1)};
-  }
-  if (op == "aten::log_normal_") {
-    return random::LogNormal{number(args[1], 1), number(args[2], 2)};
-  }
-  if (op == "aten::cauchy_") {
-    return random::Cauchy{number(args[1], 0), number(args[2], 1)};
-  }
-  if (op == "aten::geometric_") {
-    return random::Geometric{number(args[1], 0.5)};
-  }
-  if (op == "aten::random_") {
-    return random::Integers{0, integer_limit(dtype)};
-  }
-  if (op == "aten::random_.to") {
-    return random::Integers{0, args[1].toInt()};
-  }
-  if (op == "aten::random_.from") {
-    return random::Integers{args[1].toInt(), args[2].isNone() ? integer_limit(dtype) : args[2].toInt()};
-  }
-  if (op == "aten::rand_like") {
-    return random::Uniform{0, 1};
-  }
-  if (op == "aten::randn_like") {
-    return random::Normal{0, 1};
-  }
-  if (op == "aten::randint_like") {
-    return random::Integers{0, args[1].toInt()};
-  }
-  if (op == "aten::randint_like.low_dtype") {
-    return random::Integers{args[1].toInt(), args[2].toInt()};
-  }
-  return std::nullopt;
-}
-
-std::optional<Draw> draw_of(RankState& state, const std::string& op, c10::ArrayRef<IValue> args,
+std::optional<Draw> draw_of(RankState& state, const rules::Draws& draws, c10::ArrayRef<IValue> args,
                             c10::ScalarType dtype) {
   if (const at::Generator generator = stock_generator_of(state, args); generator.defined()) {
-    auto stock = stock_draw_of(op, args);
-    return stock ? std::optional(Draw{std::nullopt, std::move(stock), generator}) : std::nullopt;
+    return draws.stock ? std::optional(Draw{std::nullopt, draws.stock(args), generator}) : std::nullopt;
   }
-  auto counter = distribution_of(op, args, dtype);
-  if (!counter) {
-    counter = factory_distribution(op, args);
-  }
-  return counter ? std::optional(Draw{counter, std::nullopt, {}}) : std::nullopt;
+  return draws.counter ? std::optional(Draw{draws.counter(args, dtype), std::nullopt, {}}) : std::nullopt;
+}
+
+at::Generator generator_for_draw(RankState& state) {
+  const random::Stream stream = state.sites.next();
+  return at::make_generator<at::CPUGeneratorImpl>(
+      base::hash_combine(base::hash_combine(base::hash_mix(stream.seed), stream.site), stream.step));
 }
 
 namespace {
@@ -220,16 +151,18 @@ void note(RankState& state, const OpInfo& info, const Spec& spec) {
   state.ctx.program.note(info.name.c_str(), place);
 }
 
-Draw require_draw(RankState& state, const std::string& op, c10::ArrayRef<IValue> args, c10::ScalarType dtype) {
-  auto draw = draw_of(state, op, args, dtype);
-  TESSERA_CHECK(draw, "[", op, "] is not drawn by this rank's generator. Compute it from uniform or normal numbers.");
+Draw require_draw(RankState& state, const OpInfo& info, const rules::Draws& draws, c10::ArrayRef<IValue> args,
+                  c10::ScalarType dtype) {
+  auto draw = draw_of(state, draws, args, dtype);
+  TESSERA_CHECK(draw, "[", info.name,
+                "] is not drawn by this rank's generator. Compute it from uniform or normal numbers.");
   return std::move(*draw);
 }
 
 // From the generator among `args`, if they name one.
-Draw uniform_draw(RankState& state, c10::ArrayRef<IValue> args) {
+Draw uniform_draw(RankState& state, const OpInfo& info, c10::ArrayRef<IValue> args) {
   const at::Generator named = named_generator(args);
-  return require_draw(state, "aten::uniform_",
+  return require_draw(state, info, rules::kUniform,
                       {IValue(), IValue(0.0), IValue(1.0), named.defined() ? IValue(named) : IValue()}, at::kFloat);
 }
 
@@ -255,7 +188,8 @@ void random_inplace(RankState& state, const OpInfo& info, Stack& stack) {
   check_writable(info, *meta);
   drop_terms(*meta);
   note(state, info, meta->spec);
-  fill_local(state, meta->local, meta->spec, meta->origin, require_draw(state, info.name, args, meta->spec->dtype));
+  fill_local(state, meta->local, meta->spec, meta->origin,
+             require_draw(state, info, info.row.draws, args, meta->spec->dtype));
   note_write(*meta);
   stack.resize(stack.size() - info.num_args());
   stack.push_back(self);
@@ -294,7 +228,7 @@ void random_like(RankState& state, const OpInfo& info, Stack& stack) {
   const at::Tensor self = args[0].toTensor();
   c10::ScalarType dtype = self.scalar_type();
   std::optional<c10::MemoryFormat> format;
-  if (info.name == "aten::bernoulli.p") {
+  if (!info.op.schema().argumentIndexWithName("memory_format")) {
     format = c10::MemoryFormat::Contiguous;
   }
   for (size_t i = 0; i < args.size(); ++i) {
@@ -306,7 +240,8 @@ void random_like(RankState& state, const OpInfo& info, Stack& stack) {
       format = args[i].toMemoryFormat();
     }
   }
-  at::Tensor result = filled_like(state, info, self, dtype, require_draw(state, info.name, args, dtype), format);
+  at::Tensor result =
+      filled_like(state, info, self, dtype, require_draw(state, info, info.row.draws, args, dtype), format);
   stack.resize(stack.size() - info.num_args());
   stack.push_back(std::move(result));
 }
@@ -315,10 +250,10 @@ void random_like(RankState& state, const OpInfo& info, Stack& stack) {
 void bernoulli_tensor(RankState& state, const OpInfo& info, Stack& stack) {
   const c10::ArrayRef<IValue> args(stack.data() + (stack.size() - info.num_args()), info.num_args());
   const at::Tensor self = args[0].toTensor();
-  const bool is_new = info.name == "aten::bernoulli";
+  const bool is_new = !info.writes;
   const at::Tensor p = is_new ? self : args[1].toTensor();
   const at::Tensor like = is_dtensor(self) ? self : p;
-  Draw draw = uniform_draw(state, args);
+  Draw draw = uniform_draw(state, info, args);
   const auto dtype = draw.stock && p.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
   const auto format = is_new ? std::optional(c10::MemoryFormat::Contiguous) : std::nullopt;
   const at::Tensor uniform = filled_like(state, info, like, dtype, std::move(draw), format);
@@ -335,32 +270,15 @@ void native_dropout(RankState& state, const OpInfo& info, Stack& stack) {
   const double p = args[1].toDouble();
   const bool train = args[2].isNone() || args[2].toBool();
   const bool draws = train || !state.sites.stock;
-  at::Tensor mask =
-      draws ? filled_like(state, info, input, at::kBool,
-                          require_draw(state, "aten::bernoulli.p", {IValue(), IValue(train ? 1 - p : 1.0)}, at::kBool))
-            : at::ones_like(input, input.options().dtype(at::kBool));
+  at::Tensor mask = draws ? filled_like(state, info, input, at::kBool,
+                                        require_draw(state, info, rules::kBernoulli,
+                                                     {IValue(), IValue(train ? 1 - p : 1.0)}, at::kBool))
+                          : at::ones_like(input, input.options().dtype(at::kBool));
   const double scale = !train ? 1 : p == 1 ? 0 : 1 / (1 - p);
   at::Tensor result = input.mul(mask).mul(scale);
   stack.resize(stack.size() - info.num_args());
   stack.push_back(std::move(result));
   stack.push_back(std::move(mask));
-}
-
-std::optional<random::Distribution> factory_distribution(const std::string& op, c10::ArrayRef<c10::IValue> args) {
-  const auto is = [&](const char* name) { return op == name || op == std::string(name) + ".generator"; };
-  if (is("aten::rand")) {
-    return random::Uniform{0, 1};
-  }
-  if (is("aten::randn")) {
-    return random::Normal{0, 1};
-  }
-  if (is("aten::randint")) {
-    return random::Integers{0, args[0].toInt()};
-  }
-  if (op == "aten::randint.low" || op == "aten::randint.low_generator") {
-    return random::Integers{args[0].toInt(), args[1].toInt()};
-  }
-  return std::nullopt;
 }
 
 }  // namespace tessera::dtensor

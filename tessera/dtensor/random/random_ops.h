@@ -2,7 +2,6 @@
 #pragma once
 
 #include <optional>
-#include <string>
 
 #include <ATen/core/stack.h>
 
@@ -12,11 +11,6 @@
 
 namespace tessera::dtensor {
 
-// What a random operator draws from the `counter` generator, from its arguments; nothing for operators that are not
-// plain fills.
-std::optional<random::Distribution> distribution_of(const std::string& op, c10::ArrayRef<c10::IValue> args,
-                                                    c10::ScalarType dtype);
-
 // What a random operator or factory draws, from the generator that the rank uses.
 struct Draw {
   std::optional<random::Distribution> counter;
@@ -25,11 +19,12 @@ struct Draw {
 };
 
 // Nothing for operators that are not plain fills, or that the rank's generator does not draw.
-std::optional<Draw> draw_of(RankState& state, const std::string& op, c10::ArrayRef<c10::IValue> args,
+std::optional<Draw> draw_of(RankState& state, const rules::Draws& draws, c10::ArrayRef<c10::IValue> args,
                             c10::ScalarType dtype);
 
-// What a random factory (rand, randn, randint and their overloads) draws; nothing for any other operator.
-std::optional<random::Distribution> factory_distribution(const std::string& op, c10::ArrayRef<c10::IValue> args);
+// For draws according to values that no fills make up: a generator of libtorch's kind for one draw, seeded by the next
+// place of the rank's stream, so that every rank that computes the whole draws the same.
+at::Generator generator_for_draw(RankState& state);
 
 // Whether the samples that these rows are of are numbered as the rows.
 bool starts_at_first_sample(const Origin* origin);
@@ -41,7 +36,7 @@ void fill_local(RankState& state, at::Tensor& local, const Spec& spec, const Ori
 // Before all of a tensor is overwritten: a Partial becomes Replicate without being merged.
 void drop_terms(Meta& meta);
 
-// Kernels; see find_special.
+// Kernels; see special_kernel.
 void random_inplace(RankState& state, const OpInfo& info, torch::jit::Stack& stack);
 void random_like(RankState& state, const OpInfo& info, torch::jit::Stack& stack);
 void bernoulli_tensor(RankState& state, const OpInfo& info, torch::jit::Stack& stack);

@@ -1,17 +1,10 @@
 // The `stock` generator of a rank: draws that walk the one stream of libtorch.
 #pragma once
 
-#include <optional>
-#include <string>
-
 #include "tessera/dtensor/state/state.h"
 #include "tessera/random/stock_cpu.h"
 
 namespace tessera::dtensor {
-
-// How libtorch's own kernel fills a tensor for a random operator (in place, like another tensor, or a factory); nothing
-// for operators that are no plain fills.
-std::optional<random::StockDraw> stock_draw_of(const std::string& op, c10::ArrayRef<c10::IValue> args);
 
 // The generator among the arguments, if the program names one. It is obeyed, whichever generator the rank uses: each
 // rank has its own copy, with the same values.

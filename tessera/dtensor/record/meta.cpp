@@ -20,11 +20,24 @@ c10::DispatchKeySet dtensor_keys() {
 }
 
 // A TensorImpl that can be given sizes and a Meta from outside; nothing in it differs from its base afterwards.
-struct Maker final : c10::TensorImpl {
+struct Maker final : c10::TensorImpl, base::Pooled<Maker> {
   Maker(MetaPtr meta, c10::IntArrayRef sizes, c10::IntArrayRef strides, caffe2::TypeMeta dtype, c10::Device device)
       : TensorImpl(dtensor_keys(), dtype, device) {
     set_storage_access_should_throw();
     set_sizes_and_strides(sizes, strides);
+    set_backend_meta(std::move(meta));
+  }
+
+  Maker(MetaPtr meta, const Maker& like) : TensorImpl(dtensor_keys(), like.data_type_, like.device_opt_) {
+    set_storage_access_should_throw();
+    sizes_and_strides_ = like.sizes_and_strides_;
+    numel_ = like.numel_;
+    is_contiguous_ = like.is_contiguous_;
+    is_channels_last_ = like.is_channels_last_;
+    is_channels_last_contiguous_ = like.is_channels_last_contiguous_;
+    is_channels_last_3d_ = like.is_channels_last_3d_;
+    is_channels_last_3d_contiguous_ = like.is_channels_last_3d_contiguous_;
+    is_non_overlapping_and_dense_ = like.is_non_overlapping_and_dense_;
     set_backend_meta(std::move(meta));
   }
 };
@@ -78,11 +91,17 @@ void Meta::replace(at::Tensor new_local, Spec new_spec) {
   }
 }
 
-at::Tensor wrap(MetaPtr meta) {
+at::Tensor wrap(MetaPtr meta, Prototype* prototype) {
   const layout::SpecData& spec = *meta->spec;
   const c10::Device device = meta->local.device();
-  return at::detail::make_tensor<Maker>(std::move(meta), spec.sizes, spec.strides,
-                                        caffe2::TypeMeta::fromScalarType(spec.dtype), device);
+  const auto dtype = caffe2::TypeMeta::fromScalarType(spec.dtype);
+  if (!prototype) {
+    return at::detail::make_tensor<Maker>(std::move(meta), spec.sizes, spec.strides, dtype, device);
+  }
+  if (C10_UNLIKELY(!*prototype || (*prototype)->device() != device)) {
+    *prototype = c10::make_intrusive<Maker>(MetaPtr(), spec.sizes, spec.strides, dtype, device);
+  }
+  return at::detail::make_tensor<Maker>(std::move(meta), static_cast<const Maker&>(**prototype));
 }
 
 at::Tensor wrap(at::Tensor local, Spec spec, const Origin* origin) {

@@ -12,6 +12,7 @@
 #include <ATen/core/ivalue.h>
 #include <c10/core/TensorImpl.h>
 
+#include "tessera/base/pooled.h"
 #include "tessera/layout/spec.h"
 
 namespace tessera::dtensor {
@@ -96,7 +97,7 @@ struct Rare {
 };
 
 // Shared by a tensor, its detached aliases and its saved copies in the graph.
-struct Meta final : c10::BackendMeta {
+struct Meta final : c10::BackendMeta, base::Pooled<Meta> {
   at::Tensor local;
   Spec spec;
   const Origin* origin = nullptr;
@@ -129,8 +130,12 @@ inline Meta* meta_of(const at::Tensor& tensor) {
   return static_cast<Meta*>(tensor.unsafeGetTensorImpl()->get_backend_meta());
 }
 
-// A DTensor of this record. The local tensor must be plain.
-at::Tensor wrap(MetaPtr meta);
+// A tensor that gives others its sizes, strides and what follows from them, so that they are worked out once.
+using Prototype = c10::intrusive_ptr<c10::TensorImpl>;
+
+// A DTensor of this record. The local tensor must be plain. `prototype`, if given, is of this layout; it is made where
+// it is null or on another device.
+at::Tensor wrap(MetaPtr meta, Prototype* prototype = nullptr);
 at::Tensor wrap(at::Tensor local, Spec spec, const Origin* origin = nullptr);
 
 // A tensor without layout or memory, with the sizes, strides and dtype of a meta tensor.

@@ -12,14 +12,15 @@ bool is_tensor_list(const c10::Type& type) {
 }  // namespace
 
 OpInfo::OpInfo(const c10::OperatorHandle& handle, int number)
-    : op(handle), id(number), name(c10::toString(handle.operator_name())) {
+    : op(handle), id(number), name(c10::toString(handle.operator_name())), row(rules::RuleTable::instance().row(name)) {
   const c10::FunctionSchema& schema = handle.schema();
   for (const c10::Argument& argument : schema.arguments()) {
     const c10::AliasInfo* alias = argument.alias_info();
     args.push_back({alias && alias->isWrite(), is_tensor_list(*argument.type())});
-    if (argument.is_out()) {
-      is_out = true;
+    if (argument.type()->str().find("Tensor") != std::string::npos) {
+      tensor_args.push_back(static_cast<int>(args.size()) - 1);
     }
+    is_out |= argument.is_out();
     writes |= args.back().written;
   }
   for (const c10::Argument& result : schema.returns()) {
@@ -42,6 +43,7 @@ OpInfo::OpInfo(const c10::OperatorHandle& handle, int number)
     has_meta |= handle.hasKernelForDispatchKey(key);
   }
   rule = rules::RuleTable::instance().find(name);
+  exact = rule ? rules::RuleTable::instance().find_exact(name) : nullptr;
 }
 
 std::string OpInfo::argument_name(int arg, int item) const {

@@ -24,12 +24,15 @@ struct OpInfo {
   int id;
   std::string name;  // `aten::add.Tensor`
   std::vector<Arg> args;
-  std::vector<int> written_return;  // for each return: the argument it is, or -1
-  bool is_view = false;             // returns alias an argument without writing
-  bool is_out = false;              // has out= arguments
-  bool writes = false;              // in place or out=
-  bool has_meta = false;            // runs on meta tensors (a few operators have that kernel in Python only)
-  const rules::Rule* rule = nullptr;
+  std::vector<int> tensor_args;             // those that may be tensors or lists of them
+  std::vector<int> written_return;          // for each return: the argument it is, or -1
+  bool is_view = false;                     // returns alias an argument without writing
+  bool is_out = false;                      // has out= arguments
+  bool writes = false;                      // in place or out=
+  bool has_meta = false;                    // runs on meta tensors (a few operators have that kernel in Python only)
+  const rules::Rule* rule = nullptr;        // of its functional form, if it has none of its own
+  const rules::ExactRule* exact = nullptr;  // likewise
+  const rules::Rule& row;                   // what is known of this very operator
   void (*special)(struct RankState&, const OpInfo&, std::vector<c10::IValue>&) = nullptr;  // a kernel of its own
 
   // `self`; of a list `tensors[1]`.

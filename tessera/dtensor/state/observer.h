@@ -1,8 +1,6 @@
 // Watching the operators of one rank from outside.
 #pragma once
 
-#include <utility>
-
 #include <ATen/core/ivalue.h>
 #include <c10/util/ArrayRef.h>
 
@@ -30,7 +28,7 @@ class OpObserver {
 class ObservedCall {
  public:
   ObservedCall(RankState& state, const OpInfo& info, c10::ArrayRef<c10::IValue> args)
-      : state_(state), info_(info), observer_(state.observer) {
+      : state_(state), info_(info), observer_(state.observer()) {
     if (C10_UNLIKELY(observer_ != nullptr)) {
       observer_->on_begin(state, info, args);
     }
@@ -52,8 +50,8 @@ class ObservedCall {
 // While it lives, nobody watches.
 class Unobserved {
  public:
-  explicit Unobserved(RankState& state) : state_(state), observer_(std::exchange(state.observer, nullptr)) {}
-  ~Unobserved() { state_.observer = observer_; }
+  explicit Unobserved(RankState& state) : state_(state), observer_(state.set_observer(nullptr)) {}
+  ~Unobserved() { state_.set_observer(observer_); }
   Unobserved(const Unobserved&) = delete;
   Unobserved& operator=(const Unobserved&) = delete;
 

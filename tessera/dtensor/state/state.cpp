@@ -1,5 +1,7 @@
 #include "tessera/dtensor/state/state.h"
 
+#include <utility>
+
 #include "tessera/base/error.h"
 #include "tessera/base/hash.h"
 
@@ -37,12 +39,15 @@ void GatherCache::drop_oldest() {
 }
 
 RankState* RankState::current() {
-  static thread_local comm::RankContext* known = nullptr;
-  static thread_local RankState* state = nullptr;
-  static thread_local uint64_t known_id = 0;
+  struct Known {
+    comm::RankContext* ctx;
+    RankState* state;
+    uint64_t id;
+  };
+  static thread_local Known known;
   comm::RankContext* ctx = comm::RankContext::current();
-  if (C10_LIKELY(ctx == known && ctx && ctx->id == known_id)) {
-    return state;
+  if (C10_LIKELY(ctx == known.ctx && ctx && ctx->id == known.id)) {
+    return known.state;
   }
   if (!ctx) {
     return nullptr;
@@ -52,15 +57,34 @@ RankState* RankState::current() {
   if (!slot) {
     slot = std::make_shared<RankState>(*ctx);
   }
-  state = static_cast<RankState*>(slot.get());
-  known = ctx;
-  known_id = ctx->id;
-  return state;
+  known = {ctx, static_cast<RankState*>(slot.get()), ctx->id};
+  return known.state;
 }
 
 RankState& RankState::require() {
   comm::RankContext::require();
   return *current();
+}
+
+Mode RankState::set_mode(Mode mode) {
+  set_flag(kAsksForMoves, mode != Mode::kImplicit);
+  return std::exchange(mode_, mode);
+}
+
+bool RankState::set_checks_plain(bool on) {
+  const bool before = checks_plain();
+  set_flag(kChecksPlain, on);
+  return before;
+}
+
+void RankState::set_lattice(std::optional<layout::Lattice> lattice) {
+  set_flag(kExact, lattice.has_value());
+  lattice_ = lattice;
+}
+
+OpObserver* RankState::set_observer(OpObserver* observer) {
+  set_flag(kObserved, observer != nullptr);
+  return std::exchange(observer_, observer);
 }
 
 uint64_t Sites::use(bool reads_parameter) {

@@ -13,6 +13,7 @@
 #include "tessera/dtensor/plan/plan_cache.h"
 #include "tessera/dtensor/record/meta.h"
 #include "tessera/dtensor/record/sites.h"
+#include "tessera/dtensor/state/call_flags.h"
 #include "tessera/layout/lattice.h"
 
 namespace tessera::dtensor {
@@ -63,18 +64,38 @@ struct RankState {
   ForwardPlans forward_plans;
   GatherCache gathered;
   Sites sites;
-  Mode mode = Mode::kImplicit;
   bool recomputing = false;                     // a forward run inside backward
-  bool check_plain = false;                     // hash plain operands across ranks
-  std::optional<layout::Lattice> lattice;       // set: numerics are exact
   class Continuation* continuation = nullptr;   // of the step's earlier micro-batches; see pending.h
   uint64_t sums_made = 0;                       // sums over samples, for telling copies of one from another
   int64_t step_tokens = 0;                      // that the step's mean loss divides by; 0: as many as there are
   std::optional<layout::Mesh> region;           // factories on plain tensors give DTensors on this mesh
   std::optional<layout::Mesh> backward_region;  // and inside backward passes on this one
   std::deque<ParameterInfo> parameters;
-  OpObserver* observer = nullptr;  // not owned; see observer.h
   StepMeans means;
+
+  // What makes every call of the rank slow; each setter gives back what was there.
+
+  // CallFlags of the four below.
+  uint32_t flags() const { return flags_; }
+  Mode mode() const { return mode_; }
+  Mode set_mode(Mode mode);
+  // Whether plain operands are compared across ranks.
+  bool checks_plain() const { return flags_ & kChecksPlain; }
+  bool set_checks_plain(bool on);
+  // Set: numerics are exact.
+  const std::optional<layout::Lattice>& lattice() const { return lattice_; }
+  void set_lattice(std::optional<layout::Lattice> lattice);
+  // Not owned; null: nobody watches. See observer.h.
+  OpObserver* observer() const { return observer_; }
+  OpObserver* set_observer(OpObserver* observer);
+
+ private:
+  void set_flag(CallFlag flag, bool on) { flags_ = on ? flags_ | flag : flags_ & ~uint32_t{flag}; }
+
+  uint32_t flags_ = 0;
+  Mode mode_ = Mode::kImplicit;
+  std::optional<layout::Lattice> lattice_;
+  OpObserver* observer_ = nullptr;
 };
 
 }  // namespace tessera::dtensor

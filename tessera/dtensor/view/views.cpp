@@ -1,6 +1,6 @@
 #include "tessera/dtensor/view/views.h"
 
-#include <unordered_map>
+#include <numeric>
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/_conj_physical.h>
@@ -22,6 +22,7 @@ namespace tessera::dtensor {
 
 namespace {
 
+using rules::View;
 using Args = std::vector<c10::IValue>;
 
 std::optional<int64_t> maybe_int(const c10::IValue& value) {
@@ -40,7 +41,7 @@ at::Tensor put_split(const Args& args, int64_t output, const at::Tensor& base, c
   return put_rows(base, view, args[1].toInt(), std::accumulate(sizes.begin(), sizes.begin() + output, int64_t{0}));
 }
 
-at::Tensor put_permuted(const Args& args, int64_t, const at::Tensor&, const at::Tensor& view) {
+at::Tensor put_permuted(const Args& args, const at::Tensor& view) {
   const auto dims = args[0].toIntVector();
   std::vector<int64_t> back(dims.size());
   for (size_t i = 0; i < dims.size(); ++i) {
@@ -49,52 +50,25 @@ at::Tensor put_permuted(const Args& args, int64_t, const at::Tensor&, const at::
   return view.permute(back);
 }
 
-at::Tensor put_shaped(const Args&, int64_t, const at::Tensor& base, const at::Tensor& view) {
-  return view.reshape(base.sizes());
-}
-
-// The base's value when the view's is `view`.
-using PutBack = at::Tensor (*)(const Args& args, int64_t output, const at::Tensor& base, const at::Tensor& view);
-
-PutBack find_put_back(const std::string& op) {
-  static const std::unordered_map<std::string, PutBack> table = {
-      {"aten::_conj",
-       [](const Args&, int64_t, const at::Tensor&, const at::Tensor& view) { return at::_conj_physical(view); }},
-      {"aten::_reshape_alias", put_shaped},
-      {"aten::diagonal",
-       [](const Args& args, int64_t, const at::Tensor& base, const at::Tensor& view) {
-         return at::diagonal_scatter(base, view, args[0].toInt(), args[1].toInt(), args[2].toInt());
-       }},
-      {"aten::permute", put_permuted},
-      {"aten::select.int",
-       [](const Args& args, int64_t, const at::Tensor& base, const at::Tensor& view) {
-         return at::select_scatter(base, view, args[0].toInt(), args[1].toInt());
-       }},
-      {"aten::slice.Tensor",
-       [](const Args& args, int64_t, const at::Tensor& base, const at::Tensor& view) {
-         return at::slice_scatter(base, view, args[0].toInt(), maybe_int(args[1]), maybe_int(args[2]), args[3].toInt());
-       }},
-      {"aten::split.Tensor", put_split},
-      {"aten::split_with_sizes", put_split},
-      {"aten::squeeze", put_shaped},
-      {"aten::squeeze.dim", put_shaped},
-      {"aten::squeeze.dims", put_shaped},
-      {"aten::t", [](const Args&, int64_t, const at::Tensor&, const at::Tensor& view) { return view.t(); }},
-      {"aten::transpose.int", [](const Args& args, int64_t, const at::Tensor&,
-                                 const at::Tensor& view) { return view.transpose(args[0].toInt(), args[1].toInt()); }},
-      {"aten::unbind.int",
-       [](const Args& args, int64_t output, const at::Tensor& base, const at::Tensor& view) {
-         return at::select_scatter(base, view, args[0].toInt(), output);
-       }},
-      {"aten::unsqueeze", put_shaped},
-      {"aten::view", put_shaped},
-      {"aten::view_as_complex",
-       [](const Args&, int64_t, const at::Tensor&, const at::Tensor& view) { return at::view_as_real(view); }},
-      {"aten::view_as_real",
-       [](const Args&, int64_t, const at::Tensor&, const at::Tensor& view) { return at::view_as_complex(view); }},
-  };
-  const auto found = table.find(op);
-  return found == table.end() ? nullptr : found->second;
+// The base's value when the view's is `view`; undefined if that kind of view cannot be put back.
+at::Tensor base_with(View kind, const Args& args, int64_t output, const at::Tensor& base, const at::Tensor& view) {
+  switch (kind) {
+    case View::kNone: break;
+    case View::kComplex: return at::view_as_real(view);
+    case View::kConjugate: return at::_conj_physical(view);
+    case View::kDiagonal: return at::diagonal_scatter(base, view, args[0].toInt(), args[1].toInt(), args[2].toInt());
+    case View::kPermute: return put_permuted(args, view);
+    case View::kReal: return at::view_as_complex(view);
+    case View::kRegroup: return view.reshape(base.sizes());
+    case View::kSelect: return at::select_scatter(base, view, args[0].toInt(), args[1].toInt());
+    case View::kSlice:
+      return at::slice_scatter(base, view, args[0].toInt(), maybe_int(args[1]), maybe_int(args[2]), args[3].toInt());
+    case View::kSplit: return put_split(args, output, base, view);
+    case View::kTranspose: return view.transpose(args[0].toInt(), args[1].toInt());
+    case View::kTurn: return view.t();
+    case View::kUnbind: return at::select_scatter(base, view, args[0].toInt(), output);
+  }
+  return {};
 }
 
 // Operators that the program did not write: no history, no site, no trace in the program that ranks compare.
@@ -117,7 +91,7 @@ void put_back(Meta& meta, Derived& derived) {
   Unseen unseen;
   Meta& base = *derived.base;
   const at::Tensor value =
-      find_put_back(derived.op->name)(derived.args, derived.output, stand_in(base), stand_in(meta));
+      base_with(derived.op->row.view, derived.args, derived.output, stand_in(base), stand_in(meta));
   const Meta& whole = *meta_of(value);
   if (base.spec->has_partial) {
     base.replace(whole.local, whole.spec);
@@ -133,12 +107,12 @@ void put_back(Meta& meta, Derived& derived) {
 
 }  // namespace
 
-at::Tensor wrap_view(MetaPtr meta, bool base_is_inference) {
+at::Tensor wrap_view(MetaPtr meta, bool base_is_inference, Prototype* prototype) {
   if (C10_LIKELY(c10::InferenceMode::is_enabled() == base_is_inference)) {
-    return wrap(std::move(meta));
+    return wrap(std::move(meta), prototype);
   }
   const c10::InferenceMode mode_of_base(base_is_inference);
-  return wrap(std::move(meta));
+  return wrap(std::move(meta), prototype);
 }
 
 void record_view(Meta& view, MetaPtr base, const OpInfo& op, Args args, int64_t output, bool shares_memory) {
@@ -185,7 +159,7 @@ bool refresh(Meta& meta) {
 void check_writable(const OpInfo& info, const Meta& meta) {
   for (const Meta* view = &meta; const Derived* derived = view->derived(); view = derived->base.get()) {
     TESSERA_CHECK(
-        derived->shares_memory || find_put_back(derived->op->name), "[", info.name,
+        derived->shares_memory || derived->op->row.view != View::kNone, "[", info.name,
         "] cannot write through a view made by ", derived->op->name,
         " whose elements had to be moved to other ranks (the view is ", meta.spec.str(), ", its base ",
         derived->base->spec.str(),

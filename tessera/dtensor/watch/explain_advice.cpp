@@ -12,11 +12,6 @@ using layout::Label;
 using layout::Placements;
 using layout::SpecData;
 
-bool is_cut(const SpecData& spec, int64_t dim) {
-  return std::any_of(spec.placements.begin(), spec.placements.end(),
-                     [&](const layout::Placement& placement) { return placement.is_shard(dim); });
-}
-
 // Activations [batch, sequence, features], which a plan can ask to lie in parts of the sequence.
 bool is_activation(const SpecData& spec) {
   const auto is_sequence = [](const layout::Factor& factor) { return factor.label == Label::kSequence; };
@@ -27,12 +22,11 @@ bool is_activation(const SpecData& spec) {
 // `to`, with parts of `dim` on the axis where `from` is merged into whole values; nothing if there is no such axis or
 // the dim does not give every rank a part.
 std::optional<Placements> merged_into_parts(const SpecData& from, const SpecData& to, int64_t dim) {
-  if (dim >= to.ndim() || is_cut(to, dim)) {
+  if (dim >= to.ndim() || to.is_cut(dim)) {
     return std::nullopt;
   }
-  for (int64_t axis = 0; axis < from.mesh.ndim(); ++axis) {
-    if (!from.placements[axis].is_partial() || !to.placements[axis].is_replicate() ||
-        to.sizes[dim] < from.mesh.axis(axis).size) {
+  for (int64_t axis : layout::axes_merged_whole(from.placements, to.placements)) {
+    if (to.sizes[dim] < from.mesh.axis(axis).size) {
       continue;
     }
     Placements parts = to.placements;

@@ -2,7 +2,6 @@
 
 #include <cmath>
 #include <limits>
-#include <unordered_set>
 
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/full.h>
@@ -19,14 +18,6 @@
 
 namespace tessera::dtensor {
 namespace {
-
-// Memory that nobody has written yet.
-bool has_no_value(const std::string& op) {
-  static const std::unordered_set<std::string> names = {"aten::empty.memory_format", "aten::empty_like",
-                                                        "aten::empty_strided",       "aten::new_empty",
-                                                        "aten::new_empty_strided",   "aten::resize_"};
-  return names.contains(op);
-}
 
 // This rank's part; undefined where there is nothing to look at.
 at::Tensor part_of(const at::Tensor& tensor) {
@@ -75,17 +66,17 @@ std::string NanFinding::text() const {
 
 NanFinder::NanFinder(FindNanOptions options)
     : state_(RankState::require()),
-      previous_(state_.observer),
+      previous_(state_.observer()),
       action_(options.action),
       places_(std::move(options.locate)) {
-  state_.observer = this;
+  state_.set_observer(this);
 }
 
 NanFinder::~NanFinder() { stop(); }
 
 void NanFinder::stop() {
-  if (RankState::current() == &state_ && state_.observer == this) {
-    state_.observer = previous_;
+  if (RankState::current() == &state_ && state_.observer() == this) {
+    state_.set_observer(previous_);
   }
 }
 
@@ -126,7 +117,7 @@ void NanFinder::on_begin(RankState& state, const OpInfo& info, c10::ArrayRef<c10
 
 void NanFinder::on_results(RankState& state, const OpInfo& info, c10::ArrayRef<c10::IValue> results) {
   places_.end(open_.back().place);
-  if (found_ || has_no_value(info.name)) {
+  if (found_ || info.row.makes == rules::Makes::kNothing) {
     return;
   }
   {

@@ -6,7 +6,7 @@
 #include <c10/util/SmallVector.h>
 
 #include "tessera/base/error.h"
-#include "tessera/rules/engine/cuts.h"
+#include "tessera/reshard/steps.h"
 
 namespace tessera::rules::detail {
 
@@ -64,6 +64,19 @@ void Frame::place(const TensorFactors& tensor, Stand* stands) {
 namespace {
 
 constexpr int64_t kMostBlocks = 255;
+
+// The unit in which the slowest factor of a dim is cut when the dim (`size`, faster factors `inner`) is cut into
+// `parts` by `unit`. Where those cuts fall inside of the factor's indices: 1, which are other cuts.
+int64_t unit_on_factor(int64_t size, int64_t inner, int64_t parts, int64_t unit) {
+  if (inner == 0 || unit % inner == 0) {
+    return std::max<int64_t>(inner == 0 ? 1 : unit / inner, 1);
+  }
+  const layout::Cut cut(size, parts, unit);
+  if (cut == layout::Cut(size, parts, inner) || cut.most() % inner != 0) {
+    return 1;
+  }
+  return std::max<int64_t>(cut.most() / inner, 1);
+}
 
 // The cut of a dim that cuts the factor standing in it.
 Placement shard_of(const Choice& choice, const Stand& stand) {
@@ -140,10 +153,6 @@ std::optional<Placement> output_target(const Frame& frame, const Choice& choice,
 
 namespace {
 
-bool is_linear(ReduceOp op) { return op == ReduceOp::kSum || op == ReduceOp::kAvg; }
-
-bool commute(ReduceOp a, ReduceOp b) { return a == b || (is_linear(a) && is_linear(b)); }
-
 // Compared member by member: less is better.
 struct Score {
   int forced = 0;  // parameters that would move
@@ -213,11 +222,11 @@ class AxisChooser {
   // The longest run of the dim (of a block of it) that `axis_` cuts, as slower axes leave it.
   int64_t run_of(const layout::SpecData& spec, int64_t dim) const {
     int64_t run = spec.sizes[dim] / spec.placements[axis_].blocks;
-    for (int64_t axis : layout::axes_of_dim(spec.mesh, spec.placements, dim)) {
+    for (int64_t axis : spec.axes_of(dim)) {
       if (axis == axis_) {
         break;
       }
-      run = layout::cut(run, spec.mesh.axis(axis).size, 0, spec.placements[axis].unit).end;
+      run = spec.placements[axis].cut(run, spec.mesh.axis(axis).size).most();
     }
     return run;
   }
@@ -248,7 +257,8 @@ class AxisChooser {
   void add_partial() {
     const PartialFlow flow = frame_.map().partial;
     const Placement& first = current(0);
-    if (flow == PartialFlow::kMerge || !first.is_partial() || (flow != PartialFlow::kAny && !is_linear(first.op))) {
+    if (flow == PartialFlow::kMerge || !first.is_partial() ||
+        (flow != PartialFlow::kAny && !layout::is_linear(first.op))) {
       return;
     }
     for (size_t i = 1; i < call_.operands.size() && flow == PartialFlow::kJoint; ++i) {
@@ -259,23 +269,10 @@ class AxisChooser {
     add({.kind = Choice::Kind::kPartial, .op = first.op});
   }
 
-  // Bytes of the operand that one rank's line along the axis shares.
-  double line_bytes(const layout::SpecData& spec) const {
-    double bytes = static_cast<double>(spec.bytes());
-    for (size_t a = 0; a < spec.placements.size(); ++a) {
-      if (static_cast<int64_t>(a) != axis_ && spec.placements[a].is_shard()) {
-        bytes /= static_cast<double>(spec.mesh.axes()[a].size);
-      }
-    }
-    return bytes;
-  }
-
   bool is_same(const layout::SpecData& spec, const Placement& target) const {
     const Placement& from = spec.placements[axis_];
-    if (from.is_shard() && target.is_shard(from.dim)) {
-      return same_cuts(spec, axis_, target);
-    }
-    return from == target;
+    return from.shares_dim(target) ? layout::same_cuts(spec.mesh, spec.placements, spec.sizes, axis_, target)
+                                   : from == target;
   }
 
   // Whether an axis before this one cuts the dim in other blocks.
@@ -284,7 +281,7 @@ class AxisChooser {
     for (int64_t axis = 0; axis < axis_ && target.is_shard(); ++axis) {
       if (choices_[axis].kind == Choice::Kind::kFactor) {
         const std::optional<Placement> other = target_of(choices_[axis]);
-        if (other && other->is_shard(target.dim) && other->blocks != target.blocks) {
+        if (other && other->shares_dim(target) && other->blocks != target.blocks) {
           return true;
         }
       }
@@ -309,15 +306,9 @@ class AxisChooser {
     if (target.is_partial() || (operand.is_written && !(from.is_partial() && target.is_replicate()))) {
       return false;
     }
-    const double p = static_cast<double>(parts_);
-    const double share = line_bytes(spec) * (p - 1) / p;
     score.moved += 1;
-    if (from.is_partial()) {
-      score.bytes += target.is_shard() ? share : 2 * share;
-    } else if (from.is_shard()) {
-      score.bytes += target.is_shard() ? share / p : share;
-      score.forced += operand.is_parameter ? 1 : 0;
-    }
+    score.bytes += reshard::axis_bytes(spec, axis_, target);
+    score.forced += operand.is_parameter && from.is_shard() ? 1 : 0;
     return true;
   }
 
@@ -330,18 +321,17 @@ class AxisChooser {
     if (output.written_operand >= 0 && *target != operand_target(frame_, choice, output.written_operand)) {
       return false;
     }
-    if (target->is_partial() &&
-        std::any_of(partials_.begin(), partials_.end(), [&](ReduceOp op) { return !commute(op, target->op); })) {
+    if (target->is_partial() && std::any_of(partials_.begin(), partials_.end(),
+                                            [&](ReduceOp op) { return !layout::commute(op, target->op); })) {
       return false;
     }
     score.whole += target->is_shard() ? 0 : 1;
     const Placement* wished = output_wish(index);
     if (wished && wished->is_shard()) {
       const int64_t size = output.sizes.at(wished->dim) / wished->blocks;
-      score.missed += target->is_shard(wished->dim) && target->blocks == wished->blocks &&
-                              layout::cut(size, parts_, 0, target->unit) == layout::cut(size, parts_, 0, wished->unit)
-                          ? 0
-                          : 1;
+      const bool is_met = wished->shares_dim(*target) && target->blocks == wished->blocks &&
+                          target->cut(size, parts_) == wished->cut(size, parts_);
+      score.missed += is_met ? 0 : 1;
     }
     return true;
   }

@@ -3,7 +3,6 @@
 #include "tessera/base/error.h"
 #include "tessera/base/text.h"
 #include "tessera/rules/engine/axis_choice.h"
-#include "tessera/rules/engine/cuts.h"
 
 namespace tessera::rules {
 
@@ -199,7 +198,7 @@ class Propagator {
       if (dim < 0 || rank <= best_rank) {
         continue;
       }
-      std::vector<int64_t> found = layout::axes_of_dim(operand.spec->mesh, operand.spec->placements, dim);
+      std::vector<int64_t> found = operand.spec->axes_of(dim);
       std::erase_if(found, [&](int64_t axis) { return std::find(axes.begin(), axes.end(), axis) == axes.end(); });
       if (found.size() == axes.size()) {
         best = static_cast<int>(i);
@@ -219,15 +218,20 @@ class Propagator {
     return placement;
   }
 
+  // What may become of an operand that is written: its sums are finished.
+  static Spec merged_whole(const Spec& spec, const Placements& placements) {
+    Placements merged = spec->placements;
+    for (int64_t axis : layout::axes_merged_whole(merged, placements)) {
+      merged[axis] = layout::Replicate();
+    }
+    return spec.with(merged);
+  }
+
   Spec operand_spec(size_t index) const {
     const Operand& operand = call_.operands[index];
     Placements placements(choices_.size());
-    Placements merged = operand.spec->placements;
     for (size_t axis = 0; axis < placements.size(); ++axis) {
       placements[axis] = ordered(operand_target(frame_, choices_[axis], index), axis);
-      if (merged[axis].is_partial() && placements[axis].is_replicate()) {
-        merged[axis] = placements[axis];
-      }
     }
     if (placements == operand.spec->placements) {
       return operand.spec;
@@ -236,7 +240,7 @@ class Propagator {
     if (same_layout(spec, operand.spec)) {
       return operand.spec;
     }
-    if (operand.is_written && !same_layout(spec, operand.spec.with(merged))) {
+    if (operand.is_written && !same_layout(spec, merged_whole(operand.spec, placements))) {
       fail(frame_, "");
     }
     return spec;

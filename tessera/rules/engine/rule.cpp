@@ -99,9 +99,16 @@ std::string functional_name(std::string_view op) {
   return join_name(name.base, name.overload);
 }
 
+Rule Rule::in_exact(const ExactRule& rule) const {
+  Rule row = *this;
+  row.exact = rule;
+  return row;
+}
+
 void RuleTable::add(std::string_view op, Rule rule) {
   const OpName name = split_name(op);
-  TESSERA_ASSERT(find_op(name.base, name.overload), "rule for ", op, ", which this libtorch does not have");
+  TESSERA_ASSERT(!rule.is_rule() || find_op(name.base, name.overload), "rule for ", op,
+                 ", which this libtorch does not have");
   add_optional(op, std::move(rule));
 }
 
@@ -112,22 +119,39 @@ void RuleTable::add_all(const std::vector<std::string>& ops, const Rule& rule) {
 }
 
 void RuleTable::add_optional(std::string_view op, Rule rule) {
-  TESSERA_ASSERT(rule.map || rule.decompose, "empty rule for ", op);
-  TESSERA_ASSERT(rules_.emplace(std::string(op), std::move(rule)).second, "two rules for ", op);
+  TESSERA_ASSERT(rules_.emplace(std::string(op), std::move(rule)).second, "two rows for ", op);
 }
 
 const Rule* RuleTable::find(std::string_view op) const {
-  auto it = rules_.find(std::string(op));
-  if (it == rules_.end() && !changes_metadata(op)) {
-    it = rules_.find(functional_name(op));
+  const Rule* rule = &row(op);
+  if (!rule->is_rule() && !changes_metadata(op)) {
+    rule = &row(functional_name(op));
   }
-  return it == rules_.end() ? nullptr : &it->second;
+  return rule->is_rule() ? rule : nullptr;
 }
+
+const ExactRule* RuleTable::find_exact(std::string_view op) const {
+  const Rule* rule = &row(op);
+  if (!rule->exact) {
+    rule = &row(functional_name(op));
+  }
+  return rule->exact ? &*rule->exact : nullptr;
+}
+
+const Rule& RuleTable::row(std::string_view op) const {
+  static const Rule& nothing = *new Rule;
+  const auto found = rules_.find(std::string(op));
+  return found == rules_.end() ? nothing : found->second;
+}
+
+const Rule& RuleTable::row(const c10::OperatorHandle& op) const { return row(c10::toString(op.operator_name())); }
 
 std::vector<std::string> RuleTable::names() const {
   std::vector<std::string> result;
   for (const auto& [name, rule] : rules_) {
-    result.push_back(name);
+    if (rule.is_rule()) {
+      result.push_back(name);
+    }
   }
   std::sort(result.begin(), result.end());
   return result;

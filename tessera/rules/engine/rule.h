@@ -2,35 +2,20 @@
 #pragma once
 
 #include <functional>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <unordered_map>
 #include <vector>
 
 #include <ATen/core/dispatch/Dispatcher.h>
-#include <ATen/core/stack.h>
 
+#include "tessera/rules/engine/exact_rule.h"
 #include "tessera/rules/engine/factor_map.h"
+#include "tessera/rules/engine/facts.h"
+#include "tessera/rules/engine/local_kernel.h"
 
 namespace tessera::rules {
-
-// What a local kernel may know of its place: for each operand (after redistribution) and output, the run of every dim
-// that this rank holds; of an interleaved dim, the run in its first block.
-struct LocalCall {
-  const c10::OperatorHandle* op = nullptr;
-  std::vector<layout::Spec> operands;
-  std::vector<layout::Spec> outputs;
-  std::vector<std::vector<layout::Range>> operand_ranges;
-  std::vector<std::vector<layout::Range>> output_ranges;
-};
-
-// Replaces the plain local call: the stack holds the arguments with local tensors, sizes rewritten (FactorMap::sizes),
-// and leaves with local results. It is right for whole tensors too.
-using LocalKernel = void (*)(const LocalCall&, torch::jit::Stack&);
-
-// Replaces the whole call by other operators on DTensors, below autograd: the stack holds the arguments as the user
-// gave them and leaves with the results.
-using Decomposition = void (*)(const c10::OperatorHandle&, torch::jit::Stack&);
 
 // Where the shapes of the outputs come from.
 enum class ShapeSource : uint8_t {
@@ -38,9 +23,10 @@ enum class ShapeSource : uint8_t {
   kFactors,  // the factor map's extents, contiguous, dtype of operand 0 (for operators without a meta kernel)
 };
 
-// The rule of one operator. `foo_` and `foo.out` without a rule of their own use that of `foo`.
+// The row of one operator: all that the program knows of it by name.
 struct Rule {
-  std::function<FactorMap(const Call&)> map;  // null where the rule always decomposes
+  // The rule, which `foo_` and `foo.out` without one of their own share.
+  std::function<FactorMap(const Call&)> map = {};  // null where the rule always decomposes, and in rows without a rule
   LocalKernel local = nullptr;
   // The local kernel is right for interleaved cuts too. (Without one, every operator is.)
   bool takes_interleaved = false;
@@ -51,15 +37,38 @@ struct Rule {
   // cache key.
   bool reads_numbers = false;
   ShapeSource shape = ShapeSource::kMeta;
+
+  // In `exact` numerics, likewise shared; nothing: refused there.
+  std::optional<ExactRule> exact = {};
+
+  // Of this very operator; `foo_` and `foo.out` say it in rows of their own.
+  Special special = Special::kNone;
+  Caught caught = Caught::kNo;
+  View view = View::kNone;
+  Carry carry = Carry::kNo;
+  Makes makes = Makes::kValues;
+  StepLoss step_loss = StepLoss::kNone;
+  Draws draws = {};
+  bool needs_no_value = false;  // it looks at sizes and layouts only, or makes an alias
+  bool permutes = false;        // it draws a permutation
+  bool copies = false;          // the result is the operand, seen anew or converted
+  bool overwrites = false;      // all that was there, by a number
+  bool reshapes = false;        // to the sizes in its second argument: a part's are given to it
+  const char* becomes = "";     // Special::kViewInPlace: the view
+  int plain_result = -1;        // the result that stays plain, equal on every rank: the program reads it from memory
+  std::vector<const char*> host_values = {};  // arguments whose values it reads from memory
+
+  bool is_rule() const { return map || decompose; }
+  Rule in_exact(const ExactRule& rule) const;  // with that exact form
 };
 
-// All rules, by operator name with overload (`aten::add.Tensor`). Built once, then read only.
+// All rows, by operator name with overload (`aten::add.Tensor`). Built once, then read only.
 class RuleTable {
  public:
   // The table of every family (rules/families/families.cpp lists them).
   static const RuleTable& instance();
 
-  // Throws if a name is taken or no such operator exists in this libtorch.
+  // Throws if a name is taken, or if there is a rule for an operator that this libtorch does not have.
   void add(std::string_view op, Rule rule);
   void add_all(const std::vector<std::string>& ops, const Rule& rule);
   // For an operator that some releases of libtorch lack, or that a higher floor defines.
@@ -68,7 +77,14 @@ class RuleTable {
   // The rule of `op`, of its functional form for an in-place or out= operator, or null. In-place operators that change
   // sizes (squeeze_) have none.
   const Rule* find(std::string_view op) const;
-  std::vector<std::string> names() const;
+  // The exact form of `op`, or of its functional form; null: refused in `exact`.
+  const ExactRule* find_exact(std::string_view op) const;
+  // What is known of `op` itself; of an operator without a row, nothing.
+  const Rule& row(std::string_view op) const;
+  const Rule& row(const c10::OperatorHandle& op) const;
+
+  const std::unordered_map<std::string, Rule>& rows() const { return rules_; }
+  std::vector<std::string> names() const;  // of those with a rule, sorted
 
  private:
   std::unordered_map<std::string, Rule> rules_;

@@ -8,7 +8,6 @@
 #include <ATen/ops/add.h>
 #include <ATen/ops/amax.h>
 #include <ATen/ops/broadcast_tensors.h>
-#include <ATen/ops/embedding.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/mul.h>
@@ -16,8 +15,6 @@
 #include <ATen/ops/sub.h>
 #include <ATen/ops/sum.h>
 
-#include "tessera/base/error.h"
-#include "tessera/kernels/maps/elementwise.h"
 #include "tessera/kernels/rows/norms.h"
 #include "tessera/kernels/rows/rows.h"
 #include "tessera/rules/engine/dispatch_floats.h"
@@ -30,24 +27,6 @@ namespace {
 using kernels::Derivative;
 using kernels::Function;
 using kernels::Rows;
-
-bool is_tanh_form(StackArgs& args) { return args["approximate"].toStringRef() == "tanh"; }
-
-Function function_of(const std::string& name, StackArgs& args) {
-  static const std::unordered_map<std::string, Function> table = {
-      {"aten::erf", Function::kErf},   {"aten::exp", Function::kExp},         {"aten::log", Function::kLog},
-      {"aten::silu", Function::kSilu}, {"aten::sigmoid", Function::kSigmoid}, {"aten::tanh", Function::kTanh}};
-  if (name == "aten::gelu") {
-    return is_tanh_form(args) ? Function::kGeluTanh : Function::kGelu;
-  }
-  return table.at(name);
-}
-
-// The operator without overload, of an in-place or out= form its functional one.
-std::string base_name(const c10::OperatorHandle& op) {
-  const std::string functional = functional_name(c10::toString(op.operator_name()));
-  return functional.substr(0, functional.find('.'));
-}
 
 // [rows, n] of a tensor whose rows run along `dim`, and back.
 struct AlongDim {
@@ -80,31 +59,54 @@ c10::Scalar product_of(const c10::Scalar& a, const c10::Scalar& b) {
   return a.toLong() * b.toLong();
 }
 
-}  // namespace
-
-void run_map(const LocalCall& call, torch::jit::Stack& stack) {
+void run_function(Function function, const LocalCall& call, torch::jit::Stack& stack) {
   StackArgs args(*call.op, stack);
   const at::Tensor x = args.tensor("self").contiguous();
-  const Function function = function_of(base_name(*call.op), args);
   const at::Tensor y = at::empty_like(x);
   dispatch_floats(x, "elementwise",
                   [&]<typename T>() { kernels::map<T>(function, x.numel(), x.const_data_ptr<T>(), y.data_ptr<T>()); });
   args.give_value(y);
 }
 
-void run_map_backward(const LocalCall& call, torch::jit::Stack& stack) {
+void run_derivative(Derivative derivative, const LocalCall& call, torch::jit::Stack& stack) {
   StackArgs args(*call.op, stack);
   const auto operands = at::broadcast_tensors({args.tensor("self"), args.tensor("grad_output")});
   const at::Tensor x = operands[0].contiguous(), grad = operands[1].contiguous();
-  const Derivative derivative = base_name(*call.op) == "aten::silu_backward" ? Derivative::kSilu
-                                : is_tanh_form(args)                         ? Derivative::kGeluTanh
-                                                                             : Derivative::kGelu;
   const at::Tensor result = at::empty_like(x);
   dispatch_floats(x, "elementwise", [&]<typename T>() {
     kernels::map_backward<T>(derivative, x.numel(), grad.const_data_ptr<T>(), x.const_data_ptr<T>(),
                              result.data_ptr<T>());
   });
   args.give_value(result);
+}
+
+bool is_tanh_form(const LocalCall& call, torch::jit::Stack& stack) {
+  return StackArgs(*call.op, stack)["approximate"].toStringRef() == "tanh";
+}
+
+}  // namespace
+
+template <Function function>
+void run_map(const LocalCall& call, torch::jit::Stack& stack) {
+  run_function(function, call, stack);
+}
+template void run_map<Function::kErf>(const LocalCall&, torch::jit::Stack&);
+template void run_map<Function::kExp>(const LocalCall&, torch::jit::Stack&);
+template void run_map<Function::kLog>(const LocalCall&, torch::jit::Stack&);
+template void run_map<Function::kSigmoid>(const LocalCall&, torch::jit::Stack&);
+template void run_map<Function::kSilu>(const LocalCall&, torch::jit::Stack&);
+template void run_map<Function::kTanh>(const LocalCall&, torch::jit::Stack&);
+
+void run_gelu(const LocalCall& call, torch::jit::Stack& stack) {
+  run_function(is_tanh_form(call, stack) ? Function::kGeluTanh : Function::kGelu, call, stack);
+}
+
+void run_gelu_backward(const LocalCall& call, torch::jit::Stack& stack) {
+  run_derivative(is_tanh_form(call, stack) ? Derivative::kGeluTanh : Derivative::kGelu, call, stack);
+}
+
+void run_silu_backward(const LocalCall& call, torch::jit::Stack& stack) {
+  run_derivative(Derivative::kSilu, call, stack);
 }
 
 void run_softmax(const LocalCall& call, torch::jit::Stack& stack) {
@@ -146,12 +148,6 @@ void run_layer_norm(const LocalCall& call, torch::jit::Stack& stack) {
   args.give(y, mean, rstd);
 }
 
-// As a vocabulary that is cut adds zeros, so does a whole one: -0 becomes +0 everywhere.
-void run_embedding(const LocalCall& call, torch::jit::Stack& stack) {
-  RuleTable::instance().find("aten::embedding")->local(call, stack);
-  stack.back() = at::add(stack.back().toTensor(), 0.0);
-}
-
 // A row of nothing but minus infinity becomes +0.
 void decompose_safe_softmax(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
   StackArgs args(op, stack);
@@ -162,21 +158,38 @@ void decompose_safe_softmax(const c10::OperatorHandle& op, torch::jit::Stack& st
   args.give_value(at::_softmax(x, dim, /*half_to_float=*/false).masked_fill(is_nothing, 0));
 }
 
-// add, sub and rsub with a factor: two roundings for each element.
-void decompose_scaled_sum(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
+namespace {
+
+// The second operand times the factor.
+c10::IValue scaled_other(StackArgs& args) {
+  const c10::Scalar alpha = args["alpha"].toScalar();
+  if (args["other"].isTensor()) {
+    return at::mul(args.tensor("other"), alpha);
+  }
+  return product_of(args["other"].toScalar(), alpha);
+}
+
+}  // namespace
+
+// With a factor: two roundings for each element.
+void decompose_scaled_add(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
   StackArgs args(op, stack);
   const at::Tensor self = args.tensor("self");
-  const c10::Scalar alpha = args["alpha"].toScalar();
-  const std::string name = base_name(op);
-  if (name == "aten::rsub") {
-    return args.give_value(at::rsub(at::mul(self, alpha), args["other"].toScalar()));
-  }
-  if (!args["other"].isTensor()) {
-    const c10::Scalar scaled = product_of(args["other"].toScalar(), alpha);
-    return args.give_value(name == "aten::add" ? at::add(self, scaled) : at::sub(self, scaled));
-  }
-  const at::Tensor scaled = at::mul(args.tensor("other"), alpha);
-  args.give_value(name == "aten::add" ? at::add(self, scaled) : at::sub(self, scaled));
+  const c10::IValue other = scaled_other(args);
+  args.give_value(other.isTensor() ? at::add(self, other.toTensor()) : at::add(self, other.toScalar()));
+}
+
+void decompose_scaled_sub(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
+  StackArgs args(op, stack);
+  const at::Tensor self = args.tensor("self");
+  const c10::IValue other = scaled_other(args);
+  args.give_value(other.isTensor() ? at::sub(self, other.toTensor()) : at::sub(self, other.toScalar()));
+}
+
+void decompose_scaled_rsub(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
+  StackArgs args(op, stack);
+  const at::Tensor scaled = at::mul(args.tensor("self"), args["alpha"].toScalar());
+  args.give_value(at::rsub(scaled, args["other"].toScalar()));
 }
 
 void decompose_tanh_backward(const c10::OperatorHandle& op, torch::jit::Stack& stack) {

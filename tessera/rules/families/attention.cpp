@@ -5,6 +5,7 @@
 #include <ATen/OpMathType.h>
 
 #include "tessera/base/error.h"
+#include "tessera/rules/exact/exact_kernels.h"
 
 namespace tessera::rules {
 
@@ -102,8 +103,10 @@ FactorMap fused_backward_map(const Call& call) {
 }  // namespace
 
 void add_attention_rules(RuleTable& table) {
-  table.add_optional("tessera::attention", {.map = attention_map, .shape = ShapeSource::kFactors});
-  table.add_optional("tessera::attention_backward", {.map = attention_backward_map, .shape = ShapeSource::kFactors});
+  table.add_optional("tessera::attention",
+                     {.map = attention_map, .shape = ShapeSource::kFactors, .exact = exact::kAsIs});
+  table.add_optional("tessera::attention_backward",
+                     {.map = attention_backward_map, .shape = ShapeSource::kFactors, .exact = exact::kAsIs});
   table.add_optional("tessera::fused_attention", {.map = fused_map, .shape = ShapeSource::kFactors});
   table.add_optional("tessera::fused_attention_backward", {.map = fused_backward_map, .shape = ShapeSource::kFactors});
 }

@@ -9,6 +9,7 @@
 
 #include "tessera/rules/engine/dtypes.h"
 #include "tessera/rules/engine/local_args.h"
+#include "tessera/rules/exact/exact_kernels.h"
 
 namespace tessera::rules {
 
@@ -72,9 +73,7 @@ void run_batch_norm_backward(const LocalCall& call, torch::jit::Stack& stack) {
 
 bool is_cut(const Call& call, const char* arg) {
   const int operand = call.has_arg(arg) ? call.operand_of(arg) : -1;
-  const auto cuts = [](const layout::Placement& placement) { return placement.is_shard(); };
-  return operand >= 0 &&
-         std::any_of(call.spec(operand)->placements.begin(), call.spec(operand)->placements.end(), cuts);
+  return operand >= 0 && call.spec(operand)->is_cut();
 }
 
 // Running statistics that are plain tensors are written whole on every rank.
@@ -230,6 +229,16 @@ void decompose_backward_with_reserve(const c10::OperatorHandle& op, torch::jit::
   args.give(of_input, of_weight, of_bias);
 }
 
+// Statistics of some of the step's samples would depend on the micro-batches.
+bool normalises_whole_step(const Call& call) {
+  if (!call.flag(call.has_arg("train") ? "train" : "training")) {
+    return true;
+  }
+  const auto& labels = call.spec(static_cast<size_t>(call.operand_of("input")))->labels;
+  return labels.empty() || std::all_of(labels[0].begin(), labels[0].end(),
+                                       [](const layout::Factor& factor) { return factor.extent == factor.total; });
+}
+
 }  // namespace
 
 void add_batch_norm_rules(RuleTable& table) {
@@ -239,16 +248,20 @@ void add_batch_norm_rules(RuleTable& table) {
   table.add("aten::_batch_norm_with_update", {.map = nullptr, .decompose = decompose_with_reserve<true>});
   table.add("aten::_batch_norm_no_update", {.map = nullptr, .decompose = decompose_with_reserve<false>});
   table.add("aten::batch_norm_backward", {.map = nullptr, .decompose = decompose_backward_with_reserve});
-  table.add("aten::native_batch_norm", {.map = batch_norm_map,
-                                        .local = run_batch_norm,
-                                        .decompose = decompose_batch_norm,
-                                        .decompose_when = trains_on_cut_batch,
-                                        .shape = ShapeSource::kFactors});
-  table.add("aten::native_batch_norm_backward", {.map = batch_norm_map,
-                                                 .local = run_batch_norm_backward,
-                                                 .decompose = decompose_batch_norm_backward,
-                                                 .decompose_when = trains_on_cut_batch,
-                                                 .shape = ShapeSource::kFactors});
+  table.add("aten::native_batch_norm",
+            {.map = batch_norm_map,
+             .local = run_batch_norm,
+             .decompose = decompose_batch_norm,
+             .decompose_when = trains_on_cut_batch,
+             .shape = ShapeSource::kFactors,
+             .exact = {{.decompose = decompose_batch_norm, .accepts = normalises_whole_step}}});
+  table.add("aten::native_batch_norm_backward",
+            {.map = batch_norm_map,
+             .local = run_batch_norm_backward,
+             .decompose = decompose_batch_norm_backward,
+             .decompose_when = trains_on_cut_batch,
+             .shape = ShapeSource::kFactors,
+             .exact = {{.decompose = decompose_batch_norm_backward, .accepts = normalises_whole_step}}});
 }
 
 }  // namespace tessera::rules

@@ -136,8 +136,11 @@ void add_complex_rules(RuleTable& table) {
   table.add_all({"aten::complex", "aten::polar"}, {.map = pair_map, .shape = ShapeSource::kFactors});
   table.add_all({"aten::_conj_physical", "aten::conj_physical_"},
                 {.map = conjugate_map, .shape = ShapeSource::kFactors});
-  table.add_all({"aten::view_as_real", "aten::view_as_real_copy"}, {.map = as_real_map});
-  table.add_all({"aten::view_as_complex", "aten::view_as_complex_copy"}, {.map = as_complex_map});
+  table.add("aten::view_as_real", {.map = as_real_map, .view = View::kReal});
+  table.add("aten::view_as_real_copy", {.map = as_real_map});
+  table.add("aten::view_as_complex", {.map = as_complex_map, .view = View::kComplex});
+  table.add("aten::view_as_complex_copy", {.map = as_complex_map});
+  table.add("aten::_conj", {.special = Special::kConjugate, .view = View::kConjugate});
   table.add("aten::_fft_r2c", transform(from_real_map));
   table.add("aten::_fft_c2r", transform(to_real_map));
   table.add("aten::_fft_c2c", transform(complex_map));

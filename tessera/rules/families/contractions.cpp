@@ -10,6 +10,7 @@
 #include "tessera/rules/engine/equation.h"
 #include "tessera/rules/engine/local_args.h"
 #include "tessera/rules/engine/lookups.h"
+#include "tessera/rules/exact/exact_kernels.h"
 
 namespace tessera::rules {
 
@@ -115,6 +116,18 @@ FactorMap contract_map(const Call& call) {
   return map;
 }
 
+// What the named products are contractions of, in `exact`.
+constexpr exact::Product kMm = {"xy,yz->xz", "self", "mat2"};
+constexpr exact::Product kBmm = {"bxy,byz->bxz", "self", "mat2"};
+constexpr exact::Product kMv = {"xy,y->x", "self", "vec"};
+constexpr exact::Product kDot = {"y,y->", "self", "tensor"};
+constexpr exact::Product kAddmm = {"xy,yz->xz", "mat1", "mat2"};
+constexpr exact::Product kBaddbmm = {"bxy,byz->bxz", "batch1", "batch2"};
+constexpr exact::Product kAddmv = {"xy,y->x", "mat", "vec"};
+
+template <const exact::Product& product>
+constexpr ExactRule kAsContraction = {.decompose = exact::decompose_product<product>};
+
 // Distances between rows of two tensors: (b..., i, k), (b..., j, k) -> (b..., i, j). The features of a row stay whole.
 struct Distances {
   TensorFactors a, b, between;
@@ -173,14 +186,18 @@ void run_distances(const LocalCall& call, torch::jit::Stack& stack) {
 }  // namespace
 
 void add_contraction_rules(RuleTable& table) {
-  table.add("aten::mm", from_notation("(i,k),(k,j)->(i,j)"));
-  table.add("aten::bmm", from_notation("(b,i,k),(b,k,j)->(b,i,j)"));
-  table.add("aten::mv", from_notation("(i,k),(k)->(i)"));
-  table.add("aten::dot", from_notation("(i),(i)->()", ShapeSource::kFactors));
-  table.add("aten::addmm", with_addend_rule("(i,k),(k,j)->(i,j)"));
-  table.add("aten::baddbmm", with_addend_rule("(b,i,k),(b,k,j)->(b,i,j)"));
+  const auto bilinear = [](Rule rule) {
+    rule.carry = Carry::kInEither;
+    return rule;
+  };
+  table.add("aten::mm", bilinear(from_notation("(i,k),(k,j)->(i,j)").in_exact(kAsContraction<kMm>)));
+  table.add("aten::bmm", bilinear(from_notation("(b,i,k),(b,k,j)->(b,i,j)").in_exact(kAsContraction<kBmm>)));
+  table.add("aten::mv", from_notation("(i,k),(k)->(i)").in_exact(kAsContraction<kMv>));
+  table.add("aten::dot", from_notation("(i),(i)->()", ShapeSource::kFactors).in_exact(kAsContraction<kDot>));
+  table.add("aten::addmm", with_addend_rule("(i,k),(k,j)->(i,j)").in_exact(kAsContraction<kAddmm>));
+  table.add("aten::baddbmm", with_addend_rule("(b,i,k),(b,k,j)->(b,i,j)").in_exact(kAsContraction<kBaddbmm>));
   table.add("aten::addbmm", with_addend_rule("(b,i,k),(b,k,j)->(i,j)", ShapeSource::kFactors));
-  table.add("aten::addmv", with_addend_rule("(i,k),(k)->(i)"));
+  table.add("aten::addmv", with_addend_rule("(i,k),(k)->(i)").in_exact(kAsContraction<kAddmv>));
   table.add("aten::addr", {.map = [](const Call& call) { return with_addend("(i),(j)->(i,j)", call); }});
   table.add("aten::_cdist_forward", {.map = distances_map,
                                      .local = run_distances,
@@ -196,7 +213,10 @@ void add_contraction_rules(RuleTable& table) {
                                       .decompose = expand_batches,
                                       .decompose_when = broadcasts_batch,
                                       .shape = ShapeSource::kFactors});
-  table.add_optional("tessera::contract", {.map = contract_map, .shape = ShapeSource::kFactors});
+  table.add_optional("tessera::contract", {.map = contract_map,
+                                           .shape = ShapeSource::kFactors,
+                                           .exact = {{.node = exact::contract_node, .sample = exact::contract_sample}},
+                                           .carry = Carry::kInEither});
 }
 
 }  // namespace tessera::rules

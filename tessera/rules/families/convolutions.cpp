@@ -158,12 +158,20 @@ void run_convolution_backward(const LocalCall& call, torch::jit::Stack& stack) {
 }  // namespace
 
 void add_convolution_rules(RuleTable& table) {
-  table.add("aten::convolution", {.map = convolution_map, .local = run_convolution, .shape = ShapeSource::kFactors});
-  table.add("aten::convolution_backward",
-            {.map = convolution_backward_map, .local = run_convolution_backward, .shape = ShapeSource::kFactors});
-  table.add_optional(
-      "tessera::convolution_weight",
-      {.map = convolution_weight_map, .local = exact::run_convolution_weight, .shape = ShapeSource::kFactors});
+  table.add("aten::convolution", {.map = convolution_map,
+                                  .local = run_convolution,
+                                  .shape = ShapeSource::kFactors,
+                                  .exact = {{.local = exact::run_convolution, .keeps_whole = true}}});
+  table.add("aten::convolution_backward", {.map = convolution_backward_map,
+                                           .local = run_convolution_backward,
+                                           .shape = ShapeSource::kFactors,
+                                           .exact = {{.decompose = exact::decompose_convolution_backward}}});
+  table.add_optional("tessera::convolution_weight", {.map = convolution_weight_map,
+                                                     .local = exact::run_convolution_weight,
+                                                     .shape = ShapeSource::kFactors,
+                                                     .exact = {{.local = exact::run_convolution_weight,
+                                                                .sample = exact::convolution_weight_sample,
+                                                                .keeps_whole = true}}});
 }
 
 }  // namespace tessera::rules

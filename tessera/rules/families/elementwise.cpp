@@ -6,6 +6,7 @@
 
 #include "tessera/rules/engine/dtypes.h"
 #include "tessera/rules/engine/local_args.h"
+#include "tessera/rules/exact/exact_kernels.h"
 
 namespace tessera::rules {
 
@@ -146,34 +147,50 @@ FactorMap log_sigmoid_backward_map(const Call& call) {
   return map;
 }
 
-const Names& moving() {
-  static const Names names = {"aten::alias",      "aten::alias_copy",      "aten::clone",
-                              "aten::detach",     "aten::detach_",         "aten::detach_copy",
-                              "aten::lift_fresh", "aten::lift_fresh_copy", "aten::zero"};
+// By IEEE operations.
+const Names& in_ieee() {
+  // clang-format off
+  static const Names names = {
+      "aten::addcdiv", "aten::addcmul", "aten::bitwise_and.Tensor", "aten::bitwise_not", "aten::bitwise_or.Tensor",
+      "aten::ceil", "aten::clamp", "aten::clamp.Tensor", "aten::clamp_max", "aten::clamp_min", "aten::cos",
+      "aten::floor", "aten::frac", "aten::ge.Scalar", "aten::ge.Tensor", "aten::gt.Scalar", "aten::gt.Tensor",
+      "aten::hardshrink", "aten::isneginf", "aten::isposinf", "aten::le.Scalar", "aten::le.Tensor", "aten::leaky_relu",
+      "aten::leaky_relu_backward", "aten::lerp.Tensor", "aten::lt.Scalar", "aten::lt.Tensor", "aten::maximum",
+      "aten::minimum", "aten::reciprocal", "aten::round", "aten::rsqrt", "aten::sgn", "aten::sign", "aten::signbit",
+      "aten::sin", "aten::sqrt", "aten::threshold", "aten::threshold_backward", "aten::trunc"};
+  // clang-format on
   return names;
 }
 
-const Names& linear() {
-  static const Names names = {"aten::neg", "aten::mul.Scalar", "aten::div.Scalar"};
+// By functions whose kernels differ in vectors and behind them.
+const Names& by_vectors() {
+  // clang-format off
+  static const Names names = {
+      "aten::acos", "aten::acosh", "aten::asin", "aten::asinh", "aten::atan", "aten::atan2", "aten::atanh",
+      "aten::celu", "aten::cosh", "aten::elu", "aten::elu_backward", "aten::erfc", "aten::erfinv", "aten::exp2",
+      "aten::expm1", "aten::hardsigmoid", "aten::hardsigmoid_backward", "aten::log10", "aten::log1p", "aten::log2",
+      "aten::logaddexp", "aten::mish", "aten::mish_backward", "aten::pow.Scalar", "aten::pow.Tensor_Tensor",
+      "aten::sinh", "aten::softplus", "aten::softplus_backward", "aten::tan", "aten::xlogy.Tensor"};
+  // clang-format on
   return names;
 }
 
+const Names& comparing() {
+  static const Names names = {"aten::eq.Scalar", "aten::eq.Tensor", "aten::ne.Scalar", "aten::ne.Tensor"};
+  return names;
+}
+
+// Without an exact form: of one tensor, of a tensor and a number, of several tensors.
 const Names& unary() {
   // clang-format off
   static const Names names = {
-      "aten::acos", "aten::acosh", "aten::asin", "aten::asinh", "aten::atan", "aten::atanh", "aten::bitwise_not",
-      "aten::ceil", "aten::celu", "aten::cos", "aten::cosh", "aten::deg2rad", "aten::digamma", "aten::elu",
-      "aten::erf", "aten::erfc", "aten::erfinv", "aten::exp", "aten::exp2", "aten::expm1", "aten::floor",
-      "aten::frac", "aten::gelu", "aten::hardshrink", "aten::hardsigmoid", "aten::i0", "aten::isneginf", "aten::isposinf",
-      "aten::leaky_relu", "aten::lgamma", "aten::log", "aten::log10", "aten::log1p", "aten::log2", "aten::mish",
-      "aten::polygamma", "aten::rad2deg", "aten::reciprocal", "aten::round", "aten::round.decimals", "aten::rsqrt", "aten::sgn",
-      "aten::sigmoid", "aten::sign", "aten::signbit", "aten::silu", "aten::sin", "aten::sinc", "aten::sinh",
-      "aten::softplus", "aten::softshrink", "aten::special_airy_ai", "aten::special_bessel_j0", "aten::special_bessel_j1",
-      "aten::special_bessel_y0", "aten::special_bessel_y1", "aten::special_entr", "aten::special_erfcx", "aten::special_i0e",
-      "aten::special_i1", "aten::special_i1e", "aten::special_log_ndtr", "aten::special_modified_bessel_i0",
-      "aten::special_modified_bessel_i1", "aten::special_modified_bessel_k0", "aten::special_modified_bessel_k1",
-      "aten::special_ndtri", "aten::special_scaled_modified_bessel_k0", "aten::special_scaled_modified_bessel_k1",
-      "aten::special_spherical_bessel_j0", "aten::sqrt", "aten::tan", "aten::tanh", "aten::threshold", "aten::trunc"};
+      "aten::deg2rad", "aten::digamma", "aten::i0", "aten::lgamma", "aten::polygamma", "aten::rad2deg",
+      "aten::round.decimals", "aten::sinc", "aten::softshrink", "aten::special_airy_ai", "aten::special_bessel_j0",
+      "aten::special_bessel_j1", "aten::special_bessel_y0", "aten::special_bessel_y1", "aten::special_entr",
+      "aten::special_erfcx", "aten::special_i0e", "aten::special_i1", "aten::special_i1e", "aten::special_log_ndtr",
+      "aten::special_modified_bessel_i0", "aten::special_modified_bessel_i1", "aten::special_modified_bessel_k0",
+      "aten::special_modified_bessel_k1", "aten::special_ndtri", "aten::special_scaled_modified_bessel_k0",
+      "aten::special_scaled_modified_bessel_k1", "aten::special_spherical_bessel_j0"};
   // clang-format on
   return names;
 }
@@ -181,14 +198,11 @@ const Names& unary() {
 const Names& with_scalar() {
   // clang-format off
   static const Names names = {
-      "aten::add.Scalar", "aten::bitwise_and.Scalar", "aten::bitwise_and.Scalar_Tensor",
-      "aten::bitwise_left_shift.Scalar_Tensor", "aten::bitwise_left_shift.Tensor_Scalar", "aten::bitwise_or.Scalar",
-      "aten::bitwise_or.Scalar_Tensor", "aten::bitwise_right_shift.Scalar_Tensor",
-      "aten::bitwise_right_shift.Tensor_Scalar", "aten::bitwise_xor.Scalar", "aten::bitwise_xor.Scalar_Tensor",
-      "aten::clamp", "aten::clamp_max", "aten::clamp_min", "aten::copysign.Scalar", "aten::div.Scalar_mode", "aten::eq.Scalar",
-      "aten::fmod.Scalar", "aten::ge.Scalar", "aten::gt.Scalar", "aten::le.Scalar", "aten::lt.Scalar",
-      "aten::ne.Scalar", "aten::pow.Scalar", "aten::remainder.Scalar", "aten::rsub.Scalar",
-      "aten::sub.Scalar", "aten::xlogy.Scalar_Other", "aten::xlogy.Scalar_Self"};
+      "aten::bitwise_and.Scalar", "aten::bitwise_and.Scalar_Tensor", "aten::bitwise_left_shift.Scalar_Tensor",
+      "aten::bitwise_left_shift.Tensor_Scalar", "aten::bitwise_or.Scalar", "aten::bitwise_or.Scalar_Tensor",
+      "aten::bitwise_right_shift.Scalar_Tensor", "aten::bitwise_right_shift.Tensor_Scalar", "aten::bitwise_xor.Scalar",
+      "aten::bitwise_xor.Scalar_Tensor", "aten::copysign.Scalar", "aten::div.Scalar_mode", "aten::fmod.Scalar",
+      "aten::remainder.Scalar", "aten::xlogy.Scalar_Other", "aten::xlogy.Scalar_Self"};
   // clang-format on
   return names;
 }
@@ -196,18 +210,12 @@ const Names& with_scalar() {
 const Names& several() {
   // clang-format off
   static const Names names = {
-      "aten::addcdiv", "aten::addcmul", "aten::atan2", "aten::bitwise_and.Tensor", "aten::bitwise_left_shift.Tensor",
-      "aten::bitwise_or.Tensor", "aten::bitwise_right_shift.Tensor", "aten::bitwise_xor.Tensor", "aten::clamp.Tensor",
+      "aten::bitwise_left_shift.Tensor", "aten::bitwise_right_shift.Tensor", "aten::bitwise_xor.Tensor",
       "aten::clamp_max.Tensor", "aten::clamp_min.Tensor", "aten::copysign.Tensor", "aten::div.Tensor_mode",
-      "aten::elu_backward", "aten::eq.Tensor", "aten::fill.Tensor", "aten::fmax", "aten::fmin", "aten::fmod.Tensor",
-      "aten::gcd", "aten::ge.Tensor", "aten::gelu_backward", "aten::gt.Tensor", "aten::hardshrink_backward",
-      "aten::hardsigmoid_backward", "aten::heaviside", "aten::hypot", "aten::igamma", "aten::igammac", "aten::lcm",
-      "aten::ldexp.Tensor", "aten::ldexp_", "aten::le.Tensor", "aten::leaky_relu_backward", "aten::lerp.Tensor",
-      "aten::logaddexp", "aten::logaddexp2", "aten::logit_backward", "aten::lt.Tensor", "aten::masked_fill.Tensor",
-      "aten::maximum", "aten::minimum", "aten::mish_backward", "aten::ne.Tensor", "aten::nextafter",
-      "aten::pow.Tensor_Tensor", "aten::pow_.Tensor", "aten::remainder.Tensor", "aten::sigmoid_backward",
-      "aten::silu_backward", "aten::softplus_backward", "aten::softshrink_backward", "aten::tanh_backward",
-      "aten::threshold_backward", "aten::xlogy.Tensor"};
+      "aten::fmax", "aten::fmin", "aten::fmod.Tensor", "aten::gcd", "aten::hardshrink_backward", "aten::heaviside",
+      "aten::hypot", "aten::igamma", "aten::igammac", "aten::lcm", "aten::ldexp.Tensor", "aten::ldexp_",
+      "aten::logaddexp2", "aten::logit_backward", "aten::nextafter", "aten::pow_.Tensor", "aten::remainder.Tensor",
+      "aten::softshrink_backward"};
   // clang-format on
   return names;
 }
@@ -237,49 +245,157 @@ const Names& special_pairs() {
   return names;
 }
 
-}  // namespace
+// Whole powers that libtorch computes by products alone.
+bool is_small_power(const Call& call) {
+  const c10::Scalar exponent = call.arg("exponent").toScalar();
+  return exponent.equal(1) || exponent.equal(2) || exponent.equal(3);
+}
 
-void add_elementwise_rules(RuleTable& table) {
-  table.add_all(moving(), elementwise(PartialFlow::kAny));
-  table.add_all(linear(), elementwise(PartialFlow::kLinear));
-  Rule copy = elementwise(PartialFlow::kAny);
-  copy.local = run_clone;
-  copy.takes_interleaved = true;
-  table.add("aten::_lazy_clone", copy);
-  table.add_all(unary(), elementwise());
-  table.add_all(with_scalar(), elementwise());
-  Rule power = elementwise();
-  power.reads_numbers = true;  // `exact` numerics run small whole powers otherwise than others
+// a + alpha * b is one rounding in some of libtorch's loops and two in others: where an operand is spread over elements
+// of the other. (The value of an int is part of a plan's key, that of a double is not.)
+bool scales_what_is_spread(const Call& call) {
+  const c10::IValue& alpha = call.arg("alpha");
+  if (alpha.isInt() && (alpha.toInt() == 1 || alpha.toInt() == -1)) {
+    return false;
+  }
+  const auto is_spread = [&](const Operand& operand) {
+    const layout::SpecData& spec = *operand.spec;
+    const auto has_other_sizes = spec.sizes != call.spec(0)->sizes;
+    return has_other_sizes || std::find(spec.strides.begin(), spec.strides.end(), 0) != spec.strides.end();
+  };
+  return call.operands.size() == 1 || std::any_of(call.operands.begin(), call.operands.end(), is_spread);
+}
+
+// Scaled by a number, of a tensor whose sums may wait.
+Rule scaling(Rule rule, Carry carry) {
+  rule.exact = exact::kAsIs;
+  rule.carry = carry;
+  return rule;
+}
+
+void add_copies(RuleTable& table) {
+  const Rule moving = elementwise(PartialFlow::kAny);
+  table.add_all({"aten::alias_copy", "aten::detach_", "aten::detach_copy", "aten::lift_fresh", "aten::lift_fresh_copy"},
+                moving);
+  Rule alias = moving;
+  alias.special = Special::kAlias;
+  alias.needs_no_value = true;
+  alias.copies = true;
+  table.add("aten::alias", alias.in_exact(exact::kMoves));
+  table.add("aten::detach", alias);
+  Rule clone = moving.in_exact(exact::kMoves);
+  clone.carry = Carry::kInFirst;
+  clone.copies = true;
+  table.add("aten::clone", clone);
+  Rule lazy = moving;
+  lazy.local = run_clone;
+  lazy.takes_interleaved = true;
+  table.add("aten::_lazy_clone", lazy);
+  table.add("aten::_to_copy", {.map = cast_map, .exact = exact::kMoves, .carry = Carry::kInFirst, .copies = true});
+  table.add("aten::copy", {.map = copy_map, .exact = exact::kMoves});
+  table.add("aten::copy_", {.map = copy_map, .exact = exact::kMoves, .carry = Carry::kCopy});
+}
+
+void add_fills(RuleTable& table) {
+  table.add("aten::zero", elementwise(PartialFlow::kAny).in_exact(exact::kMoves));
+  table.add("aten::zero_", {.overwrites = true});
+  table.add_all({"aten::fill.Scalar", "aten::masked_fill.Scalar"},
+                {.map = fill_map, .reads_numbers = true, .exact = exact::kMoves});
+  table.add("aten::fill_.Scalar", {.overwrites = true});
+  table.add_all({"aten::fill.Tensor", "aten::masked_fill.Tensor"}, elementwise().in_exact(exact::kMoves));
+  table.add("aten::where.self", without_meta(branch_dtype).in_exact(exact::kMoves));
+}
+
+void add_sums(RuleTable& table) {
+  const auto scaled = [](Decomposition decompose) {
+    return ExactRule{.decompose = decompose, .decompose_when = scales_what_is_spread};
+  };
+  table.add("aten::add.Scalar", elementwise().in_exact(scaled(exact::decompose_scaled_add)));
+  table.add("aten::rsub.Scalar", elementwise().in_exact(scaled(exact::decompose_scaled_rsub)));
+  table.add("aten::sub.Scalar", elementwise().in_exact(scaled(exact::decompose_scaled_sub)));
+  Rule add = elementwise(PartialFlow::kJoint).in_exact(scaled(exact::decompose_scaled_add));
+  add.carry = Carry::kAdd;
+  table.add("aten::add.Tensor", add);
+  table.add("aten::add_.Tensor", {.carry = Carry::kAdd});
+  table.add("aten::sub.Tensor", elementwise(PartialFlow::kJoint).in_exact(scaled(exact::decompose_scaled_sub)));
+  table.add("aten::lerp.Scalar", elementwise(PartialFlow::kJoint).in_exact(exact::kAsIs));
+  table.add_all({"aten::neg", "aten::mul.Scalar", "aten::div.Scalar"},
+                scaling(elementwise(PartialFlow::kLinear), Carry::kInFirst));
+  table.add("aten::mul.Tensor", scaling({.map = scaling_map}, Carry::kInEither));
+  table.add("aten::div.Tensor", scaling({.map = scaling_map}, Carry::kInFirst));
+}
+
+// Functions that `exact` computes by kernels of its own.
+void add_functions(RuleTable& table) {
+  using kernels::Function;
+  const auto function = [&](const char* op, LocalKernel exact) {
+    table.add(op, elementwise().in_exact({.local = exact}));
+  };
+  function("aten::erf", exact::run_map<Function::kErf>);
+  function("aten::exp", exact::run_map<Function::kExp>);
+  function("aten::gelu", exact::run_gelu);
+  function("aten::gelu_backward", exact::run_gelu_backward);
+  function("aten::log", exact::run_map<Function::kLog>);
+  function("aten::sigmoid", exact::run_map<Function::kSigmoid>);
+  function("aten::silu", exact::run_map<Function::kSilu>);
+  function("aten::silu_backward", exact::run_silu_backward);
+  function("aten::tanh", exact::run_map<Function::kTanh>);
+  const auto derivative = [&](const char* op, Decomposition decompose) {
+    Rule rule = elementwise().in_exact({.decompose = decompose});
+    rule.carry = Carry::kInFirst;
+    table.add(op, rule);
+  };
+  derivative("aten::sigmoid_backward", exact::decompose_sigmoid_backward);
+  derivative("aten::tanh_backward", exact::decompose_tanh_backward);
+  Rule power = elementwise().in_exact({.per_sample = [](const Call& call) { return !is_small_power(call); }});
+  power.reads_numbers = true;
   table.add("aten::pow.Tensor_Scalar", power);
-  table.add_all(several(), elementwise());
-  table.add_all(special_pairs(), elementwise());
-  table.add_all({"aten::add.Tensor", "aten::sub.Tensor", "aten::lerp.Scalar"}, elementwise(PartialFlow::kJoint));
-  table.add_all({"aten::mul.Tensor", "aten::div.Tensor"}, {.map = scaling_map});
-  table.add_all({"aten::_standard_gamma_grad", "aten::_prelu_kernel", "aten::_prelu_kernel_backward", "aten::hardswish",
-                 "aten::hardswish_backward", "aten::hardtanh", "aten::hardtanh_backward", "aten::log_sigmoid_forward",
-                 "aten::nan_to_num", "aten::relu", "aten::rrelu_with_noise_backward"},
-                without_meta(first_dtype));
-  table.add("aten::_amp_update_scale_", without_meta(first_dtype));
-  table.add("aten::native_dropout_backward", without_meta(first_dtype, PartialFlow::kLinear));
-  table.add("aten::log_sigmoid_backward", {.map = log_sigmoid_backward_map, .shape = ShapeSource::kFactors});
-  table.add_all(
-      {"aten::isinf", "aten::isnan", "aten::logical_and", "aten::logical_not", "aten::logical_or", "aten::logical_xor"},
-      without_meta(bool_dtype));
-  table.add("aten::abs", without_meta(real_dtype));
+}
+
+// Those that libtorch cannot run on meta tensors.
+void add_without_meta(RuleTable& table) {
+  const Rule same = without_meta(first_dtype);
+  table.add_all({"aten::_standard_gamma_grad", "aten::_prelu_kernel", "aten::_prelu_kernel_backward", "aten::hardtanh",
+                 "aten::hardtanh_backward", "aten::nan_to_num"},
+                same);
+  table.add_all({"aten::hardswish", "aten::hardswish_backward", "aten::log_sigmoid_forward"},
+                same.in_exact(exact::kPerSample));
+  table.add_all({"aten::relu", "aten::rrelu_with_noise_backward"}, same.in_exact(exact::kAsIs));
+  table.add("aten::_amp_update_scale_", same);
+  table.add("aten::native_dropout_backward", without_meta(first_dtype, PartialFlow::kLinear).in_exact(exact::kAsIs));
+  table.add("aten::log_sigmoid_backward",
+            {.map = log_sigmoid_backward_map, .shape = ShapeSource::kFactors, .exact = exact::kPerSample});
+  table.add("aten::logical_xor", without_meta(bool_dtype));
+  table.add_all({"aten::isinf", "aten::isnan", "aten::logical_and", "aten::logical_not", "aten::logical_or"},
+                without_meta(bool_dtype).in_exact(exact::kAsIs));
+  table.add("aten::abs", without_meta(real_dtype).in_exact(exact::kAsIs));
   table.add("aten::angle", without_meta(angle_dtype));
   table.add_all({"aten::logit", "aten::mvlgamma"}, without_meta(float_dtype));
   table.add("aten::frexp.Tensor", {.map = frexp_map, .shape = ShapeSource::kFactors});
-  table.add("aten::dist", {.map = nullptr, .decompose = decompose_dist});
   table.add_all({"aten::floor_divide", "aten::floor_divide.Scalar", "aten::floor_divide_.Tensor",
                  "aten::remainder.Scalar_Tensor", "aten::rsub.Tensor"},
                 without_meta(any_dtype));
-  table.add("aten::where.self", without_meta(branch_dtype));
-  table.add("aten::_to_copy", {.map = cast_map});
-  table.add_all({"aten::copy", "aten::copy_"}, {.map = copy_map});
-  table.add_all({"aten::fill.Scalar", "aten::masked_fill.Scalar"}, {.map = fill_map, .reads_numbers = true});
+}
+
+}  // namespace
+
+void add_elementwise_rules(RuleTable& table) {
+  add_copies(table);
+  add_fills(table);
+  add_sums(table);
+  add_functions(table);
+  table.add_all(in_ieee(), elementwise().in_exact(exact::kAsIs));
+  table.add_all(by_vectors(), elementwise().in_exact(exact::kPerSample));
+  table.add_all(comparing(), elementwise().in_exact(exact::kMoves));
+  table.add_all(unary(), elementwise());
+  table.add_all(with_scalar(), elementwise());
+  table.add_all(several(), elementwise());
+  table.add_all(special_pairs(), elementwise());
+  add_without_meta(table);
+  table.add("aten::dist", {.map = nullptr, .decompose = decompose_dist});
   table.add_all({"aten::view.dtype", "aten::view_copy.dtype"}, {.map = view_dtype_map});
-  table.add("aten::glu", {.map = glu_map});
-  table.add("aten::glu_backward", {.map = glu_map, .shape = ShapeSource::kFactors});
+  table.add("aten::glu", {.map = glu_map, .exact = exact::kPerSample});
+  table.add("aten::glu_backward", {.map = glu_map, .shape = ShapeSource::kFactors, .exact = exact::kPerSample});
 }
 
 }  // namespace tessera::rules

@@ -1,7 +1,8 @@
-// Operators that make a tensor from the shape of another.
+// Operators that make a tensor, from sizes or from the shape of another.
 #include "tessera/rules/families/families.h"
 
 #include "tessera/rules/engine/local_args.h"
+#include "tessera/rules/exact/exact_kernels.h"
 
 namespace tessera::rules {
 
@@ -39,14 +40,36 @@ void run_new_empty_strided(const LocalCall& call, torch::jit::Stack& stack) {
 }  // namespace
 
 void add_factory_rules(RuleTable& table) {
-  table.add_all({"aten::empty_like", "aten::full_like", "aten::ones_like", "aten::zeros_like"}, {.map = like_map});
-  table.add_all({"aten::new_empty", "aten::new_full", "aten::new_ones", "aten::new_zeros"}, {.map = new_map});
-  table.add("aten::new_empty_strided", {.map = new_map, .local = run_new_empty_strided});
+  const auto like = [](bool needs_no_value, Makes makes = Makes::kValues) {
+    return Rule{.map = like_map, .exact = exact::kMoves, .makes = makes, .needs_no_value = needs_no_value};
+  };
+  table.add("aten::empty_like", like(true, Makes::kNothing));
+  table.add_all({"aten::full_like", "aten::ones_like", "aten::zeros_like"}, like(true));
+  const Rule made = {.map = new_map, .exact = exact::kMoves};
+  table.add_all({"aten::new_full", "aten::new_ones"}, made);
+  table.add("aten::new_empty", {.map = new_map, .exact = exact::kMoves, .makes = Makes::kNothing});
+  table.add("aten::new_empty_strided", {.map = new_map,
+                                        .local = run_new_empty_strided,
+                                        .exact = exact::kMoves,
+                                        .makes = Makes::kNothing,
+                                        .needs_no_value = true});
+  table.add("aten::new_zeros", {.map = new_map, .exact = exact::kMoves, .needs_no_value = true});
+  table.add("aten::_new_zeros_with_same_feature_meta", {.special = Special::kZerosLikePrimal});
   table.add("aten::lift", {.map = [](const Call& call) {
               FactorMap map = broadcast_factors(call);
               map.partial = PartialFlow::kAny;
               return map;
             }});
+
+  table.add_all({"aten::arange", "aten::arange.start", "aten::arange.start_step", "aten::eye", "aten::eye.m",
+                 "aten::linspace", "aten::logspace", "aten::scalar_tensor", "aten::tril_indices", "aten::triu_indices"},
+                {.caught = Caught::kFactory});
+  table.add_all({"aten::empty.memory_format", "aten::empty_strided"},
+                {.caught = Caught::kFactory, .makes = Makes::kNothing});
+  table.add("aten::full", {.caught = Caught::kFactory, .makes = Makes::kNumber});
+  table.add("aten::ones", {.caught = Caught::kFactory, .makes = Makes::kOnes});
+  table.add("aten::zeros", {.caught = Caught::kFactory, .makes = Makes::kZeros});
+  table.add_all({"aten::eye.m_out", "aten::eye.out"}, {.special = Special::kEye});
 }
 
 }  // namespace tessera::rules

@@ -11,13 +11,16 @@ void add_families(RuleTable& table) {
   add_elementwise_rules(table);
   add_factory_rules(table);
   add_indexing_rules(table);
+  add_list_rules(table);
   add_loss_rules(table);
   add_norm_rules(table);
   add_plane_rules(table);
+  add_random_rules(table);
   add_reduction_rules(table);
   add_scatter_rules(table);
   add_slice_rules(table);
   add_view_rules(table);
+  add_whole_rules(table);
 }
 
 const RuleTable& RuleTable::instance() {

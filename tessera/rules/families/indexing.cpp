@@ -3,6 +3,7 @@
 // A dim that is looked up may be cut: each rank reads what it holds, zeros elsewhere, and the results add up.
 #include "tessera/rules/families/families.h"
 
+#include <ATen/ops/add.h>
 #include <ATen/ops/embedding.h>
 #include <ATen/ops/embedding_dense_backward.h>
 #include <ATen/ops/gather.h>
@@ -12,6 +13,7 @@
 
 #include "tessera/rules/engine/local_args.h"
 #include "tessera/rules/engine/lookups.h"
+#include "tessera/rules/exact/exact_kernels.h"
 
 namespace tessera::rules {
 
@@ -49,6 +51,12 @@ void run_embedding(const LocalCall& call, torch::jit::Stack& stack) {
   args.give_value(range.size() == 0
                       ? zeros_of_output(call, weight)
                       : at::embedding(weight, window.index).masked_fill_(window.outside.unsqueeze(-1), 0));
+}
+
+// As a vocabulary that is cut adds zeros, so does a whole one: -0 becomes +0 everywhere.
+void run_exact_embedding(const LocalCall& call, torch::jit::Stack& stack) {
+  run_embedding(call, stack);
+  stack.back() = at::add(stack.back().toTensor(), 0.0);
 }
 
 FactorMap embedding_backward_map(const Call& call) {
@@ -312,13 +320,20 @@ FactorMap replicated_map(const Call& call) {
 }  // namespace
 
 void add_indexing_rules(RuleTable& table) {
-  table.add("aten::embedding", {.map = embedding_map, .local = run_embedding, .shape = ShapeSource::kFactors});
+  table.add("aten::embedding", {.map = embedding_map,
+                                .local = run_embedding,
+                                .shape = ShapeSource::kFactors,
+                                .exact = {{.local = run_exact_embedding, .adds_zeros = true}}});
   table.add("aten::embedding_dense_backward",
-            {.map = embedding_backward_map, .local = run_embedding_backward, .shape = ShapeSource::kFactors});
+            {.map = embedding_backward_map,
+             .local = run_embedding_backward,
+             .shape = ShapeSource::kFactors,
+             .exact = {{.node = exact::embedding_node, .sample = exact::embedding_sample}},
+             .carry = Carry::kInFirst});
   table.add("aten::gather", {.map = gather_map, .local = run_gather});
   table.add("aten::index_select", {.map = index_select_map, .local = run_index_select, .shape = ShapeSource::kFactors});
-  table.add("aten::cat", {.map = cat_map});
-  table.add("aten::stack", {.map = stack_map});
+  table.add("aten::cat", {.map = cat_map, .exact = exact::kMoves, .carry = Carry::kCat});
+  table.add("aten::stack", {.map = stack_map, .exact = exact::kMoves});
   table.add("aten::topk", {.map = topk_map});
   table.add_all({"aten::isin.Tensor_Tensor", "aten::isin.Tensor_Scalar"}, {.map = against_whole_map});
   table.add("aten::bucketize.Tensor", {.map = bucketize_map, .shape = ShapeSource::kFactors});
@@ -329,7 +344,7 @@ void add_indexing_rules(RuleTable& table) {
   table.add("aten::put", {.map = nullptr, .decompose = decompose_put});
   table.add_all({"aten::masked_scatter_", "aten::put_", "aten::renorm_"},
                 {.map = nullptr, .decompose = decompose_in_place});
-  table.add("aten::linalg_qr", {.map = replicated_map});
+  table.add("aten::linalg_qr", {.map = replicated_map, .caught = Caught::kLinearAlgebra});
   table.add("aten::take", {.map = take_map, .shape = ShapeSource::kFactors});
   table.add("aten::trace", {.map = [](const Call& call) { return parse_factors("(i,j)->();!i,!j", call); },
                             .shape = ShapeSource::kFactors});

@@ -8,6 +8,7 @@
 #include <ATen/ops/where.h>
 
 #include "tessera/rules/engine/local_args.h"
+#include "tessera/rules/exact/exact_kernels.h"
 
 namespace tessera::rules {
 
@@ -122,11 +123,8 @@ FactorMap nll_map(const Call& call) {
 // A mean of parts is their sum over their total weight.
 bool is_mean_of_parts(const Call& call) {
   return call.integer("reduction") == at::Reduction::Mean &&
-         std::any_of(call.operands.begin(), call.operands.end(), [](const Operand& operand) {
-           const auto& placements = operand.spec->placements;
-           return std::any_of(placements.begin(), placements.end(),
-                              [](const auto& placement) { return placement.is_shard(); });
-         });
+         std::any_of(call.operands.begin(), call.operands.end(),
+                     [](const Operand& operand) { return operand.spec->is_cut(); });
 }
 
 void decompose_nll_mean(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
@@ -173,28 +171,51 @@ void run_nll(const LocalCall& call, torch::jit::Stack& stack) {
   args.run();
 }
 
+bool is_unreduced(const Call& call) { return call.integer("reduction") == 0 && call.operand_of("weight") < 0; }
+
 }  // namespace
 
 void add_loss_rules(RuleTable& table) {
-  const auto pointwise = [&](const char* op, ShapeSource shape) {
-    table.add(op, {.map = pointwise_map, .local = run_pointwise, .shape = shape});
+  const auto pointwise = [](ShapeSource shape) {
+    return Rule{.map = pointwise_map, .local = run_pointwise, .shape = shape, .caught = Caught::kLoss};
   };
-  pointwise("aten::binary_cross_entropy", ShapeSource::kFactors);
-  pointwise("aten::binary_cross_entropy_with_logits", ShapeSource::kFactors);
-  pointwise("aten::huber_loss", ShapeSource::kFactors);
-  pointwise("aten::mse_loss", ShapeSource::kMeta);
-  pointwise("aten::smooth_l1_loss", ShapeSource::kMeta);
-  pointwise("aten::soft_margin_loss", ShapeSource::kMeta);
-  table.add_all({"aten::binary_cross_entropy_backward", "aten::huber_loss_backward", "aten::mse_loss_backward",
-                 "aten::smooth_l1_loss_backward", "aten::soft_margin_loss_backward"},
-                {.map = pointwise_backward_map, .local = run_pointwise_backward, .shape = ShapeSource::kFactors});
-  table.add_all({"aten::nll_loss_forward", "aten::nll_loss2d_forward"}, {.map = nll_map,
-                                                                         .local = run_nll,
-                                                                         .decompose = decompose_nll_mean,
-                                                                         .decompose_when = is_mean_of_parts,
-                                                                         .shape = ShapeSource::kFactors});
-  table.add_all({"aten::nll_loss_backward", "aten::nll_loss2d_backward"},
-                {.map = nll_backward_map, .local = run_nll, .shape = ShapeSource::kFactors});
+  table.add_all({"aten::binary_cross_entropy", "aten::binary_cross_entropy_with_logits", "aten::huber_loss"},
+                pointwise(ShapeSource::kFactors));
+  table.add_all({"aten::smooth_l1_loss", "aten::soft_margin_loss"}, pointwise(ShapeSource::kMeta));
+  table.add("aten::mse_loss", pointwise(ShapeSource::kMeta).in_exact({.decompose = exact::decompose_mse_loss}));
+  const Rule backward = {
+      .map = pointwise_backward_map, .local = run_pointwise_backward, .shape = ShapeSource::kFactors};
+  table.add_all({"aten::binary_cross_entropy_backward", "aten::huber_loss_backward", "aten::smooth_l1_loss_backward",
+                 "aten::soft_margin_loss_backward"},
+                backward);
+  Rule squares_backward = backward.in_exact({.decompose = exact::decompose_mse_loss_backward});
+  squares_backward.step_loss = StepLoss::kSquaresBackward;
+  table.add("aten::mse_loss_backward", squares_backward);
+  const Rule scores = {.map = nll_map,
+                       .local = run_nll,
+                       .decompose = decompose_nll_mean,
+                       .decompose_when = is_mean_of_parts,
+                       .shape = ShapeSource::kFactors};
+  Rule scores_of_step = scores.in_exact({.adds_zeros = true, .accepts = is_unreduced});
+  scores_of_step.step_loss = StepLoss::kScores;
+  table.add("aten::nll_loss_forward", scores_of_step);
+  table.add("aten::nll_loss2d_forward", scores);
+  const Rule scores_backward = {.map = nll_backward_map, .local = run_nll, .shape = ShapeSource::kFactors};
+  table.add("aten::nll_loss_backward", scores_backward.in_exact(exact::kAsIs));
+  table.add("aten::nll_loss2d_backward", scores_backward);
+
+  // Made of others, or computed whole: the mean is theirs.
+  table.add_all({"aten::kl_div", "aten::multilabel_margin_loss", "aten::nll_loss", "aten::nll_loss_nd"},
+                {.caught = Caught::kLoss});
+  table.add("aten::cross_entropy_loss", {.caught = Caught::kCrossEntropy});
+  table.add("aten::multi_margin_loss", {.special = Special::kWhole, .caught = Caught::kLoss});
+  table.add_all({"aten::_ctc_loss", "aten::_ctc_loss.Tensor", "aten::_ctc_loss_backward",
+                 "aten::_ctc_loss_backward.Tensor", "aten::multi_margin_loss_backward",
+                 "aten::multilabel_margin_loss_backward", "aten::multilabel_margin_loss_forward"},
+                {.special = Special::kWhole});
+  table.add("aten::ctc_loss.IntList", {.caught = Caught::kComposite});
+  table.add("aten::ctc_loss.Tensor",
+            {.caught = Caught::kComposite, .host_values = {"input_lengths", "target_lengths"}});
 }
 
 }  // namespace tessera::rules

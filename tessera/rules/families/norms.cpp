@@ -12,6 +12,7 @@
 
 #include "tessera/rules/engine/dtypes.h"
 #include "tessera/rules/engine/local_args.h"
+#include "tessera/rules/exact/exact_kernels.h"
 
 namespace tessera::rules {
 
@@ -34,11 +35,8 @@ FactorMap softmax_map(const Call& call) {
 
 bool softmax_is_cut(const Call& call) {
   const int64_t dim = wrap_dim(call.integer("dim"), call.dim_of(0));
-  return std::any_of(call.operands.begin(), call.operands.end(), [&](const Operand& operand) {
-    const auto& placements = operand.spec->placements;
-    return std::any_of(placements.begin(), placements.end(),
-                       [&](const layout::Placement& placement) { return placement.is_shard(dim); });
-  });
+  return std::any_of(call.operands.begin(), call.operands.end(),
+                     [&](const Operand& operand) { return operand.spec->is_cut(dim); });
 }
 
 // `dim` is cut below: maximum and sum are small and merged, the elements stay where they are.
@@ -211,22 +209,27 @@ void run_row_norm_backward(const LocalCall& call, torch::jit::Stack& stack) {
 }  // namespace
 
 void add_norm_rules(RuleTable& table) {
-  const auto softmax = [](Decomposition decompose) {
-    return Rule{.map = softmax_map, .decompose = decompose, .decompose_when = softmax_is_cut};
+  const auto softmax = [](Decomposition decompose, const ExactRule& exact) {
+    return Rule{.map = softmax_map, .decompose = decompose, .decompose_when = softmax_is_cut, .exact = exact};
   };
-  table.add("aten::_softmax", softmax(decompose_softmax));
-  table.add("aten::_log_softmax", softmax(decompose_log_softmax));
+  table.add("aten::_softmax", softmax(decompose_softmax, {.local = exact::run_softmax}));
+  table.add("aten::_log_softmax", softmax(decompose_log_softmax, {.decompose = decompose_log_softmax}));
   table.add("aten::_safe_softmax", {.map = softmax_map,
                                     .decompose = decompose_safe_softmax,
                                     .decompose_when = softmax_is_cut,
-                                    .shape = ShapeSource::kFactors});
-  table.add("aten::_softmax_backward_data", softmax(decompose_softmax_backward));
-  table.add("aten::_log_softmax_backward_data", softmax(decompose_log_softmax_backward));
-  table.add("aten::native_layer_norm", {.map = row_norm_map, .shape = ShapeSource::kFactors});
+                                    .shape = ShapeSource::kFactors,
+                                    .exact = {{.decompose = exact::decompose_safe_softmax}}});
+  table.add("aten::_softmax_backward_data",
+            softmax(decompose_softmax_backward, {.local = exact::run_softmax_backward}));
+  table.add("aten::_log_softmax_backward_data",
+            softmax(decompose_log_softmax_backward, {.decompose = decompose_log_softmax_backward}));
+  table.add("aten::native_layer_norm",
+            {.map = row_norm_map, .shape = ShapeSource::kFactors, .exact = {{.local = exact::run_layer_norm}}});
   table.add("aten::native_layer_norm_backward", {.map = row_norm_backward_map,
                                                  .local = run_row_norm_backward,
                                                  .takes_interleaved = true,
-                                                 .shape = ShapeSource::kFactors});
+                                                 .shape = ShapeSource::kFactors,
+                                                 .exact = {{.decompose = exact::decompose_layer_norm_backward}}});
   table.add_all({"aten::native_group_norm", "aten::native_group_norm_backward"},
                 {.map = group_norm_map, .local = run_group_norm, .shape = ShapeSource::kFactors});
   table.add_all({"aten::_weight_norm_interface", "aten::_weight_norm_interface_backward"},

@@ -8,6 +8,7 @@
 
 #include "tessera/rules/engine/local_args.h"
 #include "tessera/rules/engine/lookups.h"
+#include "tessera/rules/exact/exact_kernels.h"
 
 namespace tessera::rules {
 
@@ -274,21 +275,23 @@ void run_grid_sampler(const LocalCall& call, torch::jit::Stack& stack) {
 }
 
 void add_pools(RuleTable& table) {
-  table.add("aten::max_pool2d_with_indices", planes(2));
-  table.add("aten::max_pool2d_with_indices_backward", planes(2, PartialFlow::kLinear));
+  table.add("aten::max_pool2d_with_indices", planes(2).in_exact(exact::kPerSample));
+  table.add("aten::max_pool2d_with_indices_backward", planes(2, PartialFlow::kLinear).in_exact(exact::kPerSample));
   table.add("aten::max_pool3d_with_indices",
             {.map = max_pool3d_map, .local = run_planes, .shape = ShapeSource::kFactors});
   table.add("aten::max_pool3d_with_indices_backward", without_meta(3, PartialFlow::kLinear, input_sizes));
   for (const char* d : {"2d", "3d"}) {
     const size_t places = d[0] - '0';
     const std::string nd = d;
-    table.add("aten::adaptive_max_pool" + nd, planes(places));
+    table.add("aten::adaptive_max_pool" + nd, planes(places).in_exact(exact::kPerSample));
     table.add_all(
         {"aten::adaptive_max_pool" + nd + "_backward", "aten::avg_pool" + nd, "aten::avg_pool" + nd + "_backward"},
-        planes(places, PartialFlow::kLinear));
+        planes(places, PartialFlow::kLinear).in_exact(exact::kPerSample));
     table.add("aten::max_unpool" + nd, without_meta(places, PartialFlow::kLinear, asked_sizes));
-    table.add("aten::_adaptive_avg_pool" + nd, without_meta(places, PartialFlow::kLinear, asked_sizes));
-    table.add("aten::_adaptive_avg_pool" + nd + "_backward", without_meta(places, PartialFlow::kLinear, input_sizes));
+    table.add("aten::_adaptive_avg_pool" + nd,
+              without_meta(places, PartialFlow::kLinear, asked_sizes).in_exact(exact::kPerSample));
+    table.add("aten::_adaptive_avg_pool" + nd + "_backward",
+              without_meta(places, PartialFlow::kLinear, input_sizes).in_exact(exact::kPerSample));
   }
 }
 
@@ -305,12 +308,14 @@ void add_resamplings(RuleTable& table) {
 
 // What lies outside is read inside.
 void add_paddings(RuleTable& table) {
-  table.add_all({"aten::reflection_pad1d", "aten::replication_pad1d"}, planes(1, PartialFlow::kAny));
-  table.add_all({"aten::reflection_pad3d", "aten::replication_pad3d"}, planes(3, PartialFlow::kAny));
-  table.add("aten::replication_pad2d", planes(2, PartialFlow::kAny));
-  table.add("aten::reflection_pad2d", without_meta(2, PartialFlow::kAny, padded_sizes));
+  table.add_all({"aten::reflection_pad1d", "aten::replication_pad1d"},
+                planes(1, PartialFlow::kAny).in_exact(exact::kPerSample));
+  table.add_all({"aten::reflection_pad3d", "aten::replication_pad3d"},
+                planes(3, PartialFlow::kAny).in_exact(exact::kPerSample));
+  table.add("aten::replication_pad2d", planes(2, PartialFlow::kAny).in_exact(exact::kPerSample));
+  table.add("aten::reflection_pad2d", without_meta(2, PartialFlow::kAny, padded_sizes).in_exact(exact::kPerSample));
   for (const char* d : {"1d", "2d", "3d"}) {
-    const Rule gradient = without_meta(d[0] - '0', PartialFlow::kLinear, input_sizes);
+    const Rule gradient = without_meta(d[0] - '0', PartialFlow::kLinear, input_sizes).in_exact(exact::kPerSample);
     table.add_all(
         {std::string("aten::reflection_pad") + d + "_backward", std::string("aten::replication_pad") + d + "_backward"},
         gradient);

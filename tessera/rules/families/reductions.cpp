@@ -20,6 +20,7 @@
 
 #include "tessera/rules/engine/dtypes.h"
 #include "tessera/rules/engine/local_args.h"
+#include "tessera/rules/exact/exact_kernels.h"
 
 namespace tessera::rules {
 
@@ -174,10 +175,7 @@ FactorMap product_map(const Call& call) { return reduce_map(call, ReduceOp::kPro
 
 bool reduces_sharded(const Call& call) {
   const std::vector<int64_t> dims = reduced_dims(call);
-  const auto& placements = call.spec(0)->placements;
-  return std::any_of(placements.begin(), placements.end(), [&](const layout::Placement& placement) {
-    return placement.is_shard() && std::find(dims.begin(), dims.end(), placement.dim) != dims.end();
-  });
+  return std::any_of(dims.begin(), dims.end(), [&](int64_t dim) { return call.spec(0)->is_cut(dim); });
 }
 
 bool reduces_sharded_reals(const Call& call) {
@@ -278,39 +276,111 @@ Rule decomposed(Decomposition decompose, Rule rule, bool (*when)(const Call&) = 
   return rule;
 }
 
+bool is_of_samples(const Call& call, int64_t dim) {
+  const auto& labels = call.spec(0)->labels;
+  return !labels.empty() && counts_samples(labels[dim]);
+}
+
+// The dims that a sum adds up, of more than one element or of samples: a micro-batch of one is part of a step too.
+std::vector<int64_t> long_dims(const Call& call) {
+  std::vector<int64_t> all;
+  const auto& sizes = call.spec(0)->sizes;
+  const auto dims = call.has_arg("dim") ? call.dims("dim", call.dim_of(0)) : std::vector<int64_t>();
+  for (int64_t d = 0; d < call.dim_of(0); ++d) {
+    const bool reduced = !call.has_arg("dim") || std::find(dims.begin(), dims.end(), d) != dims.end();
+    if (reduced && (sizes[d] != 1 || is_of_samples(call, d))) {
+      all.push_back(d);
+    }
+  }
+  return all;
+}
+
+// A sum of one dim, or over the tokens of samples, is one tree; so is one whose samples are innermost, as they come
+// last. Others are taken apart, the innermost dim first.
+bool sums_several(const Call& call) {
+  const auto dims = long_dims(call);
+  if (!dims.empty() && is_of_samples(call, dims.back())) {
+    return false;
+  }
+  const auto& labels = call.spec(0)->labels;
+  const bool over_samples =
+      std::any_of(dims.begin(), dims.end(), [&](int64_t dim) { return is_of_samples(call, dim); });
+  const auto others = std::count_if(dims.begin(), dims.end(), [&](int64_t dim) {
+    const bool of_tokens =
+        over_samples && !labels.empty() && (counts_samples(labels[dim]) || counts_positions(labels[dim]));
+    return !of_tokens;
+  });
+  return others + (over_samples ? 1 : 0) > 1;
+}
+
+// A mean over samples would divide by those of the micro-batch, not of the step.
+bool is_mean_of_step(const Call& call) {
+  for (int64_t dim : long_dims(call)) {
+    if (!is_of_samples(call, dim)) {
+      continue;
+    }
+    for (const layout::Factor& factor : call.spec(0)->labels[dim]) {
+      if (factor.extent != factor.total) {
+        return false;
+      }
+    }
+  }
+  return true;
+}
+
+bool is_euclidean(const Call& call) {
+  const c10::IValue& order = call.arg(call.has_arg("p") ? "p" : "ord");
+  return order.isScalar() && order.toScalar().equal(2);
+}
+
 }  // namespace
 
 void add_reduction_rules(RuleTable& table) {
-  table.add_all({"aten::sum", "aten::sum.dim_IntList"}, {.map = sum_map});
+  table.add_all({"aten::sum", "aten::sum.dim_IntList"}, {.map = sum_map,
+                                                         .exact = {{.decompose = exact::decompose_sum,
+                                                                    .decompose_when = sums_several,
+                                                                    .node = exact::sum_node,
+                                                                    .sample = exact::sum_sample}},
+                                                         .carry = Carry::kInFirst});
   table.add("aten::nansum", without_meta(sum_map, accumulated));
-  table.add_all({"aten::mean", "aten::mean.dim"}, {.map = sum_map, .local = run_mean});
+  table.add_all({"aten::mean", "aten::mean.dim"},
+                {.map = sum_map,
+                 .local = run_mean,
+                 .exact = {{.decompose = exact::decompose_mean, .accepts = is_mean_of_step}},
+                 .caught = Caught::kMean});
   table.add_all({"aten::count_nonzero", "aten::count_nonzero.dim_IntList"}, without_meta(count_map, long_dtype));
-  table.add("aten::amax", reduction(ReduceOp::kMax, run_extreme));
-  table.add("aten::amin", reduction(ReduceOp::kMin, run_extreme));
-  table.add("aten::max", reduction(ReduceOp::kMax, run_extreme, ShapeSource::kFactors));
-  table.add("aten::min", reduction(ReduceOp::kMin, run_extreme, ShapeSource::kFactors));
-  table.add_all({"aten::any", "aten::any.dim", "aten::any.dims", "aten::_is_any_true"}, reduction(ReduceOp::kMax));
-  table.add_all({"aten::all", "aten::all.dim", "aten::all.dims", "aten::_is_all_true"}, reduction(ReduceOp::kMin));
+  table.add("aten::amax", reduction(ReduceOp::kMax, run_extreme).in_exact(exact::kAsIs));
+  table.add("aten::amin", reduction(ReduceOp::kMin, run_extreme).in_exact(exact::kAsIs));
+  table.add("aten::max", reduction(ReduceOp::kMax, run_extreme, ShapeSource::kFactors).in_exact(exact::kAsIs));
+  table.add("aten::min", reduction(ReduceOp::kMin, run_extreme, ShapeSource::kFactors).in_exact(exact::kAsIs));
+  table.add("aten::any", reduction(ReduceOp::kMax).in_exact(exact::kAsIs));
+  table.add_all({"aten::any.dim", "aten::any.dims", "aten::_is_any_true"}, reduction(ReduceOp::kMax));
+  table.add("aten::all", reduction(ReduceOp::kMin).in_exact(exact::kAsIs));
+  table.add_all({"aten::all.dim", "aten::all.dims", "aten::_is_all_true"}, reduction(ReduceOp::kMin));
   table.add("aten::prod", without_meta(product_map, accumulated));
-  table.add("aten::prod.dim_int", reduction(ReduceOp::kProd));
-  table.add_all({"aten::argmax", "aten::argmin", "aten::max.dim", "aten::min.dim", "aten::aminmax"},
-                {.map = whole_map});
+  table.add("aten::prod.dim_int", reduction(ReduceOp::kProd).in_exact(exact::kPerSample));
+  table.add_all({"aten::argmax", "aten::argmin"}, {.map = whole_map, .exact = exact::kAsIs});
+  table.add_all({"aten::max.dim", "aten::min.dim", "aten::aminmax"}, {.map = whole_map});
   table.add_all({"aten::median", "aten::nanmedian"}, without_meta(whole_map, same_dtype));
   table.add_all({"aten::median.dim", "aten::nanmedian.dim", "aten::mode", "aten::kthvalue"},
                 without_meta(whole_map, value_and_index));
-  table.add("aten::cumsum", {.map = [](const Call& call) { return scan_map(call, PartialFlow::kLinear); }});
-  table.add_all({"aten::cumprod", "aten::sort", "aten::sort.stable"}, {.map = merged_scan_map});
-  table.add("aten::logcumsumexp", without_meta(merged_scan_map, same_dtype));
+  table.add("aten::cumsum",
+            {.map = [](const Call& call) { return scan_map(call, PartialFlow::kLinear); }, .exact = exact::kPerSample});
+  table.add("aten::cumprod", {.map = merged_scan_map, .exact = exact::kPerSample});
+  table.add_all({"aten::sort", "aten::sort.stable"}, {.map = merged_scan_map});
+  table.add("aten::logcumsumexp", without_meta(merged_scan_map, same_dtype).in_exact(exact::kPerSample));
   table.add_all({"aten::cummax", "aten::cummin"}, without_meta(merged_scan_map, value_and_index));
-  table.add("aten::logsumexp",
-            decomposed(decompose_logsumexp, without_meta(whole_map, floating), reduces_sharded_reals));
-  table.add_all({"aten::linalg_vector_norm", "aten::norm.Scalar", "aten::norm.ScalarOpt_dim",
-                 "aten::norm.ScalarOpt_dim_dtype", "aten::norm.ScalarOpt_dtype"},
-                decomposed(decompose_norm, {.map = whole_map}));
+  table.add("aten::logsumexp", decomposed(decompose_logsumexp, without_meta(whole_map, floating), reduces_sharded_reals)
+                                   .in_exact(exact::kPerSample));
+  const Rule norm = decomposed(decompose_norm, {.map = whole_map});
+  table.add_all({"aten::linalg_vector_norm", "aten::norm.Scalar", "aten::norm.ScalarOpt_dim"},
+                norm.in_exact({.decompose = exact::decompose_norm, .accepts = is_euclidean}));
+  table.add_all({"aten::norm.ScalarOpt_dim_dtype", "aten::norm.ScalarOpt_dtype"}, norm);
   table.add_all({"aten::var.correction", "aten::std.correction"},
-                decomposed(decompose_var, without_meta(whole_map, real_dtype)));
-  table.add_all({"aten::var_mean.correction", "aten::std_mean.correction"},
-                decomposed(decompose_var_mean, without_meta(whole_map, real_and_same_dtype)));
+                decomposed(decompose_var, without_meta(whole_map, real_dtype)).in_exact(exact::kPerSample));
+  table.add_all(
+      {"aten::var_mean.correction", "aten::std_mean.correction"},
+      decomposed(decompose_var_mean, without_meta(whole_map, real_and_same_dtype)).in_exact(exact::kPerSample));
 }
 
 }  // namespace tessera::rules

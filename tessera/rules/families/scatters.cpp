@@ -14,6 +14,7 @@
 
 #include "tessera/rules/engine/local_args.h"
 #include "tessera/rules/engine/lookups.h"
+#include "tessera/rules/exact/exact_kernels.h"
 
 namespace tessera::rules {
 
@@ -307,14 +308,33 @@ Rule write(bool adds) {
           .local = adds ? run_write<true> : run_write<false>};
 }
 
+// A mask takes as many elements as it has ones, which every rank would have to count.
+bool has_no_mask(const Call& call) {
+  return std::none_of(call.operands.begin() + 1, call.operands.end(), [](const Operand& index) {
+    return index.spec->dtype == c10::ScalarType::Bool || index.spec->dtype == c10::ScalarType::Byte;
+  });
+}
+
+// The gradient of `table[ids]`, which libtorch writes into zeros of its own. (Programs' writes are safe ones.)
+bool is_gradient_of_lookup(const Call& call) {
+  const auto indices = call.arg("indices").toListRef();
+  const bool is_of_rows =
+      !indices.empty() && indices[0].isTensor() && indices[0].toTensor().defined() && call.operands.size() == 3;
+  return call.flag("unsafe") && call.flag("accumulate") && call.dim_of(0) == 2 && is_of_rows && has_no_mask(call);
+}
+
 }  // namespace
 
 void add_scatter_rules(RuleTable& table) {
-  table.add_all({"aten::index.Tensor", "aten::_unsafe_index.Tensor"},
-                {.map = index_map, .local = run_index, .decompose = expand_masks, .decompose_when = has_mask});
+  const Rule read = {.map = index_map, .local = run_index, .decompose = expand_masks, .decompose_when = has_mask};
+  table.add("aten::index.Tensor", read.in_exact({.adds_zeros = true, .accepts = has_no_mask}));
+  table.add("aten::_unsafe_index.Tensor", read);
   table.add_all(
       {"aten::index_put", "aten::_unsafe_index_put", "aten::_index_put_impl"},
       {.map = index_put_map, .local = run_index_put, .decompose = expand_masks, .decompose_when = has_mask_to_expand});
+  table.add("aten::_index_put_impl_",
+            {.exact = {{.decompose = exact::decompose_index_backward, .accepts = is_gradient_of_lookup}},
+             .carry = Carry::kInFirst});
   table.add_all({"aten::scatter_add", "aten::index_add"}, write(true));
   table.add_all({"aten::scatter.src", "aten::scatter.value", "aten::scatter.reduce", "aten::scatter.value_reduce",
                  "aten::scatter_reduce.two", "aten::index_copy", "aten::index_fill.int_Scalar",

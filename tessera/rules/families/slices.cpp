@@ -2,6 +2,7 @@
 #include "tessera/rules/families/families.h"
 
 #include "tessera/rules/engine/local_args.h"
+#include "tessera/rules/exact/exact_kernels.h"
 
 namespace tessera::rules {
 
@@ -67,21 +68,12 @@ FactorMap slice_map(const Call& call) {
   return map;
 }
 
-bool is_interleaved(const layout::SpecData& spec) {
-  return std::any_of(spec.placements.begin(), spec.placements.end(),
-                     [](const layout::Placement& placement) { return placement.is_interleaved(); });
-}
-
-bool is_interleaved(const layout::SpecData& spec, int64_t dim) {
-  return layout::blocks_of_dims(spec.placements, spec.ndim())[dim] > 1;
-}
-
 // If the sliced dim is interleaved, `part` is a block of it: where this rank's part of the block lies in the rank's
 // part of the dim, which has the sizes `held`.
 void set_block(StackArgs& args, const layout::SpecData& whole, const layout::SpecData& part, c10::IntArrayRef held) {
   const int64_t dim = wrap_dim(args["dim"].toInt(), whole.ndim());
   const int64_t size = whole.sizes[dim], length = part.sizes[dim];
-  if (length == size || !is_interleaved(whole, dim)) {
+  if (length == size || whole.blocks_of(dim) == 1) {
     return;
   }
   const int64_t start = args["start"].isNone() ? 0 : args["start"].toInt();
@@ -92,7 +84,7 @@ void set_block(StackArgs& args, const layout::SpecData& whole, const layout::Spe
 
 void run_slice(const LocalCall& call, torch::jit::Stack& stack) {
   StackArgs args(*call.op, stack);
-  if (is_interleaved(*call.operands[0])) {
+  if (call.operands[0]->is_interleaved()) {
     set_block(args, *call.operands[0], *call.outputs[0], args.tensor("self").sizes());
   }
   args.run();
@@ -100,7 +92,7 @@ void run_slice(const LocalCall& call, torch::jit::Stack& stack) {
 
 void run_slice_backward(const LocalCall& call, torch::jit::Stack& stack) {
   StackArgs args(*call.op, stack);
-  if (is_interleaved(*call.outputs[0])) {
+  if (call.outputs[0]->is_interleaved()) {
     set_block(args, *call.outputs[0], *call.operands[0], args["input_sizes"].toIntVector());
   }
   args.run();
@@ -149,7 +141,7 @@ FactorMap parts_map(const Call& call) {
 std::optional<std::vector<at::Tensor>> interleaved_parts(const LocalCall& call, StackArgs& args) {
   const layout::SpecData& whole = *call.operands[0];
   const int64_t dim = wrap_dim(args["dim"].toInt(), whole.ndim());
-  if (!is_interleaved(whole) || !is_interleaved(whole, dim)) {
+  if (whole.blocks_of(dim) == 1) {
     return std::nullopt;
   }
   const at::Tensor self = args.tensor("self");
@@ -323,32 +315,47 @@ void run_triangle(const LocalCall& call, torch::jit::Stack& stack) {
   args.run();
 }
 
+Rule view(Rule rule, View kind) {
+  rule.exact = exact::kMoves;
+  rule.view = kind;
+  return rule;
+}
+
 }  // namespace
 
 void add_slice_rules(RuleTable& table) {
-  table.add_all({"aten::slice.Tensor", "aten::slice_copy.Tensor"},
-                {.map = slice_map, .local = run_slice, .takes_interleaved = true});
-  table.add_all({"aten::select.int", "aten::select_copy.int"}, {.map = select_map});
-  table.add_all({"aten::split.Tensor", "aten::split_with_sizes", "aten::unbind.int", "aten::unsafe_split.Tensor",
-                 "aten::unsafe_split_with_sizes"},
-                {.map = parts_map, .local = run_parts, .takes_interleaved = true});
+  const Rule slice = {.map = slice_map, .local = run_slice, .takes_interleaved = true};
+  table.add("aten::slice_copy.Tensor", slice);
+  table.add("aten::slice.Tensor", view(slice, View::kSlice));
+  table.add("aten::select_copy.int", {.map = select_map});
+  table.add("aten::select.int", view({.map = select_map}, View::kSelect));
+  const Rule parts = {.map = parts_map, .local = run_parts, .takes_interleaved = true};
+  table.add_all({"aten::split.Tensor", "aten::split_with_sizes"}, view(parts, View::kSplit));
+  table.add("aten::unbind.int", view(parts, View::kUnbind));
+  table.add("aten::unsafe_split.Tensor", parts.in_exact(exact::kMoves));
+  table.add("aten::unsafe_split_with_sizes", parts);
   table.add_all({"aten::split_copy.Tensor", "aten::split_with_sizes_copy", "aten::unbind_copy.int"},
                 {.map = parts_map, .local = run_copied_parts, .takes_interleaved = true});
-  table.add_all({"aten::diagonal", "aten::diagonal_copy"}, {.map = diagonal_map});
+  table.add("aten::diagonal_copy", {.map = diagonal_map});
+  table.add("aten::diagonal", view({.map = diagonal_map}, View::kDiagonal));
   table.add_all({"aten::unfold", "aten::unfold_copy"}, {.map = unfold_map});
-  table.add("aten::slice_backward",
-            {.map = slice_backward_map, .local = run_slice_backward, .takes_interleaved = true});
-  table.add("aten::select_backward", {.map = select_backward_map});
+  table.add("aten::slice_backward", {.map = slice_backward_map,
+                                     .local = run_slice_backward,
+                                     .takes_interleaved = true,
+                                     .exact = exact::kMoves,
+                                     .carry = Carry::kInFirst});
+  table.add("aten::select_backward", {.map = select_backward_map, .exact = exact::kMoves, .carry = Carry::kInFirst});
   table.add("aten::diagonal_backward", {.map = diagonal_backward_map});
   table.add("aten::unfold_backward", {.map = unfold_backward_map, .shape = ShapeSource::kFactors});
-  table.add("aten::slice_scatter", {.map = slice_scatter_map});
-  table.add("aten::select_scatter", {.map = select_scatter_map});
+  table.add("aten::slice_scatter", {.map = slice_scatter_map, .exact = exact::kMoves});
+  table.add("aten::select_scatter", {.map = select_scatter_map, .exact = exact::kMoves});
   table.add("aten::diagonal_scatter", {.map = diagonal_scatter_map});
-  table.add("aten::constant_pad_nd", {.map = pad_map, .reads_numbers = true});
-  table.add("aten::flip", {.map = flip_map, .shape = ShapeSource::kFactors});
+  table.add("aten::constant_pad_nd", {.map = pad_map, .reads_numbers = true, .exact = exact::kMoves});
+  table.add("aten::flip", {.map = flip_map, .shape = ShapeSource::kFactors, .exact = exact::kMoves});
   table.add("aten::roll", {.map = reversed_map, .shape = ShapeSource::kFactors});
-  table.add_all({"aten::tril", "aten::triu"},
-                {.map = [](const Call& call) { return same_map(call); }, .local = run_triangle});
+  table.add_all(
+      {"aten::tril", "aten::triu"},
+      {.map = [](const Call& call) { return same_map(call); }, .local = run_triangle, .exact = exact::kMoves});
 }
 
 }  // namespace tessera::rules

@@ -7,6 +7,7 @@
 #include <ATen/ops/squeeze.h>
 
 #include "tessera/rules/engine/local_args.h"
+#include "tessera/rules/exact/exact_kernels.h"
 
 namespace tessera::rules {
 
@@ -336,21 +337,61 @@ void run_as_strided_scatter(const LocalCall& call, torch::jit::Stack& stack) {
   args.run();
 }
 
+// A view through which writes reach the base; a gradient passes it.
+Rule view(Rule rule, View kind) {
+  rule.exact = exact::kMoves;
+  rule.view = kind;
+  rule.carry = Carry::kInFirst;
+  return rule;
+}
+
+void add_regroupings(RuleTable& table) {
+  table.add("aten::view_copy", {.map = view_map});
+  const Rule reshape = {.map = view_map, .exact = exact::kMoves, .carry = Carry::kInFirst, .reshapes = true};
+  table.add("aten::_unsafe_view", reshape);
+  table.add("aten::view", view(reshape, View::kRegroup));
+  Rule alias = view(reshape, View::kRegroup);
+  alias.local = run_as_view;
+  table.add("aten::_reshape_alias", alias);
+  table.add("aten::unsqueeze", view({.map = unsqueeze_map}, View::kRegroup));
+  table.add("aten::unsqueeze_copy", {.map = unsqueeze_map});
+  const Rule squeeze = view({.map = squeeze_map, .local = run_squeeze}, View::kRegroup);
+  table.add_all({"aten::squeeze.dim", "aten::squeeze.dims"}, squeeze);
+  Rule squeeze_all = squeeze;
+  squeeze_all.carry = Carry::kNo;
+  table.add("aten::squeeze", squeeze_all);
+  table.add_all({"aten::squeeze_copy", "aten::squeeze_copy.dim", "aten::squeeze_copy.dims"},
+                {.map = squeeze_map, .local = run_squeeze_copy});
+}
+
+// Views that a tensor becomes itself.
+void add_in_place(RuleTable& table) {
+  const auto in_place = [&](const char* op, const char* becomes) {
+    table.add(op, {.special = Special::kViewInPlace, .becomes = becomes});
+  };
+  in_place("aten::as_strided_", "aten::as_strided");
+  in_place("aten::squeeze_", "aten::squeeze");
+  in_place("aten::squeeze_.dim", "aten::squeeze.dim");
+  in_place("aten::squeeze_.dims", "aten::squeeze.dims");
+  in_place("aten::t_", "aten::t");
+  in_place("aten::transpose_", "aten::transpose.int");
+  in_place("aten::unsqueeze_", "aten::unsqueeze");
+}
+
 }  // namespace
 
 void add_view_rules(RuleTable& table) {
-  table.add_all({"aten::view", "aten::_unsafe_view", "aten::view_copy"}, {.map = view_map});
-  table.add_all({"aten::_reshape_alias"}, {.map = view_map, .local = run_as_view});
-  table.add_all({"aten::permute", "aten::permute_copy"}, {.map = permute_map});
-  table.add_all({"aten::transpose.int", "aten::transpose_copy.int"}, {.map = transpose_map});
-  table.add_all({"aten::t", "aten::t_copy"}, {.map = t_map});
-  table.add_all({"aten::unsqueeze", "aten::unsqueeze_copy"}, {.map = unsqueeze_map});
-  table.add_all({"aten::squeeze", "aten::squeeze.dim", "aten::squeeze.dims"},
-                {.map = squeeze_map, .local = run_squeeze});
-  table.add_all({"aten::squeeze_copy", "aten::squeeze_copy.dim", "aten::squeeze_copy.dims"},
-                {.map = squeeze_map, .local = run_squeeze_copy});
-  table.add_all({"aten::expand", "aten::expand_copy"}, {.map = expand_map});
-  table.add("aten::repeat", {.map = repeat_map});
+  add_regroupings(table);
+  add_in_place(table);
+  table.add("aten::permute", view({.map = permute_map}, View::kPermute));
+  table.add("aten::permute_copy", {.map = permute_map});
+  table.add("aten::transpose.int", view({.map = transpose_map}, View::kTranspose));
+  table.add("aten::transpose_copy.int", {.map = transpose_map});
+  table.add("aten::t", view({.map = t_map}, View::kTurn));
+  table.add("aten::t_copy", {.map = t_map});
+  table.add("aten::expand", {.map = expand_map, .exact = exact::kMoves, .carry = Carry::kInFirst});
+  table.add("aten::expand_copy", {.map = expand_map});
+  table.add("aten::repeat", {.map = repeat_map, .exact = exact::kMoves});
   table.add("aten::as_strided", {.map = as_strided_map, .local = run_as_strided});
   table.add("aten::as_strided_scatter", {.map = as_strided_scatter_map, .local = run_as_strided_scatter});
   table.add("aten::as_strided_copy", {.map = as_strided_map, .local = run_as_strided_copy});

@@ -68,7 +68,7 @@ class Watcher : public Observer {
   }
 
  private:
-  void watch(bool on) { dtensor::RankState::require().observer = on ? &trace_ : nullptr; }
+  void watch(bool on) { dtensor::RankState::require().set_observer(on ? &trace_ : nullptr); }
 
   OpTrace& trace_;
   int64_t step_;

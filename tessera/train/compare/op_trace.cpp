@@ -3,8 +3,6 @@
 #include "tessera/dtensor/state/state.h"
 #include "tessera/train/compare/op_trace.h"
 
-#include <unordered_set>
-
 #include <ATen/SequenceNumber.h>
 #include <torch/csrc/autograd/function.h>
 
@@ -15,10 +13,8 @@ namespace tessera::train {
 namespace {
 
 // Aliases, and memory that nobody has written yet.
-bool has_no_value(const std::string& op) {
-  static const std::unordered_set<std::string> names = {"aten::alias", "aten::detach", "aten::empty_like",
-                                                        "aten::new_empty", "aten::new_empty_strided"};
-  return names.contains(op);
+bool has_no_value(const rules::Rule& row) {
+  return row.special == rules::Special::kAlias || row.makes == rules::Makes::kNothing;
 }
 
 bool is_waiting(const dtensor::Meta& meta) { return meta.is_pending() && !meta.rare->pending->is_settled; }
@@ -30,7 +26,7 @@ const char* str(Phase phase) {
 }
 
 void OpTrace::on_results(dtensor::RankState& state, const dtensor::OpInfo& info, c10::ArrayRef<c10::IValue> results) {
-  if (has_no_value(info.name)) {
+  if (has_no_value(info.row)) {
     return;
   }
   const at::NoGradGuard no_grad;

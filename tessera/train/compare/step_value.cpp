@@ -56,7 +56,7 @@ struct Part {
 Part part_of(const at::Tensor& tensor) {
   auto& state = dtensor::RankState::require();
   if (!dtensor::is_dtensor(tensor)) {
-    Part part{.local = tensor, .runs = {}};
+    Part part{.local = tensor, .spec = {}, .runs = {}};
     for (const auto size : tensor.sizes()) {
       part.runs.push_back({{0, size}});
     }
@@ -67,9 +67,7 @@ Part part_of(const at::Tensor& tensor) {
   TESSERA_ASSERT(!meta.spec->has_partial, "the ranks hold terms of a sum: ", meta.spec.str());
   const auto& coord = state.ctx.coord(meta.spec->mesh);
   Part part{.local = meta.local, .spec = meta.spec, .origin = meta.origin, .runs = meta.spec.local_runs(coord)};
-  for (size_t axis = 0; axis < coord.size(); ++axis) {
-    part.is_owner = part.is_owner && (meta.spec->placements[axis].is_shard() || coord[axis] == 0);
-  }
+  part.is_owner = meta.spec->is_first_holder(coord);
   return part;
 }
 

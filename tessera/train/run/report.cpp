@@ -46,7 +46,7 @@ std::string with_commas(int64_t count) {
   const size_t first = count < 0 ? 1 : 0;
   for (size_t at = digits.size(); at > first + 3;) {
     at -= 3;
-    digits.insert(at, ",");
+    digits.insert(at, 1, ',');
   }
   return digits;
 }

@@ -1,6 +1,6 @@
-// Collectives between devices, over a stand-in for NCCL: what they compute, whatever completes first.
+// What is particular to collectives between devices, over a stand-in for NCCL; what they compute is in
+// collectives_test.cpp.
 #include <cmath>
-#include <limits>
 #include <random>
 
 #include <ATen/ops/full.h>
@@ -14,42 +14,8 @@ namespace {
 
 using Tensors = std::vector<at::Tensor>;
 
-const std::vector<int64_t> kRanks = {1, 2, 3, 4};
-const std::vector<at::ScalarType> kTypes = {at::kFloat, at::kDouble, at::kBFloat16,     at::kHalf,
-                                            at::kLong,  at::kInt,    at::kShort,        at::kChar,
-                                            at::kByte,  at::kBool,   at::kComplexFloat, at::kComplexDouble};
-// Empty, one, fewer than ranks, uneven, and beyond what a composed all_reduce sends to everyone.
-const std::vector<int64_t> kSizes = {0, 1, 3, 1031, 40013};
-
-uint64_t key_of(int64_t from, int64_t to = 0) { return static_cast<uint64_t>(from * 100 + to + 1); }
-
 at::Tensor given(int64_t from, int64_t to, at::IntArrayRef sizes, at::ScalarType dtype) {
-  return values_of(key_of(from, to), sizes, dtype);
-}
-
-at::Tensor zeros_of(at::IntArrayRef sizes, at::ScalarType dtype) {
-  return at::zeros(sizes, at::TensorOptions().dtype(dtype));
-}
-
-std::vector<ReduceOp> ops_of(at::ScalarType dtype) {
-  if (at::isComplexType(dtype)) {
-    return {ReduceOp::kSum, ReduceOp::kProd};
-  }
-  if (at::isFloatingType(dtype)) {
-    return {ReduceOp::kSum, ReduceOp::kProd, ReduceOp::kMax, ReduceOp::kMin, ReduceOp::kAvg};
-  }
-  return {ReduceOp::kSum, ReduceOp::kProd, ReduceOp::kMax, ReduceOp::kMin};
-}
-
-// Member 0 first; where the library adds, as the stand-in does: the last first.
-at::Tensor expected_of(Tensors values, ReduceOp op, bool is_even = true) {
-  const auto dtype = values[0].scalar_type();
-  const bool is_sum = op == ReduceOp::kSum || op == ReduceOp::kAvg;
-  const bool is_real = dtype == at::kFloat || dtype == at::kDouble;
-  if (is_even && ((is_real && (is_sum || op == ReduceOp::kProd)) || (at::isComplexType(dtype) && is_sum))) {
-    std::reverse(values.begin(), values.end());
-  }
-  return combined(values, op);
+  return values_of(static_cast<uint64_t>(from * 100 + to + 1), sizes, dtype);
 }
 
 Tensors values_of_all(int64_t ranks, at::IntArrayRef sizes, at::ScalarType dtype, int64_t to = 0) {
@@ -58,159 +24,6 @@ Tensors values_of_all(int64_t ranks, at::IntArrayRef sizes, at::ScalarType dtype
     values.push_back(given(rank, to, sizes, dtype));
   }
   return values;
-}
-
-void sweep(const std::function<void(int64_t ranks, int64_t rank, int64_t size, at::ScalarType dtype)>& check) {
-  for (const auto ranks : kRanks) {
-    run_devices_well(ranks, [&](int64_t rank) {
-      for (const auto size : kSizes) {
-        for (const auto dtype : kTypes) {
-          check(ranks, rank, size, dtype);
-        }
-      }
-    });
-  }
-}
-
-TEST(DeviceCollectives, AllReduceIsTheSerialLoopInTheOrderOfItsMaker) {
-  sweep([](int64_t ranks, int64_t rank, int64_t size, at::ScalarType dtype) {
-    const auto all = values_of_all(ranks, {size}, dtype);
-    for (const auto op : ops_of(dtype)) {
-      auto tensor = all[static_cast<size_t>(rank)].clone();
-      world().all_reduce(tensor, op)->wait();
-      ASSERT_TRUE(identical(tensor, expected_of(all, op)))
-          << ranks << " ranks, " << dtype << "[" << size << "] " << layout::name_of(op);
-    }
-  });
-}
-
-TEST(DeviceCollectives, ReduceScatterEvenAndUneven) {
-  sweep([](int64_t ranks, int64_t rank, int64_t size, at::ScalarType dtype) {
-    for (const bool is_even : {true, false}) {
-      const auto length = [&](int64_t to) { return size + (is_even ? 0 : to % 2); };
-      Tensors inputs;
-      for (int64_t to = 0; to < ranks; ++to) {
-        inputs.push_back(given(rank, to, {length(to)}, dtype));
-      }
-      const auto all = values_of_all(ranks, {length(rank)}, dtype, rank);
-      for (const auto op : ops_of(dtype)) {
-        auto output = zeros_of({length(rank)}, dtype);
-        world().reduce_scatter(output, inputs, op)->wait();
-        ASSERT_TRUE(identical(output, expected_of(all, op, is_even || ranks == 1)))
-            << ranks << " ranks, " << dtype << "[" << size << "] " << layout::name_of(op);
-      }
-    }
-  });
-}
-
-TEST(DeviceCollectives, ReduceScatterOfPiecesOfOneTensorCopiesNothing) {
-  run_devices_well(3, [](int64_t rank) {
-    const auto all = given(rank, 0, {3, 7}, at::kFloat);
-    Tensors expected;
-    for (int64_t from = 0; from < 3; ++from) {
-      expected.push_back(given(from, 0, {3, 7}, at::kFloat)[rank]);
-    }
-    auto output = at::zeros({7});
-    world().reduce_scatter(output, all.unbind(), ReduceOp::kSum)->wait();
-    EXPECT_TRUE(identical(output, expected_of(expected, ReduceOp::kSum)));
-  });
-}
-
-TEST(DeviceCollectives, AllGatherEvenAndUneven) {
-  sweep([](int64_t ranks, int64_t rank, int64_t size, at::ScalarType dtype) {
-    for (const bool is_even : {true, false}) {
-      const auto rows = [&](int64_t from) { return is_even ? 2 : from; };
-      Tensors outputs;
-      for (int64_t from = 0; from < ranks; ++from) {
-        outputs.push_back(zeros_of({rows(from), size / 4}, dtype));
-      }
-      world().all_gather(outputs, given(rank, 0, {rows(rank), size / 4}, dtype))->wait();
-      for (int64_t from = 0; from < ranks; ++from) {
-        ASSERT_TRUE(identical(outputs[static_cast<size_t>(from)], given(from, 0, {rows(from), size / 4}, dtype)))
-            << dtype << "[" << size << "]";
-      }
-    }
-  });
-}
-
-TEST(DeviceCollectives, AllGatherIntoOneTensorIsInPlace) {
-  run_devices_well(3, [](int64_t rank) {
-    const auto whole = at::zeros({3, 5});
-    world().all_gather(whole.unbind(), given(rank, 0, {5}, at::kFloat))->wait();
-    for (int64_t from = 0; from < 3; ++from) {
-      EXPECT_TRUE(identical(whole[from], given(from, 0, {5}, at::kFloat)));
-    }
-  });
-}
-
-TEST(DeviceCollectives, AllToAllTransposesUnevenPieces) {
-  sweep([](int64_t ranks, int64_t rank, int64_t size, at::ScalarType dtype) {
-    Tensors inputs, outputs;
-    for (int64_t other = 0; other < ranks; ++other) {
-      inputs.push_back(given(rank, other, {rank + 2 * other, size / 8}, dtype));
-      outputs.push_back(zeros_of({other + 2 * rank, size / 8}, dtype));
-    }
-    world().all_to_all(outputs, inputs)->wait();
-    for (int64_t from = 0; from < ranks; ++from) {
-      ASSERT_TRUE(identical(outputs[static_cast<size_t>(from)], given(from, rank, {from + 2 * rank, size / 8}, dtype)));
-    }
-  });
-}
-
-TEST(DeviceCollectives, BroadcastFromEveryRoot) {
-  sweep([](int64_t ranks, int64_t rank, int64_t size, at::ScalarType dtype) {
-    for (int64_t root = 0; root < ranks; ++root) {
-      auto tensor = given(rank, root, {size}, dtype);
-      world().broadcast(tensor, root)->wait();
-      ASSERT_TRUE(identical(tensor, given(root, root, {size}, dtype)));
-    }
-  });
-}
-
-TEST(DeviceCollectives, NaNWinsMaxAndMinThoughTheLibraryLosesIt) {
-  run_devices_well(3, [](int64_t rank) {
-    for (const int64_t size : {4, 30000}) {
-      for (const auto op : {ReduceOp::kMax, ReduceOp::kMin}) {
-        auto tensor = at::full({size}, static_cast<double>(rank));
-        tensor.mutable_data_ptr<float>()[rank] = std::numeric_limits<float>::quiet_NaN();
-        world().all_reduce(tensor, op)->wait();
-        for (int64_t i = 0; i < 3; ++i) {
-          EXPECT_TRUE(std::isnan(tensor.const_data_ptr<float>()[i]));
-        }
-        EXPECT_EQ(tensor.const_data_ptr<float>()[3], op == ReduceOp::kMax ? 2.0f : 0.0f);
-      }
-    }
-  });
-}
-
-TEST(DeviceCollectives, SeveralMayBeIssuedBeforeTheFirstWaitInAnyOrder) {
-  for (uint64_t seed = 0; seed < 8; ++seed) {
-    SCOPED_TRACE("seed " + std::to_string(seed));
-    run_devices_well(
-        3,
-        [&](int64_t rank) {
-          std::mt19937_64 random(seed * 10 + static_cast<uint64_t>(rank));  // each rank waits in an order of its own
-          Tensors tensors;
-          std::vector<WorkPtr> works;
-          std::vector<size_t> order;
-          for (int64_t i = 0; i < 12; ++i) {
-            tensors.push_back(given(rank, i, {i % 4 == 3 ? 40000 : 100}, i % 2 ? at::kBFloat16 : at::kFloat));
-            works.push_back(world().all_reduce(tensors.back(), i % 3 ? ReduceOp::kSum : ReduceOp::kMax));
-            order.push_back(static_cast<size_t>(i));
-          }
-          std::shuffle(order.begin(), order.end(), random);
-          for (const auto i : order) {
-            works[i]->wait();
-          }
-          works[0]->wait();
-          for (int64_t i = 0; i < 12; ++i) {
-            const auto& tensor = tensors[static_cast<size_t>(i)];
-            const auto all = values_of_all(3, tensor.sizes(), tensor.scalar_type(), i);
-            EXPECT_TRUE(identical(tensor, expected_of(all, i % 3 ? ReduceOp::kSum : ReduceOp::kMax))) << i;
-          }
-        },
-        seed);
-  }
 }
 
 TEST(DeviceCollectives, AWorkThatIsDroppedLeavesTheNextOnesInStep) {
@@ -223,61 +36,9 @@ TEST(DeviceCollectives, AWorkThatIsDroppedLeavesTheNextOnesInStep) {
         world().all_reduce(dropped, ReduceOp::kSum)->wait();
       }
       world().all_reduce(kept, ReduceOp::kSum)->wait();
-      EXPECT_TRUE(identical(kept, expected_of(values_of_all(2, {60}, at::kFloat, i), ReduceOp::kSum)));
+      EXPECT_TRUE(identical(kept, combine_as_stand_in(values_of_all(2, {60}, at::kFloat, i), ReduceOp::kSum)));
     }
   });
-}
-
-TEST(DeviceMessages, GoRoundARingWhicheverIsIssuedFirst) {
-  for (const int64_t ranks : {2, 3}) {
-    run_devices_well(ranks, [&](int64_t rank) {
-      const auto next = (rank + 1) % ranks, before = (rank + ranks - 1) % ranks;
-      for (const int64_t size : {0, 33, 50000}) {
-        auto got = at::zeros({size, 2}), gift = given(rank, 0, {size, 2}, at::kFloat);
-        auto receive = world().receive(got, before, 7);
-        world().send(gift, next, 7)->wait();
-        gift.zero_();  // the message was taken
-        receive->wait();
-        EXPECT_TRUE(identical(got, given(before, 0, {size, 2}, at::kFloat)));
-      }
-    });
-  }
-}
-
-TEST(DeviceMessages, ArriveInTheOrderSentWithinOneTagWhateverIsWaitedForFirst) {
-  for (uint64_t seed = 0; seed < 10; ++seed) {
-    SCOPED_TRACE("seed " + std::to_string(seed));
-    run_devices_well(
-        2,
-        [&](int64_t rank) {
-          std::mt19937_64 random(seed);
-          constexpr int64_t kCount = 12;
-          if (rank == 0) {
-            for (int64_t i = 0; i < kCount; ++i) {
-              world().send(given(0, i, {i * 10}, i % 2 ? at::kFloat : at::kBFloat16), 1, i % 3)->wait();
-            }
-            return;
-          }
-          Tensors got(kCount);
-          std::vector<WorkPtr> works(kCount);
-          for (const int64_t tag : {2, 0, 1}) {
-            for (int64_t i = tag; i < kCount; i += 3) {
-              got[static_cast<size_t>(i)] = zeros_of({i * 10}, i % 2 ? at::kFloat : at::kBFloat16);
-              works[static_cast<size_t>(i)] = world().receive(got[static_cast<size_t>(i)], 0, tag);
-            }
-          }
-          std::shuffle(works.begin(), works.end(), random);
-          for (const auto& work : works) {
-            work->wait();
-          }
-          for (int64_t i = 0; i < kCount; ++i) {
-            EXPECT_TRUE(
-                identical(got[static_cast<size_t>(i)], given(0, i, {i * 10}, i % 2 ? at::kFloat : at::kBFloat16)))
-                << i;
-          }
-        },
-        seed);
-  }
 }
 
 TEST(DeviceMessages, AReceiveThatIsGivenUpTouchesNothingAndSkipsItsMessage) {
@@ -296,28 +57,6 @@ TEST(DeviceMessages, AReceiveThatIsGivenUpTouchesNothingAndSkipsItsMessage) {
     EXPECT_TRUE(got.equal(at::full({4}, 2.0)));
     EXPECT_TRUE(untouched.equal(at::zeros({4})));
     world().barrier();
-  });
-}
-
-TEST(DeviceSplit, MakesGroupsOfAnySubsetWithoutTheOthers) {
-  run_devices_well(4, [](int64_t rank) {
-    if (rank == 2) {
-      return;
-    }
-    const auto mine = rank == 3 ? std::vector<std::vector<int64_t>>{{3}} : std::vector<std::vector<int64_t>>{{1, 0}};
-    for (int round = 0; round < 3; ++round) {
-      const auto group = world().split(mine, "some");
-      EXPECT_EQ(group->ranks(), mine[0]);
-      auto sum = at::full({5}, static_cast<double>(rank + 1));
-      group->all_reduce(sum, ReduceOp::kSum)->wait();
-      EXPECT_TRUE(sum.equal(at::full({5}, rank == 3 ? 4.0 : 3.0)));
-      auto tensor = at::full({2}, static_cast<double>(rank));
-      group->broadcast(tensor, 0)->wait();
-      EXPECT_TRUE(tensor.equal(at::full({2}, static_cast<double>(mine[0][0]))));
-      const auto alone = group->split({{rank}}, "alone");
-      alone->all_reduce(sum, ReduceOp::kAvg)->wait();
-      EXPECT_TRUE(sum.equal(at::full({5}, rank == 3 ? 4.0 : 3.0)));
-    }
   });
 }
 

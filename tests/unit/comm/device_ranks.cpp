@@ -1,5 +1,6 @@
 #include "tests/unit/comm/device_ranks.h"
 
+#include <algorithm>
 #include <thread>
 
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
@@ -44,6 +45,16 @@ void run_devices_well(int64_t ranks, const std::function<void(int64_t rank)>& bo
     EXPECT_EQ(described(errors[rank]), "") << "rank " << rank << " of " << ranks;
   }
   EXPECT_EQ(hub.mismatches(), 0);
+}
+
+at::Tensor combine_as_stand_in(std::vector<at::Tensor> values, ReduceOp op, bool is_even) {
+  const auto dtype = values[0].scalar_type();
+  const bool is_sum = op == ReduceOp::kSum || op == ReduceOp::kAvg;
+  const bool is_real = dtype == at::kFloat || dtype == at::kDouble;
+  if (is_even && ((is_real && (is_sum || op == ReduceOp::kProd)) || (at::isComplexType(dtype) && is_sum))) {
+    std::reverse(values.begin(), values.end());
+  }
+  return combined(values, op);
 }
 
 std::string described(const std::exception_ptr& error) {

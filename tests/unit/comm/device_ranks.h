@@ -20,6 +20,10 @@ std::vector<std::exception_ptr> run_devices(StandInHub& hub, int64_t ranks,
 // The same, where nothing may be thrown and no calls may have met that do not match.
 void run_devices_well(int64_t ranks, const std::function<void(int64_t rank)>& body, uint64_t seed = 1);
 
+// The bits of a reduction of the members' `values`: member 0 first, but where the library adds (floating point, parts
+// of equal sizes) as the stand-in does, the last member first.
+at::Tensor combine_as_stand_in(std::vector<at::Tensor> values, ReduceOp op, bool is_even = true);
+
 // `E: its message`, E one of CommError, CommTimeout, RankFailed, DivergenceError, another; empty for null.
 std::string described(const std::exception_ptr& error);
 

@@ -290,7 +290,7 @@ TYPED_TEST(Products, EveryCutOfLeavesMergesToTheWhole) {
       for (int64_t ranks = 1; ranks <= 9; ++ranks) {
         std::vector<int64_t> parts;
         for (int64_t rank = 0; rank < ranks; ++rank) {
-          parts.push_back(layout::cut(k, ranks, rank, layout::leaf_unit(k, leaves)).size());
+          parts.push_back(layout::Cut(k, ranks, layout::leaf_unit(k, leaves))[rank].size());
         }
         ASSERT_TRUE(are_same(whole.data, product_of_ranks(a, b, leaves, parts)))
             << "k " << k << " leaves " << leaves << " ranks " << ranks;

@@ -65,7 +65,7 @@ TEST(Lattice, LeavesCoverTheDimAndUnitsCutBetweenThem) {
       EXPECT_EQ(at, size);
       for (int64_t ranks = 1; ranks <= 9; ++ranks) {
         for (int64_t rank = 0; rank < ranks; ++rank) {
-          EXPECT_TRUE(is_of_whole_leaves(cut(size, ranks, rank, leaf_unit(size, leaves)), size, leaves));
+          EXPECT_TRUE(is_of_whole_leaves(Cut(size, ranks, leaf_unit(size, leaves))[rank], size, leaves));
         }
       }
     }

@@ -20,7 +20,9 @@ TEST(Notation, OfPlacements) {
       {Partial(ReduceOp::kMax), "P(max)"},
       {Partial(ReduceOp::kMin), "P(min)"},
       {Partial(ReduceOp::kProd), "P(prod)"},
-      {Partial(ReduceOp::kAvg), "P(avg)"}};
+      {Partial(ReduceOp::kAvg), "P(avg)"},
+      {On(0), "On(0)"},
+      {On(17), "On(17)"}};
   for (const auto& [placement, text] : cases) {
     EXPECT_EQ(placement.str(), text);
     EXPECT_EQ(parse_placement(text), placement);

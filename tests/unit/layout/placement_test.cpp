@@ -30,7 +30,7 @@ TEST(Cut, IsTorchChunkOfUnits) {
         int64_t begin = 0;
         for (int64_t i = 0; i < parts; ++i) {
           const int64_t end = pieces[i].empty() ? begin : std::min(size, (pieces[i].back() + 1) * unit);
-          EXPECT_EQ(cut(size, parts, i, unit), (Range{begin, end})) << size << " " << parts << " " << i << " " << unit;
+          EXPECT_EQ(Cut(size, parts, unit)[i], (Range{begin, end})) << size << " " << parts << " " << i << " " << unit;
           begin = end;
         }
         EXPECT_EQ(begin, size);
@@ -41,9 +41,9 @@ TEST(Cut, IsTorchChunkOfUnits) {
 
 TEST(Cut, EmptyPartsStandAtTheEnd) {
   EXPECT_EQ(cut(2, 4, 3), (Range{2, 2}));
-  EXPECT_EQ(cut(8, 3, 2, 1), (Range{6, 8}));
-  EXPECT_EQ(cut(8 * 64, 3, 0, 64), (Range{0, 3 * 64}));
-  EXPECT_EQ(cut(8 * 64, 3, 2, 64), (Range{6 * 64, 8 * 64}));
+  EXPECT_EQ(cut(8, 3, 2), (Range{6, 8}));
+  EXPECT_EQ(Cut(8 * 64, 3, 64)[0], (Range{0, 3 * 64}));
+  EXPECT_EQ(Cut(8 * 64, 3, 64)[2], (Range{6 * 64, 8 * 64}));
 }
 
 TEST(Placement, IsSixteenBytesAndRefusesNonsense) {

@@ -36,14 +36,17 @@ class RandomLayouts {
     return result;
   }
 
-  // Cuts of dims below `ndim` with random units and consistent orders, and replicas; Partial too where `with_partial`.
+  // Cuts of dims below `ndim` with random units and consistent orders, and replicas; Partial and On too where
+  // `with_partial`.
   Placements placements(const Mesh& mesh, int64_t ndim, bool with_partial = false) {
     const ReduceOp op = static_cast<ReduceOp>(number(0, 4));
     Placements result;
     std::map<int64_t, std::vector<int64_t>> axes_of;
     for (int64_t a = 0; a < mesh.ndim(); ++a) {
-      const int64_t kind = number(0, 3);
-      if (kind == 0 || ndim == 0) {
+      const int64_t kind = number(0, with_partial ? 4 : 3);
+      if (kind == 4) {
+        result.push_back(On(number(0, mesh.axis(a).size - 1)));
+      } else if (kind == 0 || ndim == 0) {
         result.push_back(Replicate());
       } else if (kind == 1 && with_partial) {
         result.push_back(Partial(op));

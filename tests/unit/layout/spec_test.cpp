@@ -45,6 +45,28 @@ TEST(Spec, ThreadsAgreeOnTheRecord) {
   EXPECT_EQ(made[0], made[3]);
 }
 
+TEST(Spec, OnIsHeldAtOneCoordinate) {
+  const Mesh mesh = Mesh::parse("pp=3,tp=2");
+  const Spec spec = Spec::contiguous(mesh, {On(1), Shard(0)}, {8, 6}, kFloat);
+  EXPECT_FALSE(spec->is_everywhere);
+  EXPECT_FALSE(spec->is_replicated);
+  EXPECT_FALSE(spec->has_partial);
+  EXPECT_TRUE(spec->is_cut(0));
+  for (int64_t rank = 0; rank < 6; ++rank) {
+    const Coord coord = *mesh.coord_of(rank);
+    EXPECT_EQ(spec->holds(coord), coord[0] == 1);
+    EXPECT_EQ(spec->is_first_holder(coord), coord[0] == 1);
+    EXPECT_EQ(spec.local_sizes(coord), coord[0] == 1 ? (std::vector<int64_t>{4, 6}) : std::vector<int64_t>{0});
+  }
+  EXPECT_EQ(Spec::contiguous(mesh, {On(1), On(0)}, {}, kFloat).local_sizes({1, 0}), std::vector<int64_t>());
+  EXPECT_EQ(normal_form(Mesh::parse("pp=1"), {On(0)}), Placements{Replicate()});
+  EXPECT_THROW(spec.with({On(3), Replicate()}), c10::Error);
+  EXPECT_FALSE(is_valid(mesh, {On(3), Replicate()}, 2));
+  EXPECT_NE(On(1), On(0));
+  EXPECT_NE(On(1).hash(), On(0).hash());
+  EXPECT_NE(On(1), Shard(1));
+}
+
 TEST(Spec, NormalForm) {
   const Mesh mesh = Mesh::parse("a=2,one=1,b=3");
   const Placements r3(3);

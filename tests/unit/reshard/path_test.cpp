@@ -49,7 +49,25 @@ TEST(Bytes, AreThoseOfTheTable) {
     EXPECT_DOUBLE_EQ(total("{x: P}", "{x: S(0)}"), tensor * (p - 1));
     EXPECT_DOUBLE_EQ(total("{x: P}", "{x: R}"), 2 * tensor * (p - 1));
     EXPECT_EQ(total("{x: S(0)}", "{x: P}"), 0);
+    EXPECT_DOUBLE_EQ(total("{x: S(0)}", "{x: On(1)}"), tensor * (p - 1) / p);
+    EXPECT_DOUBLE_EQ(total("{x: On(1)}", "{x: S(0)}"), tensor * (p - 1) / p);
+    EXPECT_DOUBLE_EQ(total("{x: On(1)}", "{x: R}"), tensor * (p - 1));
+    EXPECT_DOUBLE_EQ(total("{x: On(0)}", "{x: On(1)}"), tensor);
+    EXPECT_DOUBLE_EQ(total("{x: P}", "{x: On(0)}"), tensor * (p - 1));
+    EXPECT_EQ(total("{x: R}", "{x: On(1)}"), 0);
+    EXPECT_EQ(total("{x: On(1)}", "{x: P}"), 0);
   }
+}
+
+TEST(Bytes, OfWhatIsOnOneCoordinateAreThoseOfItsLineAlone) {
+  const double tensor = 48 * 24 * 4;
+  // Of the two lines of tp one holds the tensor.
+  EXPECT_DOUBLE_EQ(8 * bytes_of("pp=2,tp=4", "{pp: On(1), tp: S(0)}", "{pp: On(1), tp: R}", {48, 24}), tensor * 3);
+  // What is dropped first is not gathered elsewhere.
+  EXPECT_EQ(path_of("pp=2,tp=4", "{tp: S(0)}", "{pp: On(1)}", {48, 24}),
+            "drop pp: R -> On(1); all_gather tp: S(0) -> R");
+  EXPECT_EQ(path_of("pp=2,tp=4", "{pp: On(0), tp: S(0)}", "{pp: On(1), tp: S(0)}", {48, 24}),
+            "send pp: On(0) -> On(1)");
 }
 
 TEST(Bytes, OfUnevenCutsAreExact) {

@@ -98,6 +98,8 @@ std::vector<double> addends(ReduceOp op, double value, int64_t count) {
   return parts;
 }
 
+bool holds(const Spec& spec, int64_t rank) { return spec->holds(*spec->mesh.coord_of(rank)); }
+
 Box box_of(const Spec& spec, int64_t rank) { return spec.local_ranges(*spec->mesh.coord_of(rank)); }
 
 // The box that the boxes of a line make together; checks that they tile it, or are all the same when `is_shared`.
@@ -128,7 +130,9 @@ std::vector<double> line_values(const Step& step, const std::vector<int64_t>& li
   std::vector<double> values(numel(box), from.is_partial() ? identity(from.op) : 0);
   for (int64_t rank : line) {
     const std::vector<double>& local = buffers.at(rank);
-    if (from.is_partial()) {
+    if (!holds(step.before, rank)) {
+      EXPECT_TRUE(local.empty());
+    } else if (from.is_partial()) {
       for (size_t i = 0; i < values.size(); ++i) {
         values[i] = combine(from.op, values[i], local[i]);
       }
@@ -151,6 +155,18 @@ std::vector<double> run_on_rank(const Step& step, int64_t rank, const Buffers& b
     return local;
   }
   const Coord coord = *step.after->mesh.coord_of(rank);
+  const auto takes_part = [&](const Spec& spec) {
+    const auto line = spec->mesh.line(step.axis, coord);
+    return std::any_of(line.begin(), line.end(), [&](int64_t other) { return holds(spec, other); });
+  };
+  EXPECT_EQ(takes_part(step.before), takes_part(step.after));
+  if (!takes_part(step.before)) {
+    return local;
+  }
+  if (step.kind == StepKind::kDrop) {
+    EXPECT_EQ(before, after);
+    return holds(step.after, rank) ? local : std::vector<double>();
+  }
   if (step.kind == StepKind::kSlice) {
     EXPECT_EQ(intersect(before, after), after);
     return take(local, before, after);
@@ -158,6 +174,9 @@ std::vector<double> run_on_rank(const Step& step, int64_t rank, const Buffers& b
   if (step.kind == StepKind::kPartialize) {
     EXPECT_EQ(before, after);
     const ReduceOp op = step.to.op;
+    if (step.from.is_on()) {
+      return holds(step.before, rank) ? local : std::vector<double>(numel(after), identity(op));
+    }
     const bool keeps = coord[step.axis] == 0 || op == ReduceOp::kMax || op == ReduceOp::kMin || op == ReduceOp::kAvg;
     return keeps ? local : std::vector<double>(local.size(), identity(op));
   }
@@ -167,7 +186,10 @@ std::vector<double> run_on_rank(const Step& step, int64_t rank, const Buffers& b
     return result;
   }
   const auto line = step.before->mesh.line(step.axis, coord);
-  const Box whole = line_box(step.before, line, step.from.is_partial());
+  const Box whole = line_box(step.before, line, step.from.is_partial() || step.from.is_on());
+  if (!holds(step.after, rank)) {
+    return {};
+  }
   return take(line_values(step, line, whole, buffers), whole, after);
 }
 
@@ -175,6 +197,9 @@ Buffers run_exchange(const Step& step, const Buffers& buffers) {
   const Exchange exchange{Holdings(step.before), Holdings(step.after)};
   std::map<std::pair<int64_t, int64_t>, std::pair<Box, std::vector<double>>> wire;
   for (int64_t rank : step.before->mesh.ranks()) {
+    if (!holds(step.before, rank)) {
+      continue;
+    }
     const Coord at = *step.before->mesh.coord_of(rank);
     for (const Transfer& send : exchange.transfers_of(rank).sends) {
       const auto values = take(buffers.at(rank), box_of(step.before, rank), send.box);
@@ -191,6 +216,9 @@ Buffers run_exchange(const Step& step, const Buffers& buffers) {
     const Box box = box_of(step.after, rank);
     std::vector<int> count(numel(box));
     auto& local = result[rank];
+    if (!holds(step.after, rank)) {
+      continue;
+    }
     local.resize(numel(box));
     for (const Transfer& receive : exchange.transfers_of(rank).receives) {
       const auto sent = wire.find({receive.from, receive.to});
@@ -219,7 +247,11 @@ Buffers spread(const Spec& spec, const std::vector<double>& values) {
   Buffers buffers;
   for (int64_t rank : spec->mesh.ranks()) {
     const Coord coord = *spec->mesh.coord_of(rank);
-    auto& local = buffers[rank] = take(values, whole_box(spec->sizes), box_of(spec, rank));
+    auto& local = buffers[rank];
+    if (!holds(spec, rank)) {
+      continue;
+    }
+    local = take(values, whole_box(spec->sizes), box_of(spec, rank));
     for (int64_t a = 0; a < spec->mesh.ndim(); ++a) {
       if (spec->placements[a].is_partial()) {
         for (double& value : local) {
@@ -266,7 +298,9 @@ void expect_holds(const Spec& spec, const std::vector<double>& values, const Buf
     }
   }
   for (int64_t rank : spec->mesh.ranks()) {
-    EXPECT_EQ(merged[rank], take(values, whole_box(spec->sizes), box_of(spec, rank))) << "rank " << rank;
+    const auto held =
+        holds(spec, rank) ? take(values, whole_box(spec->sizes), box_of(spec, rank)) : std::vector<double>();
+    EXPECT_EQ(merged[rank], held) << "rank " << rank;
   }
 }
 

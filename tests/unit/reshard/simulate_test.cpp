@@ -9,6 +9,7 @@
 namespace tessera::reshard {
 namespace {
 
+using layout::On;
 using layout::Partial;
 using layout::ReduceOp;
 using layout::Replicate;
@@ -28,7 +29,9 @@ std::vector<Placement> choices() {
           Partial(ReduceOp::kMax),
           Partial(ReduceOp::kMin),
           Partial(ReduceOp::kProd),
-          Partial(ReduceOp::kAvg)};
+          Partial(ReduceOp::kAvg),
+          On(0),
+          On(1)};
 }
 
 // Every layout of a tensor of `ndim` dims: every choice on every axis, and both orders where two axes cut one dim.

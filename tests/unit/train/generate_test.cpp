@@ -161,7 +161,8 @@ TEST(GenerateText, StreamsValidText) {
     for (uint64_t seed = 0; seed < 10; ++seed) {
       std::string shown;
       const auto text = generate_text({model, {}, kContext}, "caf\u00e9",
-                                      {.max_tokens = 80, .temperature = 2, .seed = seed}, [&](std::string_view part) {
+                                      {.max_tokens = 80, .temperature = 2, .seed = static_cast<int64_t>(seed)},
+                                      [&](std::string_view part) {
                                         EXPECT_EQ(data::valid_utf8_prefix(part), part.size());
                                         shown += part;
                                       });

@@ -1,0 +1,47 @@
+#include <CLI/CLI.hpp>
+
+#include "tessera/cli/command.h"
+#include "tessera/cli/config_options.h"
+#include "tessera/train/run/trainer.h"
+
+namespace tessera::cli {
+namespace {
+
+struct Arguments {
+  PlacedOptions config;
+  std::string metrics, ledger, folder, profile;
+  bool replaces = false, is_quiet = false;
+};
+
+int run(const Arguments& arguments, std::ostream& out) {
+  const auto result = train::train(arguments.config.read(), {
+                                                                .metrics = arguments.metrics,
+                                                                .ledger = arguments.ledger,
+                                                                .folder = arguments.folder,
+                                                                .replace = arguments.replaces,
+                                                                .profile = arguments.profile,
+                                                                .out = arguments.is_quiet ? nullptr : &out,
+                                                            });
+  return result.proof && !result.proof->holds() ? kFailed : 0;
+}
+
+}  // namespace
+
+Command add_train(CLI::App& program) {
+  const auto arguments = std::make_shared<Arguments>();
+  auto* app = program.add_subcommand("train", "train a language model on a text");
+  arguments->config.add_to(*app);
+  app->add_option("--steps", arguments->config.steps, "train.steps");
+  app->add_option("--metrics", arguments->metrics, "JSONL file, one object a step");
+  app->add_option("--ledger", arguments->ledger,
+                  "JSON file: bytes and calls by axis, collective and op, of every rank");
+  app->add_option("--out", arguments->folder, "run folder: the model, metrics.jsonl, tb/ for TensorBoard, trace/");
+  app->add_flag("--replace", arguments->replaces,
+                "write over the run that the folder of --out holds, which is refused otherwise");
+  app->add_option("--profile", arguments->profile,
+                  "steps such as 3-5: their trace goes to trace/steps_3-5.json of --out");
+  app->add_flag("--quiet", arguments->is_quiet, "no progress lines");
+  return {app, [arguments](std::ostream& out, std::ostream&) { return run(*arguments, out); }};
+}
+
+}  // namespace tessera::cli

@@ -1,0 +1,65 @@
+#include "tessera/dtensor/dispatch/absent.h"
+
+#include <ATen/ops/empty.h>
+
+#include "tessera/dtensor/exact/carry.h"
+#include "tessera/dtensor/record/arguments.h"
+
+namespace tessera::dtensor {
+
+using c10::IValue;
+using layout::Placements;
+
+void give_nothing(const OpInfo& info, const CallPlan& plan, std::vector<IValue>& stack) {
+  const c10::ArrayRef<IValue> args(stack.data() + (stack.size() - info.num_args()), info.num_args());
+  at::TensorOptions options;
+  for_each_tensor(args, [&](const at::Tensor& tensor, int, int) { options = options.device(tensor.device()); });
+  torch::jit::drop(stack, info.num_args());
+  size_t next = 0;
+  const auto part = [&] {
+    const CallPlan::Output& output = plan.outputs[next++];
+    return output.defined ? at::empty({0}, options.dtype(output.spec->dtype)) : at::Tensor();
+  };
+  for (size_t i = 0; i < info.num_returns(); ++i) {
+    if (plan.list_returns[i] < 0) {
+      stack.emplace_back(part());
+      continue;
+    }
+    c10::List<at::Tensor> list;
+    for (int k = 0; k < plan.list_returns[i]; ++k) {
+      list.push_back(part());
+    }
+    stack.emplace_back(std::move(list));
+  }
+}
+
+Everywhere::Everywhere(RankState& state, const OpInfo& info, c10::ArrayRef<IValue> args) : state_(state), info_(info) {
+  if (args[0].isTensorList()) {
+    return;
+  }
+  for_each_tensor(args, [&](const at::Tensor& tensor, int, int) {
+    if (!is_dtensor(tensor) || meta_of(tensor)->spec->is_everywhere || needs_no_value(info)) {
+      return;
+    }
+    Meta& meta = *meta_of(tensor);
+    Placements to = meta.spec->placements;
+    std::replace_if(to.begin(), to.end(), [](const layout::Placement& p) { return p.is_on(); }, layout::Replicate());
+    moved_.emplace_back(tensor, meta.spec->placements);
+    const MovePtr move = state.moves.find_or_plan(meta.spec, meta.spec.with(to));
+    meta.replace(run_move(state.ctx, *move, meta.local, info.name.c_str()), move->to);
+  });
+}
+
+void Everywhere::put_back() {
+  for (const auto& [tensor, before] : moved_) {
+    Meta& meta = *meta_of(tensor);
+    Placements to = meta.spec->placements;
+    for (size_t axis = 0; axis < to.size(); ++axis) {
+      to[axis] = before[axis].is_on() ? before[axis] : to[axis];
+    }
+    const MovePtr move = state_.moves.find_or_plan(meta.spec, meta.spec.with(to));
+    meta.replace(run_move(state_.ctx, *move, meta.local, info_.name.c_str()), move->to);
+  }
+}
+
+}  // namespace tessera::dtensor

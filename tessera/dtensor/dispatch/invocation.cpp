@@ -1,0 +1,21 @@
+#include "tessera/dtensor/dispatch/invocation.h"
+
+namespace tessera::dtensor {
+
+Invocation::Invocation(const OpInfo& op, torch::jit::Stack& arguments_on_top)
+    : info(op), stack(arguments_on_top), state(RankState::current()), node(torch::autograd::get_current_node()) {
+  scan_arguments(info, arguments(), scan);
+  flags = scan.flags | (C10_LIKELY(state != nullptr) ? state->flags() : kNoRank);
+}
+
+void Invocation::place() {
+  if (is_in_derivative()) {
+    forward = state->forward_plans.find(node->sequence_nr());
+    scan.key.push_back(forward ? forward->plan->id : 0);
+  } else if (scan.parameter && !info.is_view) {
+    state->sites.note_read(scan.parameter);
+  }
+  state->ctx.current_op = info.name.c_str();
+}
+
+}  // namespace tessera::dtensor

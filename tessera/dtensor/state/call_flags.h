@@ -1,0 +1,25 @@
+// What makes a call more than finding its plan and running it.
+#pragma once
+
+#include <cstdint>
+
+namespace tessera::dtensor {
+
+// Bits that the scan of a call's operands and its rank set. A call with none of kSlow takes the short way.
+enum CallFlag : uint32_t {
+  kPlain = 1 << 0,         // an operand is no DTensor
+  kPlainReading = 1 << 1,  // ... beside a parameter
+  kDeferred = 1 << 2,      // an operand has no layout yet: a constructor is recorded
+  kDerived = 1 << 3,       // an operand is a view that may have to be made again
+  kPending = 1 << 4,       // an operand is a gradient that waits
+  kUnfinished = 1 << 5,    // an operand lacks samples of the step
+  kElsewhere = 1 << 6,     // an operand is On one coordinate of an axis
+  kNoRank = 1 << 7,        // the thread is no rank's
+  kObserved = 1 << 8,      // the rank has an OpObserver
+  kChecksPlain = 1 << 9,   // ... compares plain operands across ranks
+  kExact = 1 << 10,        // ... has numerics exact
+  kAsksForMoves = 1 << 11  // ... is not in Mode::kImplicit
+};
+constexpr uint32_t kSlow = ~uint32_t{kPlain};
+
+}  // namespace tessera::dtensor

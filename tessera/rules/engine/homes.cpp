@@ -1,0 +1,110 @@
+#include "tessera/rules/engine/homes.h"
+
+#include "tessera/base/error.h"
+
+namespace tessera::rules {
+
+using layout::Placement;
+using layout::Placements;
+
+namespace {
+
+// Who says where a call runs: the highest of these.
+enum class Say : uint8_t { kOperand, kParameter, kForward, kWritten };
+
+Say say_of(const Operand& operand) {
+  return operand.is_written ? Say::kWritten : operand.is_parameter ? Say::kParameter : Say::kOperand;
+}
+
+struct Home {
+  int64_t coordinate = -1;
+  Say say = Say::kOperand;
+};
+
+// Where the call runs on an axis on which some operand is On.
+std::optional<int64_t> home_of(const Call& call, const layout::Spec& forward, int64_t axis, bool everywhere) {
+  Home home;
+  if (forward && forward->placements[axis].is_on()) {
+    home = {forward->placements[axis].coordinate(), Say::kForward};
+  }
+  for (const Operand& operand : call.operands) {
+    const Placement& placement = operand.spec->placements[axis];
+    const Say say = say_of(operand);
+    if (!placement.is_on()) {
+      if (operand.is_written) {
+        return std::nullopt;
+      }
+      continue;
+    }
+    const bool clashes = say == Say::kWritten && home.say == Say::kWritten && home.coordinate != placement.coordinate();
+    TESSERA_CHECK(!clashes, "[", call.name, "] writes at two places of axis ", operand.spec->mesh.axis(axis).name,
+                  ": On(", home.coordinate, ") and ", placement.str(),
+                  ". Redistribute one of them to the other's place first.");
+    if (say > home.say || (say == home.say && placement.coordinate() > home.coordinate)) {
+      home = {placement.coordinate(), say};
+    }
+  }
+  return everywhere && home.say != Say::kWritten ? std::nullopt : std::optional(home.coordinate);
+}
+
+bool has_on(const Call& call, int64_t axis) {
+  return std::any_of(call.operands.begin(), call.operands.end(),
+                     [&](const Operand& operand) { return operand.spec->placements[axis].is_on(); });
+}
+
+}  // namespace
+
+Homes::Homes(const Call& call, const layout::Spec& forward, bool everywhere) {
+  const auto is_everywhere = [](const Operand& operand) { return operand.spec->is_everywhere; };
+  if (std::all_of(call.operands.begin(), call.operands.end(), is_everywhere)) {
+    return;
+  }
+  const layout::Spec known = forward && forward->mesh == call.spec(0)->mesh ? forward : layout::Spec();
+  for (int64_t axis = 0; axis < call.spec(0)->mesh.ndim(); ++axis) {
+    if (has_on(call, axis)) {
+      axes_.push_back({axis, home_of(call, known, axis, everywhere)});
+    }
+  }
+}
+
+bool Homes::runs(const layout::Coord& coord) const {
+  return std::all_of(axes_.begin(), axes_.end(),
+                     [&](const HomeAxis& home) { return !home.coordinate || *home.coordinate == coord[home.axis]; });
+}
+
+Placements Homes::inside(Placements placements) const {
+  for (const HomeAxis& home : axes_) {
+    if (home.coordinate || placements[home.axis].is_on()) {
+      placements[home.axis] = layout::Replicate();
+    }
+  }
+  return placements;
+}
+
+void Homes::take_home(Call& call) const {
+  for (Operand& operand : call.operands) {
+    operand.spec = operand.spec.with(inside(operand.spec->placements));
+  }
+}
+
+void Homes::take_home(Wishes& wishes) const {
+  for (auto* wanted : {&wishes.outputs, &wishes.operands}) {
+    for (std::optional<Placements>& placements : *wanted) {
+      if (placements) {
+        placements = inside(*placements);
+      }
+    }
+  }
+}
+
+layout::Spec Homes::outside(const layout::Spec& inside) const {
+  Placements placements = inside->placements;
+  for (const HomeAxis& home : axes_) {
+    if (home.coordinate) {
+      placements[home.axis] = layout::On(*home.coordinate);
+    }
+  }
+  return inside.with(placements);
+}
+
+}  // namespace tessera::rules

@@ -1,0 +1,48 @@
+// Calls with operands that lie at one coordinate of an axis (On): where such a call runs.
+#pragma once
+
+#include <optional>
+#include <vector>
+
+#include "tessera/rules/engine/call.h"
+#include "tessera/rules/engine/wishes.h"
+
+namespace tessera::rules {
+
+// The home of a call, axis by axis. Rules never see it: a call is taken home before them, and what they decide is put
+// where the home is. A value.
+//
+// On an axis where an operand is On, the call runs at one coordinate alone: that of an operand that is written, else,
+// in a derivative, that of the forward call, else that of a parameter, else the last of all. So the gradient of what is
+// On is computed where the value was. The other operands move there, and its results are On there. Where an operand is
+// written that is not On, or where `everywhere` asks for it and nothing On is written, what is On becomes Replicate
+// instead, and the call runs on all ranks.
+class Homes {
+ public:
+  // `forward`: a result of the forward call, if this is its derivative. Throws if operands are written at two
+  // coordinates of an axis.
+  explicit Homes(const Call& call, const layout::Spec& forward = {}, bool everywhere = false);
+
+  // No operand is On.
+  bool empty() const { return axes_.empty(); }
+  // Whether the rank at `coord` runs the call.
+  bool runs(const layout::Coord& coord) const;
+
+  // The call and the wishes for it as rules see them: Replicate on the axes of the home. Plain operands are so already.
+  void take_home(Call& call) const;
+  void take_home(Wishes& wishes) const;
+
+  // The layout that a layout inside is.
+  layout::Spec outside(const layout::Spec& inside) const;
+
+ private:
+  struct HomeAxis {
+    int64_t axis;
+    std::optional<int64_t> coordinate;  // none: the call runs everywhere
+  };
+  layout::Placements inside(layout::Placements placements) const;
+
+  std::vector<HomeAxis> axes_;
+};
+
+}  // namespace tessera::rules
