@@ -159,7 +159,10 @@ void dispatch_slowly(Invocation& call) {
     settle_operands(call);
   }
   if (call.info.special) {
-    const Everywhere everywhere(*call.state, call.info, call.arguments());
+    std::optional<Everywhere> everywhere;
+    if (call.flags & kElsewhere) {
+      everywhere.emplace(*call.state, call.info, call.arguments());
+    }
     call.info.special(*call.state, call.info, call.stack);
     return tell_observer(call);
   }

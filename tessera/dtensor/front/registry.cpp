@@ -1,5 +1,6 @@
 #include "tessera/dtensor/front/registry.h"
 
+#include <algorithm>
 #include <mutex>
 
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -44,12 +45,7 @@ class Kernel final : public c10::OperatorKernel {
 };
 
 bool takes_tensor(const c10::FunctionSchema& schema) {
-  for (const c10::Argument& argument : schema.arguments()) {
-    if (argument.type()->str().find("Tensor") != std::string::npos) {
-      return true;
-    }
-  }
-  return false;
+  return std::any_of(schema.arguments().begin(), schema.arguments().end(), may_hold_tensors);
 }
 
 // Composite-implicit operators decompose, but for those whose CPU kernel is another function (silu_backward): one call
