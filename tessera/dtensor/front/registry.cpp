@@ -93,15 +93,15 @@ void register_all() {
 }
 
 // Every rank thread is under interception from its first line on, and has libtorch's threads again after its last.
-struct RankThread {
-  RankThread() = default;
-  ~RankThread() {
+struct RankKernels {
+  RankKernels() = default;
+  ~RankKernels() {
     if (RankState::current()) {
       set_numerics(Numerics::kFast);
     }
   }
-  RankThread(const RankThread&) = delete;
-  RankThread& operator=(const RankThread&) = delete;
+  RankKernels(const RankKernels&) = delete;
+  RankKernels& operator=(const RankKernels&) = delete;
 
   std::shared_ptr<void> interception = intercept_this_thread();
 };
@@ -109,7 +109,7 @@ struct RankThread {
 [[maybe_unused]] const bool hook_added = [] {
   comm::add_rank_hook([] {
     ensure_registered();
-    return std::make_shared<RankThread>();
+    return std::make_shared<RankKernels>();
   });
   return true;
 }();
