@@ -51,9 +51,9 @@ test: configure
 # The whole matrices of which `test` runs a sample.
 test-full: configure
 	@cmake --build $(BUILD) -j $(JOBS)
-	@TESSERA_FULL=1 $(BUILD)/bin/test_ranks_autograd
+	@TESSERA_FULL=1 $(BUILD)/bin/test_ranks --gtest_filter=Products.*:Gradients.*
 	@$(BUILD)/bin/test_audit --full
-	@TESSERA_FULL=1 $(BUILD)/bin/test_ranks_exact_training --gtest_filter=*TrainsAsFast*
+	@TESSERA_FULL=1 $(BUILD)/bin/test_ranks --gtest_filter=*TrainsAsFast*
 	@TESSERA_FULL=1 PYTHONPATH=$(BUILD)/python $$(cat $(BUILD)/.python) tests/python/families_test.py
 
 test-busy: configure
@@ -90,7 +90,7 @@ oldest: deps
 # An object is enough: its headers are those of the CUDA build, and what they declare is in its libraries.
 cuda: deps
 	@PIP_NO_DEPS=1 TESSERA_PYTHON= tools/venv $(BUILD)-cuda/venv tools/cuda.txt >/dev/null
-	@cmake --preset release -B $(BUILD)-cuda -DTESSERA_PYTHON=$(CURDIR)/$(BUILD)-cuda/venv/bin/python -DTESSERA_NCCL=ON -DTESSERA_TESTS=OFF -DTESSERA_WERROR=OFF
+	@cmake --preset release -B $(BUILD)-cuda -DTESSERA_PYTHON=$(CURDIR)/$(BUILD)-cuda/venv/bin/python -DTESSERA_NCCL=ON -DTESSERA_UNITY=OFF -DTESSERA_TESTS=OFF -DTESSERA_WERROR=OFF
 	@cmake --build $(BUILD)-cuda -j $(JOBS) --target tessera/comm/CMakeFiles/tessera_comm.dir/devices/c10d_nccl.cpp.o
 
 # The Python of the build packs what is built; pyproject.toml says how `pip install .` compiles it instead.

@@ -1,6 +1,9 @@
 # tessera_floor(NAME <floor> SOURCES ... DEPENDS <lower floors>)   one floor, as an object library tessera_<floor>
-# tessera_test(NAME <test> SOURCES ... FLOORS <floors> [LIBRARIES ...] [PARTS n])   one GoogleTest program over some floors; a long one
-#   runs as n tests, <test>_1 to <test>_n, side by side
+# tessera_test_program(NAME <program> FLOORS <floors> [SOURCES ...] [LIBRARIES ...])   a program test_<program> of several tests, over some
+#   floors, and what they share
+# tessera_test(NAME <test> SOURCES ... PROGRAM <program> [PARTS n])   one test of it: the suites of GoogleTest in these sources, in a process of
+#   their own; a long one runs as n tests, <test>_1 to <test>_n, side by side
+# tessera_test(NAME <test> SOURCES ... FLOORS <floors> [LIBRARIES ...] [PARTS n])   one that is a program, test_<test>
 # tessera_extension(NAME <floor> SOURCES ... DEPENDS <floors>)   the Python extension module over libtessera, and its package, in <build>/python
 # tessera_benchmark(NAME <bench> SOURCES ... [LIBRARIES ...])   one program over libtessera that prints a table
 #
@@ -17,30 +20,22 @@ foreach(pch pch pch_torch)
 endforeach()
 target_compile_definitions(tessera_pch_torch PRIVATE GTEST_HAS_PTHREAD=1)  # as GTest's package has its users compile; else it is not used
 
-# With TESSERA_UNITY, the sources of one folder are compiled together, in files of at most 8 of them: what libtorch's headers cost again in
-# every file, precompiled or not (2 s: templates that their inline functions use), is paid once for all. So names without linkage are one of
-# a kind in a folder. Sources with options of their own stay alone.
+# With TESSERA_UNITY, sources that are added to a target are compiled together with others of their folder, eight at a time: what libtorch's
+# headers cost in every file, precompiled or not (2 s: templates that their inline functions use), is paid once for all. So names without
+# linkage are one of a kind in a folder. Sources with options of their own stay alone.
 function(tessera_unite target)
   if(NOT TESSERA_UNITY)
     return()
   endif()
-  set(folders)
+  list(FILTER ARGN EXCLUDE REGEX TARGET_OBJECTS)
   foreach(source IN LISTS ARGN)
     get_filename_component(folder ${source} DIRECTORY)
     string(MAKE_C_IDENTIFIER "of_${folder}" folder)
-    list(APPEND folders ${folder})
-    list(APPEND sources_${folder} ${source})
-  endforeach()
-  list(REMOVE_DUPLICATES folders)
-  foreach(folder IN LISTS folders)
-    list(LENGTH sources_${folder} count)
-    math(EXPR parts "(${count} + 7) / 8")
-    set(index 0)
-    foreach(source IN LISTS sources_${folder})
-      math(EXPR part "${index} * ${parts} / ${count}")
-      set_source_files_properties(${source} PROPERTIES UNITY_GROUP ${folder}_${part})
-      math(EXPR index "${index} + 1")
-    endforeach()
+    get_property(count TARGET ${target} PROPERTY TESSERA_COUNT_${folder})
+    math(EXPR part "0${count} / 8")
+    math(EXPR count "0${count} + 1")
+    set_property(TARGET ${target} PROPERTY TESSERA_COUNT_${folder} ${count})
+    set_property(SOURCE ${source} PROPERTY UNITY_GROUP ${folder}_${part})
   endforeach()
   set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_MODE GROUP)
   target_compile_options(${target} PRIVATE -Wno-subobject-linkage)  # it takes a source that is included for a header
@@ -68,29 +63,68 @@ function(tessera_floor)
   set_property(GLOBAL PROPERTY TESSERA_LIBRARIES_${F_NAME} ${F_LIBRARIES})
 endfunction()
 
-function(tessera_test)
-  cmake_parse_arguments(T "" "NAME;PARTS" "SOURCES;FLOORS;LIBRARIES" ${ARGN})
+function(tessera_test_program)
+  cmake_parse_arguments(P "" "NAME" "SOURCES;FLOORS;LIBRARIES" ${ARGN})
   find_package(GTest REQUIRED)
-  tessera_closure(closure ${T_FLOORS})
+  tessera_closure(closure ${P_FLOORS})
   set(objects)
   foreach(floor IN LISTS closure)
     list(APPEND objects $<TARGET_OBJECTS:tessera_${floor}>)
     get_property(libraries GLOBAL PROPERTY TESSERA_LIBRARIES_${floor})
-    list(APPEND T_LIBRARIES ${libraries})
+    list(APPEND P_LIBRARIES ${libraries})
   endforeach()
-  add_executable(test_${T_NAME} ${T_SOURCES} ${objects})
-  target_include_directories(test_${T_NAME} PRIVATE ${PROJECT_SOURCE_DIR})
-  target_link_libraries(test_${T_NAME} PRIVATE tessera_torch GTest::gtest GTest::gtest_main ${T_LIBRARIES})
-  target_precompile_headers(test_${T_NAME} REUSE_FROM ${TESSERA_TEST_PCH})
+  add_executable(test_${P_NAME} ${P_SOURCES} ${objects})
+  tessera_unite(test_${P_NAME} ${P_SOURCES})
+  target_include_directories(test_${P_NAME} PRIVATE ${PROJECT_SOURCE_DIR})
+  target_link_libraries(test_${P_NAME} PRIVATE tessera_torch GTest::gtest GTest::gtest_main ${P_LIBRARIES})
+  target_precompile_headers(test_${P_NAME} REUSE_FROM ${TESSERA_TEST_PCH})
+endfunction()
+
+# The suites of GoogleTest in some sources, as a filter. No two tests of a program share a suite: it would run in both.
+function(tessera_suites out program)
+  set(filter)
+  foreach(source IN LISTS ARGN)
+    set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${source})
+    file(STRINGS ${source} lines REGEX "^(TYPED_)?TEST(_[FP])?\\(")
+    foreach(line IN LISTS lines)
+      string(REGEX REPLACE "^[A-Z_]+\\(([A-Za-z0-9_]+).*" "\\1" suite "${line}")
+      list(APPEND filter ${suite}.* */${suite}.* ${suite}/*)
+    endforeach()
+  endforeach()
+  list(REMOVE_DUPLICATES filter)
+  get_property(taken TARGET ${program} PROPERTY TESSERA_SUITES)
+  foreach(suite IN LISTS filter)
+    if(suite IN_LIST taken)
+      message(FATAL_ERROR "${program}: the suite ${suite} stands in two tests; give one another name.")
+    endif()
+  endforeach()
+  set_property(TARGET ${program} APPEND PROPERTY TESSERA_SUITES ${filter})
+  list(JOIN filter ":" filter)
+  set(${out} "${filter}" PARENT_SCOPE)
+endfunction()
+
+function(tessera_test)
+  cmake_parse_arguments(T "" "NAME;PROGRAM;PARTS" "SOURCES;FLOORS;LIBRARIES" ${ARGN})
+  if(T_PROGRAM)
+    set(program test_${T_PROGRAM})
+    target_sources(${program} PRIVATE ${T_SOURCES})
+    tessera_unite(${program} ${T_SOURCES})
+    tessera_suites(suites ${program} ${T_SOURCES})
+    set(command ${program} --gtest_filter=${suites})
+  else()
+    tessera_test_program(NAME ${T_NAME} SOURCES ${T_SOURCES} FLOORS ${T_FLOORS} LIBRARIES ${T_LIBRARIES})
+    set(program test_${T_NAME})
+    set(command ${program})
+  endif()
   if(NOT T_PARTS)
-    add_test(NAME ${T_NAME} COMMAND test_${T_NAME})
-    set_tests_properties(${T_NAME} PROPERTIES TIMEOUT ${TESSERA_TEST_LIMIT})
+    add_test(NAME ${T_NAME} COMMAND ${command})
+    set_tests_properties(${T_NAME} PROPERTIES TIMEOUT ${TESSERA_TEST_LIMIT} LABELS ${program})
     return()
   endif()
   foreach(part RANGE 1 ${T_PARTS})
     math(EXPR index "${part} - 1")
-    add_test(NAME ${T_NAME}_${part} COMMAND test_${T_NAME})
-    set_tests_properties(${T_NAME}_${part} PROPERTIES TIMEOUT ${TESSERA_TEST_LIMIT}
+    add_test(NAME ${T_NAME}_${part} COMMAND ${command})
+    set_tests_properties(${T_NAME}_${part} PROPERTIES TIMEOUT ${TESSERA_TEST_LIMIT} LABELS ${program}
       ENVIRONMENT "GTEST_TOTAL_SHARDS=${T_PARTS};GTEST_SHARD_INDEX=${index}")
   endforeach()
 endfunction()

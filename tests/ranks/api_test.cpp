@@ -3,7 +3,7 @@
 
 #include "tests/ranks/support.h"
 
-namespace tessera::ranks {
+namespace tessera::ranks::api_test {
 namespace {
 
 using layout::Partial;
@@ -501,4 +501,4 @@ TEST(Modules, SetDataAndToDtype) {
 }
 
 }  // namespace
-}  // namespace tessera::ranks
+}  // namespace tessera::ranks::api_test

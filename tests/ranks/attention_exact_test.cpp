@@ -10,7 +10,7 @@
 #include "tessera/dtensor/ops/attention_parts.h"
 #include "tests/ranks/support.h"
 
-namespace tessera::ranks {
+namespace tessera::ranks::attention_exact_test {
 namespace {
 
 using dtensor::Numerics;
@@ -306,4 +306,4 @@ TEST(ExactAttention, RunsInPartsWhereItMust) {
 }
 
 }  // namespace
-}  // namespace tessera::ranks
+}  // namespace tessera::ranks::attention_exact_test

@@ -36,7 +36,7 @@ void operator delete(void* memory) noexcept {
 }
 void operator delete(void* memory, size_t) noexcept { operator delete(memory); }
 
-namespace tessera::dtensor {
+namespace tessera::dtensor::changing_sizes_test {
 namespace {
 
 using layout::Mesh;
@@ -245,4 +245,4 @@ TEST(Specs, LiveAsLongAsTheyAreHeld) {
 }
 
 }  // namespace
-}  // namespace tessera::dtensor
+}  // namespace tessera::dtensor::changing_sizes_test

@@ -12,7 +12,7 @@
 #include "tessera/rules/exact/exact_table.h"
 #include "tessera/train/compare/bit_compare.h"
 
-namespace tessera::train {
+namespace tessera::train::exact_compare_test {
 namespace {
 
 using c10::IValue;
@@ -283,4 +283,4 @@ TEST_F(ExactCompare, AnotherLatticeIsAnotherResult) {
 }
 
 }  // namespace
-}  // namespace tessera::train
+}  // namespace tessera::train::exact_compare_test

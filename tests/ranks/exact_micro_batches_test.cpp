@@ -4,7 +4,7 @@
 #include "tessera/dtensor/plan/exact_sum.h"
 #include "tests/ranks/exact_program.h"
 
-namespace tessera::ranks {
+namespace tessera::ranks::exact_micro_batches_test {
 namespace {
 
 TEST(ExactMicroBatches, InAnyOrder) {
@@ -121,4 +121,4 @@ TEST(ScatteringMove, PartsAreCountedFromWhatTheRankHolds) {
 }
 
 }  // namespace
-}  // namespace tessera::ranks
+}  // namespace tessera::ranks::exact_micro_batches_test

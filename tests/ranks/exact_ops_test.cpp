@@ -5,7 +5,7 @@
 #include "tessera/rules/exact/exact_table.h"
 #include "tests/ranks/exact_samples.h"
 
-namespace tessera::ranks {
+namespace tessera::ranks::exact_ops_test {
 namespace {
 
 using dtensor::Numerics;
@@ -202,4 +202,4 @@ TEST(ExactOps, CutsInsideALeafAreRefused) {
 }
 
 }  // namespace
-}  // namespace tessera::ranks
+}  // namespace tessera::ranks::exact_ops_test

@@ -10,7 +10,7 @@
 #include "tessera/rules/exact/exact_table.h"
 #include "tests/ranks/exact_samples.h"
 
-namespace tessera::ranks {
+namespace tessera::ranks::exact_threads_test {
 namespace {
 
 using dtensor::Numerics;
@@ -127,4 +127,4 @@ TEST(ExactThreads, EnterNoBitInFloat) { expect_no_bit_of_threads(at::kFloat); }
 TEST(ExactThreads, EnterNoBitInDouble) { expect_no_bit_of_threads(at::kDouble); }
 
 }  // namespace
-}  // namespace tessera::ranks
+}  // namespace tessera::ranks::exact_threads_test

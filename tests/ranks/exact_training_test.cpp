@@ -6,7 +6,7 @@
 #include "tests/ranks/support.h"
 #include "tests/ranks/training_run.h"
 
-namespace tessera::ranks {
+namespace tessera::ranks::exact_training_test {
 namespace {
 
 // The first thing that differs; empty if nothing does.
@@ -137,4 +137,4 @@ TEST(Exact, Llama) { expect_same_bits<models::Llama>({.lattice = layout::Lattice
 TEST(Exact, Gpt) { expect_same_bits<models::Gpt>({.lattice = layout::Lattice()}, gpt(), kCases); }
 
 }  // namespace
-}  // namespace tessera::ranks
+}  // namespace tessera::ranks::exact_training_test

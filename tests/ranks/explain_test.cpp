@@ -20,7 +20,7 @@
 #include "tessera/parallel/generate_plan.h"
 #include "tessera/parallel/job.h"
 
-namespace tessera::dtensor {
+namespace tessera::dtensor::explain_test {
 namespace {
 
 using layout::Mesh;
@@ -446,4 +446,4 @@ TEST(FindNan, AHealthyStepHasNone) {
 }
 
 }  // namespace
-}  // namespace tessera::dtensor
+}  // namespace tessera::dtensor::explain_test

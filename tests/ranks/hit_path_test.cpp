@@ -25,7 +25,7 @@ void* operator new(size_t size) {
 void operator delete(void* memory) noexcept { std::free(memory); }
 void operator delete(void* memory, size_t) noexcept { std::free(memory); }
 
-namespace tessera::dtensor {
+namespace tessera::dtensor::hit_path_test {
 namespace {
 
 using Body = std::function<void(const at::Tensor& x, const at::Tensor& w)>;
@@ -98,4 +98,4 @@ TEST(HitPath, PlansEachKindOfCallOnce) {
 }
 
 }  // namespace
-}  // namespace tessera::dtensor
+}  // namespace tessera::dtensor::hit_path_test

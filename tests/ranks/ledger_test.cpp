@@ -10,7 +10,7 @@
 #include "tessera/parallel/generate_plan.h"
 #include "tessera/parallel/job.h"
 
-namespace tessera {
+namespace tessera::ledger_test {
 namespace {
 
 constexpr int64_t kRanks = 4, kBatch = 2, kLength = 16, kDim = 32, kLayers = 2, kVocabulary = 64;
@@ -172,4 +172,4 @@ TEST(Ledger, OptimizersSendNothing) {
 }
 
 }  // namespace
-}  // namespace tessera
+}  // namespace tessera::ledger_test

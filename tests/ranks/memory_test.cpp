@@ -9,7 +9,7 @@
 #include "tessera/tessera.h"
 #include "tests/support/counting_allocator.h"
 
-namespace tessera {
+namespace tessera::memory_test {
 namespace {
 
 using support::bytes_of;
@@ -246,4 +246,4 @@ TEST_F(Memory, OnlyALargeModelThatWasMadeWholeIsWorthAWarning) {
 }
 
 }  // namespace
-}  // namespace tessera
+}  // namespace tessera::memory_test

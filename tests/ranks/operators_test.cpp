@@ -7,7 +7,7 @@
 #include "tessera/dtensor/state/state.h"
 #include "tests/ranks/functions.h"
 
-namespace tessera::ranks {
+namespace tessera::ranks::operators_test {
 namespace {
 
 // 30 rows of a 4 x 6 matrix.
@@ -247,4 +247,4 @@ TEST(Operators, NoPartIsALazyClone) {
 }
 
 }  // namespace
-}  // namespace tessera::ranks
+}  // namespace tessera::ranks::operators_test

@@ -3,7 +3,7 @@
 #include "tessera/dtensor/watch/explain.h"
 #include "tests/ranks/support.h"
 
-namespace tessera::ranks {
+namespace tessera::ranks::plain_writes_test {
 namespace {
 
 using dtensor::Mode;
@@ -237,4 +237,4 @@ TEST(PlainWrites, InExactNumericsHaveTheBitsOfOneRankOrThrow) {
 }
 
 }  // namespace
-}  // namespace tessera::ranks
+}  // namespace tessera::ranks::plain_writes_test

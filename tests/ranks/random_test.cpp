@@ -7,7 +7,7 @@
 
 #include "tests/ranks/support.h"
 
-namespace tessera::ranks {
+namespace tessera::ranks::random_test {
 namespace {
 
 using layout::Label;
@@ -411,7 +411,7 @@ Trained block(const Mesh& mesh, const char* placements, bool again, int depth) {
   return {full_tensor(after).detach(), full_tensor(x.grad()), full_tensor(w.grad())};
 }
 
-TEST(Recompute, MakesTheSameNumbers) {
+TEST(RecomputedDraws, MakesTheSameNumbers) {
   const Mesh mesh = Mesh::parse("a=2,b=2");
   run_on(mesh, [&](int64_t) {
     for (const char* placements : {"{}", "{a: S(0)}", "{b: S(1)}", "{a: P}"}) {
@@ -426,7 +426,7 @@ TEST(Recompute, MakesTheSameNumbers) {
 }
 
 // Deeper than libtorch re-enters backward on one thread.
-TEST(Recompute, SurvivesAPoolThread) {
+TEST(RecomputedDraws, SurvivesAPoolThread) {
   const Mesh mesh = Mesh::parse("a=2");
   run_on(mesh, [&](int64_t) {
     const Trained plain = block(mesh, "{a: S(0)}", false, 70), again = block(mesh, "{a: S(0)}", true, 70);
@@ -435,7 +435,7 @@ TEST(Recompute, SurvivesAPoolThread) {
   });
 }
 
-TEST(Recompute, GivesParametersTheirGradientsWhereNoInputHasOne) {
+TEST(RecomputedDraws, GivesParametersTheirGradientsWhereNoInputHasOne) {
   const Mesh mesh = Mesh::parse("a=2");
   run_on(mesh, [&](int64_t) {
     const at::Tensor ids = distribute(at::arange(6), mesh, "{a: S(0)}");
@@ -452,7 +452,7 @@ TEST(Recompute, GivesParametersTheirGradientsWhereNoInputHasOne) {
 }
 
 // The masks of a pass whose gradients are taken after the next step's forward pass.
-TEST(Recompute, BelongsToItsOwnStep) {
+TEST(RecomputedDraws, BelongsToItsOwnStep) {
   const Mesh mesh = Mesh::parse("a=2");
   run_on(mesh, [&](int64_t) {
     auto& sites = dtensor::RankState::require().sites;
@@ -477,7 +477,7 @@ TEST(Recompute, BelongsToItsOwnStep) {
   });
 }
 
-TEST(Recompute, RefusesToBeDifferentiatedTwice) {
+TEST(RecomputedDraws, RefusesToBeDifferentiatedTwice) {
   EXPECT_SAYS(failure_on(2,
                          [](int64_t) {
                            const at::Tensor x =
@@ -490,4 +490,4 @@ TEST(Recompute, RefusesToBeDifferentiatedTwice) {
 }
 
 }  // namespace
-}  // namespace tessera::ranks
+}  // namespace tessera::ranks::random_test

@@ -8,7 +8,7 @@
 #include "tessera/parallel/job.h"
 #include "tests/ranks/support.h"
 
-namespace tessera::ranks {
+namespace tessera::ranks::same_batch_test {
 namespace {
 
 using dtensor::NamedValue;
@@ -198,4 +198,4 @@ TEST(Jobs, CompareTheirBatches) {
 }
 
 }  // namespace
-}  // namespace tessera::ranks
+}  // namespace tessera::ranks::same_batch_test

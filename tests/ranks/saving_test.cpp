@@ -9,7 +9,7 @@
 #include "tests/ranks/support.h"
 #include "tests/support/counting_allocator.h"
 
-namespace tessera::ranks {
+namespace tessera::ranks::saving_test {
 namespace {
 
 using dtensor::gather_to;
@@ -131,4 +131,4 @@ TEST_F(SaveGathered, AWriterThatFailsEndsAllAndLeavesNoFile) {
 }
 
 }  // namespace
-}  // namespace tessera::ranks
+}  // namespace tessera::ranks::saving_test

@@ -14,7 +14,7 @@
 #include "tessera/train/run/run_folder.h"
 #include "tests/unit/cli/support.h"
 
-namespace tessera::cli {
+namespace tessera::cli::text_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -300,4 +300,4 @@ TEST_P(BadText, EndsWithOneParagraphOfAdvice) {
 INSTANTIATE_TEST_SUITE_P(All, BadText, testing::ValuesIn(cases()), [](const auto& info) { return info.param.name; });
 
 }  // namespace
-}  // namespace tessera::cli
+}  // namespace tessera::cli::text_test

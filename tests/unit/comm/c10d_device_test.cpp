@@ -9,7 +9,7 @@
 #include "tessera/comm/sums/ordered_combine.h"
 #include "tests/unit/comm/device_ranks.h"
 
-namespace tessera::comm {
+namespace tessera::comm::c10d_device_test {
 namespace {
 
 using Tensors = std::vector<at::Tensor>;
@@ -184,4 +184,4 @@ TEST(DeviceLedger, SaysTheSameOfCpuTensors) {
 }
 
 }  // namespace
-}  // namespace tessera::comm
+}  // namespace tessera::comm::c10d_device_test

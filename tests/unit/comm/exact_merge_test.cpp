@@ -10,7 +10,7 @@
 #include "tessera/layout/mesh.h"
 #include "tests/unit/comm/support.h"
 
-namespace tessera::comm {
+namespace tessera::comm::exact_merge_test {
 namespace {
 
 using layout::Node;
@@ -604,4 +604,4 @@ TEST(MergePlan, FewWideSteps) {
 }
 
 }  // namespace
-}  // namespace tessera::comm
+}  // namespace tessera::comm::exact_merge_test

@@ -5,7 +5,7 @@
 #include "tessera/comm/merge/exact_merge.h"
 #include "tessera/layout/mesh.h"
 
-namespace tessera::comm {
+namespace tessera::comm::fake_test {
 namespace {
 
 TEST(Fake, AnyMeshSizeOnOneThreadAndNothingMoves) {
@@ -42,4 +42,4 @@ TEST(Fake, AnyMeshSizeOnOneThreadAndNothingMoves) {
 }
 
 }  // namespace
-}  // namespace tessera::comm
+}  // namespace tessera::comm::fake_test

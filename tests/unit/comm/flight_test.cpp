@@ -11,7 +11,7 @@
 #include "tessera/trace/parting.h"
 #include "tests/unit/comm/support.h"
 
-namespace tessera::comm {
+namespace tessera::comm::flight_test {
 namespace {
 
 bool has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
@@ -151,4 +151,4 @@ TEST_F(Flights, AFolderThatCannotBeMadeHidesNoError) {
 }
 
 }  // namespace
-}  // namespace tessera::comm
+}  // namespace tessera::comm::flight_test

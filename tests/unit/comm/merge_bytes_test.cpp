@@ -3,7 +3,7 @@
 #include "tessera/comm/merge/merge_bytes.h"
 #include "tests/unit/comm/support.h"
 
-namespace tessera::comm {
+namespace tessera::comm::merge_bytes_test {
 namespace {
 
 // What a rank hands to others in the collectives that it calls.
@@ -85,4 +85,4 @@ TEST(MergeBytes, ListsOfNodes) {
 }
 
 }  // namespace
-}  // namespace tessera::comm
+}  // namespace tessera::comm::merge_bytes_test

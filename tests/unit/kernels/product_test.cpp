@@ -22,7 +22,7 @@
 #include "tests/unit/kernels/oracle.h"
 #include "tests/unit/kernels/product_cases.h"
 
-namespace tessera::kernels {
+namespace tessera::kernels::product_test {
 namespace {
 
 bool is_full() { return std::getenv("TESSERA_FULL") != nullptr; }
@@ -135,7 +135,7 @@ class OracleCase {
   }
 
   Product<T> p_;
-  Placed<T> a_, b_, out_;
+  PlacedMatrices<T> a_, b_, out_;
   std::vector<T> before_, expected_;
 };
 
@@ -472,4 +472,4 @@ TEST(InstructionSet, IsChosenAndScoped) {
 }
 
 }  // namespace
-}  // namespace tessera::kernels
+}  // namespace tessera::kernels::product_test

@@ -6,7 +6,7 @@
 
 #include "tessera/base/error.h"
 
-namespace tessera::layout {
+namespace tessera::layout::lattice_test {
 namespace {
 
 // The definition of the tree, written on its own: split at the largest power of two below the size.
@@ -185,4 +185,4 @@ TEST(Lattice, PartsAreOfWholeLeavesOrNot) {
 }
 
 }  // namespace
-}  // namespace tessera::layout
+}  // namespace tessera::layout::lattice_test

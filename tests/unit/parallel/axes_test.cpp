@@ -11,7 +11,7 @@
 #include "tessera/parallel/job.h"
 #include "tests/support/axis_names.h"
 
-namespace tessera::parallel {
+namespace tessera::parallel::axes_test {
 namespace {
 
 layout::Mesh mesh_of(const std::string& axis) { return layout::Mesh({{axis, 2}}); }
@@ -91,4 +91,4 @@ TEST(Axes, OnlyDataAxesCutTheBatch) {
 }
 
 }  // namespace
-}  // namespace tessera::parallel
+}  // namespace tessera::parallel::axes_test

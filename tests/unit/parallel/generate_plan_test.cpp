@@ -11,7 +11,7 @@
 #include "tessera/models/gpt.h"
 #include "tessera/models/llama.h"
 
-namespace tessera::parallel {
+namespace tessera::parallel::generate_plan_test {
 namespace {
 
 PlanOptions on(const char* mesh, int64_t heads = 0, int64_t kv_heads = 0) {
@@ -313,4 +313,4 @@ TEST(GeneratePlan, RefusesHeadsThatContradict) {
 }
 
 }  // namespace
-}  // namespace tessera::parallel
+}  // namespace tessera::parallel::generate_plan_test

@@ -7,7 +7,7 @@
 #include "tessera/base/error.h"
 #include "tessera/base/text.h"
 
-namespace tessera::parallel {
+namespace tessera::parallel::plan_test {
 namespace {
 
 layout::Placement random_placement(std::mt19937_64& random) {
@@ -237,4 +237,4 @@ TEST(Plan, FromJsonNamesTheLine) {
 }
 
 }  // namespace
-}  // namespace tessera::parallel
+}  // namespace tessera::parallel::plan_test

@@ -4,7 +4,7 @@
 
 #include "tessera/base/text.h"
 
-namespace tessera::parallel {
+namespace tessera::parallel::roles_test {
 namespace {
 
 // Groups as `q,k,v>o | up>down | head`, from names with widths in x out.
@@ -43,4 +43,4 @@ TEST(Roles, ChainsAlternate) {
 }
 
 }  // namespace
-}  // namespace tessera::parallel
+}  // namespace tessera::parallel::roles_test

@@ -2,7 +2,7 @@
 
 #include <gtest/gtest.h>
 
-namespace tessera::parallel {
+namespace tessera::parallel::rows_test {
 namespace {
 
 struct Case {
@@ -88,4 +88,4 @@ TEST(Rows, OneMicroBatchIsTheStepItself) {
 }
 
 }  // namespace
-}  // namespace tessera::parallel
+}  // namespace tessera::parallel::rows_test

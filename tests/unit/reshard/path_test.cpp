@@ -7,7 +7,7 @@
 
 #include <c10/util/Exception.h>
 
-namespace tessera::reshard {
+namespace tessera::reshard::path_test {
 namespace {
 
 using layout::Partial;
@@ -225,4 +225,4 @@ TEST(Table, NamesEveryKindOnce) {
 }
 
 }  // namespace
-}  // namespace tessera::reshard
+}  // namespace tessera::reshard::path_test

@@ -6,7 +6,7 @@
 #include "tests/unit/layout/random_layout.h"
 #include "tests/unit/reshard/simulate.h"
 
-namespace tessera::reshard {
+namespace tessera::reshard::simulate_test {
 namespace {
 
 using layout::On;
@@ -136,4 +136,4 @@ TEST(OtherMeshes, FlattenedAndPermutedAreRight) {
 }
 
 }  // namespace
-}  // namespace tessera::reshard
+}  // namespace tessera::reshard::simulate_test

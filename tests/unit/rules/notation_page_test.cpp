@@ -8,7 +8,7 @@
 #include "tessera/layout/lattice.h"
 #include "tests/support/rule_calls.h"
 
-namespace tessera {
+namespace tessera::notation_page_test {
 namespace {
 
 // The lines of the section whose heading begins so; the heading first.
@@ -121,4 +121,4 @@ TEST(NotationPage, RulesAreReadAndPrinted) {
 }
 
 }  // namespace
-}  // namespace tessera
+}  // namespace tessera::notation_page_test

@@ -8,7 +8,7 @@
 
 #include "tessera/trace/parting.h"
 
-namespace tessera::trace {
+namespace tessera::trace::flight_recorder_test {
 namespace {
 
 const std::string kTp = "tp", kDp = "dp";
@@ -155,4 +155,4 @@ TEST(FlightRecorder, MayBeReadWhileItIsWritten) {
 }
 
 }  // namespace
-}  // namespace tessera::trace
+}  // namespace tessera::trace::flight_recorder_test

@@ -9,7 +9,7 @@
 #include "tessera/base/error.h"
 #include "tessera/trace/flight_recorder.h"
 
-namespace tessera::trace {
+namespace tessera::trace::parting_test {
 namespace {
 
 bool has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
@@ -187,4 +187,4 @@ TEST_F(PartingFiles, WhatCannotBeMeantIsSaid) {
 }
 
 }  // namespace
-}  // namespace tessera::trace
+}  // namespace tessera::trace::parting_test

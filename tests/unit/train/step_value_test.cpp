@@ -12,7 +12,7 @@
 #include "tessera/comm/threads/run_ranks.h"
 #include "tessera/dtensor/front/dtensor.h"
 
-namespace tessera::train {
+namespace tessera::train::step_value_test {
 namespace {
 
 // The definition: the sum of a mix of each element's row-major index and its bits.
@@ -128,4 +128,4 @@ TEST(StepValue, TextsReadBackAndIndicesAreRowMajor) {
 }
 
 }  // namespace
-}  // namespace tessera::train
+}  // namespace tessera::train::step_value_test
