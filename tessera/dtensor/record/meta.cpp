@@ -1,9 +1,11 @@
 #include "tessera/dtensor/record/meta.h"
 
 #include <map>
+#include <memory>
 #include <mutex>
 
 #include <c10/core/DispatchKeySet.h>
+#include <c10/core/InferenceMode.h>
 
 #include "tessera/base/error.h"
 #include "tessera/base/hints.h"
@@ -19,28 +21,74 @@ c10::DispatchKeySet dtensor_keys() {
   return keys;
 }
 
-// A TensorImpl that can be given sizes and a Meta from outside; nothing in it differs from its base afterwards.
-struct Maker final : c10::TensorImpl, base::Pooled<Maker> {
+// Note [Spare parts]. libtorch keeps two records of a tensor on the heap: the count of its writes, and what few tensors
+// have (ExtraMeta), among it our Meta. A dropped DTensor leaves both, as good as new, to the thread's next ones.
+using SpareWrites = base::Spares<c10::VariableVersion>;
+using SpareExtras = base::Spares<std::unique_ptr<c10::ExtraMeta>>;
+
+c10::VariableVersion new_writes() {
+  if (c10::InferenceMode::is_enabled()) {
+    return {};
+  }
+  c10::VariableVersion writes = SpareWrites::take();
+  return writes.enabled() ? writes : c10::VariableVersion(0);
+}
+
+// The TensorImpl of a DTensor.
+struct Maker final : TensorLike, base::Pooled<Maker> {
   Maker(MetaPtr meta, c10::IntArrayRef sizes, c10::IntArrayRef strides, caffe2::TypeMeta dtype, c10::Device device)
-      : TensorImpl(dtensor_keys(), dtype, device) {
-    set_storage_access_should_throw();
+      : TensorLike(dtensor_keys(), dtype, device) {
     set_sizes_and_strides(sizes, strides);
-    set_backend_meta(std::move(meta));
+    take_meta(std::move(meta));
   }
 
-  Maker(MetaPtr meta, const Maker& like) : TensorImpl(dtensor_keys(), like.data_type_, like.device_opt_) {
+  // The constructor asks a storage for the device: that of `like`, which has it back afterwards.
+  Maker(MetaPtr meta, c10::VariableVersion writes, Maker& like)
+      : TensorLike(std::move(like.storage_), dtensor_keys(), like.data_type_, std::move(writes)) {
+    like.storage_ = std::move(storage_);
+    copy_shape(like);
+    take_meta(std::move(meta));
+  }
+
+  ~Maker() override {
+    if (version_counter_.enabled() && version_counter_.unique()) {
+      version_counter_.set_version(0);
+      SpareWrites::keep(std::move(version_counter_));
+    }
+    if (std::unique_ptr<c10::ExtraMeta> extra = std::move(extra_meta_)) {
+      std::destroy_at(extra.get());
+      SpareExtras::keep(std::unique_ptr<c10::ExtraMeta>(std::construct_at(extra.release())));
+    }
+  }
+
+  // Makes it a prototype: no tensor of the program, but one that others are made like.
+  void lend_storage() {
+    storage_ = c10::Storage(c10::Storage::use_byte_size_t(), 0, c10::DataPtr(nullptr, device()), nullptr, false);
+  }
+  void be_view(const c10::VariableVersion& writes_of_base) { count_writes_with(dtensor_keys(), writes_of_base); }
+
+ private:
+  void take_meta(MetaPtr meta) {
     set_storage_access_should_throw();
-    sizes_and_strides_ = like.sizes_and_strides_;
-    numel_ = like.numel_;
-    is_contiguous_ = like.is_contiguous_;
-    is_channels_last_ = like.is_channels_last_;
-    is_channels_last_contiguous_ = like.is_channels_last_contiguous_;
-    is_channels_last_3d_ = like.is_channels_last_3d_;
-    is_channels_last_3d_contiguous_ = like.is_channels_last_3d_contiguous_;
-    is_non_overlapping_and_dense_ = like.is_non_overlapping_and_dense_;
+    extra_meta_ = SpareExtras::take();
     set_backend_meta(std::move(meta));
   }
 };
+
+c10::intrusive_ptr<Maker> make(MetaPtr meta, const layout::SpecData& spec, c10::Device device) {
+  return c10::make_intrusive<Maker>(std::move(meta), spec.sizes, spec.strides,
+                                    caffe2::TypeMeta::fromScalarType(spec.dtype), device);
+}
+
+// The prototype of DTensors of this layout on this device.
+Maker& prototype_in(Prototype& kept, const layout::SpecData& spec, c10::Device device) {
+  if (C10_UNLIKELY(!kept || kept->device() != device)) {
+    auto made = make(MetaPtr(), spec, device);
+    made->lend_storage();
+    kept = std::move(made);
+  }
+  return static_cast<Maker&>(*kept);
+}
 
 std::string no_storage() {
   return c10::str("A DTensor has no storage of its own: call ", base::in_library("to_local(x)"),
@@ -91,17 +139,28 @@ void Meta::replace(at::Tensor new_local, Spec new_spec) {
   }
 }
 
-at::Tensor wrap(MetaPtr meta, Prototype* prototype) {
+at::Tensor wrap(MetaPtr meta) {
   const layout::SpecData& spec = *meta->spec;
   const c10::Device device = meta->local.device();
-  const auto dtype = caffe2::TypeMeta::fromScalarType(spec.dtype);
-  if (!prototype) {
-    return at::detail::make_tensor<Maker>(std::move(meta), spec.sizes, spec.strides, dtype, device);
-  }
-  if (C10_UNLIKELY(!*prototype || (*prototype)->device() != device)) {
-    *prototype = c10::make_intrusive<Maker>(MetaPtr(), spec.sizes, spec.strides, dtype, device);
-  }
-  return at::detail::make_tensor<Maker>(std::move(meta), static_cast<const Maker&>(**prototype));
+  return at::Tensor(make(std::move(meta), spec, device));
+}
+
+at::Tensor wrap(MetaPtr meta, Prototype& prototype) {
+  Maker& like = prototype_in(prototype, *meta->spec, meta->local.device());
+  return at::detail::make_tensor<Maker>(std::move(meta), new_writes(), like);
+}
+
+at::Tensor wrap_view(MetaPtr meta, const c10::VariableVersion& writes_of_base) {
+  const layout::SpecData& spec = *meta->spec;
+  const c10::Device device = meta->local.device();
+  auto made = make(std::move(meta), spec, device);
+  made->be_view(writes_of_base);
+  return at::Tensor(std::move(made));
+}
+
+at::Tensor wrap_view(MetaPtr meta, const c10::VariableVersion& writes_of_base, Prototype& prototype) {
+  Maker& like = prototype_in(prototype, *meta->spec, meta->local.device());
+  return at::detail::make_tensor<Maker>(std::move(meta), writes_of_base, like);
 }
 
 at::Tensor wrap(at::Tensor local, Spec spec, const Origin* origin) {
