@@ -84,7 +84,8 @@ void unwrap_list(IValue& arg) {
 
 }  // namespace
 
-void prepare_operands(const Invocation& call, const CallPlan& plan, c10::SmallVectorImpl<at::Tensor>& written) {
+[[gnu::flatten]] void prepare_operands(const Invocation& call, const CallPlan& plan,
+                                       c10::SmallVectorImpl<at::Tensor>& written) {
   if (!plan.moves.empty()) {
     unwrap_unmoved(call, plan);
     move_operands(call, plan);

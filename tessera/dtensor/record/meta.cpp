@@ -3,9 +3,9 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <new>
 
 #include <c10/core/DispatchKeySet.h>
-#include <c10/core/InferenceMode.h>
 
 #include "tessera/base/error.h"
 #include "tessera/base/hints.h"
@@ -21,71 +21,115 @@ c10::DispatchKeySet dtensor_keys() {
   return keys;
 }
 
-// Note [Spare parts]. libtorch keeps two records of a tensor on the heap: the count of its writes, and what few tensors
-// have (ExtraMeta), among it our Meta. A dropped DTensor leaves both, as good as new, to the thread's next ones.
-using SpareWrites = base::Spares<c10::VariableVersion>;
-using SpareExtras = base::Spares<std::unique_ptr<c10::ExtraMeta>>;
+// Note [Husks]. libtorch keeps two records of a tensor on the heap: the count of its writes, and what few tensors have
+// (ExtraMeta), among it our Meta. A dropped DTensor leaves both, as good as new, in its own memory to the thread's next
+// one. A view leaves no count, as it is its base's; so its husk goes to a view.
+struct Husk {
+  std::unique_ptr<c10::ExtraMeta> extra;
+  c10::VariableVersion writes;
+};
 
-c10::VariableVersion new_writes() {
-  if (c10::InferenceMode::is_enabled()) {
-    return {};
+template <bool counts_writes>
+struct GiveBackHusk {
+  void operator()(Husk* husk) const {
+    std::destroy_at(husk);
+    ::operator delete(husk);
   }
-  c10::VariableVersion writes = SpareWrites::take();
-  return writes.enabled() ? writes : c10::VariableVersion(0);
-}
+};
+template <bool counts_writes>
+using Husks = base::Spares<std::unique_ptr<Husk, GiveBackHusk<counts_writes>>>;
 
 // The TensorImpl of a DTensor.
-struct Maker final : TensorLike, base::Pooled<Maker> {
-  Maker(MetaPtr meta, c10::IntArrayRef sizes, c10::IntArrayRef strides, caffe2::TypeMeta dtype, c10::Device device)
+struct Maker final : TensorLike {
+  Maker(MetaPtr meta, Husk parts, c10::IntArrayRef sizes, c10::IntArrayRef strides, caffe2::TypeMeta dtype,
+        c10::Device device)
       : TensorLike(dtensor_keys(), dtype, device) {
     set_sizes_and_strides(sizes, strides);
-    take_meta(std::move(meta));
+    take(std::move(parts.extra), std::move(meta));
   }
 
   // The constructor asks a storage for the device: that of `like`, which has it back afterwards.
-  Maker(MetaPtr meta, c10::VariableVersion writes, Maker& like)
-      : TensorLike(std::move(like.storage_), dtensor_keys(), like.data_type_, std::move(writes)) {
+  Maker(MetaPtr meta, Husk parts, Maker& like)
+      : TensorLike(std::move(like.storage_), dtensor_keys(), like.data_type_, std::move(parts.writes)) {
     like.storage_ = std::move(storage_);
     copy_shape(like);
-    take_meta(std::move(meta));
+    take(std::move(parts.extra), std::move(meta));
   }
 
-  ~Maker() override {
-    if (version_counter_.enabled() && version_counter_.unique()) {
-      version_counter_.set_version(0);
-      SpareWrites::keep(std::move(version_counter_));
+  static void* operator new(size_t size) { return ::operator new(size); }
+  static void* operator new(size_t, void* place) noexcept { return place; }
+  static void operator delete(void* memory) { ::operator delete(memory); }
+  static void operator delete(Maker* dropped, std::destroying_delete_t) {
+    Husk left{std::move(dropped->extra_meta_), {}};
+    if (dropped->version_counter_.enabled() && dropped->version_counter_.unique()) {
+      left.writes = std::move(dropped->version_counter_);
+      if (left.writes.current_version() != 0) {
+        left.writes.set_version(0);
+      }
     }
-    if (std::unique_ptr<c10::ExtraMeta> extra = std::move(extra_meta_)) {
-      std::destroy_at(extra.get());
-      SpareExtras::keep(std::unique_ptr<c10::ExtraMeta>(std::construct_at(extra.release())));
+    std::destroy_at(dropped);
+    if (!left.extra) {
+      return ::operator delete(dropped);
     }
+    std::destroy_at(left.extra.get());
+    std::construct_at(left.extra.get());
+    left.writes.enabled() ? keep<true>(dropped, std::move(left)) : keep<false>(dropped, std::move(left));
   }
 
-  // Makes it a prototype: no tensor of the program, but one that others are made like.
+  // A prototype is no tensor of the program, but one that others are made like.
   void lend_storage() {
     storage_ = c10::Storage(c10::Storage::use_byte_size_t(), 0, c10::DataPtr(nullptr, device()), nullptr, false);
   }
   void be_view(const c10::VariableVersion& writes_of_base) { count_writes_with(dtensor_keys(), writes_of_base); }
 
  private:
-  void take_meta(MetaPtr meta) {
+  void take(std::unique_ptr<c10::ExtraMeta> extra, MetaPtr meta) {
     set_storage_access_should_throw();
-    extra_meta_ = SpareExtras::take();
+    extra_meta_ = std::move(extra);
     set_backend_meta(std::move(meta));
+  }
+
+  template <bool counts_writes>
+  static void keep(void* memory, Husk left) {
+    using Kept = std::unique_ptr<Husk, GiveBackHusk<counts_writes>>;
+    Husks<counts_writes>::keep(Kept(new (memory) Husk(std::move(left))));
   }
 };
 
+// Memory for a Maker; what the last one left there is moved to `parts`.
+template <bool counts_writes>
+void* take_husk(Husk& parts) {
+  Husk* husk = Husks<counts_writes>::take().release();
+  if (C10_UNLIKELY(!husk)) {
+    return ::operator new(sizeof(Maker));
+  }
+  parts = std::move(*husk);
+  std::destroy_at(husk);
+  return husk;
+}
+
+template <typename... Arguments>
+c10::intrusive_ptr<Maker> make_in(void* memory, Arguments&&... arguments) {
+  return c10::intrusive_ptr<Maker>::unsafe_steal_from_new(new (memory) Maker(std::forward<Arguments>(arguments)...));
+}
+
 c10::intrusive_ptr<Maker> make(MetaPtr meta, const layout::SpecData& spec, c10::Device device) {
-  return c10::make_intrusive<Maker>(std::move(meta), spec.sizes, spec.strides,
-                                    caffe2::TypeMeta::fromScalarType(spec.dtype), device);
+  Husk parts;
+  void* memory = take_husk<false>(parts);
+  return make_in(memory, std::move(meta), std::move(parts), spec.sizes, spec.strides,
+                 caffe2::TypeMeta::fromScalarType(spec.dtype), device);
+}
+
+C10_NOINLINE Prototype new_prototype(const layout::SpecData& spec, c10::Device device) {
+  auto made = make(MetaPtr(), spec, device);
+  made->lend_storage();
+  return made;
 }
 
 // The prototype of DTensors of this layout on this device.
 Maker& prototype_in(Prototype& kept, const layout::SpecData& spec, c10::Device device) {
   if (C10_UNLIKELY(!kept || kept->device() != device)) {
-    auto made = make(MetaPtr(), spec, device);
-    made->lend_storage();
-    kept = std::move(made);
+    kept = new_prototype(spec, device);
   }
   return static_cast<Maker&>(*kept);
 }
@@ -145,9 +189,19 @@ at::Tensor wrap(MetaPtr meta) {
   return at::Tensor(make(std::move(meta), spec, device));
 }
 
-at::Tensor wrap(MetaPtr meta, Prototype& prototype) {
-  Maker& like = prototype_in(prototype, *meta->spec, meta->local.device());
-  return at::detail::make_tensor<Maker>(std::move(meta), new_writes(), like);
+[[gnu::flatten]] at::Tensor wrap(MetaPtr meta, Prototype& prototype) {
+  const at::Tensor& local = meta->local;
+  Maker& like = prototype_in(prototype, *meta->spec, local.device());
+  Husk parts;
+  if (C10_UNLIKELY(local.is_inference())) {
+    void* memory = take_husk<false>(parts);
+    return at::Tensor(make_in(memory, std::move(meta), std::move(parts), like));
+  }
+  void* memory = take_husk<true>(parts);
+  if (C10_UNLIKELY(!parts.writes.enabled())) {
+    parts.writes = c10::VariableVersion(0);
+  }
+  return at::Tensor(make_in(memory, std::move(meta), std::move(parts), like));
 }
 
 at::Tensor wrap_view(MetaPtr meta, const c10::VariableVersion& writes_of_base) {
@@ -158,9 +212,12 @@ at::Tensor wrap_view(MetaPtr meta, const c10::VariableVersion& writes_of_base) {
   return at::Tensor(std::move(made));
 }
 
-at::Tensor wrap_view(MetaPtr meta, const c10::VariableVersion& writes_of_base, Prototype& prototype) {
+[[gnu::flatten]] at::Tensor wrap_view(MetaPtr meta, const c10::VariableVersion& writes_of_base, Prototype& prototype) {
   Maker& like = prototype_in(prototype, *meta->spec, meta->local.device());
-  return at::detail::make_tensor<Maker>(std::move(meta), writes_of_base, like);
+  Husk parts;
+  void* memory = take_husk<false>(parts);
+  parts.writes = writes_of_base;
+  return at::Tensor(make_in(memory, std::move(meta), std::move(parts), like));
 }
 
 at::Tensor wrap(at::Tensor local, Spec spec, const Origin* origin) {
@@ -176,7 +233,7 @@ at::Tensor wrap_deferred(const at::Tensor& like, std::shared_ptr<Recorder> recor
   Rare& rare = meta->make_rare();
   rare.recorder = std::move(recorder);
   rare.recorded = recorded;
-  return at::detail::make_tensor<Maker>(std::move(meta), like.sizes(), like.strides(), like.dtype(),
+  return at::detail::make_tensor<Maker>(std::move(meta), Husk(), like.sizes(), like.strides(), like.dtype(),
                                         c10::Device(c10::kCPU));
 }
 
