@@ -84,7 +84,8 @@ void unwrap_list(IValue& arg) {
 
 }  // namespace
 
-void prepare_operands(const Invocation& call, const CallPlan& plan, c10::SmallVectorImpl<at::Tensor>& written) {
+[[gnu::flatten]] void prepare_operands(const Invocation& call, const CallPlan& plan,
+                                       c10::SmallVectorImpl<at::Tensor>& written) {
   if (!plan.moves.empty()) {
     unwrap_unmoved(call, plan);
     move_operands(call, plan);
@@ -96,8 +97,8 @@ void prepare_operands(const Invocation& call, const CallPlan& plan, c10::SmallVe
       for_each_tensor({arg}, [&](const at::Tensor& tensor, int, int) { written.push_back(tensor); });
     }
     if (arg.isTensor()) {
-      if (const at::Tensor& tensor = arg.toTensor(); is_dtensor(tensor)) {
-        arg = IValue(meta_of(tensor)->local);
+      if (at::Tensor& tensor = arg.toTensor(); is_dtensor(tensor)) {
+        tensor = at::Tensor(meta_of(tensor)->local);
       }
     } else if (arg.isList()) {
       unwrap_list(arg);

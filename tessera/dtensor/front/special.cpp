@@ -43,7 +43,7 @@ at::Tensor whole_local(RankState& state, const OpInfo& info, const at::Tensor& t
 void alias(RankState& state, const OpInfo& info, Stack& stack) {
   const at::Tensor self = argument(info, stack, 0).toTensor();
   state.ctx.program.note(info.name.c_str(), meta_of(self)->spec->hash);
-  leave(info, stack, wrap_view(MetaPtr::reclaim_copy(meta_of(self)), self.is_inference()));
+  leave(info, stack, wrap_view(MetaPtr::reclaim_copy(meta_of(self)), self.unsafeGetTensorImpl()->version_counter()));
 }
 
 void item(RankState& state, const OpInfo& info, Stack& stack) {

@@ -13,6 +13,7 @@
 #include <c10/core/TensorImpl.h>
 
 #include "tessera/base/pooled.h"
+#include "tessera/dtensor/record/tensor_like.h"
 #include "tessera/layout/spec.h"
 
 namespace tessera::dtensor {
@@ -121,7 +122,7 @@ struct Meta final : c10::BackendMeta, base::Pooled<Meta> {
   void replace(at::Tensor new_local, Spec new_spec);
 };
 
-inline bool is_dtensor(const at::Tensor& tensor) {
+C10_ALWAYS_INLINE bool is_dtensor(const at::Tensor& tensor) {
   return tensor.defined() && tensor.unsafeGetTensorImpl()->key_set().has(kKey);
 }
 
@@ -130,13 +131,16 @@ inline Meta* meta_of(const at::Tensor& tensor) {
   return static_cast<Meta*>(tensor.unsafeGetTensorImpl()->get_backend_meta());
 }
 
-// A tensor that gives others its sizes, strides and what follows from them, so that they are worked out once.
-using Prototype = c10::intrusive_ptr<c10::TensorImpl>;
-
-// A DTensor of this record. The local tensor must be plain. `prototype`, if given, is of this layout; it is made where
-// it is null or on another device.
-at::Tensor wrap(MetaPtr meta, Prototype* prototype = nullptr);
+// A DTensor of this record. The local tensor must be plain. A prototype is of this layout; it is made where it is null
+// or on another device.
+at::Tensor wrap(MetaPtr meta);
+at::Tensor wrap(MetaPtr meta, Prototype& prototype);
 at::Tensor wrap(at::Tensor local, Spec spec, const Origin* origin = nullptr);
+
+// A DTensor of this record that is a view: it counts writes with its base. As on one device it is a tensor of inference
+// mode if its base is one, whatever the mode is now.
+at::Tensor wrap_view(MetaPtr meta, const c10::VariableVersion& writes_of_base);
+at::Tensor wrap_view(MetaPtr meta, const c10::VariableVersion& writes_of_base, Prototype& prototype);
 
 // A tensor without layout or memory, with the sizes, strides and dtype of a meta tensor.
 at::Tensor wrap_deferred(const at::Tensor& like, std::shared_ptr<Recorder> recorder, int64_t recorded);

@@ -1,0 +1,34 @@
+#include "tessera/dtensor/view/view_part.h"
+
+#include <ATen/ops/view.h>
+
+#include "tessera/base/pooled.h"
+
+namespace tessera::dtensor {
+
+namespace {
+
+struct PartView final : TensorLike, base::Pooled<PartView> {
+  PartView(const at::Tensor& part, const PartView& like)
+      : TensorLike(c10::Storage(part.storage()), part.key_set(), part.dtype(),
+                   part.unsafeGetTensorImpl()->version_counter()) {
+    storage_offset_ = part.storage_offset();
+    copy_shape(like);
+  }
+
+  // A prototype has no memory, so that it keeps none.
+  explicit PartView(const at::Tensor& view) : TensorLike(view.key_set(), view.dtype(), view.device()) {
+    set_sizes_and_strides(view.sizes(), view.strides());
+  }
+};
+
+}  // namespace
+
+at::Tensor view_part(const at::Tensor& part, c10::IntArrayRef sizes, Prototype& prototype) {
+  if (C10_UNLIKELY(!prototype)) {
+    prototype = c10::make_intrusive<PartView>(part.view(sizes));
+  }
+  return at::detail::make_tensor<PartView>(part, static_cast<const PartView&>(*prototype));
+}
+
+}  // namespace tessera::dtensor
