@@ -13,16 +13,17 @@
 
 #include "tessera/comm/threads/run_ranks.h"
 #include "tessera/dtensor/front/dtensor.h"
-#include "tessera/dtensor/watch/explain.h"
-#include "tessera/dtensor/watch/find_nan.h"
+#include "tessera/watch/explain.h"
+#include "tessera/watch/find_nan.h"
 #include "tessera/models/llama.h"
 #include "tessera/parallel/deferred.h"
 #include "tessera/parallel/generate_plan.h"
 #include "tessera/parallel/job.h"
 
-namespace tessera::dtensor {
+namespace tessera::watch {
 namespace {
 
+using namespace dtensor;
 using layout::Mesh;
 
 bool has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
@@ -446,4 +447,4 @@ TEST(FindNan, AHealthyStepHasNone) {
 }
 
 }  // namespace
-}  // namespace tessera::dtensor
+}  // namespace tessera::watch

@@ -1,4 +1,4 @@
-#include "tessera/dtensor/watch/places.h"
+#include "tessera/watch/places.h"
 
 #include <ATen/SequenceNumber.h>
 #include <ATen/core/grad_mode.h>
@@ -8,19 +8,19 @@
 #include "tessera/base/text.h"
 #include "tessera/dtensor/record/arguments.h"
 
-namespace tessera::dtensor {
+namespace tessera::watch {
 namespace {
 
 // The last parameter among the arguments, views of parameters too; `is_mixed` if there are some of several modules.
 struct Read {
-  const ParameterInfo* parameter = nullptr;
+  const dtensor::ParameterInfo* parameter = nullptr;
   bool is_mixed = false;
 };
 
 Read read_by(c10::ArrayRef<c10::IValue> args) {
   Read read;
-  for_each_tensor(args, [&](const at::Tensor& tensor, int, int) {
-    const ParameterInfo* next = is_dtensor(tensor) ? meta_of(tensor)->parameter : nullptr;
+  dtensor::for_each_tensor(args, [&](const at::Tensor& tensor, int, int) {
+    const dtensor::ParameterInfo* next = dtensor::is_dtensor(tensor) ? dtensor::meta_of(tensor)->parameter : nullptr;
     if (!next) {
       return;
     }
@@ -30,7 +30,9 @@ Read read_by(c10::ArrayRef<c10::IValue> args) {
   return read;
 }
 
-std::string name_or_nothing(const ParameterInfo* parameter) { return parameter ? parameter->name : std::string(); }
+std::string name_or_nothing(const dtensor::ParameterInfo* parameter) {
+  return parameter ? parameter->name : std::string();
+}
 
 }  // namespace
 
@@ -52,7 +54,7 @@ std::string module_of(const std::string& parameter) {
   return dot == std::string::npos ? std::string() : parameter.substr(0, dot);
 }
 
-const Place* Places::begin(RankState& state, c10::ArrayRef<c10::IValue> args) {
+const Place* Places::begin(dtensor::RankState& state, c10::ArrayRef<c10::IValue> args) {
   const Read read = read_by(args);
   start_pass(state);
   const auto node = torch::autograd::get_current_node();
@@ -62,7 +64,7 @@ const Place* Places::begin(RankState& state, c10::ArrayRef<c10::IValue> args) {
   return here(state);
 }
 
-void Places::start_pass(RankState& state) {
+void Places::start_pass(dtensor::RankState& state) {
   if (state.sites.passes == pass_) {
     return;
   }
@@ -71,7 +73,7 @@ void Places::start_pass(RankState& state) {
   after_backward_ = false;
 }
 
-const Place* Places::here(RankState& state) {
+const Place* Places::here(dtensor::RankState& state) {
   start_pass(state);
   const auto node = torch::autograd::get_current_node();
   if (node && modules_.empty() && !state.recomputing) {
@@ -95,7 +97,8 @@ const Place* Places::of_backward(const torch::autograd::Node& node) {
   after_backward_ = true;
   parameter_ = nullptr;  // what follows has read none yet
   if (const auto* end = dynamic_cast<const torch::autograd::AccumulateGrad*>(&node)) {
-    const std::string name = is_dtensor(end->variable) ? name_or_nothing(meta_of(end->variable)->parameter) : "";
+    const std::string name =
+        dtensor::is_dtensor(end->variable) ? name_or_nothing(dtensor::meta_of(end->variable)->parameter) : "";
     return intern({OpPhase::kBackward, module_of(name), "", name});
   }
   if (const auto known = of_node_.find(node.sequence_nr()); known != of_node_.end()) {
@@ -111,4 +114,4 @@ void Places::end(const Place* place) {
   }
 }
 
-}  // namespace tessera::dtensor
+}  // namespace tessera::watch

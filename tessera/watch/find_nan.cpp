@@ -1,4 +1,4 @@
-#include "tessera/dtensor/watch/find_nan.h"
+#include "tessera/watch/find_nan.h"
 
 #include <cmath>
 #include <limits>
@@ -16,14 +16,14 @@
 #include "tessera/dtensor/record/op_info.h"
 #include "tessera/dtensor/state/state.h"
 
-namespace tessera::dtensor {
+namespace tessera::watch {
 namespace {
 
 // This rank's part; undefined where there is nothing to look at.
 at::Tensor part_of(const at::Tensor& tensor) {
   at::Tensor part = tensor;
-  if (is_dtensor(tensor)) {
-    const Meta& meta = *meta_of(tensor);
+  if (dtensor::is_dtensor(tensor)) {
+    const dtensor::Meta& meta = *dtensor::meta_of(tensor);
     if (meta.is_pending()) {
       return {};
     }
@@ -35,15 +35,15 @@ at::Tensor part_of(const at::Tensor& tensor) {
 }
 
 std::string layout_text(const at::Tensor& tensor) {
-  if (!is_dtensor(tensor)) {
+  if (!dtensor::is_dtensor(tensor)) {
     return c10::str(tensor.scalar_type(), tensor.sizes(), " plain");
   }
-  return text_of(*meta_of(tensor)->spec);
+  return text_of(*dtensor::meta_of(tensor)->spec);
 }
 
-std::string layouts_text(const OpInfo& info, c10::ArrayRef<c10::IValue> args, const at::Tensor& result) {
+std::string layouts_text(const dtensor::OpInfo& info, c10::ArrayRef<c10::IValue> args, const at::Tensor& result) {
   std::vector<std::string> operands;
-  for_each_tensor(args, [&](const at::Tensor& tensor, int arg, int) {
+  dtensor::for_each_tensor(args, [&](const at::Tensor& tensor, int arg, int) {
     operands.push_back(info.op.schema().arguments().at(arg).name() + " " + layout_text(tensor));
   });
   return base::join(operands, ", ") + " -> " + layout_text(result);
@@ -53,7 +53,7 @@ std::string layouts_text(const OpInfo& info, c10::ArrayRef<c10::IValue> args, co
 struct PlainScope {
   at::NoGradGuard no_grad;
   at::AutoDispatchBelowADInplaceOrView below;
-  LocalScope local;
+  dtensor::LocalScope local;
 };
 
 }  // namespace
@@ -65,7 +65,7 @@ std::string NanFinding::text() const {
 }
 
 NanFinder::NanFinder(FindNanOptions options)
-    : state_(RankState::require()),
+    : state_(dtensor::RankState::require()),
       previous_(state_.observer()),
       action_(options.action),
       places_(std::move(options.locate)) {
@@ -75,7 +75,7 @@ NanFinder::NanFinder(FindNanOptions options)
 NanFinder::~NanFinder() { stop(); }
 
 void NanFinder::stop() {
-  if (RankState::current() == &state_ && state_.observer() == this) {
+  if (dtensor::RankState::current() == &state_ && state_.observer() == this) {
     state_.set_observer(previous_);
   }
 }
@@ -92,7 +92,7 @@ void NanFinder::add(Badness& all, const at::Tensor& tensor) {
 
 NanFinder::Badness NanFinder::of(c10::ArrayRef<c10::IValue> values) {
   Badness all;
-  for_each_tensor(values, [&](const at::Tensor& tensor, int, int) { add(all, tensor); });
+  dtensor::for_each_tensor(values, [&](const at::Tensor& tensor, int, int) { add(all, tensor); });
   for (const c10::IValue& value : values) {
     if (!value.isDouble()) {
       continue;
@@ -103,7 +103,7 @@ NanFinder::Badness NanFinder::of(c10::ArrayRef<c10::IValue> values) {
   return all;
 }
 
-void NanFinder::on_begin(RankState& state, const OpInfo& info, c10::ArrayRef<c10::IValue> args) {
+void NanFinder::on_begin(dtensor::RankState& state, const dtensor::OpInfo& info, c10::ArrayRef<c10::IValue> args) {
   Open open{.place = places_.begin(state, args), .number = ++calls_};
   if (!found_) {
     open.args = args.vec();
@@ -115,7 +115,7 @@ void NanFinder::on_begin(RankState& state, const OpInfo& info, c10::ArrayRef<c10
   open_.push_back(std::move(open));
 }
 
-void NanFinder::on_results(RankState& state, const OpInfo& info, c10::ArrayRef<c10::IValue> results) {
+void NanFinder::on_results(dtensor::RankState& state, const dtensor::OpInfo& info, c10::ArrayRef<c10::IValue> results) {
   places_.end(open_.back().place);
   if (found_ || info.row.makes == rules::Makes::kNothing) {
     return;
@@ -127,8 +127,8 @@ void NanFinder::on_results(RankState& state, const OpInfo& info, c10::ArrayRef<c
   TESSERA_CHECK(!found_ || action_ == OnNan::kReport, "[find_nan] ", found_->text());
 }
 
-void NanFinder::look_at(RankState& state, const OpInfo& info, c10::ArrayRef<c10::IValue> results) {
-  for_each_tensor(results, [&](const at::Tensor& result, int, int) {
+void NanFinder::look_at(dtensor::RankState& state, const dtensor::OpInfo& info, c10::ArrayRef<c10::IValue> results) {
+  dtensor::for_each_tensor(results, [&](const at::Tensor& result, int, int) {
     Badness made;
     add(made, result);
     if (found_ || (!made.has_nan && !made.has_infinity)) {
@@ -152,10 +152,10 @@ void NanFinder::look_at(RankState& state, const OpInfo& info, c10::ArrayRef<c10:
   });
 }
 
-void NanFinder::on_end(RankState&, const OpInfo&) noexcept { open_.pop_back(); }
+void NanFinder::on_end(dtensor::RankState&, const dtensor::OpInfo&) noexcept { open_.pop_back(); }
 
 std::optional<std::string> NanFinder::first() {
-  const LocalScope plain;
+  const dtensor::LocalScope plain;
   comm::Communicator& world = *state_.ctx.world;
   const auto integers = at::TensorOptions().dtype(at::kLong);
   constexpr int64_t kNone = std::numeric_limits<int64_t>::max();
@@ -176,4 +176,4 @@ std::optional<std::string> NanFinder::first() {
   return text;
 }
 
-}  // namespace tessera::dtensor
+}  // namespace tessera::watch

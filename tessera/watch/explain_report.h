@@ -6,10 +6,10 @@
 #include <string>
 #include <vector>
 
-#include "tessera/dtensor/watch/places.h"
+#include "tessera/watch/places.h"
 #include "tessera/layout/spec.h"
 
-namespace tessera::dtensor {
+namespace tessera::watch {
 
 // What would make a redistribution cheaper.
 enum class Remedy : uint8_t {
@@ -97,4 +97,4 @@ void advise(const Place& place, const layout::SpecData& from, const layout::Spec
 // `layers.*.mlp` of `layers.3.mlp`.
 std::string folded_name(const std::string& name);
 
-}  // namespace tessera::dtensor
+}  // namespace tessera::watch

@@ -7,9 +7,9 @@
 #include <vector>
 
 #include "tessera/dtensor/state/observer.h"
-#include "tessera/dtensor/watch/places.h"
+#include "tessera/watch/places.h"
 
-namespace tessera::dtensor {
+namespace tessera::watch {
 
 // What a NanFinder does when it has found one.
 enum class OnNan : uint8_t { kThrow, kReport };
@@ -43,7 +43,7 @@ struct FindNanOptions {
 // nobody has written, nor at gradients that wait for other samples (numerics exact), of which it sees the operators
 // that make and read them. One per rank and at a time: of several, or with an Explain, the one made last is told. Every
 // rank must have one. Made, used and destroyed by the rank's thread.
-class NanFinder : private OpObserver {
+class NanFinder : private dtensor::OpObserver {
  public:
   explicit NanFinder(FindNanOptions options = {});
   ~NanFinder() override;
@@ -74,15 +74,15 @@ class NanFinder : private OpObserver {
     std::optional<Badness> given = {};  // what the arguments hold, where the operator overwrites some
   };
 
-  void on_begin(RankState& state, const OpInfo& info, c10::ArrayRef<c10::IValue> args) override;
-  void on_results(RankState& state, const OpInfo& info, c10::ArrayRef<c10::IValue> results) override;
-  void on_end(RankState& state, const OpInfo& info) noexcept override;
-  void look_at(RankState& state, const OpInfo& info, c10::ArrayRef<c10::IValue> results);
+  void on_begin(dtensor::RankState& state, const dtensor::OpInfo& info, c10::ArrayRef<c10::IValue> args) override;
+  void on_results(dtensor::RankState& state, const dtensor::OpInfo& info, c10::ArrayRef<c10::IValue> results) override;
+  void on_end(dtensor::RankState& state, const dtensor::OpInfo& info) noexcept override;
+  void look_at(dtensor::RankState& state, const dtensor::OpInfo& info, c10::ArrayRef<c10::IValue> results);
   static Badness of(c10::ArrayRef<c10::IValue> values);
   static void add(Badness& all, const at::Tensor& tensor);
 
-  RankState& state_;
-  OpObserver* const previous_;
+  dtensor::RankState& state_;
+  dtensor::OpObserver* const previous_;
   const OnNan action_;
   Places places_;
   int64_t calls_ = 0;
@@ -90,4 +90,4 @@ class NanFinder : private OpObserver {
   std::optional<NanFinding> found_;
 };
 
-}  // namespace tessera::dtensor
+}  // namespace tessera::watch

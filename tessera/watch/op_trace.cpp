@@ -1,7 +1,7 @@
 #include "tessera/dtensor/record/arguments.h"
 #include "tessera/dtensor/record/op_info.h"
 #include "tessera/dtensor/state/state.h"
-#include "tessera/train/compare/op_trace.h"
+#include "tessera/watch/op_trace.h"
 
 #include <ATen/SequenceNumber.h>
 #include <torch/csrc/autograd/function.h>
@@ -9,7 +9,7 @@
 #include "tessera/dtensor/exact/pending.h"
 #include "tessera/dtensor/front/dtensor.h"
 
-namespace tessera::train {
+namespace tessera::watch {
 namespace {
 
 // Aliases, and memory that nobody has written yet.
@@ -21,28 +21,24 @@ bool is_waiting(const dtensor::Meta& meta) { return meta.is_pending() && !meta.r
 
 }  // namespace
 
-const char* str(Phase phase) {
-  return phase == Phase::kForward ? "forward" : phase == Phase::kBackward ? "backward" : "update";
-}
-
 void OpTrace::on_results(dtensor::RankState& state, const dtensor::OpInfo& info, c10::ArrayRef<c10::IValue> results) {
   if (has_no_value(info.row)) {
     return;
   }
   const at::NoGradGuard no_grad;
   const at::AutoDispatchBelowADInplaceOrView below;
-  const auto place = place_of(state);
+  const auto where = where_is(state);
   is_new_ = true;
   size_t output = 0;
   dtensor::for_each_tensor(results, [&](const at::Tensor& result, int, int) {
     if (dtensor::is_dtensor(result) && !dtensor::meta_of(result)->spec->has_partial) {
-      add(state, place, info, result, output);
+      add(state, where, info, result, output);
     }
     ++output;
   });
 }
 
-OpTrace::Place OpTrace::place_of(dtensor::RankState& state) {
+OpTrace::Where OpTrace::where_is(dtensor::RankState& state) {
   if (state.sites.passes != pass_) {
     pass_ = state.sites.passes;
     occurrences_.clear();
@@ -54,27 +50,27 @@ OpTrace::Place OpTrace::place_of(dtensor::RankState& state) {
   const auto node = torch::autograd::get_current_node();
   if (!node && after_backward_) {
     merge_waiting(state);  // before the program writes to its gradients, which share memory with the sums
-    return {Phase::kUpdate, site};
+    return {OpPhase::kUpdate, site};
   }
   if (!node) {
     site_of_node_.try_emplace(at::sequence_number::peek() - 1, site);
-    return {Phase::kForward, site};
+    return {OpPhase::kForward, site};
   }
   after_backward_ = true;
   const auto known = site_of_node_.find(node->sequence_nr());
-  return {Phase::kBackward, known != site_of_node_.end() ? known->second : site};
+  return {OpPhase::kBackward, known != site_of_node_.end() ? known->second : site};
 }
 
-void OpTrace::add(dtensor::RankState& state, const Place& place, const dtensor::OpInfo& info, const at::Tensor& result,
+void OpTrace::add(dtensor::RankState& state, const Where& where, const dtensor::OpInfo& info, const at::Tensor& result,
                   size_t output) {
   const auto& meta = *dtensor::meta_of(result);
-  const auto kind = c10::str(str(place.phase), " ", place.site, " ", info.name, " ", meta.spec->dtype, " ",
+  const auto kind = c10::str(name_of(where.phase), " ", where.site, " ", info.name, " ", meta.spec->dtype, " ",
                              meta.spec->ndim(), " ", output);
   const auto key = c10::str(kind, " #", occurrences_[kind]++);
   const auto [entry, is_first] = by_key_.try_emplace(key, records_.size());
   if (is_first) {
     operators_ += std::exchange(is_new_, false);
-    records_.push_back({info.name, place.phase, place.site, operators_, key, meta.spec, step_sizes(*meta.spec), 0});
+    records_.push_back({info.name, where.phase, where.site, operators_, key, meta.spec, step_sizes(*meta.spec), 0});
     waiting_.emplace_back();
   }
   if (is_waiting(meta)) {
@@ -125,4 +121,4 @@ void OpTrace::finish() {
   waiting_.assign(waiting_.size(), {});
 }
 
-}  // namespace tessera::train
+}  // namespace tessera::watch

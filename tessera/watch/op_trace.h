@@ -9,17 +9,15 @@
 #include <ATen/core/Tensor.h>
 
 #include "tessera/dtensor/state/observer.h"
-#include "tessera/train/compare/step_value.h"
+#include "tessera/watch/places.h"
+#include "tessera/watch/step_value.h"
 
-namespace tessera::train {
-
-enum class Phase : uint8_t { kForward, kBackward, kUpdate };
-const char* str(Phase phase);  // `forward`, `backward`, `update`
+namespace tessera::watch {
 
 // One result of an operator. Micro-batches run the same operators: their results are one record.
 struct OpRecord {
   std::string op;  // aten::add.Tensor
-  Phase phase = Phase::kForward;
+  OpPhase phase = OpPhase::kForward;
   std::string site;    // the parameter read last; in backward, by the forward operator; empty before the first
   int64_t number = 0;  // of the operator in the step, from 1
   std::string key;     // equal on every layout
@@ -44,12 +42,12 @@ class OpTrace : public dtensor::OpObserver {
   const std::vector<OpRecord>& records() const { return records_; }
 
  private:
-  struct Place {
-    Phase phase;
+  struct Where {
+    OpPhase phase;
     std::string site;
   };
-  Place place_of(dtensor::RankState& state);
-  void add(dtensor::RankState& state, const Place& place, const dtensor::OpInfo& info, const at::Tensor& result,
+  Where where_is(dtensor::RankState& state);
+  void add(dtensor::RankState& state, const Where& where, const dtensor::OpInfo& info, const at::Tensor& result,
            size_t output);
   void gather(const OpRecord& record, const at::Tensor& value);
   void wait_for(dtensor::RankState& state, size_t record, const at::Tensor& handle);
@@ -67,4 +65,4 @@ class OpTrace : public dtensor::OpObserver {
   int64_t operators_ = 0;
 };
 
-}  // namespace tessera::train
+}  // namespace tessera::watch

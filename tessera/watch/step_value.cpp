@@ -1,5 +1,5 @@
 #include "tessera/dtensor/record/interception.h"
-#include "tessera/train/compare/step_value.h"
+#include "tessera/watch/step_value.h"
 
 #include <bit>
 #include <cstring>
@@ -11,7 +11,7 @@
 #include "tessera/base/hash.h"
 #include "tessera/dtensor/state/state.h"
 
-namespace tessera::train {
+namespace tessera::watch {
 namespace {
 
 using layout::Factor;
@@ -53,7 +53,7 @@ struct Part {
   std::vector<int64_t> sizes() const { return spec ? step_sizes(*spec) : local.sizes().vec(); }
 };
 
-Part part_of(const at::Tensor& tensor) {
+Part held_of(const at::Tensor& tensor) {
   auto& state = dtensor::RankState::require();
   if (!dtensor::is_dtensor(tensor)) {
     Part part{.local = tensor, .spec = {}, .runs = {}};
@@ -151,13 +151,13 @@ std::vector<int64_t> step_sizes(const layout::SpecData& spec) {
 
 uint64_t hash_value(const at::Tensor& tensor) {
   uint64_t sum = 0;
-  visit_elements(part_of(tensor),
+  visit_elements(held_of(tensor),
                  [&](uint64_t index, uint64_t bits) { sum += base::hash_mix(base::hash_mix(index + 1) ^ bits); });
   return sum;
 }
 
 void StepValue::add(const at::Tensor& tensor) {
-  const auto part = part_of(tensor);
+  const auto part = held_of(tensor);
   const std::lock_guard<std::mutex> lock(mutex_);
   if (bits_.empty()) {
     sizes_ = part.sizes();
@@ -194,4 +194,4 @@ std::vector<int64_t> StepValue::index_of(size_t element) const {
   return index;
 }
 
-}  // namespace tessera::train
+}  // namespace tessera::watch

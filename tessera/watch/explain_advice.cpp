@@ -3,9 +3,9 @@
 #include <optional>
 
 #include "tessera/base/hints.h"
-#include "tessera/dtensor/watch/explain_report.h"
+#include "tessera/watch/explain_report.h"
 
-namespace tessera::dtensor {
+namespace tessera::watch {
 namespace {
 
 using layout::Label;
@@ -80,4 +80,4 @@ void advise(const Place& place, const SpecData& from, const SpecData& to, Redist
   }
 }
 
-}  // namespace tessera::dtensor
+}  // namespace tessera::watch

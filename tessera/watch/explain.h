@@ -4,10 +4,10 @@
 #include <memory>
 #include <string>
 
-#include "tessera/dtensor/watch/explain_report.h"
-#include "tessera/dtensor/watch/places.h"
+#include "tessera/watch/explain_report.h"
+#include "tessera/watch/places.h"
 
-namespace tessera::dtensor {
+namespace tessera::watch {
 
 struct ExplainOptions {
   Places::Locate locate = {};  // where the program is; C++ programs have modules only
@@ -41,4 +41,4 @@ class Explain {
   std::shared_ptr<Recorder> recorder_;
 };
 
-}  // namespace tessera::dtensor
+}  // namespace tessera::watch

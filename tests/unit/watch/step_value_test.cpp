@@ -1,5 +1,5 @@
 // The hash of a value against the hash of the full tensor, computed here by its definition.
-#include "tessera/train/compare/step_value.h"
+#include "tessera/watch/step_value.h"
 
 #include <cmath>
 #include <limits>
@@ -12,7 +12,7 @@
 #include "tessera/comm/threads/run_ranks.h"
 #include "tessera/dtensor/front/dtensor.h"
 
-namespace tessera::train {
+namespace tessera::watch {
 namespace {
 
 // The definition: the sum of a mix of each element's row-major index and its bits.
@@ -128,4 +128,4 @@ TEST(StepValue, TextsReadBackAndIndicesAreRowMajor) {
 }
 
 }  // namespace
-}  // namespace tessera::train
+}  // namespace tessera::watch

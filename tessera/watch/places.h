@@ -14,7 +14,7 @@
 
 #include "tessera/dtensor/state/state.h"
 
-namespace tessera::dtensor {
+namespace tessera::watch {
 
 enum class OpPhase : uint8_t { kForward, kBackward, kUpdate };
 const char* name_of(OpPhase phase);  // `forward`, `backward`, `update`
@@ -55,14 +55,14 @@ class Places {
   }
 
   // The place of the call that begins. Valid as long as this lives; equal places are one pointer.
-  const Place* begin(RankState& state, c10::ArrayRef<c10::IValue> args);
+  const Place* begin(dtensor::RankState& state, c10::ArrayRef<c10::IValue> args);
   // Its results are there: what was noted for backward belongs to `place`.
   void end(const Place* place);
   // The place of something that is no operator.
-  const Place* here(RankState& state);
+  const Place* here(dtensor::RankState& state);
 
  private:
-  void start_pass(RankState& state);
+  void start_pass(dtensor::RankState& state);
   const Place* of_backward(const torch::autograd::Node& node);
   const Place* intern(Place place) { return &*places_.insert(std::move(place)).first; }
   std::string line() const { return locate_ ? locate_() : std::string(); }
@@ -72,7 +72,7 @@ class Places {
   std::vector<std::string> modules_;
   std::unordered_map<uint64_t, const Place*> of_node_;  // by sequence number
   const Place* last_backward_ = nullptr;
-  const ParameterInfo* parameter_ = nullptr;  // read last in this forward pass or update
+  const dtensor::ParameterInfo* parameter_ = nullptr;  // read last in this forward pass or update
   uint64_t pass_ = 0;
   bool after_backward_ = false;
   bool names_modules_ = false;
@@ -81,4 +81,4 @@ class Places {
 // `Float[8, 16] {dp: S(0), tp: R}`, without labels.
 std::string text_of(const layout::SpecData& spec);
 
-}  // namespace tessera::dtensor
+}  // namespace tessera::watch

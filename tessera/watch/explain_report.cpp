@@ -1,4 +1,4 @@
-#include "tessera/dtensor/watch/explain_report.h"
+#include "tessera/watch/explain_report.h"
 
 #include <algorithm>
 #include <cctype>
@@ -11,7 +11,7 @@
 #include "tessera/base/hints.h"
 #include "tessera/base/text.h"
 
-namespace tessera::dtensor {
+namespace tessera::watch {
 namespace {
 
 using base::human_bytes;
@@ -356,4 +356,4 @@ std::string folded_name(const std::string& name) {
   });
 }
 
-}  // namespace tessera::dtensor
+}  // namespace tessera::watch

@@ -11,7 +11,7 @@
 
 #include "tessera/layout/spec.h"
 
-namespace tessera::train {
+namespace tessera::watch {
 
 // Whether the value holds samples of a micro-batch, so that the values of all micro-batches together are the step's.
 bool has_samples(const layout::SpecData& spec);
@@ -45,4 +45,4 @@ class StepValue {
   c10::ScalarType dtype_ = c10::kFloat;
 };
 
-}  // namespace tessera::train
+}  // namespace tessera::watch

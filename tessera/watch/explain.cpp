@@ -1,4 +1,4 @@
-#include "tessera/dtensor/watch/explain.h"
+#include "tessera/watch/explain.h"
 
 #include <algorithm>
 #include <map>
@@ -13,7 +13,7 @@
 #include "tessera/dtensor/state/state.h"
 #include "tessera/trace/clock.h"
 
-namespace tessera::dtensor {
+namespace tessera::watch {
 namespace {
 
 struct Sent {
@@ -30,10 +30,10 @@ Sent total_of(const trace::Ledger& ledger) {
 }
 
 struct Input {
-  Spec spec;
+  layout::Spec spec;
   int arg = 0;
   int item = -1;  // of a list
-  const ParameterInfo* parameter = nullptr;
+  const dtensor::ParameterInfo* parameter = nullptr;
 };
 
 // The collectives of one redistribution.
@@ -45,12 +45,12 @@ struct MoveNote {
 
 // A call that runs, and the record of those like it.
 struct Note {
-  const OpInfo* info = nullptr;  // null: no operator
+  const dtensor::OpInfo* info = nullptr;  // null: no operator
   const std::string* name = nullptr;
   const Place* place = nullptr;
   bool has_results = false;
   std::vector<Input> inputs = {};
-  std::vector<Spec> outputs = {};
+  std::vector<layout::Spec> outputs = {};
   std::vector<MoveNote> moves = {};
   int64_t begin_ns = 0, end_ns = 0, inside_ns = 0;  // inside: of operators that it called
   int64_t calls = 0, own_ns = 0;
@@ -63,7 +63,7 @@ std::vector<const void*> key_of(const Note& note) {
     key.insert(key.end(), {input.spec.get(), input.parameter});
   }
   key.push_back(nullptr);
-  for (const Spec& output : note.outputs) {
+  for (const layout::Spec& output : note.outputs) {
     key.push_back(output.get());
   }
   key.push_back(nullptr);
@@ -73,7 +73,7 @@ std::vector<const void*> key_of(const Note& note) {
   return key;
 }
 
-std::string layout_of(const Spec& spec) { return spec ? spec.layout_str() : ""; }
+std::string layout_of(const layout::Spec& spec) { return spec ? spec.layout_str() : ""; }
 
 // Which of the arguments it moved: they are moved in their order.
 const Input* moved_input(const Note& note, const MoveNote& move) {
@@ -121,7 +121,7 @@ ExplainedCall describe(const Note& note) {
   for (const Input& input : note.inputs) {
     call.inputs.push_back(text_of(*input.spec));
   }
-  for (const Spec& output : note.outputs) {
+  for (const layout::Spec& output : note.outputs) {
     call.outputs.push_back(text_of(*output));
   }
   for (const MoveNote& move : note.moves) {
@@ -133,9 +133,9 @@ ExplainedCall describe(const Note& note) {
 
 }  // namespace
 
-class Explain::Recorder : public OpObserver, public comm::Watcher {
+class Explain::Recorder : public dtensor::OpObserver, public comm::Watcher {
  public:
-  Recorder(ExplainOptions options, RankState& state)
+  Recorder(ExplainOptions options, dtensor::RankState& state)
       : places_(std::move(options.locate)),
         state_(state),
         previous_(state.observer()),
@@ -146,7 +146,7 @@ class Explain::Recorder : public OpObserver, public comm::Watcher {
     state_.ctx.watchers.push_back(self);
   }
   void stop() {
-    if (is_stopped_ || RankState::current() != &state_) {
+    if (is_stopped_ || dtensor::RankState::current() != &state_) {
       return;  // not on a rank that is over
     }
     report_ = made_report();
@@ -159,30 +159,30 @@ class Explain::Recorder : public OpObserver, public comm::Watcher {
 
   Places& places() { return places_; }
 
-  void on_begin(RankState& state, const OpInfo& info, c10::ArrayRef<c10::IValue> args) override {
+  void on_begin(dtensor::RankState& state, const dtensor::OpInfo& info, c10::ArrayRef<c10::IValue> args) override {
     Note note{.info = &info, .name = &info.name, .place = places_.begin(state, args)};
-    for_each_tensor(args, [&](const at::Tensor& tensor, int arg, int item) {
-      if (is_dtensor(tensor)) {
-        note.inputs.push_back({meta_of(tensor)->spec, arg, item, meta_of(tensor)->parameter});
+    dtensor::for_each_tensor(args, [&](const at::Tensor& tensor, int arg, int item) {
+      if (dtensor::is_dtensor(tensor)) {
+        note.inputs.push_back({dtensor::meta_of(tensor)->spec, arg, item, dtensor::meta_of(tensor)->parameter});
       }
     });
     note.begin_ns = trace::now_ns();
     open_.push_back(std::move(note));
   }
 
-  void on_results(RankState& state, const OpInfo& info, c10::ArrayRef<c10::IValue> results) override {
+  void on_results(dtensor::RankState& state, const dtensor::OpInfo& info, c10::ArrayRef<c10::IValue> results) override {
     Note& note = open_.back();
     note.end_ns = trace::now_ns();
     note.has_results = true;
-    for_each_tensor(results, [&](const at::Tensor& tensor, int, int) {
-      if (is_dtensor(tensor)) {
-        note.outputs.push_back(meta_of(tensor)->spec);
+    dtensor::for_each_tensor(results, [&](const at::Tensor& tensor, int, int) {
+      if (dtensor::is_dtensor(tensor)) {
+        note.outputs.push_back(dtensor::meta_of(tensor)->spec);
       }
     });
     places_.end(note.place);
   }
 
-  void on_end(RankState&, const OpInfo&) noexcept override { close(); }
+  void on_end(dtensor::RankState&, const dtensor::OpInfo&) noexcept override { close(); }
 
   void on_begin(const comm::Call& call) override {
     const Sent now = total_of(state_.ctx.ledger);
@@ -266,8 +266,8 @@ class Explain::Recorder : public OpObserver, public comm::Watcher {
   }
 
   Places places_;
-  RankState& state_;
-  OpObserver* const previous_;
+  dtensor::RankState& state_;
+  dtensor::OpObserver* const previous_;
   Sent seen_;  // of the ledger
   std::vector<Note> open_, notes_;
   std::map<std::vector<const void*>, size_t> by_key_;
@@ -278,7 +278,7 @@ class Explain::Recorder : public OpObserver, public comm::Watcher {
 };
 
 Explain::Explain(ExplainOptions options)
-    : recorder_(std::make_shared<Recorder>(std::move(options), RankState::require())) {
+    : recorder_(std::make_shared<Recorder>(std::move(options), dtensor::RankState::require())) {
   recorder_->listen(recorder_);
 }
 
@@ -292,4 +292,4 @@ void Explain::enter(std::string module) { recorder_->places().enter(std::move(mo
 
 void Explain::leave() { recorder_->places().leave(); }
 
-}  // namespace tessera::dtensor
+}  // namespace tessera::watch
