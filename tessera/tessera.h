@@ -35,7 +35,7 @@ using comm::run_fake;
 using comm::run_ranks;
 
 // Layouts: named axes over ranks, and what each does to a tensor.
-using layout::Lattice;
+using sums::Lattice;
 using layout::Mesh;
 using layout::Partial;
 using layout::Placement;

@@ -224,7 +224,7 @@ class Generator {
 
   // The smallest multiple of `unit` at which cuts of `width` fall between the lattice's leaves.
   int64_t whole_leaves(int64_t unit, int64_t width) const {
-    return options_.lattice ? std::lcm(unit, layout::leaf_unit(width, options_.lattice->feature)) : unit;
+    return options_.lattice ? std::lcm(unit, sums::leaf_unit(width, options_.lattice->feature)) : unit;
   }
 
   // Queries and keys are cut alike: as many heads more as both need.

@@ -8,7 +8,7 @@
 
 #include <torch/nn/module.h>
 
-#include "tessera/layout/lattice.h"
+#include "tessera/sums/lattice.h"
 #include "tessera/parallel/module_tree.h"
 #include "tessera/parallel/plan.h"
 
@@ -32,7 +32,7 @@ struct PlanOptions {
   bool keep_gathered = true;
   // For `exact` numerics: cuts fall between the leaves of this lattice. Inside a rank it is that of `set_numerics`, if
   // those are exact.
-  std::optional<layout::Lattice> lattice = std::nullopt;
+  std::optional<sums::Lattice> lattice = std::nullopt;
 };
 
 // Decides without acting: reads the modules' kinds, names and shapes only. Every Linear among the children of one

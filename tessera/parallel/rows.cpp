@@ -1,7 +1,7 @@
 #include "tessera/parallel/rows.h"
 
 #include "tessera/dtensor/state/state.h"
-#include "tessera/layout/lattice.h"
+#include "tessera/sums/lattice.h"
 #include "tessera/layout/spec.h"
 
 namespace tessera::parallel {
@@ -88,7 +88,7 @@ layout::Labels batch_labels(const at::Tensor& tensor, int64_t samples, int64_t t
 
 int64_t sample_unit(int64_t samples) {
   const auto& lattice = dtensor::RankState::require().lattice();
-  return lattice ? layout::leaf_unit(samples, lattice->batch) : 1;
+  return lattice ? sums::leaf_unit(samples, lattice->batch) : 1;
 }
 
 }  // namespace tessera::parallel

@@ -26,7 +26,7 @@ Plan generate_plan(const py::object& model, std::optional<int64_t> devices, cons
   options.heads = heads;
   options.kv_heads = kv_heads;
   if (!lattice.empty()) {
-    options.lattice = layout::Lattice::parse(lattice);
+    options.lattice = sums::Lattice::parse(lattice);
   }
   return parallel::generate_plan(describe(model), options);
 }

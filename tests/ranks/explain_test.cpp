@@ -57,9 +57,9 @@ Explained explain_step(const StepOptions& options, int64_t rank = 0) {
   const auto mesh = Mesh::parse(options.mesh);
   comm::run_ranks(mesh.size(), [&](int64_t own) {
     manual_seed(3);
-    std::optional<layout::Lattice> lattice;
+    std::optional<sums::Lattice> lattice;
     if (options.is_exact) {
-      set_numerics(Numerics::kExact, lattice.emplace(layout::Lattice{.batch = kBatch, .sequence = 8, .feature = 8}));
+      set_numerics(Numerics::kExact, lattice.emplace(sums::Lattice{.batch = kBatch, .sequence = 8, .feature = 8}));
     }
     auto model = parallel::deferred([&] { return models::Llama(small()); });
     torch::optim::AdamW optimizer(model->parameters(), 1e-3);

@@ -6,7 +6,7 @@
 #include "tessera/base/error.h"
 #include "tessera/base/hints.h"
 #include "tessera/comm/call/flight.h"
-#include "tessera/comm/merge/merge_bytes.h"
+#include "tessera/sums/merge_bytes.h"
 #include "tessera/dtensor/record/interception.h"
 #include "tessera/dtensor/state/state.h"
 
@@ -16,7 +16,7 @@ namespace {
 
 using c10::IValue;
 using comm::NodeSum;
-using layout::Node;
+using sums::Node;
 using layout::Range;
 
 // What a program that adds a sample twice may have meant.
@@ -194,9 +194,9 @@ at::Tensor SampleSum::merged(RankState& state, const layout::Spec& to, const cha
       held.push_back(node.node);
     }
     state.ctx.ledger.record("all_gather", terms_->mesh.axis(axis).name, op,
-                            comm::bytes_of_nodes(leaves_.root) * (group.size() - 1));
-    const comm::MergePlan plan(comm::exchange_nodes(group, held, leaves_.root, like_.device()), leaves_.root);
-    const Merging merging = way.next(axis);
+                            sums::bytes_of_nodes(leaves_.root) * (group.size() - 1));
+    const sums::MergePlan plan(comm::exchange_nodes(group, held, leaves_.root, like_.device()), leaves_.root);
+    const sums::Merging merging = way.next(axis);
     comm::Merge merge{
         .plan = plan, .sizes = sizes, .options = like_.options(), .scatter = merging.scatter, .memory = memory};
     for (const NodeSum& node : mine) {

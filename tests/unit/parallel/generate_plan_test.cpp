@@ -154,7 +154,7 @@ TEST(GeneratePlan, ProductsFusedOtherwiseStayWhole) {
   const auto grouped = generate_plan(block(product("qkv_proj", 32, 64), 2, 1), on("tp=2"));
   EXPECT_EQ(on_tp(grouped, "attn.qkv_proj.weight"), "-");
   auto options = on("tp=2");
-  options.lattice = layout::Lattice{};
+  options.lattice = sums::Lattice{};
   EXPECT_EQ(on_tp(generate_plan(block(product("c_attn", 32, 96, true), 4, 1), options), "attn.c_attn.weight"), "-");
 }
 
@@ -209,7 +209,7 @@ TEST(GeneratePlan, AttentionThatNoLeavesDivideStaysWhole) {
                                   .sequence_parallel = sequence_parallel,
                                   .heads = config.heads,
                                   .kv_heads = config.kv_heads,
-                                  .lattice = layout::Lattice{}});
+                                  .lattice = sums::Lattice{}});
   };
   const models::LlamaConfig few{.dim = 48, .layers = 1, .heads = 6, .kv_heads = 3, .hidden = 96};
   const std::string attention = "model.layers.0.self_attn.";
@@ -262,7 +262,7 @@ TEST(GeneratePlan, ModulesThatAreNotOurs) {
 TEST(GeneratePlan, ChoosesAMesh) {
   models::Llama model(
       models::LlamaConfig{.dim = 96, .layers = 1, .heads = 6, .kv_heads = 6, .hidden = 96, .max_seq = 16});
-  const auto plan = [&](int64_t devices, std::optional<layout::Lattice> lattice = {}) {
+  const auto plan = [&](int64_t devices, std::optional<sums::Lattice> lattice = {}) {
     return generate_plan(*model, {.devices = devices, .heads = 6, .kv_heads = 6, .lattice = lattice});
   };
   EXPECT_EQ(plan(1).mesh.str(), "1");
@@ -274,7 +274,7 @@ TEST(GeneratePlan, ChoosesAMesh) {
                 "mesh {dp=12} chosen for 12 ranks, data parallelism first; another is given as the mesh"});
 
   // In `exact` dp cuts a batch into no more parts than it has leaves.
-  const layout::Lattice lattice{.batch = 8, .feature = 8};
+  const sums::Lattice lattice{.batch = 8, .feature = 8};
   EXPECT_EQ(plan(8, lattice).mesh.str(), "dp=8");
   EXPECT_EQ(plan(12, lattice).mesh.str(), "dp=6,tp=2");
   EXPECT_EQ(plan(64, lattice).mesh.str(), "dp=8,tp=8");
@@ -288,7 +288,7 @@ TEST(GeneratePlan, ChoosesAMesh) {
 // A rank that sums exactly has said its lattice: the plan takes it, and another one is refused.
 TEST(GeneratePlan, TakesTheLatticeOfTheRank) {
   models::Llama model(models::LlamaConfig{.dim = 48, .layers = 1, .heads = 6, .kv_heads = 6, .hidden = 100});
-  const layout::Lattice lattice{.feature = 4};
+  const sums::Lattice lattice{.feature = 4};
   auto options = on("tp=2", 6, 6);
   const auto fast = generate_plan(*model, options);
   options.lattice = lattice;
@@ -298,7 +298,7 @@ TEST(GeneratePlan, TakesTheLatticeOfTheRank) {
     dtensor::set_numerics(dtensor::Numerics::kExact, lattice);
     EXPECT_EQ(generate_plan(*model, on("tp=2", 6, 6)), told);
     EXPECT_EQ(generate_plan(*model, options), told);
-    options.lattice = layout::Lattice{.feature = 8};
+    options.lattice = sums::Lattice{.feature = 8};
     EXPECT_THROW(generate_plan(*model, options), PlanError);
     dtensor::set_numerics(dtensor::Numerics::kFast);
     EXPECT_EQ(generate_plan(*model, on("tp=2", 6, 6)), fast);

@@ -14,7 +14,7 @@
 
 #include "tessera/layout/placement.h"
 
-namespace tessera::layout {
+namespace tessera::sums {
 
 // The finest layout a job may ever use: the number of leaves of a dim, by what the dim counts.
 //
@@ -38,7 +38,7 @@ struct Lattice {
 int64_t leaf_length(int64_t size, int64_t leaves);
 
 // The elements of leaf `index`. The last leaves may be short, or empty at [size, size).
-Range leaf_range(int64_t size, int64_t leaves, int64_t index);
+layout::Range leaf_range(int64_t size, int64_t leaves, int64_t index);
 
 // The unit that makes `cut` fall between leaves: Shard(dim, {.unit = leaf_unit(size, leaves)}).
 int64_t leaf_unit(int64_t size, int64_t leaves);
@@ -68,12 +68,12 @@ bool is_node_of(const Node& node, const Node& root);
 std::vector<Node> cover(const Node& part, int64_t leaves);
 
 // The leaves that `held` of a dim touches; none if it is empty.
-Node leaves_of(const Range& held, int64_t size, int64_t leaves);
+Node leaves_of(const layout::Range& held, int64_t size, int64_t leaves);
 
 // Whether `held` begins and ends between leaves.
-bool is_of_whole_leaves(const Range& held, int64_t size, int64_t leaves);
+bool is_of_whole_leaves(const layout::Range& held, int64_t size, int64_t leaves);
 
 // Why a dim may not be cut so: the cut, the leaf that it is in, and what would work. `dim` is for the text.
-std::string describe_cut(int64_t dim, const Range& held, int64_t size, int64_t leaves);
+std::string describe_cut(int64_t dim, const layout::Range& held, int64_t size, int64_t leaves);
 
-}  // namespace tessera::layout
+}  // namespace tessera::sums

@@ -8,15 +8,15 @@
 #include <string>
 #include <vector>
 
-#include "tessera/layout/lattice.h"
+#include "tessera/sums/lattice.h"
 
-namespace tessera::comm {
+namespace tessera::sums {
 
 // How the nodes that the members of a group hold become the closed ones: neighbours that are the two children of a node
 // of the tree over `root` are added, until none are left. A value, made once from what each member holds and run often.
 class MergePlan {
  public:
-  using Nodes = std::vector<std::vector<layout::Node>>;  // by member, in the order of its sums
+  using Nodes = std::vector<std::vector<Node>>;  // by member, in the order of its sums
 
   // target = the balanced tree over 1, 2, 4 or 8 operands.
   struct Step {
@@ -28,13 +28,13 @@ class MergePlan {
   };
 
   // Throws if nodes overlap; where some are missing, more than one stays open.
-  MergePlan(Nodes nodes, layout::Node root);
+  MergePlan(Nodes nodes, Node root);
 
   const Nodes& nodes() const { return nodes_; }
-  const layout::Node& root() const { return root_; }
-  const std::vector<layout::Node>& closed() const { return closed_; }  // in order
-  const std::vector<Step>& steps() const { return steps_; }            // in an order that can be run
-  int32_t slots() const { return slots_; }                             // that steps use between them
+  const Node& root() const { return root_; }
+  const std::vector<Node>& closed() const { return closed_; }  // in order
+  const std::vector<Step>& steps() const { return steps_; }    // in an order that can be run
+  int32_t slots() const { return slots_; }                     // that steps use between them
 
   // `[0,8) of [0,2) [2,4) | [4,8)`.
   std::string str() const;
@@ -42,8 +42,8 @@ class MergePlan {
 
  private:
   Nodes nodes_;
-  layout::Node root_;
-  std::vector<layout::Node> closed_;
+  Node root_;
+  std::vector<Node> closed_;
   std::vector<Step> steps_;
   int32_t slots_ = 0;
 };
@@ -51,16 +51,16 @@ class MergePlan {
 // Closes what `items` (anything with a `node`) hold: `add(left, right)` adds the item right of `left` to it. They come
 // back in order. Throws if nodes overlap.
 template <typename Item, typename Add>
-std::vector<Item> close_items(std::vector<Item> items, const layout::Node& root, const Add& add);
+std::vector<Item> close_items(std::vector<Item> items, const Node& root, const Add& add);
 
 // Whether two neighbours are the children of a node of the tree over `root`.
-bool are_children(const layout::Node& left, const layout::Node& right, const layout::Node& root);
+bool are_children(const Node& left, const Node& right, const Node& root);
 
 // Throws, naming both.
-void throw_overlap(const layout::Node& a, const layout::Node& b);
+void throw_overlap(const Node& a, const Node& b);
 
 template <typename Item, typename Add>
-std::vector<Item> close_items(std::vector<Item> items, const layout::Node& root, const Add& add) {
+std::vector<Item> close_items(std::vector<Item> items, const Node& root, const Add& add) {
   std::sort(items.begin(), items.end(), [](const Item& a, const Item& b) { return a.node.begin < b.node.begin; });
   std::vector<Item> closed;
   for (Item& item : items) {
@@ -78,4 +78,4 @@ std::vector<Item> close_items(std::vector<Item> items, const layout::Node& root,
   return closed;
 }
 
-}  // namespace tessera::comm
+}  // namespace tessera::sums

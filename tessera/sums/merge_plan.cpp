@@ -1,13 +1,11 @@
-#include "tessera/comm/merge/merge_plan.h"
+#include "tessera/sums/merge_plan.h"
 
 #include "tessera/base/error.h"
 #include "tessera/base/text.h"
 
-namespace tessera::comm {
+namespace tessera::sums {
 
 namespace {
-
-using layout::Node;
 
 // A node that is added from two others, or brought by a member.
 struct Expression {
@@ -70,8 +68,7 @@ class StepWriter {
 
 bool are_children(const Node& left, const Node& right, const Node& root) {
   const Node parent{left.begin, right.end};
-  return left.end == right.begin && left.begin + layout::left_size(parent.size()) == left.end &&
-         layout::is_node_of(parent, root);
+  return left.end == right.begin && left.begin + left_size(parent.size()) == left.end && is_node_of(parent, root);
 }
 
 void throw_overlap(const Node& a, const Node& b) {
@@ -108,4 +105,4 @@ std::string MergePlan::str() const {
          });
 }
 
-}  // namespace tessera::comm
+}  // namespace tessera::sums

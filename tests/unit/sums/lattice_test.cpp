@@ -1,4 +1,4 @@
-#include "tessera/layout/lattice.h"
+#include "tessera/sums/lattice.h"
 
 #include <algorithm>
 
@@ -6,8 +6,11 @@
 
 #include "tessera/base/error.h"
 
-namespace tessera::layout {
+namespace tessera::sums {
 namespace {
+
+using layout::Cut;
+using layout::Range;
 
 // The definition of the tree, written on its own: split at the largest power of two below the size.
 std::string expression(int64_t begin, int64_t end) {
@@ -185,4 +188,4 @@ TEST(Lattice, PartsAreOfWholeLeavesOrNot) {
 }
 
 }  // namespace
-}  // namespace tessera::layout
+}  // namespace tessera::sums

@@ -1,4 +1,4 @@
-#include "tessera/layout/lattice.h"
+#include "tessera/sums/lattice.h"
 
 #include <algorithm>
 #include <array>
@@ -9,9 +9,11 @@
 #include "tessera/base/hash.h"
 #include "tessera/base/text.h"
 
-namespace tessera::layout {
+namespace tessera::sums {
 
 namespace {
+
+using layout::Range;
 
 constexpr const char* kForm = "accepted: batch=8,sequence=1,feature=8, each at least 1";
 
@@ -37,7 +39,7 @@ void add_cover(const Node& part, const Node& node, std::vector<Node>& result) {
 std::string ranks_text(int64_t size, int64_t leaves) {
   std::vector<int64_t> result;
   for (int64_t ranks = 1; ranks <= leaves; ++ranks) {
-    const int64_t step = cut(size, ranks, 0).size();
+    const int64_t step = layout::cut(size, ranks, 0).size();
     if (step == size || step % leaf_length(size, leaves) == 0) {
       result.push_back(ranks);
     }
@@ -128,4 +130,4 @@ std::string describe_cut(int64_t dim, const Range& held, int64_t size, int64_t l
                   "); even cuts without a unit fit over ", ranks_text(size, leaves), " ranks");
 }
 
-}  // namespace tessera::layout
+}  // namespace tessera::sums
