@@ -33,20 +33,11 @@ const Factor* samples_of(const layout::SpecData& spec) {
   return found;
 }
 
-int64_t sample_of_row(const dtensor::Origin* origin, int64_t row) {
-  if (origin == nullptr) {
-    return row;
-  }
-  const auto after = std::upper_bound(origin->pieces.begin(), origin->pieces.end(), row,
-                                      [](int64_t at, const dtensor::Origin::Piece& piece) { return at < piece.row; });
-  return std::prev(after)->sample + row - std::prev(after)->row;
-}
-
 // What this rank holds of a value.
 struct Part {
   at::Tensor local;
   layout::Spec spec;  // null: a plain tensor
-  const dtensor::Origin* origin = nullptr;
+  const layout::Origin* origin = nullptr;
   std::vector<std::vector<layout::Range>> runs;  // of each dim
   bool is_owner = true;
 
@@ -78,7 +69,7 @@ int64_t position_of(const Part& part, const layout::DimLabels& dim, const Factor
     const auto at = i % factor->extent;
     i /= factor->extent;
     const bool counts_samples = &*factor == samples;
-    position += stride * (counts_samples ? sample_of_row(part.origin, factor->offset + at * factor->unit) : at);
+    position += stride * (counts_samples ? layout::sample_of_row(part.origin, factor->offset + at * factor->unit) : at);
     stride *= counts_samples ? factor->total : factor->extent;
   }
   return position;

@@ -27,17 +27,6 @@ std::string advice() {
                   ". Otherwise take the gradients once and set them to zero before the next step.");
 }
 
-// The sample that stands in row `row` of a micro-batch.
-int64_t sample_of_row(const Origin* origin, int64_t row) {
-  if (!origin) {
-    return row;
-  }
-  const auto after = std::upper_bound(origin->pieces.begin(), origin->pieces.end(), row,
-                                      [](int64_t r, const Origin::Piece& piece) { return r < piece.row; });
-  const Origin::Piece& piece = *std::prev(after);
-  return piece.sample + (row - piece.row);
-}
-
 // The arguments with their operands cut to some tokens of one local row.
 std::vector<IValue> cut_to(const SamplePlan& plan, c10::ArrayRef<IValue> args, int64_t row,
                            const SamplePlan::Piece& piece) {
@@ -73,7 +62,7 @@ void SampleSum::add(const ExactSum& sum, uint64_t call, const Origin* origin, c1
   seen_in_.insert(origin);
   calls_.insert(call);
   for (int64_t row = plan.rows.begin; row < plan.rows.end; ++row) {
-    const int64_t sample = sample_of_row(origin, row);
+    const int64_t sample = layout::sample_of_row(origin, row);
     for (const SamplePlan::Piece& piece : plan.pieces) {
       const std::vector<IValue> cut = cut_to(plan, args, row - plan.rows.begin, piece);
       const int64_t batch = sample / leaves_.sample_leaf, leaf = batch * leaves_.sequence_leaves + piece.leaf;

@@ -1,8 +1,5 @@
 #include "tessera/dtensor/record/meta.h"
 
-#include <map>
-#include <mutex>
-
 #include <c10/core/DispatchKeySet.h>
 
 #include "tessera/base/error.h"
@@ -48,17 +45,6 @@ std::string no_storage() {
 }
 
 }  // namespace
-
-const Origin* Origin::make(std::vector<Piece> pieces) {
-  static std::mutex mutex;
-  static auto* table = new std::map<std::vector<Piece>, std::unique_ptr<Origin>>();
-  std::lock_guard<std::mutex> lock(mutex);
-  auto& entry = (*table)[pieces];
-  if (!entry) {
-    entry = std::make_unique<Origin>(Origin{std::move(pieces)});
-  }
-  return entry.get();
-}
 
 Rare& Meta::make_rare() {
   if (!rare) {
