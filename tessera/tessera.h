@@ -26,7 +26,7 @@
 #include "tessera/parallel/deferred.h"
 #include "tessera/parallel/generate_plan.h"
 #include "tessera/parallel/job.h"
-#include "tessera/parallel/plan.h"
+#include "tessera/plan/plan.h"
 
 namespace tessera {
 
@@ -76,7 +76,7 @@ using parallel::is_deferred;
 using parallel::Job;
 using parallel::parallelize;
 using parallel::place;
-using parallel::Plan;
+using plan::Plan;
 
 // Gradients and learning rates.
 using optim::clip_grad_norm;

@@ -246,7 +246,7 @@ TEST(Explain, ParametersThatAreGatheredAreNamed) {
   const auto mesh = Mesh::parse("tp=2");
   comm::run_ranks(mesh.size(), [&](int64_t) {
     const auto model = std::make_shared<torch::nn::LinearImpl>(torch::nn::LinearOptions(8, 6).bias(false));
-    parallel::Plan plan;
+    plan::Plan plan;
     plan.mesh = mesh;
     plan.parameters.push_back({"weight", layout::parse_placements(mesh, "{tp: S(1)}"), {}, {}});
     parallel::place(*model, plan);

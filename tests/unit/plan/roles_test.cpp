@@ -1,10 +1,10 @@
-#include "tessera/parallel/roles.h"
+#include "tessera/plan/roles.h"
 
 #include <gtest/gtest.h>
 
 #include "tessera/base/text.h"
 
-namespace tessera::parallel {
+namespace tessera::plan {
 namespace {
 
 // Groups as `q,k,v>o | up>down | head`, from names with widths in x out.
@@ -43,4 +43,4 @@ TEST(Roles, ChainsAlternate) {
 }
 
 }  // namespace
-}  // namespace tessera::parallel
+}  // namespace tessera::plan

@@ -1,4 +1,4 @@
-#include "tessera/parallel/plan.h"
+#include "tessera/plan/plan.h"
 
 #include <random>
 
@@ -7,7 +7,7 @@
 #include "tessera/base/error.h"
 #include "tessera/base/text.h"
 
-namespace tessera::parallel {
+namespace tessera::plan {
 namespace {
 
 layout::Placement random_placement(std::mt19937_64& random) {
@@ -237,4 +237,4 @@ TEST(Plan, FromJsonNamesTheLine) {
 }
 
 }  // namespace
-}  // namespace tessera::parallel
+}  // namespace tessera::plan

@@ -6,9 +6,9 @@
 #include "tessera/base/hints.h"
 #include "tessera/base/text.h"
 #include "tessera/layout/axis_role.h"
-#include "tessera/parallel/plan.h"
+#include "tessera/plan/plan.h"
 
-namespace tessera::parallel {
+namespace tessera::plan {
 namespace {
 
 using Json = nlohmann::json;
@@ -205,4 +205,4 @@ std::string Plan::json() const {
 
 Plan Plan::from_json(std::string_view text) { return Reader(text).read(); }
 
-}  // namespace tessera::parallel
+}  // namespace tessera::plan

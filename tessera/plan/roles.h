@@ -6,9 +6,9 @@
 #include <string>
 #include <vector>
 
-#include "tessera/parallel/module_tree.h"
+#include "tessera/plan/module_tree.h"
 
-namespace tessera::parallel {
+namespace tessera::plan {
 
 // One product of a model with a weight [out, in].
 struct LinearInfo {
@@ -53,4 +53,4 @@ std::vector<LinearGroup> pair_linears(const std::vector<LinearInfo>& linears, bo
 // with what follows the module, up to the next list of modules.
 ModelRoles find_roles(const ModuleTree& model);
 
-}  // namespace tessera::parallel
+}  // namespace tessera::plan

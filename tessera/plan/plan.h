@@ -10,7 +10,7 @@
 
 #include "tessera/layout/spec.h"
 
-namespace tessera::parallel {
+namespace tessera::plan {
 
 // One line of a plan: how the parameters whose dotted names match `pattern` are kept, and what the operators that read
 // them do to activations. Layouts are in the one notation, `{tp: S(0;64)}`; axes that are not named are R.
@@ -60,4 +60,4 @@ struct Plan {
 // True if the glob `pattern` matches the dotted `name`.
 bool matches(std::string_view pattern, std::string_view name);
 
-}  // namespace tessera::parallel
+}  // namespace tessera::plan

@@ -1,4 +1,4 @@
-#include "tessera/parallel/plan.h"
+#include "tessera/plan/plan.h"
 
 #include <algorithm>
 #include <set>
@@ -7,7 +7,7 @@
 #include "tessera/base/text.h"
 #include "tessera/layout/axis_role.h"
 
-namespace tessera::parallel {
+namespace tessera::plan {
 namespace {
 
 // What an entry asks of one tensor: its own placements, or those of an activation next to it.
@@ -108,4 +108,4 @@ void Plan::verify(const std::map<std::string, std::vector<int64_t>>& sizes) cons
   }
 }
 
-}  // namespace tessera::parallel
+}  // namespace tessera::plan

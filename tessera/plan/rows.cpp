@@ -1,13 +1,13 @@
-#include "tessera/parallel/rows.h"
+#include "tessera/plan/rows.h"
 
-#include "tessera/dtensor/state/state.h"
-#include "tessera/sums/lattice.h"
+#include <algorithm>
+
 #include "tessera/layout/spec.h"
 
-namespace tessera::parallel {
+namespace tessera::plan {
 
-using dtensor::Origin;
 using layout::Coord;
+using layout::Origin;
 using layout::Range;
 
 namespace {
@@ -86,9 +86,8 @@ layout::Labels batch_labels(const at::Tensor& tensor, int64_t samples, int64_t t
   return labels;
 }
 
-int64_t sample_unit(int64_t samples) {
-  const auto& lattice = dtensor::RankState::require().lattice();
+int64_t sample_unit(int64_t samples, const std::optional<sums::Lattice>& lattice) {
   return lattice ? sums::leaf_unit(samples, lattice->batch) : 1;
 }
 
-}  // namespace tessera::parallel
+}  // namespace tessera::plan

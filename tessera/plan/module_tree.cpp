@@ -1,4 +1,4 @@
-#include "tessera/parallel/module_tree.h"
+#include "tessera/plan/module_tree.h"
 
 #include <unordered_set>
 
@@ -7,7 +7,7 @@
 #include <torch/nn/modules/embedding.h>
 #include <torch/nn/modules/linear.h>
 
-namespace tessera::parallel {
+namespace tessera::plan {
 namespace {
 
 using Kind = ModuleTree::Kind;
@@ -69,4 +69,4 @@ std::string dotted(const std::string& prefix, const std::string& name) {
   return prefix.empty() || name.empty() ? prefix + name : prefix + "." + name;
 }
 
-}  // namespace tessera::parallel
+}  // namespace tessera::plan

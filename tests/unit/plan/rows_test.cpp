@@ -1,8 +1,8 @@
-#include "tessera/parallel/rows.h"
+#include "tessera/plan/rows.h"
 
 #include <gtest/gtest.h>
 
-namespace tessera::parallel {
+namespace tessera::plan {
 namespace {
 
 struct Case {
@@ -88,4 +88,4 @@ TEST(Rows, OneMicroBatchIsTheStepItself) {
 }
 
 }  // namespace
-}  // namespace tessera::parallel
+}  // namespace tessera::plan

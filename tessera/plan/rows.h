@@ -2,14 +2,19 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
-#include "tessera/dtensor/record/meta.h"
-#include "tessera/layout/mesh.h"
-#include "tessera/layout/placement.h"
+#include <ATen/core/Tensor.h>
 
-namespace tessera::parallel {
+#include "tessera/layout/labels.h"
+#include "tessera/layout/mesh.h"
+#include "tessera/layout/origin.h"
+#include "tessera/layout/placement.h"
+#include "tessera/sums/lattice.h"
+
+namespace tessera::plan {
 
 // The step's samples are cut over the batch axes (slowest first) into one contiguous block a rank, on multiples of
 // `unit`; each block is cut into micro-batches, alike on all ranks. The last blocks may be short or empty.
@@ -32,7 +37,7 @@ class Rows {
   layout::Range samples_of(const layout::Coord& coord, int64_t index) const;
 
   // The samples of all rows of micro-batch `index`. Listed at the first call, which visits every block; kept.
-  const dtensor::Origin* origin(int64_t index);
+  const layout::Origin* origin(int64_t index);
 
  private:
   layout::Range samples_of_block(int64_t block, int64_t index) const;
@@ -43,14 +48,15 @@ class Rows {
   int64_t samples_, micro_batches_;
   int64_t blocks_ = 1;
   int64_t block_size_ = 0;  // of all but the last ones
-  std::vector<const dtensor::Origin*> origins_;
+  std::vector<const layout::Origin*> origins_;
 };
 
 // What the dims of a tensor of `samples` samples mean, of a step of `total`: dim 0 samples, and dim 1, if
 // `has_positions`, positions.
 layout::Labels batch_labels(const at::Tensor& tensor, int64_t samples, int64_t total, bool has_positions);
 
-// Where the calling rank's step of `samples` samples may be cut: in `exact` a rank holds whole leaves of the batch.
-int64_t sample_unit(int64_t samples);
+// Where a step of `samples` samples may be cut: in `exact`, which has a lattice, a rank holds whole leaves of the
+// batch.
+int64_t sample_unit(int64_t samples, const std::optional<sums::Lattice>& lattice);
 
-}  // namespace tessera::parallel
+}  // namespace tessera::plan

@@ -1,9 +1,9 @@
-#include "tessera/parallel/roles.h"
+#include "tessera/plan/roles.h"
 
 #include <algorithm>
 #include <unordered_set>
 
-namespace tessera::parallel {
+namespace tessera::plan {
 namespace {
 
 using Kind = ModuleTree::Kind;
@@ -166,4 +166,4 @@ ModelRoles find_roles(const ModuleTree& model) {
   return roles;
 }
 
-}  // namespace tessera::parallel
+}  // namespace tessera::plan

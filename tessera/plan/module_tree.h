@@ -9,7 +9,7 @@
 #include <ATen/core/Tensor.h>
 #include <torch/nn/module.h>
 
-namespace tessera::parallel {
+namespace tessera::plan {
 
 // One module of a model, and those in it.
 struct ModuleTree {
@@ -48,4 +48,4 @@ std::vector<NamedTensor> tensors_of(const ModuleTree& model);
 // `prefix.name`, or the one that is not empty.
 std::string dotted(const std::string& prefix, const std::string& name);
 
-}  // namespace tessera::parallel
+}  // namespace tessera::plan
