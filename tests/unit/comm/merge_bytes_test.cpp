@@ -1,6 +1,6 @@
 // What a merge of exact sums sends: the closed form is what a merge over copies hands to its collectives.
 #include "tessera/comm/call/call.h"
-#include "tessera/sums/merge_bytes.h"
+#include "tessera/comm/merge/exact_merge.h"
 #include "tests/unit/comm/support.h"
 
 namespace tessera::comm {

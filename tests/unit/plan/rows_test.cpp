@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include "tessera/layout/spec.h"
+
 namespace tessera::plan {
 namespace {
 
