@@ -7,7 +7,7 @@
 #include "tessera/base/hints.h"
 #include "tessera/dtensor/front/dtensor.h"
 #include "tessera/dtensor/ops/layout_ops.h"
-#include "tessera/parallel/rows.h"
+#include "tessera/plan/rows.h"
 
 namespace tessera::parallel {
 namespace {
@@ -18,7 +18,8 @@ using layout::Placements;
 
 }  // namespace
 
-ForwardPasses::ForwardPasses(Plan plan, int64_t micro_batches) : plan_(std::move(plan)), micro_batches_(micro_batches) {
+ForwardPasses::ForwardPasses(plan::Plan plan, int64_t micro_batches)
+    : plan_(std::move(plan)), micro_batches_(micro_batches) {
   plan_.verify_axes();
   TESSERA_CHECK(micro_batches >= 1, "[forward] a step of ", micro_batches, " micro-batches; accepted: at least 1");
 }
@@ -99,11 +100,12 @@ at::Tensor ForwardPasses::distribute(const at::Tensor& tensor, const Samples& sa
   if (tensor.dim() == 0 || tensor.size(0) != samples.count) {
     return placed(tensor, placements, {});
   }
-  const int64_t unit = sample_unit(samples.total);
+  const int64_t unit = plan::sample_unit(samples.total, RankState::require().lattice());
   for (const auto& axis : plan_.batch_axes) {
     placements[static_cast<size_t>(plan_.mesh.axis_index(axis))] = layout::Shard(0, {.unit = unit});
   }
-  at::Tensor result = placed(tensor, placements, batch_labels(tensor, samples.count, samples.total, tensor.dim() == 2));
+  at::Tensor result =
+      placed(tensor, placements, plan::batch_labels(tensor, samples.count, samples.total, tensor.dim() == 2));
   dtensor::meta_of(dtensor::unwrapped(result))->origin = Origin::make({{0, samples.first}});
   return result;
 }

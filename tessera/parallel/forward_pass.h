@@ -5,7 +5,7 @@
 #include <optional>
 #include <vector>
 
-#include "tessera/parallel/plan.h"
+#include "tessera/plan/plan.h"
 #include "tessera/parallel/same_batch.h"
 
 namespace tessera::parallel {
@@ -20,7 +20,7 @@ namespace tessera::parallel {
 class ForwardPasses {
  public:
   // A step has `micro_batches` passes with gradients.
-  explicit ForwardPasses(Plan plan, int64_t micro_batches = 1);
+  explicit ForwardPasses(plan::Plan plan, int64_t micro_batches = 1);
 
   // Starts a pass: its batch is cut over the plan's batch axes. `batch` are plain tensors, the same on every rank, and
   // DTensors, which stay as they are. Those whose dim 0 is as long as the first one's are samples (dim 0 is labelled
@@ -35,7 +35,7 @@ class ForwardPasses {
   // Those of a copy of the model: they are counted on from here, and none is open.
   ForwardPasses of_copy() const;
 
-  const Plan& plan() const { return plan_; }
+  const plan::Plan& plan() const { return plan_; }
 
  private:
   // The samples that a pass has, of how many in its step, and which is the first.
@@ -53,7 +53,7 @@ class ForwardPasses {
 
   void check(const std::vector<dtensor::NamedValue>& batch);
 
-  Plan plan_;
+  plan::Plan plan_;
   int64_t micro_batches_;
   int64_t passes_ = 0;       // with gradients, so far
   int64_t evaluations_ = 0;  // without, since the last one with

@@ -11,7 +11,7 @@
 #include "tessera/dtensor/front/dtensor.h"
 #include "tessera/dtensor/record/node.h"
 #include "tessera/dtensor/record/without_hooks.h"
-#include "tessera/parallel/rows.h"
+#include "tessera/plan/rows.h"
 #include "tessera/parallel/same_batch.h"
 
 namespace tessera::parallel {
@@ -57,7 +57,7 @@ struct Deposit final : torch::autograd::Node {
 // `exact` means over the micro-batch are shares of the step's.
 class Region {
  public:
-  Region(RankState& state, const Plan& plan) : state_(state), previous_(state.region), means_(state.means) {
+  Region(RankState& state, const plan::Plan& plan) : state_(state), previous_(state.region), means_(state.means) {
     state_.means.in_job = state_.means.as_shares = true;
     state_.region = plan.mesh;
     state_.gathered.budget = plan.keep_gathered_bytes;
@@ -80,12 +80,12 @@ class Region {
 
 struct Job::State {
   std::shared_ptr<torch::nn::Module> model;
-  Plan plan;
+  plan::Plan plan;
   Loss loss;
   JobOptions options;
   int64_t step = 0;
   CheckedCalls calls;
-  std::map<std::pair<int64_t, int64_t>, Rows> rows;  // by the number of samples and their unit
+  std::map<std::pair<int64_t, int64_t>, plan::Rows> rows;  // by the number of samples and their unit
 
   std::vector<at::Tensor> parameters() const {
     std::vector<at::Tensor> wanted;
@@ -97,8 +97,8 @@ struct Job::State {
     return wanted;
   }
 
-  Rows& rows_of(int64_t samples);
-  std::vector<at::Tensor> micro_batch(Rows& rows, int64_t index, const ReadRows& read) const;
+  plan::Rows& rows_of(int64_t samples);
+  std::vector<at::Tensor> micro_batch(plan::Rows& rows, int64_t index, const ReadRows& read) const;
   at::Tensor forward(const std::vector<at::Tensor>& batch) const;
 };
 
@@ -162,15 +162,15 @@ at::Tensor with_deposit(const at::Tensor& loss, std::vector<at::Tensor> held,
 
 }  // namespace
 
-Rows& Job::State::rows_of(int64_t samples) {
+plan::Rows& Job::State::rows_of(int64_t samples) {
   TESSERA_CHECK(samples >= 1, "[job] a step needs at least one sample, got ", samples);
-  const int64_t unit = sample_unit(samples);
+  const int64_t unit = plan::sample_unit(samples, RankState::require().lattice());
   return rows
       .try_emplace({samples, unit}, plan.mesh, plan.batch_axes, samples, std::min(options.accumulate, samples), unit)
       .first->second;
 }
 
-std::vector<at::Tensor> Job::State::micro_batch(Rows& rows, int64_t index, const ReadRows& read) const {
+std::vector<at::Tensor> Job::State::micro_batch(plan::Rows& rows, int64_t index, const ReadRows& read) const {
   RankState& rank = RankState::require();
   const Range mine = rows.samples_of(rank.ctx.coord(plan.mesh), index);
   const int64_t size = rows.size_of(index);
@@ -182,7 +182,7 @@ std::vector<at::Tensor> Job::State::micro_batch(Rows& rows, int64_t index, const
     std::vector<int64_t> sizes = part.sizes().vec();
     sizes[0] = size;
     const Spec spec = Spec::contiguous(plan.mesh, rows.placements(index), sizes, part.scalar_type(),
-                                       batch_labels(part, size, rows.samples(), part.dim() >= 2));
+                                       plan::batch_labels(part, size, rows.samples(), part.dim() >= 2));
     batch.push_back(dtensor::wrap(part.contiguous(), spec, rows.origin(index)));
   }
   return batch;
@@ -197,7 +197,7 @@ at::Tensor Job::State::forward(const std::vector<at::Tensor>& batch) const {
   return result;
 }
 
-Job::Job(std::shared_ptr<torch::nn::Module> model, Plan plan, Loss loss, JobOptions options)
+Job::Job(std::shared_ptr<torch::nn::Module> model, plan::Plan plan, Loss loss, JobOptions options)
     : state_(std::make_shared<State>()) {
   TESSERA_CHECK(options.accumulate >= 1, "[job] accumulate must be at least 1, got ", options.accumulate);
   state_->model = std::move(model);
@@ -238,7 +238,7 @@ at::Tensor Job::run(const std::vector<at::Tensor>& batch) {
 
 at::Tensor Job::run_rows(int64_t samples, const ReadRows& read) {
   RankState& rank = RankState::require();
-  Rows& rows = state_->rows_of(samples);
+  plan::Rows& rows = state_->rows_of(samples);
   const bool with_gradients = at::GradMode::is_enabled();
   const std::vector<at::Tensor> parameters = state_->parameters();
   rank.sites.step = static_cast<uint64_t>(state_->step);
@@ -279,7 +279,7 @@ void Job::set_step_tokens(int64_t tokens) { dtensor::set_step_tokens(tokens); }
 int64_t Job::step() const { return state_->step; }
 void Job::set_step(int64_t step) { state_->step = step; }
 torch::nn::Module& Job::model() const { return *state_->model; }
-const Plan& Job::plan() const { return state_->plan; }
+const plan::Plan& Job::plan() const { return state_->plan; }
 const JobOptions& Job::options() const { return state_->options; }
 
 }  // namespace tessera::parallel

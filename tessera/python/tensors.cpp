@@ -63,7 +63,7 @@ void set_numerics(const std::string& numerics, const std::string& lattice) {
   TESSERA_CHECK_AS(ConfigError, numerics == "fast" || numerics == "exact", "[numerics] \"", numerics,
                    "\"; accepted: exact, fast");
   dtensor::set_numerics(numerics == "exact" ? dtensor::Numerics::kExact : dtensor::Numerics::kFast,
-                        lattice.empty() ? layout::Lattice() : layout::Lattice::parse(lattice));
+                        lattice.empty() ? sums::Lattice() : sums::Lattice::parse(lattice));
 }
 
 dtensor::Mode mode_of(const std::string& name) {

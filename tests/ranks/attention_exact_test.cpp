@@ -15,7 +15,7 @@ namespace {
 
 using dtensor::Numerics;
 using layout::Label;
-using layout::Lattice;
+using sums::Lattice;
 using layout::Replicate;
 using layout::Shard;
 

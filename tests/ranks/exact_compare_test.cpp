@@ -42,7 +42,7 @@ class ExactCompare : public testing::Test {
     }
     set_field(config, "model.kind=" + kind);
     set_field(config, kind == "gpt" ? "model.dropout=0.1" : c10::str("model.hidden=", kHidden));
-    set_field(config, "train.lattice=" + (lattice.empty() ? layout::Lattice().str() : lattice));
+    set_field(config, "train.lattice=" + (lattice.empty() ? sums::Lattice().str() : lattice));
     return config;
   }
 

@@ -9,7 +9,7 @@ namespace tessera::ranks::exact_ops_test {
 namespace {
 
 using dtensor::Numerics;
-using layout::Lattice;
+using sums::Lattice;
 using rules::testing::Named;
 
 const char* const kMeshes[] = {"tp=2", "tp=3", "tp=4", "dp=2,tp=2"};
@@ -19,7 +19,7 @@ std::vector<Placements> leaf_layouts(const Mesh& mesh, const at::Tensor& tensor,
   std::vector<Placement> choices = {layout::Replicate()};
   for (int64_t d = 0; d < tensor.dim(); ++d) {
     choices.push_back(
-        layout::Shard(d, {.unit = std::max<int64_t>(1, layout::leaf_unit(tensor.size(d), lattice.feature))}));
+        layout::Shard(d, {.unit = std::max<int64_t>(1, sums::leaf_unit(tensor.size(d), lattice.feature))}));
   }
   return every_layout(mesh, tensor.dim(), choices);
 }

@@ -15,7 +15,7 @@ namespace tessera::ranks {
 using dtensor::Numerics;
 using dtensor::RankState;
 using layout::Label;
-using layout::Lattice;
+using sums::Lattice;
 using torch::indexing::Slice;
 
 constexpr int64_t kSamples = 6, kLength = 4, kWidth = 8, kHidden = 16, kClasses = 10;

@@ -14,7 +14,7 @@ namespace {
 using dtensor::NamedValue;
 using dtensor::RankState;
 using parallel::ForwardPasses;
-using parallel::Plan;
+using plan::Plan;
 
 constexpr uint64_t kSeed = 20261122;
 

@@ -65,7 +65,7 @@ std::unique_ptr<PerSample> restrict_cuts(const rules::ExactRule& rule, const rul
 void plan_exact(RankState& state, const OpInfo& info, const rules::Call& call, const rules::ExactRule& rule,
                 const rules::FactorMap& map, const rules::Propagation& decided, const CallPlan* forward,
                 CallPlan& plan) {
-  plan.exact = plan_exact_sum(state.ctx, *state.lattice(), call, rule, map, decided);
+  plan.exact = rules::plan_exact_sum(state.ctx.rank, *state.lattice(), call, rule, map, decided);
   for (size_t i = 0; i < plan.outputs.size(); ++i) {
     CallPlan::Output& output = plan.outputs[i];
     if (!output.spec->has_partial) {

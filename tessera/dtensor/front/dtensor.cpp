@@ -227,7 +227,7 @@ std::optional<kernels::OneThread>& one_thread_of(comm::RankContext& ctx) {
 
 }  // namespace
 
-void set_numerics(Numerics numerics, const layout::Lattice& lattice) {
+void set_numerics(Numerics numerics, const sums::Lattice& lattice) {
   RankState& state = RankState::require();
   state.set_lattice(std::nullopt);
   one_thread_of(state.ctx).reset();

@@ -106,18 +106,18 @@ bool is_in_place(const at::Tensor& query, const at::Tensor& key, const at::Tenso
          is_cut_in_place(value, key.size(1));
 }
 
-std::array<int64_t, 3> leaves_of(const std::optional<layout::Lattice>& of_exact, const at::Tensor& query,
+std::array<int64_t, 3> leaves_of(const std::optional<sums::Lattice>& of_exact, const at::Tensor& query,
                                  const at::Tensor& key, const at::Tensor& value) {
   if (!of_exact) {
     return {};
   }
-  const layout::Lattice& lattice = *of_exact;
+  const sums::Lattice& lattice = *of_exact;
   const bool of_keys = rules::counts_positions(labels_of(key, 2)) || rules::counts_positions(labels_of(value, 2));
   const bool of_queries = rules::counts_positions(labels_of(query, 2));
   const int64_t times = query.size(1) / key.size(1);
-  return {of_keys ? layout::leaf_length(key.size(2), lattice.sequence) : 0,
-          of_queries ? layout::leaf_length(query.size(2), lattice.sequence) : 0,
-          layout::leaf_length(times, lattice.feature)};
+  return {of_keys ? sums::leaf_length(key.size(2), lattice.sequence) : 0,
+          of_queries ? sums::leaf_length(query.size(2), lattice.sequence) : 0,
+          sums::leaf_length(times, lattice.feature)};
 }
 
 at::Tensor attention_kernel(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,

@@ -10,6 +10,7 @@
 #include "tessera/dtensor/move/redistribute.h"
 #include "tessera/dtensor/plan/exact_sum.h"
 #include "tessera/dtensor/plan/per_sample.h"
+#include "tessera/dtensor/record/meta.h"
 #include "tessera/rules/engine/rule.h"
 
 namespace tessera::dtensor {

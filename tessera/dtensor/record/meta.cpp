@@ -141,17 +141,6 @@ std::string no_storage() {
 
 }  // namespace
 
-const Origin* Origin::make(std::vector<Piece> pieces) {
-  static std::mutex mutex;
-  static auto* table = new std::map<std::vector<Piece>, std::unique_ptr<Origin>>();
-  std::lock_guard<std::mutex> lock(mutex);
-  auto& entry = (*table)[pieces];
-  if (!entry) {
-    entry = std::make_unique<Origin>(Origin{std::move(pieces)});
-  }
-  return entry.get();
-}
-
 Rare& Meta::make_rare() {
   if (!rare) {
     rare = std::make_unique<Rare>();

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstdint>
-#include <compare>
 #include <memory>
 #include <optional>
 #include <string>
@@ -14,10 +13,12 @@
 
 #include "tessera/base/pooled.h"
 #include "tessera/dtensor/record/tensor_like.h"
+#include "tessera/layout/origin.h"
 #include "tessera/layout/spec.h"
 
 namespace tessera::dtensor {
 
+using layout::Origin;
 using layout::Spec;
 
 // A DTensor is an ordinary TensorImpl whose key set says so (Note [Keys]) and whose BackendMeta is a Meta. It has no
@@ -27,20 +28,6 @@ using layout::Spec;
 // work unchanged; PrivateUse1 stays free for vendors. The CPU's autocast key, as the local tensors are CPU tensors (a
 // CUDA local brings its own).
 constexpr c10::DispatchKey kKey = c10::DispatchKey::PrivateUse3;
-
-// Which samples of the step the rows of a micro-batch are. Interned and immortal; beside the Spec, not in it, so that
-// equal micro-batches share plans. Rows from `row` on, up to the next piece, are samples from `sample` on: each
-// data-parallel rank owns one contiguous block of the step's samples, so a micro-batch is made of one run from every
-// block.
-struct Origin {
-  struct Piece {
-    int64_t row = 0;
-    int64_t sample = 0;
-    auto operator<=>(const Piece&) const = default;
-  };
-  std::vector<Piece> pieces;  // ascending by row, the first at row 0
-  static const Origin* make(std::vector<Piece> pieces);
-};
 
 // What the plan says about a parameter; owned by the rank, outlives its tensors' use.
 struct ParameterInfo {

@@ -77,7 +77,7 @@ bool RankState::set_checks_plain(bool on) {
   return before;
 }
 
-void RankState::set_lattice(std::optional<layout::Lattice> lattice) {
+void RankState::set_lattice(std::optional<sums::Lattice> lattice) {
   set_flag(kExact, lattice.has_value());
   lattice_ = lattice;
 }

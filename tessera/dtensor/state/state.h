@@ -14,7 +14,7 @@
 #include "tessera/dtensor/record/meta.h"
 #include "tessera/dtensor/record/sites.h"
 #include "tessera/dtensor/state/call_flags.h"
-#include "tessera/layout/lattice.h"
+#include "tessera/sums/lattice.h"
 
 namespace tessera::dtensor {
 
@@ -83,8 +83,8 @@ struct RankState {
   bool checks_plain() const { return flags_ & kChecksPlain; }
   bool set_checks_plain(bool on);
   // Set: numerics are exact.
-  const std::optional<layout::Lattice>& lattice() const { return lattice_; }
-  void set_lattice(std::optional<layout::Lattice> lattice);
+  const std::optional<sums::Lattice>& lattice() const { return lattice_; }
+  void set_lattice(std::optional<sums::Lattice> lattice);
   // Not owned; null: nobody watches. See observer.h.
   OpObserver* observer() const { return observer_; }
   OpObserver* set_observer(OpObserver* observer);
@@ -94,7 +94,7 @@ struct RankState {
 
   uint32_t flags_ = 0;
   Mode mode_ = Mode::kImplicit;
-  std::optional<layout::Lattice> lattice_;
+  std::optional<sums::Lattice> lattice_;
   OpObserver* observer_ = nullptr;
 };
 

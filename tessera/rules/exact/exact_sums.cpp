@@ -17,7 +17,7 @@
 #include "tessera/kernels/rows/embedding.h"
 #include "tessera/kernels/rows/norms.h"
 #include "tessera/kernels/rows/rows.h"
-#include "tessera/layout/lattice.h"
+#include "tessera/sums/lattice.h"
 #include "tessera/rules/engine/dispatch_floats.h"
 #include "tessera/rules/engine/equation.h"
 #include "tessera/rules/engine/local_args.h"
@@ -177,10 +177,10 @@ void add_tokens(const ExactCall& call, c10::ArrayRef<IValue> args, const layout:
 }
 
 // The tree over the leaves [begin, end) of `tokens` tokens.
-at::Tensor sum_of_leaves(const ExactCall& call, c10::ArrayRef<IValue> args, const layout::Node& leaves, int64_t tokens,
+at::Tensor sum_of_leaves(const ExactCall& call, c10::ArrayRef<IValue> args, const sums::Node& leaves, int64_t tokens,
                          const at::Tensor& zeros) {
   if (leaves.size() > 1) {
-    const int64_t middle = leaves.begin + layout::left_size(leaves.size());
+    const int64_t middle = leaves.begin + sums::left_size(leaves.size());
     return sum_of_leaves(call, args, {leaves.begin, middle}, tokens, zeros) +
            sum_of_leaves(call, args, {middle, leaves.end}, tokens, zeros);
   }

@@ -178,7 +178,7 @@ TEST(Text, ConfigurationsAreReadBack) {
   config.model.norm_eps = 0.1;
   config.data.file = "a \"b\"\\c";
   config.train.betas = {0.1, 0.7};
-  config.train.lattice = layout::Lattice::parse("batch=4,sequence=2,feature=8");
+  config.train.lattice = sums::Lattice::parse("batch=4,sequence=2,feature=8");
   const auto text = train::to_toml(config);
   EXPECT_EQ(train::to_toml(train::parse_config(text, "text")), text);
   const auto back = train::parse_config(text, "text");

@@ -83,7 +83,7 @@ TEST_F(Flights, AnotherProgramIsFoundInItsAxis) {
 
 // Of three members' leaves; the last has none.
 TEST_F(Flights, AMergeOfOtherSizesIsFound) {
-  const MergePlan plan({{{0, 1}}, {{1, 2}}, {}}, {0, 2});
+  const sums::MergePlan plan({{{0, 1}}, {{1, 2}}, {}}, {0, 2});
   const auto text = trace::parting_text(left_by(3, [&](int64_t rank) {
     const Caller caller(RankContext::require(), "aten::mm");
     for (const std::vector<int64_t>& sizes :
