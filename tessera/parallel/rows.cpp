@@ -87,7 +87,7 @@ layout::Labels batch_labels(const at::Tensor& tensor, int64_t samples, int64_t t
 }
 
 int64_t sample_unit(int64_t samples) {
-  const auto& lattice = dtensor::RankState::require().lattice();
+  const auto& lattice = dtensor::RankState::require().exact.lattice();
   return lattice ? layout::leaf_unit(samples, lattice->batch) : 1;
 }
 
