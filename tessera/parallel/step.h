@@ -58,8 +58,8 @@ struct StepOptions {
 //
 // In a pass factories on plain tensors give DTensors on the plan's mesh, and what is gathered is shared within the
 // plan's budget: until the pass ends, or if backward runs after it, until the next one begins. Several steps of one
-// rank may be open (a student's and its teacher's); one pass is. Ending what is not open does nothing. One per rank and
-// model; the rank's own thread uses it.
+// rank may be open (a student's and its teacher's), and a pass may be inside of another's. Ending what is not open does
+// nothing. One per rank and model; the rank's own thread uses it.
 class Step {
  public:
   explicit Step(const Plan& plan) : mesh_(plan.mesh), gathered_bytes_(plan.keep_gathered_bytes) {}
