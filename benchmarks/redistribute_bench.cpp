@@ -30,7 +30,9 @@ void time_pairs(const layout::Mesh& mesh) {
         const auto from = layout::Spec::contiguous(mesh, placed(from_text), {4, 4}, at::kFloat),
                    to = from.with(placed(to_text));
         const at::Tensor local = at::ones(from.local_sizes(state.ctx.coord(mesh)));
-        const auto move = [&] { dtensor::run_move(state.ctx, *state.moves.find_or_plan(from, to), local, "bench"); };
+        const auto move = [&] {
+          dtensor::run_move(state.ctx, *state.engine.moves.find_or_plan(from, to), local, "bench");
+        };
         const double first = microseconds(1, move);
         Least cached;
         for (int repeat = 0; repeat < 100; ++repeat) {

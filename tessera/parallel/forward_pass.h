@@ -2,11 +2,11 @@
 #pragma once
 
 #include <cstdint>
-#include <optional>
 #include <vector>
 
 #include "tessera/plan/plan.h"
 #include "tessera/parallel/same_batch.h"
+#include "tessera/parallel/step.h"
 
 namespace tessera::parallel {
 
@@ -38,18 +38,16 @@ class ForwardPasses {
   const plan::Plan& plan() const { return plan_; }
 
  private:
-  // The samples that a pass has, of how many in its step, and which is the first.
-  struct Samples {
-    int64_t count = 0, total = 0, first = 0;
-  };
+  // The step that the next pass belongs to.
+  StepOptions next_step();
 
-  // Counts the pass, for the rank's random numbers.
-  Samples next_pass(int64_t samples);
+  // The samples of that pass, which it counts.
+  PassSamples next_samples(int64_t count);
 
-  at::Tensor distribute(const at::Tensor& tensor, const Samples& samples) const;
+  at::Tensor distribute(const at::Tensor& tensor, const PassSamples& samples) const;
 
-  // The plain tensor on the plan's mesh, in one step of the graph where it has a gradient.
-  at::Tensor placed(const at::Tensor& tensor, const layout::Placements& placements, const layout::Labels& labels) const;
+  // The plain tensor in this layout, in one step of the graph where it has a gradient.
+  at::Tensor placed(const at::Tensor& tensor, const layout::Spec& spec) const;
 
   void check(const std::vector<dtensor::NamedValue>& batch);
 
@@ -59,8 +57,7 @@ class ForwardPasses {
   int64_t evaluations_ = 0;  // without, since the last one with
   CheckedCalls calls_;
   bool checks_operands_ = false;
-  bool is_open_ = false;
-  std::optional<layout::Mesh> region_before_;
+  Step step_;
 };
 
 }  // namespace tessera::parallel

@@ -10,11 +10,11 @@ namespace {
 // A rank that sums exactly has said its lattice already.
 plan::PlanOptions with_lattice_of_rank(plan::PlanOptions options) {
   const auto* rank = dtensor::RankState::current();
-  if (rank && rank->lattice()) {
-    TESSERA_CHECK_AS(PlanError, !options.lattice || options.lattice == rank->lattice(), "[generate_plan] lattice ",
-                     options.lattice->str(), ", but this rank's numerics are exact on ", rank->lattice()->str(),
-                     "; accepted: that one, or none: it is taken from the numerics");
-    options.lattice = rank->lattice();
+  if (rank && rank->exact.lattice()) {
+    TESSERA_CHECK_AS(PlanError, !options.lattice || options.lattice == rank->exact.lattice(),
+                     "[generate_plan] lattice ", options.lattice->str(), ", but this rank's numerics are exact on ",
+                     rank->exact.lattice()->str(), "; accepted: that one, or none: it is taken from the numerics");
+    options.lattice = rank->exact.lattice();
   }
   return options;
 }

@@ -13,6 +13,7 @@
 #include "tessera/dtensor/record/without_hooks.h"
 #include "tessera/plan/rows.h"
 #include "tessera/parallel/same_batch.h"
+#include "tessera/parallel/step.h"
 
 namespace tessera::parallel {
 
@@ -53,29 +54,6 @@ struct Deposit final : torch::autograd::Node {
   void release_variables() override { gradients.clear(); }
 };
 
-// Factories inside the job's forward give DTensors, gathered activations are shared within the plan's budget, and in
-// `exact` means over the micro-batch are shares of the step's.
-class Region {
- public:
-  Region(RankState& state, const plan::Plan& plan) : state_(state), previous_(state.region), means_(state.means) {
-    state_.means.in_job = state_.means.as_shares = true;
-    state_.region = plan.mesh;
-    state_.gathered.budget = plan.keep_gathered_bytes;
-  }
-  ~Region() {
-    state_.region = previous_;
-    state_.means = means_;
-    state_.gathered.clear();
-  }
-  Region(const Region&) = delete;
-  Region& operator=(const Region&) = delete;
-
- private:
-  RankState& state_;
-  std::optional<layout::Mesh> previous_;
-  dtensor::StepMeans means_;
-};
-
 }  // namespace
 
 struct Job::State {
@@ -98,7 +76,8 @@ struct Job::State {
   }
 
   plan::Rows& rows_of(int64_t samples);
-  std::vector<at::Tensor> micro_batch(plan::Rows& rows, int64_t index, const ReadRows& read) const;
+  std::vector<at::Tensor> micro_batch(plan::Rows& rows, int64_t index, const PassSamples& samples,
+                                      const ReadRows& read) const;
   at::Tensor forward(const std::vector<at::Tensor>& batch) const;
 };
 
@@ -170,20 +149,19 @@ plan::Rows& Job::State::rows_of(int64_t samples) {
       .first->second;
 }
 
-std::vector<at::Tensor> Job::State::micro_batch(plan::Rows& rows, int64_t index, const ReadRows& read) const {
+std::vector<at::Tensor> Job::State::micro_batch(plan::Rows& rows, int64_t index, const PassSamples& samples,
+                                                const ReadRows& read) const {
   RankState& rank = RankState::require();
   const Range mine = rows.samples_of(rank.ctx.coord(plan.mesh), index);
-  const int64_t size = rows.size_of(index);
   std::vector<at::Tensor> batch;
   for (const at::Tensor& part : read(mine.begin, mine.end)) {
     TESSERA_CHECK(!dtensor::is_dtensor(part) && part.dim() >= 1 && part.size(0) == mine.size(),
                   "[job] expected plain tensors with the ", mine.size(), " samples [", mine.begin, ", ", mine.end,
                   ") along dim 0, got ", part.sizes(), " (rank ", rank.ctx.rank, ")");
     std::vector<int64_t> sizes = part.sizes().vec();
-    sizes[0] = size;
-    const Spec spec = Spec::contiguous(plan.mesh, rows.placements(index), sizes, part.scalar_type(),
-                                       plan::batch_labels(part, size, rows.samples(), part.dim() >= 2));
-    batch.push_back(dtensor::wrap(part.contiguous(), spec, rows.origin(index)));
+    sizes[0] = samples.count;
+    const Spec spec = spec_of(plan.mesh, samples, std::move(sizes), part, /*has_positions=*/part.dim() >= 2);
+    batch.push_back(dtensor::wrap(part.contiguous(), spec, samples.origin));
   }
   return batch;
 }
@@ -241,7 +219,8 @@ at::Tensor Job::run_rows(int64_t samples, const ReadRows& read) {
   plan::Rows& rows = state_->rows_of(samples);
   const bool with_gradients = at::GradMode::is_enabled();
   const std::vector<at::Tensor> parameters = state_->parameters();
-  rank.sites.step = static_cast<uint64_t>(state_->step);
+  Step step(state_->plan);
+  const StepScope scope(step, {.number = static_cast<uint64_t>(state_->step)});
 
   at::Tensor total;
   std::vector<at::Tensor> held;
@@ -249,17 +228,18 @@ at::Tensor Job::run_rows(int64_t samples, const ReadRows& read) {
     if (rows.size_of(k) == 0) {
       continue;
     }
-    const std::vector<at::Tensor> batch = state_->micro_batch(rows, k, read);
-    const Region region(rank, state_->plan);
-    rank.sites.begin_pass();
+    const PassSamples pass = samples_of(rows, k);
+    const std::vector<at::Tensor> batch = state_->micro_batch(rows, k, pass, read);
+    step.begin_pass(pass);
     at::Tensor loss = state_->forward(batch);
-    if (!rank.lattice()) {
-      loss = weighted(loss, rows.size_of(k), samples);  // in `exact` it is a share of the step's mean already
+    if (!rank.exact.lattice()) {
+      loss = weighted(loss, pass.count, samples);  // in `exact` it is a share of the step's mean already
     }
     if (with_gradients) {
       hold(held, gradients_of(rank, loss, parameters, held));
     }
     total = total.defined() ? total.add(loss.detach()) : loss.detach();
+    step.end_pass();
   }
   total = dtensor::redistribute(total, Placements(state_->plan.mesh.ndim()));
   if (!with_gradients) {

@@ -194,8 +194,7 @@ void attach(RankState& state, const plan::NamedTensor& named, const plan::Plan& 
   if (entry) {
     info.input = entry->input, info.output = entry->output;
   }
-  state.parameters.push_back(std::move(info));
-  dtensor::meta_of(named.tensor)->parameter = &state.parameters.back();
+  state.engine.parameters.add(named.tensor, std::move(info));
 }
 
 void place_verified(const std::vector<plan::NamedTensor>& tensors, const plan::Plan& plan,

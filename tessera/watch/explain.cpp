@@ -138,11 +138,11 @@ class Explain::Recorder : public dtensor::OpObserver, public comm::Watcher {
   Recorder(ExplainOptions options, dtensor::RankState& state)
       : places_(std::move(options.locate)),
         state_(state),
-        previous_(state.observer()),
+        previous_(state.watch.observer()),
         seen_(total_of(state.ctx.ledger)) {}
 
   void listen(const std::shared_ptr<Recorder>& self) {
-    state_.set_observer(this);
+    state_.watch.set_observer(this);
     state_.ctx.watchers.push_back(self);
   }
   void stop() {
@@ -151,8 +151,8 @@ class Explain::Recorder : public dtensor::OpObserver, public comm::Watcher {
     }
     report_ = made_report();
     is_stopped_ = true;
-    if (state_.observer() == this) {
-      state_.set_observer(previous_);
+    if (state_.watch.observer() == this) {
+      state_.watch.set_observer(previous_);
     }
     std::erase_if(state_.ctx.watchers, [this](const auto& watcher) { return watcher.get() == this; });
   }

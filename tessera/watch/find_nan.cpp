@@ -66,17 +66,17 @@ std::string NanFinding::text() const {
 
 NanFinder::NanFinder(FindNanOptions options)
     : state_(dtensor::RankState::require()),
-      previous_(state_.observer()),
+      previous_(state_.watch.observer()),
       action_(options.action),
       places_(std::move(options.locate)) {
-  state_.set_observer(this);
+  state_.watch.set_observer(this);
 }
 
 NanFinder::~NanFinder() { stop(); }
 
 void NanFinder::stop() {
-  if (dtensor::RankState::current() == &state_ && state_.observer() == this) {
-    state_.set_observer(previous_);
+  if (dtensor::RankState::current() == &state_ && state_.watch.observer() == this) {
+    state_.watch.set_observer(previous_);
   }
 }
 

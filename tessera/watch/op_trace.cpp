@@ -39,13 +39,13 @@ void OpTrace::on_results(dtensor::RankState& state, const dtensor::OpInfo& info,
 }
 
 OpTrace::Where OpTrace::where_is(dtensor::RankState& state) {
-  if (state.sites.passes != pass_) {
-    pass_ = state.sites.passes;
+  if (state.pass.sites.passes() != pass_) {
+    pass_ = state.pass.sites.passes();
     occurrences_.clear();
     after_backward_ = false;
     is_merged_ = false;
   }
-  const auto* parameter = state.sites.position().parameter;
+  const auto* parameter = state.pass.sites.parameter();
   const auto site = parameter != nullptr ? parameter->name : std::string();
   const auto node = torch::autograd::get_current_node();
   if (!node && after_backward_) {
@@ -93,18 +93,18 @@ void OpTrace::gather(const OpRecord& record, const at::Tensor& value) {
 // A handle of our own, so that what the program does with its handle stays between them; the program's sites do not see
 // it made. In backward a later micro-batch's sum goes on where the earlier one's stopped.
 void OpTrace::wait_for(dtensor::RankState& state, size_t record, const at::Tensor& handle) {
-  const auto position = state.sites.position();
+  const auto point = state.point();
   const auto own = handle.view(handle.sizes());
   auto& sum = waiting_[record];
-  sum = sum.defined() && state.continuation == nullptr ? sum.add(own) : own;
-  state.sites.restore(position);
+  sum = sum.defined() && state.exact.continuation() == nullptr ? sum.add(own) : own;
+  state.go_to(point);
 }
 
 void OpTrace::merge_waiting(dtensor::RankState& state) {
   if (std::exchange(is_merged_, true)) {
     return;
   }
-  const auto position = state.sites.position();
+  const auto point = state.point();
   for (size_t i = 0; i < records_.size(); ++i) {
     if (waiting_[i].defined()) {
       dtensor::to_local(waiting_[i]);  // merges it
@@ -112,7 +112,7 @@ void OpTrace::merge_waiting(dtensor::RankState& state) {
       gather(records_[i], waiting_[i]);
     }
   }
-  state.sites.restore(position);
+  state.go_to(point);
 }
 
 void OpTrace::finish() {

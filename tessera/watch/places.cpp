@@ -58,17 +58,17 @@ const Place* Places::begin(dtensor::RankState& state, c10::ArrayRef<c10::IValue>
   const Read read = read_by(args);
   start_pass(state);
   const auto node = torch::autograd::get_current_node();
-  if (read.parameter && (!node || state.recomputing)) {
+  if (read.parameter && (!node || state.pass.is_recomputing())) {
     parameter_ = read.is_mixed ? nullptr : read.parameter;
   }
   return here(state);
 }
 
 void Places::start_pass(dtensor::RankState& state) {
-  if (state.sites.passes == pass_) {
+  if (state.pass.sites.passes() == pass_) {
     return;
   }
-  pass_ = state.sites.passes;
+  pass_ = state.pass.sites.passes();
   parameter_ = nullptr;
   after_backward_ = false;
 }
@@ -76,7 +76,7 @@ void Places::start_pass(dtensor::RankState& state) {
 const Place* Places::here(dtensor::RankState& state) {
   start_pass(state);
   const auto node = torch::autograd::get_current_node();
-  if (node && modules_.empty() && !state.recomputing) {
+  if (node && modules_.empty() && !state.pass.is_recomputing()) {
     return of_backward(*node);
   }
   const bool is_update = !node && after_backward_ && modules_.empty() && !at::GradMode::is_enabled();

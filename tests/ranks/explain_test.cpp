@@ -322,7 +322,7 @@ TEST(Explain, ModulesAreTheProgramsWhereItNamesThem) {
     EXPECT_EQ(calls_of(report, "aten::mul.Tensor", OpPhase::kBackward, "outer.inner"), 1);  // gradient of exp
     // Whoever stops is not told any more.
     at::exp(x.detach());
-    EXPECT_EQ(RankState::require().observer(), nullptr);
+    EXPECT_EQ(RankState::require().watch.observer(), nullptr);
     EXPECT_EQ(explain.report().json(), report.json());
   });
 }

@@ -59,7 +59,7 @@ TEST(LongPasses, NeedRoomForOneOfThem) {
       for (int64_t i = 0; i < passes; ++i) {
         program(world);
       }
-      room = RankState::require().forward_plans.size();
+      room = RankState::require().engine.forward_plans.size();
     });
     return room;
   };

@@ -21,7 +21,7 @@ at::Tensor moved(RankState& state, const OpInfo& info, const Move& move, const a
     return meta->local;  // another operand of this call was the same tensor
   }
   if (C10_UNLIKELY(meta->spec != move.from)) {  // ... and was merged to another layout
-    return run_move(state.ctx, *state.moves.find_or_plan(meta->spec, move.to), meta->local, info.name.c_str());
+    return run_move(state.ctx, *state.engine.moves.find_or_plan(meta->spec, move.to), meta->local, info.name.c_str());
   }
   if (move.from->has_partial) {
     // Merged once, however many operators read it: the same logical value stays in the tensor.
@@ -42,7 +42,7 @@ at::Tensor moved(RankState& state, const OpInfo& info, const Move& move, const a
   rare.gathered_at = meta->moment();
   // Of the largest part, so that all ranks drop the same copies.
   const int64_t most = c10::multiply_integers(move.to.local_sizes(layout::Coord(move.to->mesh.ndim())));
-  state.gathered.add(MetaPtr::reclaim_copy(meta), most * static_cast<int64_t>(result.element_size()));
+  state.engine.gathered.add(MetaPtr::reclaim_copy(meta), most * static_cast<int64_t>(result.element_size()));
   return result;
 }
 

@@ -172,7 +172,7 @@ std::vector<NodeSum> SampleSum::nodes() const {
 at::Tensor SampleSum::merged(RankState& state, const layout::Spec& to, const char* op) const {
   LocalScope scope;
   comm::Caller caller(state.ctx, op);
-  ScatteringMove way(state.ctx, state.moves, terms_, to, merge_axes_);
+  ScatteringMove way(state.ctx, state.engine.moves, terms_, to, merge_axes_);
   std::vector<NodeSum> mine = nodes();
   std::vector<int64_t> sizes = like_.sizes().vec();
   auto memory = comm::Merge::Memory::kKeep;

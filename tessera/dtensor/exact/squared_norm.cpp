@@ -75,7 +75,7 @@ class SquaredNorm {
 
   at::Tensor run(const at::Tensor& part) {
     const at::Tensor held =
-        source_ == spec_ ? part : run_move(state_.ctx, *state_.moves.find_or_plan(spec_, source_), part, kName);
+        source_ == spec_ ? part : run_move(state_.ctx, *state_.engine.moves.find_or_plan(spec_, source_), part, kName);
     const layout::Coord& coord = state_.ctx.coord(spec_->mesh);
     const Range rows = range_of(rows_, coord), columns = range_of(columns_, coord);
     const at::Tensor x = held.contiguous().view({rows.size(), columns.size() * columns_.each});

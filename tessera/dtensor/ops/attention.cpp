@@ -87,14 +87,14 @@ bool runs_by_blocks(const at::Tensor& query, const at::Tensor& key, const at::Te
   if (!is_wide(query.scalar_type()) || (mask && !is_mask_of_operator(*mask, query, key))) {
     return false;
   }
-  return !RankState::require().lattice() ||
+  return !RankState::require().exact.lattice() ||
          (are_labels_in_place(query) && are_labels_in_place(key) && are_labels_in_place(value));
 }
 
 bool runs_fused(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
                 const std::optional<at::Tensor>& mask) {
   const bool is_plain = !has_tangent(query) && !has_tangent(key) && !has_tangent(value);
-  return !RankState::require().lattice() && !mask && is_plain &&
+  return !RankState::require().exact.lattice() && !mask && is_plain &&
          (is_wide(query.scalar_type()) || is_narrow(query.scalar_type())) && query.size(3) == value.size(3);
 }
 
@@ -140,7 +140,7 @@ at::Tensor attention_kernel(const at::Tensor& query, const at::Tensor& key, cons
                    {.mask = mask,
                     .is_causal = is_causal,
                     .scale = attention_scale(query, scale),
-                    .leaves = leaves_of(RankState::require().lattice(), query, key, value)});
+                    .leaves = leaves_of(RankState::require().exact.lattice(), query, key, value)});
 }
 
 }  // namespace

@@ -64,7 +64,7 @@ at::Tensor moved_to(RankState& state, Meta& meta, const Spec& to, const char* op
   if (meta.spec == to) {
     return meta.local;
   }
-  at::Tensor local = run_move(state.ctx, *state.moves.find_or_plan(meta.spec, to), meta.local, op);
+  at::Tensor local = run_move(state.ctx, *state.engine.moves.find_or_plan(meta.spec, to), meta.local, op);
   if (meta.spec->has_partial && !to->has_partial && meta.spec->mesh == to->mesh) {
     meta.replace(local, to);
   }

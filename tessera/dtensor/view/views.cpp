@@ -99,7 +99,7 @@ void put_back(Meta& meta, Derived& derived) {
   RankState& state = RankState::require();
   const Spec target = whole.spec.with(base.spec->placements);
   const at::Tensor local =
-      run_move(state.ctx, *state.moves.find_or_plan(whole.spec, target), whole.local, derived.op->name.c_str());
+      run_move(state.ctx, *state.engine.moves.find_or_plan(whole.spec, target), whole.local, derived.op->name.c_str());
   LocalScope scope;
   base.local.copy_(local);
 }

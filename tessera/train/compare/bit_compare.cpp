@@ -45,9 +45,9 @@ class BitRecorder : public Observer {
         bits.tensors.emplace_back("exp_avg_sq of " + parameter.key(), watch::hash_value(state.exp_avg_sq()));
       }
     }
-    const auto& sites = dtensor::RankState::require().sites;
-    bits.seed = sites.seed;
-    bits.step = sites.step;
+    const auto& rank = dtensor::RankState::require();
+    bits.seed = rank.random.seed();
+    bits.step = rank.pass.sites.step();
   }
 
   std::vector<StepBits>& steps_;
@@ -68,7 +68,7 @@ class Watcher : public Observer {
   }
 
  private:
-  void watch(bool on) { dtensor::RankState::require().set_observer(on ? &trace_ : nullptr); }
+  void watch(bool on) { dtensor::RankState::require().watch.set_observer(on ? &trace_ : nullptr); }
 
   watch::OpTrace& trace_;
   int64_t step_;
