@@ -60,7 +60,7 @@ struct RankState {
 
   comm::RankContext& ctx;
   PlanCache plans;
-  Moves moves;
+  Moves moves{ctx};
   ForwardPlans forward_plans;
   GatherCache gathered;
   Sites sites;
