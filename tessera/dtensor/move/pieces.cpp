@@ -45,14 +45,14 @@ void for_each_run(const Piece& piece, c10::IntArrayRef strides, Visit visit) {
   }
 }
 
-// Its bytes may be copied as they are, and are so few that libtorch would not share them out to threads.
-bool is_plain_and_small(const at::Tensor& whole, const Piece& piece) {
+// Its bytes may be copied as they are, and libtorch would not share them out to threads.
+bool is_copied_as_bytes(const at::Tensor& whole, const Piece& piece) {
   return whole.is_cpu() && whole.is_contiguous() && !whole.is_conj() && !whole.is_neg() &&
-         piece.count * piece.length < at::internal::GRAIN_SIZE;
+         (piece.count * piece.length < at::internal::GRAIN_SIZE || at::get_num_threads() == 1);
 }
 
 void copy_out(const at::Tensor& whole, c10::IntArrayRef strides, const Piece& piece, const at::Tensor& to) {
-  if (!is_plain_and_small(whole, piece)) {
+  if (!is_copied_as_bytes(whole, piece)) {
     to.copy_(narrowed(whole, piece.slices));
     return;
   }
@@ -66,7 +66,7 @@ void copy_out(const at::Tensor& whole, c10::IntArrayRef strides, const Piece& pi
 }
 
 void copy_in(const at::Tensor& from, const Piece& piece, c10::IntArrayRef strides, const at::Tensor& whole) {
-  if (!is_plain_and_small(whole, piece)) {
+  if (!is_copied_as_bytes(whole, piece)) {
     narrowed(whole, piece.slices).copy_(from);
     return;
   }
