@@ -3,6 +3,7 @@
 #include <cstdlib>
 #include <functional>
 #include <new>
+#include <string>
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
@@ -95,6 +96,41 @@ TEST(HitPath, PlansEachKindOfCallOnce) {
     at::add(x, x, 3);
     EXPECT_EQ(state.engine.plans.size(), first + 1);
   });
+}
+
+// Of a cached move on an axis of `members`, here 16x16.
+int64_t allocations_of_move(int64_t members, const char* from_text, const char* to_text) {
+  int64_t count = 0;
+  comm::run_fake(members, 0, [&] {
+    const auto mesh = layout::Mesh::parse("x=" + std::to_string(members));
+    RankState& state = RankState::require();
+    const Spec from = Spec::contiguous(mesh, layout::parse_placements(mesh, from_text), {16, 16}, at::kFloat),
+               to = from.with(layout::parse_placements(mesh, to_text));
+    const at::Tensor local = at::ones(from.local_sizes(state.ctx.coord(mesh)));
+    for (int i = 0; i < 3; ++i) {
+      const int64_t before = allocations;
+      run_move(state.ctx, *state.engine.moves.find_or_plan(from, to), local, "test");
+      count = allocations - before;
+    }
+  });
+  return count;
+}
+
+// A view: its TensorImpl and version counter.
+constexpr int64_t kView = 2;
+
+// Boxes and peers are worked out once: for each member a run makes the tensors that it gets and gives, and no more.
+TEST(HitPath, AMoveMakesOneTensorForEachPiece) {
+  const struct {
+    const char *from, *to;
+    int64_t pieces;
+  } cases[] = {{"{x: S(0)}", "{x: R}", 1}, {"{x: S(1)}", "{x: R}", 1},    {"{x: P}", "{x: S(0)}", 1},
+               {"{x: P}", "{x: S(1)}", 1}, {"{x: S(0)}", "{x: S(1)}", 2}, {"{x: P}", "{x: R}", 0},
+               {"{x: R}", "{x: S(1)}", 0}};
+  for (const auto& c : cases) {
+    EXPECT_EQ(allocations_of_move(8, c.from, c.to) - allocations_of_move(4, c.from, c.to), 4 * c.pieces * kView)
+        << c.from << " -> " << c.to;
+  }
 }
 
 }  // namespace

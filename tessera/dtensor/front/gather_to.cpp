@@ -4,7 +4,7 @@
 #include "tessera/base/hash.h"
 #include "tessera/base/text.h"
 #include "tessera/dtensor/front/dtensor.h"
-#include "tessera/dtensor/move/boxes.h"
+#include "tessera/dtensor/move/run_step.h"
 #include "tessera/dtensor/record/interception.h"
 #include "tessera/dtensor/state/state.h"
 
@@ -30,10 +30,14 @@ at::Tensor gather(comm::RankContext& ctx, int64_t rank, const Spec& spec, const 
   const reshard::RankTransfers transfers = reshard::Exchange(from, to).transfers_of(ctx.rank);
   ctx.ledger.record("gather", spec->mesh.str(), kName,
                     elements_sent(transfers) * static_cast<int64_t>(local.element_size()));
-  const auto whole = ctx.rank == rank ? std::optional(to.box_of(rank)) : std::nullopt;
-  const at::Tensor result = run_transfers(ctx.whole(spec->mesh), transfers, unfolded(local.contiguous(), blocks),
-                                          from.box_of(ctx.rank), whole);
-  return result.defined() ? folded(result, blocks) : result;
+  const bool is_taker = ctx.rank == rank;
+  Traffic traffic = compile_transfers(transfers, spec->mesh.ranks(), from.box_of(ctx.rank), to.box_of(rank));
+  CompiledStep step{.action = Action::kAllToAll, .mesh = spec->mesh};
+  step.result_sizes = is_taker ? apart->sizes : std::vector<int64_t>{0};
+  step.sends = std::move(traffic.sends);
+  step.receives = std::move(traffic.receives);
+  const at::Tensor result = finish_step(step, issue_step(ctx, step, unfolded(local.contiguous(), blocks)));
+  return is_taker ? folded(result, blocks) : at::Tensor();
 }
 
 }  // namespace

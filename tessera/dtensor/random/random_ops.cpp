@@ -11,7 +11,7 @@
 #include "tessera/base/error.h"
 #include "tessera/base/hash.h"
 #include "tessera/base/hints.h"
-#include "tessera/dtensor/move/redistribute.h"
+#include "tessera/dtensor/move/pieces.h"
 #include "tessera/dtensor/record/interception.h"
 #include "tessera/dtensor/record/op_info.h"
 #include "tessera/dtensor/state/state.h"

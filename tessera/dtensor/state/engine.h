@@ -11,6 +11,9 @@ namespace tessera::dtensor {
 
 // Each of these looks after itself; dispatch fills them.
 struct Engine {
+  // For the rank of `context`, which outlives it.
+  explicit Engine(comm::RankContext& context) : moves(context) {}
+
   PlanCache plans;
   Moves moves;
   ForwardPlans forward_plans;

@@ -34,7 +34,7 @@ struct RankState {
   static RankState& require();
 
   comm::RankContext& ctx;
-  Engine engine;
+  Engine engine{ctx};
   Pass pass;
   Exact exact{flags_};
   Random random;
