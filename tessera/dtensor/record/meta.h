@@ -119,7 +119,7 @@ inline Meta* meta_of(const at::Tensor& tensor) {
 }
 
 // A DTensor of this record. The local tensor must be plain. A prototype is of this layout; it is made where it is null
-// or on another device.
+// or on another device. With one, the DTensor is a tensor of inference mode if its part is, else while that mode is on.
 at::Tensor wrap(MetaPtr meta);
 at::Tensor wrap(MetaPtr meta, Prototype& prototype);
 at::Tensor wrap(at::Tensor local, Spec spec, const Origin* origin = nullptr);

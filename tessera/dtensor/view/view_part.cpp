@@ -1,7 +1,5 @@
 #include "tessera/dtensor/view/view_part.h"
 
-#include <ATen/ops/view.h>
-
 #include "tessera/base/pooled.h"
 
 namespace tessera::dtensor {
@@ -17,8 +15,8 @@ struct PartView final : TensorLike, base::Pooled<PartView> {
   }
 
   // A prototype has no memory, so that it keeps none.
-  explicit PartView(const at::Tensor& view) : TensorLike(view.key_set(), view.dtype(), view.device()) {
-    set_sizes_and_strides(view.sizes(), view.strides());
+  PartView(const at::Tensor& part, c10::IntArrayRef sizes) : TensorLike(part.key_set(), part.dtype(), part.device()) {
+    set_sizes_contiguous(sizes);
   }
 };
 
@@ -26,7 +24,7 @@ struct PartView final : TensorLike, base::Pooled<PartView> {
 
 at::Tensor view_part(const at::Tensor& part, c10::IntArrayRef sizes, Prototype& prototype) {
   if (C10_UNLIKELY(!prototype)) {
-    prototype = c10::make_intrusive<PartView>(part.view(sizes));
+    prototype = c10::make_intrusive<PartView>(part, sizes);
   }
   return at::detail::make_tensor<PartView>(part, static_cast<const PartView&>(*prototype));
 }
