@@ -52,7 +52,9 @@ class Moving {
         to_(from_.with(layout::parse_placements(mesh, one.to))),
         local_(at::ones(from_.local_sizes(state_.ctx.coord(mesh)))) {}
 
-  void operator()() const { dtensor::run_move(state_.ctx, *state_.engine.moves.find_or_plan(from_, to_), local_, "bench"); }
+  void operator()() const {
+    dtensor::run_move(state_.ctx, *state_.engine.moves.find_or_plan(from_, to_), local_, "bench");
+  }
 
  private:
   dtensor::RankState& state_ = dtensor::RankState::require();

@@ -143,7 +143,7 @@ at::Tensor with_deposit(const at::Tensor& loss, std::vector<at::Tensor> held,
 
 plan::Rows& Job::State::rows_of(int64_t samples) {
   TESSERA_CHECK(samples >= 1, "[job] a step needs at least one sample, got ", samples);
-  const int64_t unit = plan::sample_unit(samples, RankState::require().lattice());
+  const int64_t unit = plan::sample_unit(samples, RankState::require().exact.lattice());
   return rows
       .try_emplace({samples, unit}, plan.mesh, plan.batch_axes, samples, std::min(options.accumulate, samples), unit)
       .first->second;

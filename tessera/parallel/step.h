@@ -15,9 +15,9 @@ namespace tessera::parallel {
 
 // The samples of one pass, and how they are dealt to the ranks.
 struct PassSamples {
-  int64_t count = 0;                        // of all ranks
-  int64_t total = 0;                        // of the step
-  layout::Placements placements = {};       // of a tensor that has them along dim 0
+  int64_t count = 0;                       // of all ranks
+  int64_t total = 0;                       // of the step
+  layout::Placements placements = {};      // of a tensor that has them along dim 0
   const layout::Origin* origin = nullptr;  // which of the step's samples its rows are
 };
 

@@ -12,8 +12,8 @@ using parallel::PassSamples;
 using parallel::Step;
 using parallel::StepOptions;
 
-parallel::Plan plan_on(const char* mesh) {
-  parallel::Plan plan;
+plan::Plan plan_on(const char* mesh) {
+  plan::Plan plan;
   plan.mesh = Mesh::parse(mesh);
   plan.batch_axes = {"dp"};
   return plan;
