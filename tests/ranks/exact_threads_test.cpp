@@ -66,8 +66,8 @@ std::optional<Sample> lengthened(Sample sample, const Growth& growth) {
   return sample;
 }
 
-Outcome outcome_on(int threads, const Sample& sample) {
-  Outcome outcome;
+CallOutcome outcome_on(int threads, const Sample& sample) {
+  CallOutcome outcome;
   run_on(Mesh(), [&](int64_t) {
     at::set_num_threads(threads);  // the rank's share of the cores
     dtensor::set_numerics(Numerics::kExact);
@@ -78,7 +78,7 @@ Outcome outcome_on(int threads, const Sample& sample) {
 
 // Whether the sample runs; if so its bits are compared.
 bool check(const Sample& sample) {
-  const Outcome one = outcome_on(1, sample);
+  const CallOutcome one = outcome_on(1, sample);
   if (!one.error.empty()) {
     return false;
   }
