@@ -8,7 +8,7 @@
 
 namespace tessera::base {
 
-// The last kMost values that the thread dropped, for it to take again. A value may come from any thread. `Value()` must
+// Up to kMost values that the thread dropped, for it to take again. A value may come from any thread. `Value()` must
 // be nothing, as a null pointer is.
 template <typename Value, size_t kMost = 64>
 class Spares {

@@ -4,9 +4,9 @@
 #include <cstdint>
 #include <vector>
 
-#include "tessera/plan/plan.h"
 #include "tessera/parallel/same_batch.h"
 #include "tessera/parallel/step.h"
+#include "tessera/plan/plan.h"
 
 namespace tessera::parallel {
 

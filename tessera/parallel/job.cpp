@@ -11,9 +11,9 @@
 #include "tessera/dtensor/front/dtensor.h"
 #include "tessera/dtensor/record/node.h"
 #include "tessera/dtensor/record/without_hooks.h"
-#include "tessera/plan/rows.h"
 #include "tessera/parallel/same_batch.h"
 #include "tessera/parallel/step.h"
+#include "tessera/plan/rows.h"
 
 namespace tessera::parallel {
 
@@ -40,7 +40,7 @@ struct Deposit final : torch::autograd::Node {
     is_spent = is_last;
     // The last time nothing is kept, so that the parameters' `.grad` take the tensors instead of copies.
     variable_list result = is_last ? std::move(gradients) : gradients;
-    const at::Tensor scale = grads.at(0);
+    const at::Tensor& scale = grads.at(0);
     if (!scale.defined() || scale.item().toDouble() == 1) {
       return result;
     }

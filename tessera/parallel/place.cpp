@@ -129,7 +129,7 @@ void convert_optimizer(torch::optim::Optimizer& optimizer, const std::vector<pla
     if (state == optimizer.state().end()) {
       continue;
     }
-    for_each_state(*state->second, [&](at::Tensor kept) { place_state(kept, named.tensor); });
+    for_each_state(*state->second, [&](const at::Tensor& kept) { place_state(kept, named.tensor); });
   }
 }
 

@@ -53,14 +53,19 @@ void Step::begin_pass(const PassSamples& samples) {
   TESSERA_CHECK(samples.count >= 0 && samples.count <= samples.total, "[step] a pass of ", samples.count,
                 " samples in a step of ", samples.total);
   RankState& rank = RankState::require();
-  rank.engine.gathered.clear();
+  Before before{.region = rank.pass.region(), .means = rank.pass.means(), .outer = {}};
+  if (before.region) {
+    before.outer = Outer{rank.pass.sites.position(), rank.pass.backward_region(), rank.engine.gathered.budget()};
+  } else {
+    rank.engine.gathered.clear();
+  }
   rank.engine.gathered.set_budget(gathered_bytes_);
   rank.pass.sites.begin_step(options_->number, options_->evaluation);
   rank.pass.sites.begin_pass();
   if (options_->backward == Backward::kAfterPass) {
     rank.pass.set_backward_region(mesh_);
   }
-  Before before{rank.pass.set_region(mesh_), rank.pass.means()};
+  rank.pass.set_region(mesh_);
   rank.pass.set_means(means_of(before.means, samples));
   before_ = std::move(before);
 }
@@ -74,6 +79,12 @@ void Step::end_pass() {
   rank->pass.set_region(std::move(before->region));
   if (options_->backward == Backward::kInPass) {
     rank->pass.set_means(before->means);
+  }
+  if (before->outer) {
+    rank->pass.sites.restore(std::move(before->outer->position));
+    rank->pass.set_backward_region(std::move(before->outer->backward_region));
+    rank->engine.gathered.set_budget(before->outer->gathered_bytes);
+  } else if (options_->backward == Backward::kInPass) {
     rank->engine.gathered.clear();
   }
 }

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "tessera/dtensor/record/meta.h"
@@ -63,7 +64,13 @@ struct StepOptions {
 class Step {
  public:
   explicit Step(const plan::Plan& plan) : mesh_(plan.mesh), gathered_bytes_(plan.keep_gathered_bytes) {}
-  Step(Step&&) = default;
+  Step(Step&& other)
+      : mesh_(std::move(other.mesh_)),
+        gathered_bytes_(other.gathered_bytes_),
+        options_(std::exchange(other.options_, std::nullopt)),
+        before_(std::exchange(other.before_, std::nullopt)) {}
+  Step& operator=(Step&&) = delete;
+  ~Step() { end(); }
 
   // Ends the step before it.
   void begin(const StepOptions& options);
@@ -78,10 +85,17 @@ class Step {
  private:
   dtensor::StepMeans means_of(const dtensor::StepMeans& before, const PassSamples& samples) const;
 
+  // The pass that this one is inside of.
+  struct Outer {
+    dtensor::Sites::Position position;
+    std::optional<layout::Mesh> backward_region;
+    int64_t gathered_bytes = 0;
+  };
   // What the rank's state was before the pass.
   struct Before {
     std::optional<layout::Mesh> region;
     dtensor::StepMeans means;
+    std::optional<Outer> outer;
   };
 
   layout::Mesh mesh_;

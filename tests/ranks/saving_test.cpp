@@ -14,6 +14,7 @@ namespace {
 
 using dtensor::gather_to;
 using layout::InterleavedShard;
+using layout::On;
 using layout::Partial;
 using layout::Replicate;
 using layout::Shard;
@@ -25,7 +26,9 @@ std::vector<Placement> choices() {
           Shard(0, {.unit = 2}),
           InterleavedShard(0, 3),
           Partial(),
-          Partial(ReduceOp::kMax)};
+          Partial(ReduceOp::kMax),
+          On(0),
+          On(1)};
 }
 
 TEST(GatherTo, EveryLayoutIsWholeOnOneRank) {

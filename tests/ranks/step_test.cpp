@@ -80,6 +80,44 @@ TEST(Step, OfTwoModelsKeepTheirOwn) {
   });
 }
 
+// A teacher that is asked inside of a student's pass: what the student draws next is not what it drew before.
+TEST(Step, OfAnotherModelInsideOfAPassLeavesItAsItWas) {
+  run_on(Mesh::parse("dp=1"), [](int64_t) {
+    RankState& rank = RankState::require();
+    Step student(plan_on("dp=1")), teacher(plan_on("dp=1"));
+    student.begin(loop_of(1, 5));
+    student.begin_pass(some(2, 2));
+    const uint64_t first = rank.pass.sites.next_draw();
+    const int64_t budget = rank.engine.gathered.budget();
+    {
+      const parallel::StepScope scope(teacher, {.number = 5, .passes_of_loop = 1});
+      teacher.begin_pass(some(2, 2));
+      rank.engine.gathered.set_budget(budget + 1);
+      rank.pass.sites.next_draw();
+    }
+    EXPECT_NE(rank.pass.sites.next_draw(), first);
+    EXPECT_EQ(rank.engine.gathered.budget(), budget);
+    EXPECT_EQ(rank.pass.region(), Mesh::parse("dp=1"));
+    EXPECT_EQ(rank.pass.backward_region(), Mesh::parse("dp=1"));
+    student.end_pass();
+    EXPECT_FALSE(rank.pass.region());
+  });
+}
+
+TEST(Step, EndsWithItsLife) {
+  run_on(Mesh::parse("dp=1"), [](int64_t) {
+    {
+      Step first(plan_on("dp=1"));
+      first.begin({.number = 1});
+      first.begin_pass(some(1, 1));
+      Step step(std::move(first));
+      first.end();  // has nothing any more
+      EXPECT_TRUE(RankState::require().pass.region());
+    }
+    EXPECT_FALSE(RankState::require().pass.region());
+  });
+}
+
 TEST(Step, EndsWithItsScope) {
   run_on(Mesh::parse("dp=1"), [](int64_t) {
     Step step(plan_on("dp=1"));

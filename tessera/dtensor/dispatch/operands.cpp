@@ -32,7 +32,8 @@ at::Tensor moved(RankState& state, const OpInfo& info, const Move& move, const a
   if (!move.communicates) {
     return run_move(state.ctx, move, meta->local, info.name.c_str());
   }
-  if (meta->rare && meta->rare->gathered_spec == move.to && meta->unchanged_since(meta->rare->gathered_at)) {
+  if (meta->rare && meta->rare->gathered_spec == move.to && meta->unchanged_since(meta->rare->gathered_at) &&
+      meta->rare->gathered.is_inference() <= c10::InferenceMode::is_enabled()) {
     return meta->rare->gathered;
   }
   at::Tensor result = run_move(state.ctx, move, meta->local, info.name.c_str());
@@ -42,7 +43,7 @@ at::Tensor moved(RankState& state, const OpInfo& info, const Move& move, const a
   rare.gathered_at = meta->moment();
   // Of the largest part, so that all ranks drop the same copies.
   const int64_t most = c10::multiply_integers(move.to.local_sizes(layout::Coord(move.to->mesh.ndim())));
-  state.engine.gathered.add(MetaPtr::reclaim_copy(meta), most * static_cast<int64_t>(result.element_size()));
+  state.engine.gathered.add(MetaPtr::reclaim_copy(meta), most * result.element_size());
   return result;
 }
 

@@ -27,8 +27,9 @@ using Body = std::function<at::Tensor(const std::vector<at::Tensor>&)>;
 class Again {
  public:
   Again(RankState& state, const ProgramPoint& then)
-      : state_(state), here_(state.point()), recomputing_(state.pass.set_recomputing(true)) {
+      : state_(state), here_(state.point()), recomputing_(state.pass.is_recomputing()) {
     state.go_to(then);
+    state.pass.set_recomputing(true);
   }
   ~Again() {
     state_.go_to(here_);

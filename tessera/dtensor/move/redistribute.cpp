@@ -30,7 +30,7 @@ MovePtr plan_move(comm::RankContext& context, const layout::Spec& from, const la
 }  // namespace
 
 void Moves::drop_unused() {
-  std::erase_if(moves_, [](const auto& entry) { return entry.second.use_count() == 1; });
+  std::erase_if(moves_, [](const auto& entry) { return entry.second.use_count() <= 1; });  // 0: it could not be planned
   most_ = std::max(kMost, 2 * moves_.size());
 }
 

@@ -26,7 +26,7 @@ struct Move {
 
 using MovePtr = std::shared_ptr<const Move>;
 
-// The moves of one rank, by pair of layouts: those that plans hold, and of the others the newest kMost.
+// The moves of one rank, by pair of layouts: those that plans hold, and others until there are too many.
 class Moves {
  public:
   static constexpr size_t kMost = 64;

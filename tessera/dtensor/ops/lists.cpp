@@ -317,8 +317,8 @@ class FusedUpdate {
       return part;
     }
     LocalScope scope;
-    const at::Tensor copy = is_dense ? at::empty_strided(part.sizes(), parameter.strides(), part.options())
-                                     : at::empty(part.sizes(), part.options());
+    at::Tensor copy = is_dense ? at::empty_strided(part.sizes(), parameter.strides(), part.options())
+                               : at::empty(part.sizes(), part.options());
     if (is_dense && part.strides() == copy.strides()) {
       return part;
     }

@@ -1,8 +1,6 @@
 #include "tessera/dtensor/record/meta.h"
 
-#include <map>
 #include <memory>
-#include <mutex>
 #include <new>
 
 #include <c10/core/DispatchKeySet.h>
@@ -48,10 +46,10 @@ struct Maker final : TensorLike {
     take(std::move(parts.extra), std::move(meta));
   }
 
-  // The constructor asks a storage for the device: that of `like`, which has it back afterwards.
-  Maker(MetaPtr meta, Husk parts, Maker& like)
-      : TensorLike(std::move(like.storage_), dtensor_keys(), like.data_type_, std::move(parts.writes)) {
-    like.storage_ = std::move(storage_);
+  // The constructor asks a storage for the device.
+  Maker(MetaPtr meta, Husk parts, const Maker& like)
+      : TensorLike(c10::Storage(like.storage_), dtensor_keys(), like.data_type_, std::move(parts.writes)) {
+    storage_ = c10::Storage();
     copy_shape(like);
     take(std::move(parts.extra), std::move(meta));
   }
@@ -140,6 +138,12 @@ std::string no_storage() {
 }
 
 }  // namespace
+
+void Meta::release_resources() {
+  local.reset();
+  root.reset();
+  rare.reset();
+}
 
 Rare& Meta::make_rare() {
   if (!rare) {

@@ -105,6 +105,8 @@ struct Meta final : c10::BackendMeta, base::Pooled<Meta> {
   bool is_pending() const { return rare && rare->pending; }
 
   Rare& make_rare();
+  // What is known of a dropped tensor by weak references keeps no memory.
+  void release_resources() override;
   // The same logical value, elsewhere placed.
   void replace(at::Tensor new_local, Spec new_spec);
 };
@@ -119,7 +121,8 @@ inline Meta* meta_of(const at::Tensor& tensor) {
 }
 
 // A DTensor of this record. The local tensor must be plain. A prototype is of this layout; it is made where it is null
-// or on another device. With one, the DTensor is a tensor of inference mode if its part is, else while that mode is on.
+// or on another device. With one, the DTensor is a tensor of inference mode if its part is; without one, if that mode
+// is on.
 at::Tensor wrap(MetaPtr meta);
 at::Tensor wrap(MetaPtr meta, Prototype& prototype);
 at::Tensor wrap(at::Tensor local, Spec spec, const Origin* origin = nullptr);

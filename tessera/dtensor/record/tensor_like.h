@@ -10,7 +10,7 @@ namespace tessera::dtensor {
 // A tensor that gives others its sizes, strides and what follows from them, so that they are worked out once.
 using Prototype = c10::intrusive_ptr<c10::TensorImpl>;
 
-// A TensorImpl that can be given sizes and writes from outside; nothing in it differs from its base afterwards.
+// A TensorImpl that is given its sizes and its counter of writes.
 class TensorLike : public c10::TensorImpl {
  protected:
   // As libtorch makes it: it counts its own writes, or is a tensor of inference mode while that is on.
@@ -24,6 +24,7 @@ class TensorLike : public c10::TensorImpl {
 
   // Writes that are not counted (VariableVersion()) make it a tensor of inference mode.
   void count_writes_with(c10::DispatchKeySet keys, c10::VariableVersion writes) {
+    keys = keys - c10::python_ks;  // no Python object stands behind it
     key_set_ = writes.enabled() ? keys : keys - c10::autograd_dispatch_keyset_with_ADInplaceOrView;
     version_counter_ = std::move(writes);
   }

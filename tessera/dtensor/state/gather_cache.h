@@ -14,6 +14,7 @@ class GatherCache {
  public:
   // In bytes, from the next copy on. Throws if negative.
   void set_budget(int64_t bytes);
+  int64_t budget() const { return budget_; }
   void add(const MetaPtr& meta, int64_t bytes);
   void clear();
 

@@ -19,7 +19,7 @@ struct StepMeans {
   bool told_undivided = false;     // the program knows that its losses are not divided
 };
 
-// The pass that the rank is in: `parallel/step.h` begins and ends them. Every setter gives back what was there.
+// The pass that the rank is in, which `parallel/step.h` begins and ends. A setter gives back what was there.
 class Pass {
  public:
   Sites sites;

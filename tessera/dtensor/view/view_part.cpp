@@ -1,5 +1,6 @@
 #include "tessera/dtensor/view/view_part.h"
 
+#include "tessera/base/error.h"
 #include "tessera/base/pooled.h"
 
 namespace tessera::dtensor {
@@ -26,6 +27,7 @@ at::Tensor view_part(const at::Tensor& part, c10::IntArrayRef sizes, Prototype& 
   if (C10_UNLIKELY(!prototype)) {
     prototype = c10::make_intrusive<PartView>(part, sizes);
   }
+  TESSERA_ASSERT(part.numel() == prototype->numel(), "a part of ", part.sizes(), " is viewed as ", sizes);
   return at::detail::make_tensor<PartView>(part, static_cast<const PartView&>(*prototype));
 }
 
