@@ -60,7 +60,9 @@ at::Tensor gather_to(int64_t rank, const at::Tensor& tensor) {
   const layout::Mesh mesh = spec_of(tensor)->mesh;
   TESSERA_CHECK(mesh.coord_of(rank), "[gather_to] rank ", rank, " is not on mesh {", mesh.str(),
                 "} of the tensor (rank ", state.ctx.rank, "); accepted: one of ranks ", base::join(mesh.ranks(), ", "));
-  const at::Tensor merged = redistribute(tensor.detach(), held_by_all(spec_of(tensor)->placements));
+  const layout::Placements to = held_by_all(spec_of(tensor)->placements);
+  const at::Tensor merged =
+      to == spec_of(tensor)->placements ? tensor.detach() : redistribute(tensor.detach(), to);  // not a copy
   const at::Tensor local = to_local(merged);  // what waits has its value then
   const Spec spec = spec_of(merged);
   state.ctx.program.note(kName, base::hash_combine(spec->hash, static_cast<uint64_t>(rank)));
