@@ -46,10 +46,11 @@ struct Maker final : TensorLike {
     take(std::move(parts.extra), std::move(meta));
   }
 
-  // The constructor asks a storage for the device.
+  // The constructor asks a storage for the device: that of `like`, borrowed so long, without counting it.
   Maker(MetaPtr meta, Husk parts, const Maker& like)
-      : TensorLike(c10::Storage(like.storage_), dtensor_keys(), like.data_type_, std::move(parts.writes)) {
-    storage_ = c10::Storage();
+      : TensorLike(c10::Storage(c10::intrusive_ptr<c10::StorageImpl>::reclaim(like.storage_.unsafeGetStorageImpl())),
+                   dtensor_keys(), like.data_type_, std::move(parts.writes)) {
+    storage_.unsafeReleaseStorageImpl();
     copy_shape(like);
     take(std::move(parts.extra), std::move(meta));
   }
