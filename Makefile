@@ -6,7 +6,7 @@ JOBS   ?= $(shell nproc)
 WERROR ?= ON
 export TESSERA_PYTHON ?=
 
-.PHONY: help deps configure build train test test-full test-busy mutants sweep bench instructions oldest cuda wheel install format adding clean
+.PHONY: help deps configure build train test test-full test-busy mutants sweep bench instructions oldest cuda wheel install format tidy adding clean
 .DEFAULT_GOAL := help
 
 help:
@@ -26,7 +26,8 @@ help:
 	@echo "make deps     only the Debian packages and the Python environment"
 	@echo "make install  into PREFIX, for find_package(tessera)"
 	@echo "make format   write every C++ file as .clang-format says"
-	@echo "make clean    remove $(BUILD)/, $(BUILD)-oldest/, $(BUILD)-cuda/ and $(BUILD)-wheel/; the environment .venv/ stays"
+	@echo "make tidy     read the library with clang-tidy: no warning of .clang-tidy"
+	@echo "make clean    remove $(BUILD)/, $(BUILD)-oldest/, $(BUILD)-cuda/, $(BUILD)-tidy/ and $(BUILD)-wheel/; the environment .venv/ stays"
 	@echo "variables: CONFIG, RUN, JOBS=$(JOBS), WERROR=$(WERROR) (whether a warning is an error, asked when a build folder is made), BUSY (options of tools/test_times.py), FAULTS, SWEEP (options of tests/python/operator_sweep.py), PREFIX, TESSERA_PYTHON (a python that has torch, instead of .venv)"
 
 deps:
@@ -51,9 +52,9 @@ test: configure
 # The whole matrices of which `test` runs a sample.
 test-full: configure
 	@cmake --build $(BUILD) -j $(JOBS)
-	@TESSERA_FULL=1 $(BUILD)/bin/test_ranks_autograd
+	@TESSERA_FULL=1 $(BUILD)/bin/test_ranks --gtest_filter=Products.*:Gradients.*
 	@$(BUILD)/bin/test_audit --full
-	@TESSERA_FULL=1 $(BUILD)/bin/test_ranks_exact_training --gtest_filter=*TrainsAsFast*
+	@TESSERA_FULL=1 $(BUILD)/bin/test_ranks --gtest_filter=*TrainsAsFast*
 	@TESSERA_FULL=1 PYTHONPATH=$(BUILD)/python $$(cat $(BUILD)/.python) tests/python/families_test.py
 
 test-busy: configure
@@ -90,7 +91,7 @@ oldest: deps
 # An object is enough: its headers are those of the CUDA build, and what they declare is in its libraries.
 cuda: deps
 	@PIP_NO_DEPS=1 TESSERA_PYTHON= tools/venv $(BUILD)-cuda/venv tools/cuda.txt >/dev/null
-	@cmake --preset release -B $(BUILD)-cuda -DTESSERA_PYTHON=$(CURDIR)/$(BUILD)-cuda/venv/bin/python -DTESSERA_NCCL=ON -DTESSERA_TESTS=OFF -DTESSERA_WERROR=OFF
+	@cmake --preset release -B $(BUILD)-cuda -DTESSERA_PYTHON=$(CURDIR)/$(BUILD)-cuda/venv/bin/python -DTESSERA_NCCL=ON -DTESSERA_UNITY=OFF -DTESSERA_TESTS=OFF -DTESSERA_WERROR=OFF
 	@cmake --build $(BUILD)-cuda -j $(JOBS) --target tessera/comm/CMakeFiles/tessera_comm.dir/devices/c10d_nccl.cpp.o
 
 # The Python of the build packs what is built; pyproject.toml says how `pip install .` compiles it instead.
@@ -106,5 +107,10 @@ install: build
 format: deps
 	@$$(cat $(BUILD)/.python) tools/check_format.py --fix
 
+# Its clang-tidy stands apart: nothing else needs it.
+tidy: configure
+	@TESSERA_PYTHON= tools/venv $(BUILD)-tidy tools/tidy.txt >/dev/null
+	@tools/check_tidy.py $(BUILD) $(BUILD)-tidy/bin/clang-tidy --jobs $(JOBS)
+
 clean:
-	@rm -rf $(BUILD) $(BUILD)-oldest $(BUILD)-cuda $(BUILD)-wheel
+	@rm -rf $(BUILD) $(BUILD)-oldest $(BUILD)-tidy $(BUILD)-cuda $(BUILD)-wheel

@@ -47,8 +47,8 @@ void all_reduce(comm::Communicator& world, at::Tensor& tensor) {
 }
 
 // Each rank holds one of as many leaves.
-comm::MergePlan plan_for(int64_t ranks) {
-  comm::MergePlan::Nodes nodes;
+sums::MergePlan plan_for(int64_t ranks) {
+  sums::MergePlan::Nodes nodes;
   for (int64_t i = 0; i < ranks; ++i) {
     nodes.push_back({{i, i + 1}});
   }
@@ -56,7 +56,7 @@ comm::MergePlan plan_for(int64_t ranks) {
 }
 
 std::vector<double> times_of(int64_t ranks, int64_t kib) {
-  const comm::MergePlan plan = plan_for(ranks);
+  const sums::MergePlan plan = plan_for(ranks);
   const auto merge = [&](const at::Tensor& tensor) {
     return Merge{.plan = plan, .sums = {tensor}, .sizes = tensor.sizes().vec(), .options = tensor.options()};
   };
@@ -68,7 +68,7 @@ std::vector<double> times_of(int64_t ranks, int64_t kib) {
   const Body kept = [&](comm::Communicator& world, at::Tensor& tensor) { world.merge(merge(tensor)); };
   const Body scattered = [&](comm::Communicator& world, at::Tensor& tensor) {
     Merge call = merge(tensor);
-    call.scatter = Merge::Scatter{.dim = 0};
+    call.scatter = sums::Scatter{.dim = 0};
     for (int64_t i = 0; i < ranks; ++i) {
       call.scatter->parts.push_back(layout::cut(tensor.size(0), ranks, i));
     }

@@ -10,13 +10,7 @@
 #include <ATen/Parallel.h>
 #include <torch/csrc/autograd/autograd.h>
 
-#if __has_include(<valgrind/callgrind.h>)
-#include <valgrind/callgrind.h>
-#else
-#define CALLGRIND_ZERO_STATS
-#define CALLGRIND_DUMP_STATS_AT(name)
-#endif
-
+#include "benchmarks/instructions.h"
 #include "benchmarks/measure.h"
 #include "tessera/comm/threads/run_ranks.h"
 #include "tessera/dtensor/front/dtensor.h"
@@ -120,12 +114,7 @@ void count(const std::string& kind, const Case& one, const Operands& operands) {
     one.body(operands);
     make_other_plans(operands);
   }
-  const std::string name = kind + "/" + one.name + (one.with_grad ? ", grad" : "");
-  CALLGRIND_ZERO_STATS;
-  for (int64_t i = 0; i < kCalls; ++i) {
-    one.body(operands);
-  }
-  CALLGRIND_DUMP_STATS_AT(name.c_str());
+  count_instructions(kind + "/" + one.name + (one.with_grad ? ", grad" : ""), kCalls, [&] { one.body(operands); });
 }
 
 void count_all(const std::vector<layout::Mesh>& meshes, const std::vector<Case>& all) {

@@ -53,28 +53,28 @@ Body all_reduce(Communicator& group) {
 }
 
 // One leaf a rank. The results lie where the sums were, or in new memory.
-Body merge(Communicator& group, const comm::MergePlan& plan, Merge::Memory memory) {
+Body merge(Communicator& group, const sums::MergePlan& plan, Merge::Memory memory) {
   return [&group, &plan, memory](at::Tensor& tensor) {
     group.merge(
         {.plan = plan, .sums = {tensor}, .sizes = tensor.sizes().vec(), .options = tensor.options(), .memory = memory});
   };
 }
 
-comm::MergePlan plan_for(int64_t ranks) {
-  comm::MergePlan::Nodes nodes;
+sums::MergePlan plan_for(int64_t ranks) {
+  sums::MergePlan::Nodes nodes;
   for (int64_t i = 0; i < ranks; ++i) {
     nodes.push_back({{i, i + 1}});
   }
   return {std::move(nodes), {0, ranks}};
 }
 
-std::vector<Body> sums_over(Communicator& group, const comm::MergePlan& plan) {
+std::vector<Body> sums_over(Communicator& group, const sums::MergePlan& plan) {
   return {all_reduce(group), merge(group, plan, Merge::Memory::kReuse), merge(group, plan, Merge::Memory::kKeep)};
 }
 
 std::vector<double> thread_times(int64_t ranks) {
   std::vector<double> times;
-  const comm::MergePlan plan = plan_for(ranks);
+  const sums::MergePlan plan = plan_for(ranks);
   comm::run_ranks(ranks,
                   [&](int64_t rank) {
                     Communicator& world = *comm::RankContext::require().world;
@@ -98,7 +98,7 @@ void measure(int64_t rank, std::istringstream threads) {
   Communicator& world = *comm::RankContext::require().world;
   const auto gloo = comm::backend_of(world);
   const auto by_messages = comm::split_messages_only(world);
-  const comm::MergePlan plan = plan_for(world.size());
+  const sums::MergePlan plan = plan_for(world.size());
   if (rank == 0) {
     print_header("microseconds; of Gloo's", {"Gloo", "all_reduce", "reused", "kept", "", "", ""});
   }

@@ -12,7 +12,7 @@
 #include "benchmarks/measure.h"
 #include "tessera/kernels/base/isa.h"
 #include "tessera/kernels/product/product.h"
-#include "tessera/layout/lattice.h"
+#include "tessera/sums/lattice.h"
 
 namespace tessera::benchmarks {
 namespace {
@@ -79,7 +79,7 @@ class Case {
                                                  .a = in(a_),
                                                  .b = in(b_),
                                                  .out = {out_.mutable_data_ptr<float>(), shape_.n, 1},
-                                                 .leaf = layout::leaf_length(shape_.k, leaves)});
+                                                 .leaf = sums::leaf_length(shape_.k, leaves)});
   }
 
   double work() const {

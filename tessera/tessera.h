@@ -16,8 +16,8 @@
 #include "tessera/comm/threads/run_ranks.h"
 #include "tessera/dtensor/front/dtensor.h"
 #include "tessera/dtensor/front/gather_to.h"
-#include "tessera/dtensor/watch/explain.h"
-#include "tessera/dtensor/watch/find_nan.h"
+#include "tessera/watch/explain.h"
+#include "tessera/watch/find_nan.h"
 #include "tessera/layout/mesh.h"
 #include "tessera/layout/placement.h"
 #include "tessera/layout/spec.h"
@@ -26,7 +26,7 @@
 #include "tessera/parallel/deferred.h"
 #include "tessera/parallel/generate_plan.h"
 #include "tessera/parallel/job.h"
-#include "tessera/parallel/plan.h"
+#include "tessera/plan/plan.h"
 
 namespace tessera {
 
@@ -35,7 +35,7 @@ using comm::run_fake;
 using comm::run_ranks;
 
 // Layouts: named axes over ranks, and what each does to a tensor.
-using layout::Lattice;
+using sums::Lattice;
 using layout::Mesh;
 using layout::Partial;
 using layout::Placement;
@@ -48,7 +48,7 @@ using layout::Spec;
 // Distributed tensors, which libtorch's operators, autograd, modules and optimizers take as they are.
 using dtensor::deep_copy;
 using dtensor::distribute;
-using dtensor::Explain;
+using watch::Explain;
 using dtensor::from_local;
 using dtensor::full_tensor;
 using dtensor::gather_to;
@@ -57,7 +57,7 @@ using dtensor::is_dtensor;
 using dtensor::manual_seed;
 using dtensor::Mode;
 using dtensor::ModeScope;
-using dtensor::NanFinder;
+using watch::NanFinder;
 using dtensor::Numerics;
 using dtensor::recompute;
 using dtensor::redistribute;
@@ -76,7 +76,7 @@ using parallel::is_deferred;
 using parallel::Job;
 using parallel::parallelize;
 using parallel::place;
-using parallel::Plan;
+using plan::Plan;
 
 // Gradients and learning rates.
 using optim::clip_grad_norm;

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Instructions per cached operator, plain and on DTensors, counted by callgrind.
+"""Instructions per cached operator or redistribution, counted by callgrind: of each kind of run, and above `plain` where that is one.
 
-Usage: bench_instructions.py BENCH_DISPATCH        (the program benchmarks/dispatch_bench.cpp)
+Usage: bench_instructions.py PROGRAM        (of benchmarks/dispatch_bench.cpp or redistribute_bench.cpp)
 """
 
 import re
@@ -33,10 +33,23 @@ def main(program):
         for name, total in dumps(Path(folder)):
             kind, case = name.split("/", 1)
             counts.setdefault(case, {})[kind] = round(total / calls)
-    meshes = [kind for kind in next(iter(counts.values())) if kind != "plain"]
-    print(f"{'instructions':<20}{'plain':>10}" + "".join(f"{mesh:>14}{'extra':>10}" for mesh in meshes))
-    for case, kinds in counts.items():
-        print(f"{case:<20}{kinds['plain']:>10}" + "".join(f"{kinds[m]:>14}{kinds[m] - kinds['plain']:>10}" for m in meshes))
+    print_table(counts)
+
+
+def print_table(counts):
+    """A row a case, a column a kind."""
+    kinds = list(dict.fromkeys(kind for case in counts.values() for kind in case))
+    has_plain = "plain" in kinds
+    width = max(len(case) for case in counts) + 2
+    cell = max(14, *(len(kind) + 2 for kind in kinds))
+    meshes = [kind for kind in kinds if kind != "plain"]
+    print(f"{'instructions':<{width}}" + ("     plain" if has_plain else "")
+          + "".join(f"{mesh:>{cell}}" + ("     extra" if has_plain else "") for mesh in meshes))
+    for case, found in counts.items():
+        row = f"{case:<{width}}" + (f"{found['plain']:>10}" if has_plain else "")
+        for mesh in meshes:
+            row += f"{found.get(mesh, '-'):>{cell}}" + (f"{found[mesh] - found['plain']:>10}" if has_plain else "")
+        print(row)
 
 
 if __name__ == "__main__":

@@ -75,7 +75,8 @@ class Copy:
         """ctest does not say that of a program which is not built yet."""
         if name not in self.tests:
             raise Broken(f"ctest knows no test {name}")
-        return self.tests[name].get("command", [str(self.build / "bin" / f"test_{name}")])
+        program = self.property(self.tests[name], "LABELS", [f"test_{name}"])[0]
+        return self.tests[name].get("command", [str(self.build / "bin" / program)])
 
     def targets_of(self, name):
         """What must be built for a test: its own program, or what a script of Python runs."""

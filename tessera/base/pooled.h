@@ -1,72 +1,93 @@
-// Memory for objects that are made and dropped all the time.
+// Memory and other things that are needed and dropped all the time.
 #pragma once
 
 #include <cstddef>
+#include <memory>
 #include <new>
+#include <utility>
 
 namespace tessera::base {
 
-// A type that derives from Pooled<itself> keeps the memory of its dropped objects, up to kMost on each thread, for the
-// next ones. Objects of types derived from it in turn, of other sizes, are not kept. Objects may be dropped on other
-// threads than made them.
-template <typename Object, size_t kMost = 64>
+// Up to kMost values that the thread dropped, for it to take again. A value may come from any thread. `Value()` must
+// be nothing, as a null pointer is.
+template <typename Value, size_t kMost = 64>
+class Spares {
+ public:
+  // `Value()` where none is left.
+  static Value take() {
+    Room& room = room_of_thread();
+    if (room.count == 0) {
+      return Value();
+    }
+    Value* last = room.values() + --room.count;
+    Value value = std::move(*last);
+    std::destroy_at(last);
+    return value;
+  }
+
+  // Of more than kMost, and of what is dropped while the thread ends, nothing is kept.
+  static void keep(Value value) {
+    Room& room = room_of_thread();
+    if (room.count < kMost && is_open(room)) {
+      new (room.values() + room.count++) Value(std::move(value));
+    }
+  }
+
+ private:
+  // Trivial, so that reaching it asks for no constructor.
+  struct Room {
+    alignas(Value) std::byte memory[kMost * sizeof(Value)];
+    size_t count;
+    bool is_open, is_closed;
+
+    Value* values() { return reinterpret_cast<Value*>(memory); }
+  };
+  // Gives the values back when the thread ends.
+  struct Closer {
+    ~Closer() {
+      Room& room = room_of_thread();
+      room.is_closed = true;
+      std::destroy_n(room.values(), std::exchange(room.count, 0));
+    }
+  };
+
+  static Room& room_of_thread() {
+    static thread_local Room room;
+    return room;
+  }
+  static bool is_open(Room& room) {
+    if (!room.is_open) {
+      static thread_local Closer closer;
+      (void)&closer;
+      room.is_open = true;
+    }
+    return !room.is_closed;
+  }
+};
+
+// The memory of a dropped object of a type that derives from Pooled<itself> is kept for the thread's next ones. Objects
+// of types derived from it in turn, of other sizes, are not kept.
+template <typename Object>
 class Pooled {
  public:
   static void* operator new(size_t size) {
-    Free& free = blocks();
-    if (size != sizeof(Object) || !free.first) {
-      return ::operator new(size);
-    }
-    Block* block = free.first;
-    free.first = block->next;
-    --free.count;
-    return block;
+    void* kept = size == sizeof(Object) ? Spares<Memory>::take().release() : nullptr;
+    return kept ? kept : ::operator new(size);
   }
   static void* operator new(size_t, void* place) noexcept { return place; }
 
   static void operator delete(void* object, size_t size) noexcept {
-    Free& free = blocks();
-    if (size != sizeof(Object) || free.count >= kMost || !is_open(free)) {
-      return ::operator delete(object);
+    Memory memory(object);
+    if (size == sizeof(Object)) {
+      Spares<Memory>::keep(std::move(memory));
     }
-    free.first = new (object) Block{free.first};
-    ++free.count;
   }
 
  private:
-  struct Block {
-    Block* next;
+  struct GiveBack {
+    void operator()(void* memory) const { ::operator delete(memory); }
   };
-  // Trivial, so that reaching it asks for no constructor.
-  struct Free {
-    Block* first;
-    size_t count;
-    bool is_open, is_closed;
-  };
-  // Gives the blocks back when the thread ends; what is dropped after that is not kept.
-  struct Closer {
-    ~Closer() {
-      Free& free = blocks();
-      free.is_closed = true;
-      while (Block* block = free.first) {
-        free.first = block->next;
-        ::operator delete(block);
-      }
-    }
-  };
-
-  static Free& blocks() {
-    static thread_local Free free;
-    return free;
-  }
-  static bool is_open(Free& free) {
-    if (!free.is_open) {
-      static thread_local Closer closer;
-      (void)&closer;
-      free.is_open = true;
-    }
-    return !free.is_closed;
-  }
+  using Memory = std::unique_ptr<void, GiveBack>;
 };
 
 }  // namespace tessera::base

@@ -11,7 +11,7 @@
 namespace tessera::cli {
 namespace {
 
-struct Arguments {
+struct CompareArguments {
   ConfigOptions config;
   std::vector<std::string> meshes;
   int64_t steps = 20;
@@ -19,7 +19,7 @@ struct Arguments {
   bool is_json = false;
 };
 
-int run(const Arguments& arguments, std::ostream& out) {
+int run_compare(const CompareArguments& arguments, std::ostream& out) {
   const auto base = train::with_vocabulary(arguments.config.read());
   std::vector<train::Side> sides;
   for (const auto& mesh : arguments.meshes) {
@@ -43,7 +43,7 @@ int run(const Arguments& arguments, std::ostream& out) {
 }  // namespace
 
 Command add_compare(CLI::App& program) {
-  const auto arguments = std::make_shared<Arguments>();
+  const auto arguments = std::make_shared<CompareArguments>();
   auto* app = program.add_subcommand(
       "compare", "train on several layouts and compare every number (exact: every bit) with the first");
   arguments->config.add_to(*app);
@@ -53,7 +53,7 @@ Command add_compare(CLI::App& program) {
   app->add_option("--steps", arguments->steps, "steps of the configuration's schedule, 20 if not given");
   app->add_option("--tolerance", arguments->tolerance, "largest relative error; by the dtype if not given");
   app->add_flag("--json", arguments->is_json, "print one JSON object");
-  return {app, [arguments](std::ostream& out, std::ostream&) { return run(*arguments, out); }};
+  return {app, [arguments](std::ostream& out, std::ostream&) { return run_compare(*arguments, out); }};
 }
 
 }  // namespace tessera::cli

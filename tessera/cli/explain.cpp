@@ -7,14 +7,14 @@
 namespace tessera::cli {
 namespace {
 
-struct Arguments {
+struct ExplainArguments {
   PlacedOptions config;
   int64_t step = 2, rank = 0;
   size_t width = 160;
   bool is_json = false;
 };
 
-int run(const Arguments& arguments, std::ostream& out) {
+int run_explain(const ExplainArguments& arguments, std::ostream& out) {
   const auto report = train::explain_step(arguments.config.read(), arguments.step, arguments.rank);
   out << (arguments.is_json ? report.json() + "\n" : report.text(arguments.width));
   return 0;
@@ -23,7 +23,7 @@ int run(const Arguments& arguments, std::ostream& out) {
 }  // namespace
 
 Command add_explain(CLI::App& program) {
-  const auto arguments = std::make_shared<Arguments>();
+  const auto arguments = std::make_shared<ExplainArguments>();
   auto* app = program.add_subcommand("explain",
                                      "say what every operator of a step does: layouts, redistributions, bytes, time");
   arguments->config.add_to(*app);
@@ -31,7 +31,7 @@ Command add_explain(CLI::App& program) {
   app->add_option("--rank", arguments->rank, "of which rank, 0 if not given");
   app->add_option("--width", arguments->width, "longest line, 160 if not given");
   app->add_flag("--json", arguments->is_json, "print one JSON object");
-  return {app, [arguments](std::ostream& out, std::ostream&) { return run(*arguments, out); }};
+  return {app, [arguments](std::ostream& out, std::ostream&) { return run_explain(*arguments, out); }};
 }
 
 }  // namespace tessera::cli

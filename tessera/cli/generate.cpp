@@ -6,12 +6,12 @@
 namespace tessera::cli {
 namespace {
 
-struct Arguments {
+struct GenerateArguments {
   std::string run, prompt;
   train::GenerateOptions generate;
 };
 
-int run(const Arguments& arguments, std::ostream& out) {
+int run_generate(const GenerateArguments& arguments, std::ostream& out) {
   arguments.generate.verify();
   const auto model = train::load_run(arguments.run);
   out << arguments.prompt << std::flush;
@@ -24,7 +24,7 @@ int run(const Arguments& arguments, std::ostream& out) {
 }  // namespace
 
 Command add_generate(CLI::App& program) {
-  const auto arguments = std::make_shared<Arguments>();
+  const auto arguments = std::make_shared<GenerateArguments>();
   auto& generate = arguments->generate;
   auto* app = program.add_subcommand("generate", "continue a text with a trained model");
   app->add_option("run", arguments->run, "folder of `tessera train --out`, or a model.safetensors in one")->required();
@@ -34,7 +34,7 @@ Command add_generate(CLI::App& program) {
   app->add_option("--top-k", generate.top_k, "only among the k likeliest tokens; 0: all");
   app->add_option("--top-p", generate.top_p, "only among the likeliest tokens of this probability together");
   app->add_option("--seed", generate.seed, "of the draws, 0 if not given");
-  return {app, [arguments](std::ostream& out, std::ostream&) { return run(*arguments, out); }};
+  return {app, [arguments](std::ostream& out, std::ostream&) { return run_generate(*arguments, out); }};
 }
 
 }  // namespace tessera::cli

@@ -10,7 +10,7 @@
 namespace tessera::cli {
 namespace {
 
-struct Arguments {
+struct LaunchArguments {
   int64_t ranks = 0;
   std::string log_dir;
   double grace = 5;
@@ -25,7 +25,7 @@ std::vector<std::string> names_of_commands(CLI::App& program) {
   return names;
 }
 
-int run(const Arguments& arguments, CLI::App& tessera, std::ostream& err) {
+int run_launch(const LaunchArguments& arguments, CLI::App& tessera, std::ostream& err) {
   launch::LocalOptions options{.ranks = arguments.ranks, .command = arguments.command, .log_dir = arguments.log_dir};
   options.grace = std::chrono::milliseconds(static_cast<int64_t>(arguments.grace * 1000));
   const auto own = names_of_commands(tessera);
@@ -48,7 +48,7 @@ int run(const Arguments& arguments, CLI::App& tessera, std::ostream& err) {
 }  // namespace
 
 Command add_launch(CLI::App& program) {
-  const auto arguments = std::make_shared<Arguments>();
+  const auto arguments = std::make_shared<LaunchArguments>();
   auto* app = program.add_subcommand(
       "launch", "start local processes, one for each rank: tessera launch -n 4 -- train FILE, or -- python train.py");
   app->add_option("-n,--ranks", arguments->ranks, "how many")->required();
@@ -57,7 +57,8 @@ Command add_launch(CLI::App& program) {
       ->check(CLI::NonNegativeNumber);
   app->add_option("command", arguments->command, "after --: a command of tessera, or any program, with its arguments")
       ->required();
-  return {app, [arguments, &program](std::ostream&, std::ostream& err) { return run(*arguments, program, err); }};
+  return {app,
+          [arguments, &program](std::ostream&, std::ostream& err) { return run_launch(*arguments, program, err); }};
 }
 
 }  // namespace tessera::cli

@@ -1,4 +1,4 @@
-#include "tessera/parallel/plan.h"
+#include "tessera/plan/plan.h"
 
 #include <CLI/CLI.hpp>
 

@@ -7,13 +7,13 @@
 namespace tessera::cli {
 namespace {
 
-struct Arguments {
+struct TrainArguments {
   PlacedOptions config;
   std::string metrics, ledger, folder, profile;
   bool replaces = false, is_quiet = false;
 };
 
-int run(const Arguments& arguments, std::ostream& out) {
+int run_train(const TrainArguments& arguments, std::ostream& out) {
   const auto result = train::train(arguments.config.read(), {
                                                                 .metrics = arguments.metrics,
                                                                 .ledger = arguments.ledger,
@@ -28,7 +28,7 @@ int run(const Arguments& arguments, std::ostream& out) {
 }  // namespace
 
 Command add_train(CLI::App& program) {
-  const auto arguments = std::make_shared<Arguments>();
+  const auto arguments = std::make_shared<TrainArguments>();
   auto* app = program.add_subcommand("train", "train a language model on a text");
   arguments->config.add_to(*app);
   app->add_option("--steps", arguments->config.steps, "train.steps");
@@ -41,7 +41,7 @@ Command add_train(CLI::App& program) {
   app->add_option("--profile", arguments->profile,
                   "steps such as 3-5: their trace goes to trace/steps_3-5.json of --out");
   app->add_flag("--quiet", arguments->is_quiet, "no progress lines");
-  return {app, [arguments](std::ostream& out, std::ostream&) { return run(*arguments, out); }};
+  return {app, [arguments](std::ostream& out, std::ostream&) { return run_train(*arguments, out); }};
 }
 
 }  // namespace tessera::cli

@@ -51,7 +51,7 @@ class TokenizerReader {
   // The value of a member, or what it is when absent.
   template <typename T>
   static T value_of(const json& part, const char* key, T otherwise) {
-    return is_absent(part, key) ? otherwise : part[key].get<T>();
+    return is_absent(part, key) ? std::move(otherwise) : part[key].get<T>();
   }
 
   Tokenizer read() {

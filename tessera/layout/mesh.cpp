@@ -86,7 +86,7 @@ uint64_t hash_of(const std::vector<Axis>& axes, const std::vector<int64_t>& rank
 
 Mesh::Mesh() : Mesh(std::vector<Axis>{}) {}
 
-Mesh::Mesh(std::vector<Axis> axes) : Mesh(axes, iota(product(axes))) {}
+Mesh::Mesh(const std::vector<Axis>& axes) : Mesh(axes, iota(product(axes))) {}
 
 Mesh::Mesh(std::vector<Axis> axes, std::vector<int64_t> ranks) {
   static auto& table = *new detail::InternTable<Data>;
@@ -215,7 +215,7 @@ Mesh Mesh::submesh(const std::vector<std::string>& axes, int64_t rank) const {
   return Mesh(std::move(kept), std::move(positions));
 }
 
-Mesh Mesh::flatten(const std::vector<std::string>& axes, std::string name) const {
+Mesh Mesh::flatten(const std::vector<std::string>& axes, const std::string& name) const {
   TESSERA_CHECK(!axes.empty(), "[mesh] flatten of no axes of mesh {", str(), "} into \"", name, "\"");
   const int64_t first = axis_index(axes[0]);
   int64_t merged = 1;

@@ -30,7 +30,7 @@ class Mesh {
 
   // Ranks 0..n-1 in order, n the product of the sizes. Throws ConfigError if a name is repeated or is not made of
   // letters, digits and _ (a digit not first), a size is below one, or n above 2^24.
-  explicit Mesh(std::vector<Axis> axes);
+  explicit Mesh(const std::vector<Axis>& axes);
 
   // The given ranks, row-major over the axes. Throws if their number is not the product of the sizes or one is
   // repeated.
@@ -62,7 +62,7 @@ class Mesh {
   Mesh submesh(const std::vector<std::string>& axes, int64_t rank) const;
 
   // The named axes merged into one called `name`, first named slowest, standing where the first named stood.
-  Mesh flatten(const std::vector<std::string>& axes, std::string name) const;
+  Mesh flatten(const std::vector<std::string>& axes, const std::string& name) const;
 
   // `dp=2,tp=4`; `1` for the mesh of one. The axes only: which ranks they hold is not printed.
   std::string str() const;

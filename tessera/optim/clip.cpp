@@ -42,7 +42,7 @@ at::Tensor norm_by_layouts(const std::vector<at::Tensor>& gradients) {
 
 bool is_exact() {
   const auto* state = dtensor::RankState::current();
-  return state != nullptr && state->lattice().has_value();
+  return state != nullptr && state->exact.lattice().has_value();
 }
 
 }  // namespace

@@ -136,13 +136,13 @@ void Tape::note_draw(Recorded& call, const Stack& results) {
   if (!state || !call.op.hasTag(at::Tag::nondeterministic_seeded)) {
     return;
   }
-  call.sites = state->sites;
+  call.point = state->point();
   call.strides = results.back().toTensor().strides().vec();
   const at::Generator named = dtensor::named_generator(call.args);
-  if (named.defined() || state->sites.stock) {
+  if (named.defined() || state->random.stock()) {
     dtensor::skip_recorded(*state, call.op, call.args, results.back().toTensor());
   }
-  state->sites.next();
+  state->next_stream();
 }
 
 void Tape::record(const c10::OperatorHandle& op, Stack* stack) {

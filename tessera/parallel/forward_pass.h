@@ -2,11 +2,11 @@
 #pragma once
 
 #include <cstdint>
-#include <optional>
 #include <vector>
 
-#include "tessera/parallel/plan.h"
 #include "tessera/parallel/same_batch.h"
+#include "tessera/parallel/step.h"
+#include "tessera/plan/plan.h"
 
 namespace tessera::parallel {
 
@@ -20,7 +20,7 @@ namespace tessera::parallel {
 class ForwardPasses {
  public:
   // A step has `micro_batches` passes with gradients.
-  explicit ForwardPasses(Plan plan, int64_t micro_batches = 1);
+  explicit ForwardPasses(plan::Plan plan, int64_t micro_batches = 1);
 
   // Starts a pass: its batch is cut over the plan's batch axes. `batch` are plain tensors, the same on every rank, and
   // DTensors, which stay as they are. Those whose dim 0 is as long as the first one's are samples (dim 0 is labelled
@@ -35,32 +35,29 @@ class ForwardPasses {
   // Those of a copy of the model: they are counted on from here, and none is open.
   ForwardPasses of_copy() const;
 
-  const Plan& plan() const { return plan_; }
+  const plan::Plan& plan() const { return plan_; }
 
  private:
-  // The samples that a pass has, of how many in its step, and which is the first.
-  struct Samples {
-    int64_t count = 0, total = 0, first = 0;
-  };
+  // The step that the next pass belongs to.
+  StepOptions next_step();
 
-  // Counts the pass, for the rank's random numbers.
-  Samples next_pass(int64_t samples);
+  // The samples of that pass, which it counts.
+  PassSamples next_samples(int64_t count);
 
-  at::Tensor distribute(const at::Tensor& tensor, const Samples& samples) const;
+  at::Tensor distribute(const at::Tensor& tensor, const PassSamples& samples) const;
 
-  // The plain tensor on the plan's mesh, in one step of the graph where it has a gradient.
-  at::Tensor placed(const at::Tensor& tensor, const layout::Placements& placements, const layout::Labels& labels) const;
+  // The plain tensor in this layout, in one step of the graph where it has a gradient.
+  at::Tensor placed(const at::Tensor& tensor, const layout::Spec& spec) const;
 
   void check(const std::vector<dtensor::NamedValue>& batch);
 
-  Plan plan_;
+  plan::Plan plan_;
   int64_t micro_batches_;
   int64_t passes_ = 0;       // with gradients, so far
   int64_t evaluations_ = 0;  // without, since the last one with
   CheckedCalls calls_;
   bool checks_operands_ = false;
-  bool is_open_ = false;
-  std::optional<layout::Mesh> region_before_;
+  Step step_;
 };
 
 }  // namespace tessera::parallel

@@ -11,8 +11,9 @@
 #include "tessera/dtensor/front/dtensor.h"
 #include "tessera/dtensor/record/node.h"
 #include "tessera/dtensor/record/without_hooks.h"
-#include "tessera/parallel/rows.h"
 #include "tessera/parallel/same_batch.h"
+#include "tessera/parallel/step.h"
+#include "tessera/plan/rows.h"
 
 namespace tessera::parallel {
 
@@ -39,7 +40,7 @@ struct Deposit final : torch::autograd::Node {
     is_spent = is_last;
     // The last time nothing is kept, so that the parameters' `.grad` take the tensors instead of copies.
     variable_list result = is_last ? std::move(gradients) : gradients;
-    const at::Tensor scale = grads.at(0);
+    const at::Tensor& scale = grads.at(0);
     if (!scale.defined() || scale.item().toDouble() == 1) {
       return result;
     }
@@ -53,39 +54,16 @@ struct Deposit final : torch::autograd::Node {
   void release_variables() override { gradients.clear(); }
 };
 
-// Factories inside the job's forward give DTensors, gathered activations are shared within the plan's budget, and in
-// `exact` means over the micro-batch are shares of the step's.
-class Region {
- public:
-  Region(RankState& state, const Plan& plan) : state_(state), previous_(state.region), means_(state.means) {
-    state_.means.in_job = state_.means.as_shares = true;
-    state_.region = plan.mesh;
-    state_.gathered.budget = plan.keep_gathered_bytes;
-  }
-  ~Region() {
-    state_.region = previous_;
-    state_.means = means_;
-    state_.gathered.clear();
-  }
-  Region(const Region&) = delete;
-  Region& operator=(const Region&) = delete;
-
- private:
-  RankState& state_;
-  std::optional<layout::Mesh> previous_;
-  dtensor::StepMeans means_;
-};
-
 }  // namespace
 
 struct Job::State {
   std::shared_ptr<torch::nn::Module> model;
-  Plan plan;
+  plan::Plan plan;
   Loss loss;
   JobOptions options;
   int64_t step = 0;
   CheckedCalls calls;
-  std::map<std::pair<int64_t, int64_t>, Rows> rows;  // by the number of samples and their unit
+  std::map<std::pair<int64_t, int64_t>, plan::Rows> rows;  // by the number of samples and their unit
 
   std::vector<at::Tensor> parameters() const {
     std::vector<at::Tensor> wanted;
@@ -97,8 +75,9 @@ struct Job::State {
     return wanted;
   }
 
-  Rows& rows_of(int64_t samples);
-  std::vector<at::Tensor> micro_batch(Rows& rows, int64_t index, const ReadRows& read) const;
+  plan::Rows& rows_of(int64_t samples);
+  std::vector<at::Tensor> micro_batch(plan::Rows& rows, int64_t index, const PassSamples& samples,
+                                      const ReadRows& read) const;
   at::Tensor forward(const std::vector<at::Tensor>& batch) const;
 };
 
@@ -162,28 +141,27 @@ at::Tensor with_deposit(const at::Tensor& loss, std::vector<at::Tensor> held,
 
 }  // namespace
 
-Rows& Job::State::rows_of(int64_t samples) {
+plan::Rows& Job::State::rows_of(int64_t samples) {
   TESSERA_CHECK(samples >= 1, "[job] a step needs at least one sample, got ", samples);
-  const int64_t unit = sample_unit(samples);
+  const int64_t unit = plan::sample_unit(samples, RankState::require().exact.lattice());
   return rows
       .try_emplace({samples, unit}, plan.mesh, plan.batch_axes, samples, std::min(options.accumulate, samples), unit)
       .first->second;
 }
 
-std::vector<at::Tensor> Job::State::micro_batch(Rows& rows, int64_t index, const ReadRows& read) const {
+std::vector<at::Tensor> Job::State::micro_batch(plan::Rows& rows, int64_t index, const PassSamples& samples,
+                                                const ReadRows& read) const {
   RankState& rank = RankState::require();
   const Range mine = rows.samples_of(rank.ctx.coord(plan.mesh), index);
-  const int64_t size = rows.size_of(index);
   std::vector<at::Tensor> batch;
   for (const at::Tensor& part : read(mine.begin, mine.end)) {
     TESSERA_CHECK(!dtensor::is_dtensor(part) && part.dim() >= 1 && part.size(0) == mine.size(),
                   "[job] expected plain tensors with the ", mine.size(), " samples [", mine.begin, ", ", mine.end,
                   ") along dim 0, got ", part.sizes(), " (rank ", rank.ctx.rank, ")");
     std::vector<int64_t> sizes = part.sizes().vec();
-    sizes[0] = size;
-    const Spec spec = Spec::contiguous(plan.mesh, rows.placements(index), sizes, part.scalar_type(),
-                                       batch_labels(part, size, rows.samples(), part.dim() >= 2));
-    batch.push_back(dtensor::wrap(part.contiguous(), spec, rows.origin(index)));
+    sizes[0] = samples.count;
+    const Spec spec = spec_of(plan.mesh, samples, std::move(sizes), part, /*has_positions=*/part.dim() >= 2);
+    batch.push_back(dtensor::wrap(part.contiguous(), spec, samples.origin));
   }
   return batch;
 }
@@ -197,7 +175,7 @@ at::Tensor Job::State::forward(const std::vector<at::Tensor>& batch) const {
   return result;
 }
 
-Job::Job(std::shared_ptr<torch::nn::Module> model, Plan plan, Loss loss, JobOptions options)
+Job::Job(std::shared_ptr<torch::nn::Module> model, plan::Plan plan, Loss loss, JobOptions options)
     : state_(std::make_shared<State>()) {
   TESSERA_CHECK(options.accumulate >= 1, "[job] accumulate must be at least 1, got ", options.accumulate);
   state_->model = std::move(model);
@@ -238,10 +216,11 @@ at::Tensor Job::run(const std::vector<at::Tensor>& batch) {
 
 at::Tensor Job::run_rows(int64_t samples, const ReadRows& read) {
   RankState& rank = RankState::require();
-  Rows& rows = state_->rows_of(samples);
+  plan::Rows& rows = state_->rows_of(samples);
   const bool with_gradients = at::GradMode::is_enabled();
   const std::vector<at::Tensor> parameters = state_->parameters();
-  rank.sites.step = static_cast<uint64_t>(state_->step);
+  Step step(state_->plan);
+  const StepScope scope(step, {.number = static_cast<uint64_t>(state_->step)});
 
   at::Tensor total;
   std::vector<at::Tensor> held;
@@ -249,17 +228,18 @@ at::Tensor Job::run_rows(int64_t samples, const ReadRows& read) {
     if (rows.size_of(k) == 0) {
       continue;
     }
-    const std::vector<at::Tensor> batch = state_->micro_batch(rows, k, read);
-    const Region region(rank, state_->plan);
-    rank.sites.begin_pass();
+    const PassSamples pass = samples_of(rows, k);
+    const std::vector<at::Tensor> batch = state_->micro_batch(rows, k, pass, read);
+    step.begin_pass(pass);
     at::Tensor loss = state_->forward(batch);
-    if (!rank.lattice()) {
-      loss = weighted(loss, rows.size_of(k), samples);  // in `exact` it is a share of the step's mean already
+    if (!rank.exact.lattice()) {
+      loss = weighted(loss, pass.count, samples);  // in `exact` it is a share of the step's mean already
     }
     if (with_gradients) {
       hold(held, gradients_of(rank, loss, parameters, held));
     }
     total = total.defined() ? total.add(loss.detach()) : loss.detach();
+    step.end_pass();
   }
   total = dtensor::redistribute(total, Placements(state_->plan.mesh.ndim()));
   if (!with_gradients) {
@@ -279,7 +259,7 @@ void Job::set_step_tokens(int64_t tokens) { dtensor::set_step_tokens(tokens); }
 int64_t Job::step() const { return state_->step; }
 void Job::set_step(int64_t step) { state_->step = step; }
 torch::nn::Module& Job::model() const { return *state_->model; }
-const Plan& Job::plan() const { return state_->plan; }
+const plan::Plan& Job::plan() const { return state_->plan; }
 const JobOptions& Job::options() const { return state_->options; }
 
 }  // namespace tessera::parallel

@@ -11,7 +11,7 @@
 #include <torch/optim/optimizer.h>
 
 #include "tessera/parallel/place.h"
-#include "tessera/parallel/plan.h"
+#include "tessera/plan/plan.h"
 
 namespace tessera::parallel {
 
@@ -38,7 +38,7 @@ class Job {
   using ReadRows = std::function<std::vector<at::Tensor>(int64_t begin, int64_t end)>;
 
   // `model` is placed already (see `place`).
-  Job(std::shared_ptr<torch::nn::Module> model, Plan plan, Loss loss, JobOptions options = {});
+  Job(std::shared_ptr<torch::nn::Module> model, plan::Plan plan, Loss loss, JobOptions options = {});
 
   template <typename... Tensors>
   at::Tensor operator()(const Tensors&... batch) {
@@ -63,7 +63,7 @@ class Job {
   void set_step(int64_t step);
 
   torch::nn::Module& model() const;
-  const Plan& plan() const;
+  const plan::Plan& plan() const;
   const JobOptions& options() const;
 
  private:
@@ -91,7 +91,7 @@ at::Tensor call_forward(Holder& model, const std::vector<at::Tensor>& batch, std
 
 // A Job whose loss is the placed model's `forward(batch...)`.
 template <typename Holder>
-Job job_of(Holder model, const Plan& plan, JobOptions options) {
+Job job_of(Holder model, const plan::Plan& plan, JobOptions options) {
   auto module = model.ptr();
   return Job(
       std::move(module), plan,
@@ -105,14 +105,14 @@ Job job_of(Holder model, const Plan& plan, JobOptions options) {
 
 // `place`, then a Job whose loss is the model's `forward(batch...)`. `model` is a module holder (TORCH_MODULE).
 template <typename Holder>
-Job parallelize(Holder& model, const Plan& plan, torch::optim::Optimizer& optimizer, JobOptions options = {}) {
+Job parallelize(Holder& model, const plan::Plan& plan, torch::optim::Optimizer& optimizer, JobOptions options = {}) {
   place(*model, plan, &optimizer);
   return detail::job_of(model, plan, options);
 }
 
 // The same without an optimizer, or with one that is built later.
 template <typename Holder>
-Job parallelize(Holder& model, const Plan& plan, JobOptions options = {}) {
+Job parallelize(Holder& model, const plan::Plan& plan, JobOptions options = {}) {
   place(*model, plan);
   return detail::job_of(model, plan, options);
 }

@@ -25,15 +25,15 @@ using layout::Placements;
 // A model of so many bytes is better not whole on every rank, even for a moment.
 constexpr int64_t kWorthDeferring = int64_t{64} << 20;
 
-Placements storage_of(const Plan& plan, const NamedTensor& named) {
-  const ParameterPlan* entry = named.is_parameter ? plan.find(named.name) : nullptr;
+Placements storage_of(const plan::Plan& plan, const plan::NamedTensor& named) {
+  const plan::ParameterPlan* entry = named.is_parameter ? plan.find(named.name) : nullptr;
   return entry && !entry->storage.empty() ? entry->storage : Placements(plan.mesh.ndim());
 }
 
 // The bytes of memory that the model held before it was placed.
-int64_t plain_bytes(const std::vector<NamedTensor>& tensors) {
+int64_t plain_bytes(const std::vector<plan::NamedTensor>& tensors) {
   int64_t bytes = 0;
-  for (const NamedTensor& named : tensors) {
+  for (const plan::NamedTensor& named : tensors) {
     if (!dtensor::is_dtensor(named.tensor)) {
       bytes += static_cast<int64_t>(named.tensor.nbytes());
     }
@@ -66,7 +66,7 @@ int64_t other_owners(const at::Tensor& tensor) {
          is_sole_holder_of_base(tensor);
 }
 
-void check_sole_owner(const NamedTensor& named) {
+void check_sole_owner(const plan::NamedTensor& named) {
   const int64_t others = other_owners(named.tensor);
   TESSERA_CHECK_AS(
       PlanError, others == 0, "[parallelize] the memory of `", named.name, "` is shared with ", others,
@@ -123,13 +123,13 @@ void for_each_state(torch::optim::OptimizerParamState& state, const Visit& visit
   }
 }
 
-void convert_optimizer(torch::optim::Optimizer& optimizer, const std::vector<NamedTensor>& tensors) {
-  for (const NamedTensor& named : tensors) {
+void convert_optimizer(torch::optim::Optimizer& optimizer, const std::vector<plan::NamedTensor>& tensors) {
+  for (const plan::NamedTensor& named : tensors) {
     const auto state = optimizer.state().find(named.tensor.unsafeGetTensorImpl());
     if (state == optimizer.state().end()) {
       continue;
     }
-    for_each_state(*state->second, [&](at::Tensor kept) { place_state(kept, named.tensor); });
+    for_each_state(*state->second, [&](const at::Tensor& kept) { place_state(kept, named.tensor); });
   }
 }
 
@@ -143,10 +143,10 @@ int64_t kept_beside(const torch::optim::Optimizer& optimizer) {
 
 // Bytes that a rank will hold of these tensors, with `kept` more tensors for each that is trained: of the rank with the
 // largest parts.
-double bytes_of_rank(const std::vector<NamedTensor>& tensors, const Plan& plan, int64_t kept) {
+double bytes_of_rank(const std::vector<plan::NamedTensor>& tensors, const plan::Plan& plan, int64_t kept) {
   const layout::Coord first(static_cast<size_t>(plan.mesh.ndim()));
   double bytes = 0;
-  for (const NamedTensor& named : tensors) {
+  for (const plan::NamedTensor& named : tensors) {
     const at::Tensor& tensor = named.tensor;
     const auto spec =
         layout::Spec::contiguous(plan.mesh, storage_of(plan, named), tensor.sizes(), tensor.scalar_type());
@@ -160,7 +160,7 @@ double bytes_of_rank(const std::vector<NamedTensor>& tensors, const Plan& plan, 
 }
 
 // Before anything is allocated.
-void verify_memory(const std::vector<NamedTensor>& tensors, const Plan& plan,
+void verify_memory(const std::vector<plan::NamedTensor>& tensors, const plan::Plan& plan,
                    const torch::optim::Optimizer* optimizer) {
   const int64_t ranks = comm::ranks_on_machine(), machine = comm::machine_bytes();
   const double bytes = bytes_of_rank(tensors, plan, optimizer ? kept_beside(*optimizer) : 0),
@@ -174,9 +174,9 @@ void verify_memory(const std::vector<NamedTensor>& tensors, const Plan& plan,
 }
 
 // The plan fits, and nothing is placed yet.
-void verify(const std::vector<NamedTensor>& tensors, const Plan& plan) {
+void verify(const std::vector<plan::NamedTensor>& tensors, const plan::Plan& plan) {
   std::map<std::string, std::vector<int64_t>> sizes;
-  for (const NamedTensor& named : tensors) {
+  for (const plan::NamedTensor& named : tensors) {
     if (named.is_parameter) {
       sizes[named.name] = named.tensor.sizes().vec();
     }
@@ -188,17 +188,16 @@ void verify(const std::vector<NamedTensor>& tensors, const Plan& plan) {
 }
 
 // What the plan says about a parameter goes with it.
-void attach(RankState& state, const NamedTensor& named, const Plan& plan) {
-  const ParameterPlan* entry = plan.find(named.name);
+void attach(RankState& state, const plan::NamedTensor& named, const plan::Plan& plan) {
+  const plan::ParameterPlan* entry = plan.find(named.name);
   dtensor::ParameterInfo info{named.name, base::hash_string(named.name), {}, {}};
   if (entry) {
     info.input = entry->input, info.output = entry->output;
   }
-  state.parameters.push_back(std::move(info));
-  dtensor::meta_of(named.tensor)->parameter = &state.parameters.back();
+  state.engine.parameters.add(named.tensor, std::move(info));
 }
 
-void place_verified(const std::vector<NamedTensor>& tensors, const Plan& plan,
+void place_verified(const std::vector<plan::NamedTensor>& tensors, const plan::Plan& plan,
                     const torch::optim::Optimizer* optimizer) {
   RankState& state = RankState::require();
   verify(tensors, plan);
@@ -209,11 +208,11 @@ void place_verified(const std::vector<NamedTensor>& tensors, const Plan& plan,
                ": every rank held all of it (", base::human_bytes(bytes), ") before keeping its part.");
   }
   std::vector<Materialization> waiting;
-  for (const NamedTensor& named : tensors) {
+  for (const plan::NamedTensor& named : tensors) {
     waiting.push_back({named.tensor, storage_of(plan, named)});
   }
   materialize(plan.mesh, waiting);
-  for (const NamedTensor& named : tensors) {
+  for (const plan::NamedTensor& named : tensors) {
     if (dtensor::is_dtensor(named.tensor)) {
       continue;
     }
@@ -222,7 +221,7 @@ void place_verified(const std::vector<NamedTensor>& tensors, const Plan& plan,
     convert(named.tensor, plan.mesh, placements);
     convert(named.tensor.grad(), plan.mesh, placements);
   }
-  for (const NamedTensor& named : tensors) {
+  for (const plan::NamedTensor& named : tensors) {
     if (named.is_parameter) {
       attach(state, named, plan);
     }
@@ -231,7 +230,7 @@ void place_verified(const std::vector<NamedTensor>& tensors, const Plan& plan,
 
 }  // namespace
 
-void place_tensors(const std::vector<NamedTensor>& tensors, const Plan& plan) {
+void place_tensors(const std::vector<plan::NamedTensor>& tensors, const plan::Plan& plan) {
   place_verified(tensors, plan, nullptr);
 }
 
@@ -253,8 +252,8 @@ at::Tensor placed_state(const at::Tensor& state, const at::Tensor& parameter) {
   return dtensor::distribute(state, spec->mesh, placements_of_state(state, spec));
 }
 
-void place(torch::nn::Module& model, const Plan& plan, torch::optim::Optimizer* optimizer) {
-  const auto tensors = tensors_of(describe(model));
+void place(torch::nn::Module& model, const plan::Plan& plan, torch::optim::Optimizer* optimizer) {
+  const auto tensors = plan::tensors_of(plan::describe(model));
   place_verified(tensors, plan, optimizer);
   if (optimizer) {
     convert_optimizer(*optimizer, tensors);

@@ -6,8 +6,8 @@
 #include <torch/nn/module.h>
 #include <torch/optim/optimizer.h>
 
-#include "tessera/parallel/module_tree.h"
-#include "tessera/parallel/plan.h"
+#include "tessera/plan/module_tree.h"
+#include "tessera/plan/plan.h"
 
 namespace tessera::parallel {
 
@@ -17,10 +17,10 @@ namespace tessera::parallel {
 // they are many. Throws PlanError if the plan does not fit the model, before anything is allocated if the model, with
 // its gradients and the optimizer's state, does not fit the machine's memory, or if a parameter's memory has other
 // owners. Collective over the plan's mesh.
-void place(torch::nn::Module& model, const Plan& plan, torch::optim::Optimizer* optimizer = nullptr);
+void place(torch::nn::Module& model, const plan::Plan& plan, torch::optim::Optimizer* optimizer = nullptr);
 
 // The same for the tensors of a model that is no C++ module (tensors_of), without its optimizer.
-void place_tensors(const std::vector<NamedTensor>& tensors, const Plan& plan);
+void place_tensors(const std::vector<plan::NamedTensor>& tensors, const plan::Plan& plan);
 
 // Gives what an optimizer keeps for a placed parameter (a moment, a step count) the parameter's layout in the dims that
 // it shares with it: of other sizes, as Adafactor's sums over rows are, it is cut where the parameter is cut in dims of

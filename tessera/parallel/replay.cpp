@@ -30,14 +30,15 @@ using torch::jit::Stack;
 // While it lives the program is, for random numbers, where it was when the call was recorded.
 class Rewound {
  public:
-  Rewound(RankState& state, const std::optional<dtensor::Sites>& then) : state_(state) {
+  Rewound(RankState& state, const std::optional<dtensor::ProgramPoint>& then) : state_(state) {
     if (then) {
-      here_ = std::exchange(state.sites, *then);
+      here_ = state.point();
+      state.go_to(*then);
     }
   }
   ~Rewound() {
     if (here_) {
-      state_.sites = std::move(*here_);
+      state_.go_to(*here_);
     }
   }
   Rewound(const Rewound&) = delete;
@@ -45,7 +46,7 @@ class Rewound {
 
  private:
   RankState& state_;
-  std::optional<dtensor::Sites> here_;
+  std::optional<dtensor::ProgramPoint> here_;
 };
 
 // The same part under the strides of the one-device program, along which its random stream runs.
@@ -77,7 +78,7 @@ class Replay {
     for (size_t i = 0; i < tape_.calls().size(); ++i) {
       const Recorded& call = tape_.calls()[i];
       {
-        const Rewound rewound(state_, call.sites);
+        const Rewound rewound(state_, call.point);
         run_call(call);
       }
       for (const Reference& reference : call.references) {
@@ -204,7 +205,7 @@ void Replay::run_call(const Recorded& call) {
   std::vector<std::pair<const CutView*, at::Tensor>> written;
   for (const Reference& reference : call.references) {
     at::Tensor tensor = value(reference.value);
-    if (call.sites && call.sites->stock && reference.arg == 0 && views_.count(reference.value)) {
+    if (call.point && call.point->random.stock() && reference.arg == 0 && views_.count(reference.value)) {
       tensor = with_strides(tensor, call.strides);
     }
     dtensor::replace_tensor(stack[reference.arg], reference.item, tensor);
@@ -260,9 +261,9 @@ at::Tensor Replay::factory(const Recorded& call, Stack stack) {
     case rules::Makes::kNumber: return uniform_factory(spec, std::nullopt, stack[1].toScalar());
     case rules::Makes::kValues: break;
   }
-  const auto region = std::exchange(state_.region, std::nullopt);
+  const auto region = state_.pass.set_region(std::nullopt);
   call.op.callBoxed(stack);
-  state_.region = region;
+  state_.pass.set_region(region);
   return dtensor::distribute(stack.back().toTensor(), mesh_, spec->placements);
 }
 

@@ -4,7 +4,7 @@
 
 namespace tessera::parallel {
 
-void verify_same_batch(const std::vector<dtensor::NamedValue>& batch, const Plan& plan, const char* who,
+void verify_same_batch(const std::vector<dtensor::NamedValue>& batch, const plan::Plan& plan, const char* who,
                        const std::string& parts) {
   auto& state = dtensor::RankState::require();
   const std::string difference = dtensor::difference_between_ranks(state, plan.mesh, batch);

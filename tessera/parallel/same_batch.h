@@ -6,7 +6,7 @@
 #include <string>
 
 #include "tessera/dtensor/dispatch/same_values.h"
-#include "tessera/parallel/plan.h"
+#include "tessera/plan/plan.h"
 
 namespace tessera::parallel {
 
@@ -23,7 +23,7 @@ class CheckedCalls {
 
 // Throws if the ranks of the plan's mesh hold other values of the same plain tensors. `who` is what took them, such as
 // `forward`, and `parts` what to write where each rank has its own rows. Collective over the mesh.
-void verify_same_batch(const std::vector<dtensor::NamedValue>& batch, const Plan& plan, const char* who,
+void verify_same_batch(const std::vector<dtensor::NamedValue>& batch, const plan::Plan& plan, const char* who,
                        const std::string& parts);
 
 }  // namespace tessera::parallel

@@ -11,7 +11,7 @@
 #include <ATen/core/stack.h>
 
 #include "tessera/dtensor/front/plain.h"
-#include "tessera/dtensor/record/sites.h"
+#include "tessera/dtensor/state/state.h"
 
 namespace tessera::parallel {
 
@@ -29,7 +29,7 @@ struct Recorded {
   std::vector<int64_t> results;  // values, in the order of the results; a value written in place stands again
   // Where the program was, if this call draws random numbers and a rank recorded it: whenever the tape is replayed,
   // they are those that the constructor would have drawn.
-  std::optional<dtensor::Sites> sites;
+  std::optional<dtensor::ProgramPoint> point;
   std::vector<int64_t> strides;  // of what it draws, on one device
 };
 

@@ -1,17 +1,17 @@
 // explain and the NaN finder.
-#include "tessera/dtensor/watch/explain.h"
-#include "tessera/dtensor/watch/find_nan.h"
+#include "tessera/watch/explain.h"
+#include "tessera/watch/find_nan.h"
 #include "tessera/python/bind.h"
 
 namespace tessera::python {
 namespace {
 
-using dtensor::Explain;
-using dtensor::ExplainReport;
-using dtensor::NanFinder;
+using watch::Explain;
+using watch::ExplainReport;
+using watch::NanFinder;
 
 // What Python's function `line` says, called from operators, which run without the lock. Freed with the lock.
-dtensor::Places::Locate locate_by(const py::function& line) {
+watch::Places::Locate locate_by(const py::function& line) {
   const std::shared_ptr<py::function> kept(new py::function(line), [](py::function* function) {
     const py::gil_scoped_acquire locked;
     delete function;
@@ -28,12 +28,12 @@ dtensor::Places::Locate locate_by(const py::function& line) {
 }
 
 std::unique_ptr<Explain> make_explain(const py::function& line) {
-  return std::make_unique<Explain>(dtensor::ExplainOptions{.locate = locate_by(line)});
+  return std::make_unique<Explain>(watch::ExplainOptions{.locate = locate_by(line)});
 }
 
 std::unique_ptr<NanFinder> make_finder(bool throws, const py::function& line) {
-  return std::make_unique<NanFinder>(dtensor::FindNanOptions{
-      .action = throws ? dtensor::OnNan::kThrow : dtensor::OnNan::kReport, .locate = locate_by(line)});
+  return std::make_unique<NanFinder>(watch::FindNanOptions{
+      .action = throws ? watch::OnNan::kThrow : watch::OnNan::kReport, .locate = locate_by(line)});
 }
 
 std::optional<std::string> own_text(const NanFinder& finder) {

@@ -2,7 +2,7 @@
 #include <pybind11/operators.h>
 
 #include "tessera/comm/core/context.h"
-#include "tessera/layout/lattice.h"
+#include "tessera/sums/lattice.h"
 #include "tessera/layout/spec.h"
 #include "tessera/python/bind.h"
 

@@ -13,12 +13,12 @@ namespace tessera::python {
 namespace {
 
 using parallel::ForwardPasses;
-using parallel::Plan;
+using plan::Plan;
 using Named = std::vector<std::pair<std::string, at::Tensor>>;
 
 Plan generate_plan(const py::object& model, std::optional<int64_t> devices, const std::optional<layout::Mesh>& mesh,
                    bool sequence_parallel, int64_t heads, int64_t kv_heads, const std::string& lattice) {
-  parallel::PlanOptions options;
+  plan::PlanOptions options;
   const auto* context = comm::RankContext::current();
   options.devices = devices ? *devices : context ? context->world_size : 1;
   options.mesh = mesh;
@@ -26,14 +26,14 @@ Plan generate_plan(const py::object& model, std::optional<int64_t> devices, cons
   options.heads = heads;
   options.kv_heads = kv_heads;
   if (!lattice.empty()) {
-    options.lattice = layout::Lattice::parse(lattice);
+    options.lattice = sums::Lattice::parse(lattice);
   }
   return parallel::generate_plan(describe(model), options);
 }
 
 ForwardPasses place(const py::object& model, const Plan& plan, int64_t micro_batches) {
   ForwardPasses passes(plan, micro_batches);
-  auto tensors = parallel::tensors_of(describe(model));
+  auto tensors = plan::tensors_of(describe(model));
   const py::gil_scoped_release unlocked;
   parallel::place_tensors(tensors, plan);
   tensors.clear();

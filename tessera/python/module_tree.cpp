@@ -5,7 +5,7 @@
 namespace tessera::python {
 namespace {
 
-using parallel::ModuleTree;
+using plan::ModuleTree;
 using Kind = ModuleTree::Kind;
 
 bool is_a(const py::object& module, const char* name) {

@@ -1,13 +1,13 @@
 // A Python model as the planner sees models.
 #pragma once
 
-#include "tessera/parallel/module_tree.h"
+#include "tessera/plan/module_tree.h"
 #include "tessera/python/bind.h"
 
 namespace tessera::python {
 
 // Of a torch.nn.Module. Heads are read from the modules' own attributes, else from their `config`, under the names that
 // transformers uses.
-parallel::ModuleTree describe(const py::object& module);
+plan::ModuleTree describe(const py::object& module);
 
 }  // namespace tessera::python

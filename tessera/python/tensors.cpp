@@ -63,7 +63,7 @@ void set_numerics(const std::string& numerics, const std::string& lattice) {
   TESSERA_CHECK_AS(ConfigError, numerics == "fast" || numerics == "exact", "[numerics] \"", numerics,
                    "\"; accepted: exact, fast");
   dtensor::set_numerics(numerics == "exact" ? dtensor::Numerics::kExact : dtensor::Numerics::kFast,
-                        lattice.empty() ? layout::Lattice() : layout::Lattice::parse(lattice));
+                        lattice.empty() ? sums::Lattice() : sums::Lattice::parse(lattice));
 }
 
 dtensor::Mode mode_of(const std::string& name) {
@@ -75,7 +75,7 @@ dtensor::Mode mode_of(const std::string& name) {
 }
 
 std::string set_mode(const std::string& name) {
-  const auto before = dtensor::RankState::require().set_mode(mode_of(name));
+  const auto before = dtensor::RankState::require().watch.set_mode(mode_of(name));
   return before == dtensor::Mode::kImplicit ? "implicit" : before == dtensor::Mode::kExplicit ? "explicit" : "warn";
 }
 
@@ -102,7 +102,7 @@ void bind_tensors(py::module_& module) {
   module.def("layout", [](const at::Tensor& tensor) { return spec_for(tensor, "layout").str(); });
   module.def("manual_seed", [](uint64_t seed) { dtensor::manual_seed(seed); });
   module.def("set_generator", &set_generator);
-  module.def("initial_seed", [] { return dtensor::RankState::require().sites.seed; });
+  module.def("initial_seed", [] { return dtensor::RankState::require().random.seed(); });
   module.def("set_numerics", &set_numerics);
   module.def("set_mode", &set_mode);
   module.def("set_step_tokens", &dtensor::set_step_tokens);

@@ -10,8 +10,6 @@ namespace tessera::trace {
 
 std::string flight_file(int64_t rank) { return "flight_rank_" + std::to_string(rank) + ".json"; }
 
-bool is_uniform(std::string_view kind) { return kind == "all_reduce" || kind == "broadcast" || kind == "merge"; }
-
 uint64_t FlightRecorder::begin(const Flight& flight) {
   std::lock_guard lock(mutex_);
   Record record{};
@@ -27,6 +25,7 @@ uint64_t FlightRecorder::begin(const Flight& flight) {
   record.tag = flight.tag;
   record.dims = static_cast<uint8_t>(std::min(flight.sizes.size(), kDims + 1));
   std::copy_n(flight.sizes.begin(), std::min(flight.sizes.size(), kDims), record.sizes);
+  record.is_uniform = flight.is_uniform;
   record.dtype = flight.dtype;
   auto& group = groups_[record.group];
   record.number = flight.tag < 0 ? group.collectives++ : group.messages[{flight.kind, flight.peer, flight.tag}]++;
@@ -79,6 +78,9 @@ std::string FlightRecorder::json_of(const Record& record, int64_t to_1970) const
                "], \"tensors\": ", record.tensors, ", \"bytes\": ", record.bytes);
   if (record.dims > kDims) {
     out += ", \"more_sizes\": true";
+  }
+  if (record.is_uniform) {
+    out += ", \"uniform\": true";
   }
   if (record.peer >= 0) {
     out += c10::str(", \"peer\": ", record.peer);

@@ -25,6 +25,7 @@ struct Flight {
   std::string_view op = {};           // that asked for it
   c10::ScalarType dtype = c10::ScalarType::Undefined;
   c10::IntArrayRef sizes = {};  // of the first tensor; of a merge, those of every sum
+  bool is_uniform = false;      // all members must call it with these sizes
   int64_t tensors = 0;
   int64_t bytes = 0;           // of all of them
   int64_t peer = -1;           // rank of the root or of the message's other end; -1: none
@@ -32,10 +33,6 @@ struct Flight {
   const void* from = nullptr;  // layouts that the tensor has and will have; outlive the recorder; null: not known
   const void* to = nullptr;
 };
-
-// Whether all members of a group must call a collective of this kind with the same sizes. (Those of a merge may bring
-// different numbers of tensors.)
-bool is_uniform(std::string_view kind);
 
 // A ring of the last kKept flights of one rank, each with a number that is the same on all members of its group:
 // collectives count by group, messages by group, direction, other end and tag. Groups of one name and the same ranks
@@ -73,6 +70,7 @@ class FlightRecorder {
     int64_t number, bytes, tensors, peer, tag, begin_ns, end_ns;
     int64_t sizes[kDims];
     uint8_t dims;  // kDims + 1: more than fit
+    bool is_uniform;
     c10::ScalarType dtype;
     State state;
   };

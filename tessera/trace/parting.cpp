@@ -8,7 +8,6 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/text.h"
-#include "tessera/trace/flight_recorder.h"
 
 namespace tessera::trace {
 namespace {
@@ -44,7 +43,7 @@ std::string call_text(const LeftRecord& record) {
 // What must be equal on all members.
 auto agreed(const LeftRecord& record) {
   return std::tuple(record.kind, record.detail, record.op, record.dtype, record.peer, record.from, record.to,
-                    is_uniform(record.kind) ? record.sizes : std::vector<int64_t>{});
+                    record.is_uniform ? record.sizes : std::vector<int64_t>{});
 }
 
 // The collectives of one group on all its members that left something.

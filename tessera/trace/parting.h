@@ -13,6 +13,7 @@ struct LeftRecord {
   int64_t number = 0;
   std::string kind = {}, detail = {}, op = {}, dtype = {}, from = {}, to = {};
   std::vector<int64_t> sizes = {};
+  bool is_uniform = false;  // all members call it with these sizes
   int64_t tensors = 0, bytes = 0, peer = -1, tag = -1;
   std::string state = {};           // running, done, failed
   double begin_us = 0, end_us = 0;  // since 1970; no end: running

@@ -25,6 +25,7 @@ LeftRecord record_of(const json& object) {
     object.at(key).get_to(*text);
   }
   object.at("sizes").get_to(record.sizes);
+  record.is_uniform = object.value("uniform", false);
   object.at("tensors").get_to(record.tensors);
   object.at("bytes").get_to(record.bytes);
   record.peer = object.value("peer", int64_t{-1});

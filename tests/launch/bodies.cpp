@@ -147,11 +147,11 @@ void messages(int64_t rank, std::ostream& out) {
 }
 
 // What each member holds of a tree of 16 leaves: runs of equal length; some alone, some nothing; not everything.
-std::vector<comm::MergePlan::Nodes> holdings(int64_t ranks) {
-  std::vector<comm::MergePlan::Nodes> all(3);
+std::vector<sums::MergePlan::Nodes> holdings(int64_t ranks) {
+  std::vector<sums::MergePlan::Nodes> all(3);
   for (int64_t member = 0; member < ranks; ++member) {
-    all[0].push_back(layout::cover({16 * member / ranks, 16 * (member + 1) / ranks}, 16));
-    all[1].push_back(member == 1 ? std::vector<layout::Node>{{0, 4}, {5, 6}, {8, 16}} : std::vector<layout::Node>{});
+    all[0].push_back(sums::cover({16 * member / ranks, 16 * (member + 1) / ranks}, 16));
+    all[1].push_back(member == 1 ? std::vector<sums::Node>{{0, 4}, {5, 6}, {8, 16}} : std::vector<sums::Node>{});
     all[2].push_back({{2 * member, 2 * member + 1}});
   }
   all[1][0] = {{4, 5}, {6, 8}};
@@ -159,14 +159,14 @@ std::vector<comm::MergePlan::Nodes> holdings(int64_t ranks) {
 }
 
 // A merge that replicates, in new memory and where the sums lie, and those that scatter each dim, unevenly.
-std::vector<comm::Merge> merges_of(const comm::MergePlan& plan, const std::vector<int64_t>& sizes,
+std::vector<comm::Merge> merges_of(const sums::MergePlan& plan, const std::vector<int64_t>& sizes,
                                    at::ScalarType dtype) {
   const int64_t ranks = world().size();
   std::vector<comm::Merge> all(2, {.plan = plan, .sizes = sizes, .options = at::TensorOptions().dtype(dtype)});
   all[1].memory = comm::Merge::Memory::kReuse;
   for (int64_t dim = 0; dim < static_cast<int64_t>(sizes.size()); ++dim) {
     all.push_back(all[0]);
-    all.back().scatter = comm::Merge::Scatter{.dim = dim};
+    all.back().scatter = sums::Scatter{.dim = dim};
     for (int64_t i = 0; i < ranks; ++i) {
       all.back().scatter->parts.push_back(layout::cut(sizes[static_cast<size_t>(dim)], ranks, i));
     }
@@ -180,7 +180,7 @@ void merges(int64_t rank, std::ostream& out) {
     for (const std::vector<int64_t>& sizes : {std::vector<int64_t>{3}, {5, 4000}, {0}, {7, 9, 5000}}) {
       for (const auto& nodes : holdings(group->size())) {
         for (const auto dtype : {at::kFloat, at::kDouble, at::kBFloat16}) {
-          const comm::MergePlan plan(nodes, {0, 16});
+          const sums::MergePlan plan(nodes, {0, 16});
           std::vector<at::Tensor> sums;
           for (const auto& node : nodes[static_cast<size_t>(rank)]) {
             sums.push_back(values_of(static_cast<uint64_t>(node.begin * 64 + node.end), sizes, dtype));
@@ -207,11 +207,11 @@ void merges(int64_t rank, std::ostream& out) {
 // TESSERA_TEST_CULPRIT takes the tree for a larger one.
 void merging(int64_t rank, std::ostream& out) {
   const auto group = worlds().at(static_cast<size_t>(variable("TESSERA_TEST_WORLD", 0)));
-  comm::MergePlan::Nodes nodes;
+  sums::MergePlan::Nodes nodes;
   for (int64_t i = 0; i < group->size(); ++i) {
     nodes.push_back({{i, i + 1}});
   }
-  const comm::MergePlan plan(nodes, {0, group->size()}), larger(nodes, {0, group->size() + 2});
+  const sums::MergePlan plan(nodes, {0, group->size()}), larger(nodes, {0, group->size() + 2});
   const auto sum = at::ones({1 << 20});
   for (int64_t round = 0;; ++round) {
     const bool is_fault = rank == variable("TESSERA_TEST_CULPRIT", -1) && round == variable("TESSERA_TEST_MOMENT", -1);

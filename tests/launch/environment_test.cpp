@@ -6,7 +6,7 @@
 #include "tessera/base/error.h"
 #include "tessera/launch/environment.h"
 
-namespace tessera::launch {
+namespace tessera::launch::environment_test {
 namespace {
 
 using Variables = std::map<std::string, std::string>;
@@ -156,4 +156,4 @@ TEST(LogRank, ChoosesWhoPrints) {
 }
 
 }  // namespace
-}  // namespace tessera::launch
+}  // namespace tessera::launch::environment_test

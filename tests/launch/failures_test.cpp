@@ -11,7 +11,7 @@
 #include "tests/launch/bodies.h"
 #include "tests/launch/process_ranks.h"
 
-namespace tessera::launch {
+namespace tessera::launch::failures_test {
 namespace {
 
 using Clock = std::chrono::steady_clock;
@@ -252,4 +252,4 @@ TEST(Start, MissingRanksAreNamed) {
 }
 
 }  // namespace
-}  // namespace tessera::launch
+}  // namespace tessera::launch::failures_test

@@ -19,7 +19,7 @@
 #include "tessera/layout/mesh.h"
 #include "tests/launch/process_ranks.h"
 
-namespace tessera::launch {
+namespace tessera::launch::join_test {
 namespace {
 
 using comm::RankContext;
@@ -187,11 +187,11 @@ TEST(Joined, WakeTheOthersWithTheirError) {
 }
 
 }  // namespace
-}  // namespace tessera::launch
+}  // namespace tessera::launch::join_test
 
 int main(int argc, char** argv) {
   if (argc == 3 && std::string(argv[1]) == "--body") {
-    return tessera::launch::run_body(argv[2]);
+    return tessera::launch::join_test::run_body(argv[2]);
   }
   testing::InitGoogleTest(&argc, argv);
   return RUN_ALL_TESTS();

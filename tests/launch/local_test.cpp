@@ -12,7 +12,7 @@
 #include "tessera/base/error.h"
 #include "tessera/launch/local.h"
 
-namespace tessera::launch {
+namespace tessera::launch::local_test {
 namespace {
 
 LocalOptions shell(int64_t ranks, const std::string& script) {
@@ -115,4 +115,4 @@ TEST(Local, SignalsEndEveryRank) {
 }
 
 }  // namespace
-}  // namespace tessera::launch
+}  // namespace tessera::launch::local_test

@@ -9,7 +9,7 @@
 #include "tests/launch/bodies.h"
 #include "tests/launch/process_ranks.h"
 
-namespace tessera::launch {
+namespace tessera::launch::processes_test {
 namespace {
 
 constexpr auto kHang = std::chrono::seconds(600);  // far above what a slow, busy machine needs
@@ -95,4 +95,4 @@ INSTANTIATE_TEST_SUITE_P(All, Merging, testing::Values("0", "1"),
                          [](const auto& info) { return *info.param == '0' ? "BySharedMemory" : "ByMessages"; });
 
 }  // namespace
-}  // namespace tessera::launch
+}  // namespace tessera::launch::processes_test

@@ -1,6 +1,6 @@
 """What processes_test.py runs on every rank: prints the name of each model that is right, on rank 0.
 
-Usage: processes_program.py FOLDER [with-group] [fail] | FOLDER forward-mode | FOLDER exit
+Usage: processes_program.py FOLDER [with-group] [fail] | FOLDER forward-mode | FOLDER homes | FOLDER exit
 """
 
 import copy
@@ -55,6 +55,26 @@ def check_forward_mode():
             print(name, flush=True)
 
 
+def check_homes():
+    """A tensor that is at one owner: calls run there, gradients are there, others hold nothing."""
+    mesh, torch_value = tessera.init_device_mesh("cpu", (2,), mesh_dim_names=("pp",)), torch.arange(12.0).reshape(4, 3).sin()
+    for owner in (0, 1):
+        x = tessera.distribute_tensor(torch_value, mesh, [tessera.On(owner)]).requires_grad_()
+        y = (x * 2 + x.exp()) @ tessera.distribute_tensor(torch_value.T.contiguous(), mesh, [tessera.Shard(0)])
+        y.sum().backward()
+        plain = torch_value.clone().requires_grad_()
+        ((plain * 2 + plain.exp()) @ torch_value.T).sum().backward()
+        here = tessera.rank() == owner
+        assert x.grad.placements == (tessera.On(owner),) and tessera.to_local(x).numel() == 12 * here
+        for found, want in ((y, (torch_value * 2 + torch_value.exp()) @ torch_value.T), (x.grad, plain.grad)):
+            assert torch.allclose(tessera.full_tensor(found), want, rtol=0, atol=1e-12)
+        for to in ([tessera.On(1 - owner)], [tessera.Shard(1)], [tessera.Replicate()]):
+            moved = tessera.redistribute(x.detach(), to)
+            assert moved.placements == tuple(to) and torch.equal(tessera.full_tensor(moved), torch_value)
+    if tessera.rank() == 0:
+        print("homes", flush=True)
+
+
 def leave_early():
     """Rank 1 ends where rank 0 goes on, which waits until that rank has seen it."""
     layer = tessera.parallelize(torch.nn.Linear(6, 6), "tp=2")
@@ -71,6 +91,10 @@ def main(folder, *options):
     warnings.simplefilter("ignore")
     if "forward-mode" in options:
         check_forward_mode()
+        return
+    if "homes" in options:
+        with doubles():
+            check_homes()
         return
     if "exit" in options:
         leave_early()

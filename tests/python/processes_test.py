@@ -39,6 +39,10 @@ class ProcessesTest(unittest.TestCase):
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
         self.assertEqual(done.stdout.split(), [*forward_mode.FUNCTIONS, "layouts", *forward_mode.TRANSFORMS, "moves", "moved", "refusals", "exact"], done.stdout + done.stderr)
 
+    def test_a_tensor_that_is_at_one_owner(self):
+        done = torchrun("homes")
+        self.assertEqual((done.returncode, done.stdout.split()), (0, ["homes"]), done.stdout + done.stderr)
+
     def test_an_exception_reaches_the_other_ranks(self):
         done = torchrun("fail")
         self.assertNotEqual(done.returncode, 0)

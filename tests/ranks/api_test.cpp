@@ -3,7 +3,7 @@
 
 #include "tests/ranks/support.h"
 
-namespace tessera::ranks {
+namespace tessera::ranks::api_test {
 namespace {
 
 using layout::Partial;
@@ -450,7 +450,7 @@ TEST(Errors, OfWrongShapesAreThoseOfLibtorch) {
 TEST(Regions, PlainTensorsComputeInPlainMemory) {
   run_on(pair(), [&](int64_t) {
     const at::Tensor counts = torch::tensor({3, 1, 3}), weights = torch::tensor({0.5, 1.5, 2.5});
-    dtensor::RankState::require().region = pair();
+    dtensor::RankState::require().pass.set_region(pair());
     EXPECT_TRUE(dtensor::is_dtensor(at::zeros({2})));
     const at::Tensor sum = counts + weights;  // casts into memory of its own
     EXPECT_FALSE(dtensor::is_dtensor(sum));
@@ -501,4 +501,4 @@ TEST(Modules, SetDataAndToDtype) {
 }
 
 }  // namespace
-}  // namespace tessera::ranks
+}  // namespace tessera::ranks::api_test

@@ -10,12 +10,12 @@
 #include "tessera/dtensor/ops/attention_parts.h"
 #include "tests/ranks/support.h"
 
-namespace tessera::ranks {
+namespace tessera::ranks::attention_exact_test {
 namespace {
 
 using dtensor::Numerics;
 using layout::Label;
-using layout::Lattice;
+using sums::Lattice;
 using layout::Replicate;
 using layout::Shard;
 
@@ -306,4 +306,4 @@ TEST(ExactAttention, RunsInPartsWhereItMust) {
 }
 
 }  // namespace
-}  // namespace tessera::ranks
+}  // namespace tessera::ranks::attention_exact_test

@@ -7,7 +7,7 @@
 #include "tessera/dtensor/ops/attention_parts.h"
 #include "tests/ranks/support.h"
 
-namespace tessera::ranks {
+namespace tessera::ranks::attention_test {
 namespace {
 
 using layout::Replicate;
@@ -167,4 +167,4 @@ TEST(Attention, SaysWhatIsAccepted) {
 }
 
 }  // namespace
-}  // namespace tessera::ranks
+}  // namespace tessera::ranks::attention_test

@@ -4,7 +4,7 @@
 
 #include "tests/ranks/support.h"
 
-namespace tessera::ranks {
+namespace tessera::ranks::autograd_test {
 namespace {
 
 using torch::autograd::grad;
@@ -281,4 +281,4 @@ TEST(Gradients, SeeAPartialThatWasMergedLater) {
 }
 
 }  // namespace
-}  // namespace tessera::ranks
+}  // namespace tessera::ranks::autograd_test

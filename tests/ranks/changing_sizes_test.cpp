@@ -36,7 +36,7 @@ void operator delete(void* memory) noexcept {
 }
 void operator delete(void* memory, size_t) noexcept { operator delete(memory); }
 
-namespace tessera::dtensor {
+namespace tessera::dtensor::changing_sizes_test {
 namespace {
 
 using layout::Mesh;
@@ -50,7 +50,7 @@ struct Counts {
 
 Counts counts_now() {
   const RankState& state = RankState::require();
-  return {static_cast<int64_t>(state.plans.size()), static_cast<int64_t>(state.moves.size()),
+  return {static_cast<int64_t>(state.engine.plans.size()), static_cast<int64_t>(state.engine.moves.size()),
           static_cast<int64_t>(Spec::count()), live_bytes};
 }
 
@@ -135,7 +135,7 @@ TEST(ChangingSizes, CostAProgramOfManyCallsOnePassMore) {
       for (const at::Tensor& x : all) {
         x * 2;
       }
-      return RankState::require().plans.size();
+      return RankState::require().engine.plans.size();
     };
     EXPECT_LE(pass(), 2 * PlanCache::kYoung);
     EXPECT_GE(pass(), static_cast<size_t>(kDifferent));
@@ -155,7 +155,7 @@ TEST(ChangingSizes, KeepThePlansOfGraphsThatWait) {
     for (int64_t i = 1; i <= kCalls; ++i) {
       losses.push_back(at::slice(x, 0, 0, i).exp().sum());
     }
-    const size_t waiting = RankState::require().plans.size();
+    const size_t waiting = RankState::require().engine.plans.size();
     EXPECT_GE(waiting, static_cast<size_t>(3 * kCalls));
     for (const at::Tensor& loss : losses) {
       loss.backward();
@@ -164,7 +164,7 @@ TEST(ChangingSizes, KeepThePlansOfGraphsThatWait) {
       const at::NoGradGuard no_grad;
       distribute(at::ones({i}), mesh, "{}") * 2;
     }
-    EXPECT_LE(RankState::require().plans.size(), 3 * PlanCache::kYoung);
+    EXPECT_LE(RankState::require().engine.plans.size(), 3 * PlanCache::kYoung);
   });
 }
 
@@ -245,4 +245,4 @@ TEST(Specs, LiveAsLongAsTheyAreHeld) {
 }
 
 }  // namespace
-}  // namespace tessera::dtensor
+}  // namespace tessera::dtensor::changing_sizes_test

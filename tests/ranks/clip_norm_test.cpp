@@ -6,7 +6,7 @@
 #include "tessera/optim/clip.h"
 #include "tests/ranks/support.h"
 
-namespace tessera::ranks {
+namespace tessera::ranks::clip_norm_test {
 namespace {
 
 using dtensor::Numerics;
@@ -231,4 +231,4 @@ TEST(ExactNorm, SaysWhatIsAccepted) {
 }
 
 }  // namespace
-}  // namespace tessera::ranks
+}  // namespace tessera::ranks::clip_norm_test

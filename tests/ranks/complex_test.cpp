@@ -1,7 +1,7 @@
 // Complex numbers and Fourier transforms.
 #include "tests/ranks/functions.h"
 
-namespace tessera::ranks {
+namespace tessera::ranks::complex_test {
 namespace {
 
 // The pairs of reals of a 4 x 6 matrix as a 4 x 3 matrix of complex numbers.
@@ -79,4 +79,4 @@ TEST(Complex, TransformsCutWhatTheyDoNotTransform) {
 }
 
 }  // namespace
-}  // namespace tessera::ranks
+}  // namespace tessera::ranks::complex_test

@@ -11,7 +11,7 @@
 #include "tessera/tessera.h"
 #include "tests/ranks/module_values.h"
 
-namespace tessera {
+namespace tessera::deferred_test {
 namespace {
 
 void expect_same(const Values& one, const Values& many) {
@@ -442,7 +442,7 @@ std::string error_of(Body&& body) {
   return "no error";
 }
 
-TEST(Refused, ReadingAValueInAConstructor) {
+TEST(DeferredRefused, ReadingAValueInAConstructor) {
   const auto message = error_of([] {
     deferred([] {
       torch::nn::Linear linear(4, 4);
@@ -465,7 +465,7 @@ struct WriterImpl : torch::nn::Module {
   at::Tensor weight;
 };
 
-TEST(Refused, WritingToAViewOfAViewAlongACutDim) {
+TEST(DeferredRefused, WritingToAViewOfAViewAlongACutDim) {
   for (const bool to_row : {true, false}) {
     const auto run = [&](const std::string& text) {
       const Mesh mesh = Mesh::parse(text);
@@ -486,7 +486,7 @@ TEST(Refused, WritingToAViewOfAViewAlongACutDim) {
   }
 }
 
-TEST(Refused, UsingAModelBeforeItIsPlaced) {
+TEST(DeferredRefused, UsingAModelBeforeItIsPlaced) {
   const auto message = error_of([] {
     run_ranks(2, [] {
       auto net = deferred([] { return Net(); });
@@ -497,7 +497,7 @@ TEST(Refused, UsingAModelBeforeItIsPlaced) {
   EXPECT_NE(message.find("parallelize(model, plan, optimizer)"), std::string::npos) << message;
 }
 
-TEST(Refused, PlacingTwice) {
+TEST(DeferredRefused, PlacingTwice) {
   const auto message = error_of([] {
     run_ranks(2, [] {
       auto net = deferred([] { return Net(); });
@@ -509,7 +509,7 @@ TEST(Refused, PlacingTwice) {
   EXPECT_NE(message.find("is a DTensor already"), std::string::npos) << message;
 }
 
-TEST(Refused, MemoryWithOtherOwners) {
+TEST(DeferredRefused, MemoryWithOtherOwners) {
   const auto message = error_of([] {
     run_ranks(2, [] {
       Net net;
@@ -521,4 +521,4 @@ TEST(Refused, MemoryWithOtherOwners) {
 }
 
 }  // namespace
-}  // namespace tessera
+}  // namespace tessera::deferred_test

@@ -12,7 +12,7 @@
 #include "tessera/rules/exact/exact_table.h"
 #include "tessera/train/compare/bit_compare.h"
 
-namespace tessera::train {
+namespace tessera::train::exact_compare_test {
 namespace {
 
 using c10::IValue;
@@ -42,7 +42,7 @@ class ExactCompare : public testing::Test {
     }
     set_field(config, "model.kind=" + kind);
     set_field(config, kind == "gpt" ? "model.dropout=0.1" : c10::str("model.hidden=", kHidden));
-    set_field(config, "train.lattice=" + (lattice.empty() ? layout::Lattice().str() : lattice));
+    set_field(config, "train.lattice=" + (lattice.empty() ? sums::Lattice().str() : lattice));
     return config;
   }
 
@@ -283,4 +283,4 @@ TEST_F(ExactCompare, AnotherLatticeIsAnotherResult) {
 }
 
 }  // namespace
-}  // namespace tessera::train
+}  // namespace tessera::train::exact_compare_test

@@ -2,7 +2,7 @@
 // with.
 #include "tests/ranks/exact_program.h"
 
-namespace tessera::ranks {
+namespace tessera::ranks::exact_gradients_test {
 namespace {
 
 TEST(ExactGradients, LeftInGrad) {
@@ -244,4 +244,4 @@ TEST(ExactGradients, ALoopThatBeginsNoPassIsRefused) {
 }
 
 }  // namespace
-}  // namespace tessera::ranks
+}  // namespace tessera::ranks::exact_gradients_test

@@ -2,7 +2,7 @@
 // recomputation, losses by hand, operators without kernels of their own.
 #include "tests/ranks/exact_program.h"
 
-namespace tessera::ranks {
+namespace tessera::ranks::exact_graphs_test {
 namespace {
 
 TEST(ExactGraphs, ParametersUsedMoreThanOnce) {
@@ -374,4 +374,4 @@ TEST(ExactGraphs, LookupsWithARowForPadding) {
 }
 
 }  // namespace
-}  // namespace tessera::ranks
+}  // namespace tessera::ranks::exact_graphs_test

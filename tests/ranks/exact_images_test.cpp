@@ -4,7 +4,7 @@
 
 #include "tests/ranks/exact_program.h"
 
-namespace tessera::ranks {
+namespace tessera::ranks::exact_images_test {
 namespace {
 
 using Ints = std::vector<int64_t>;
@@ -236,4 +236,4 @@ TEST(ExactImages, BatchNormTakesStatisticsOfTheWholeStep) {
 }
 
 }  // namespace
-}  // namespace tessera::ranks
+}  // namespace tessera::ranks::exact_images_test

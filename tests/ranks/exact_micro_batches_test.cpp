@@ -4,7 +4,7 @@
 #include "tessera/dtensor/plan/exact_sum.h"
 #include "tests/ranks/exact_program.h"
 
-namespace tessera::ranks {
+namespace tessera::ranks::exact_micro_batches_test {
 namespace {
 
 TEST(ExactMicroBatches, InAnyOrder) {
@@ -110,7 +110,7 @@ TEST(ScatteringMove, PartsAreCountedFromWhatTheRankHolds) {
     const auto spec = [&](const Placement& dp, const Placement& tp) {
       return Spec::contiguous(mesh, {dp, tp}, {10, 3}, at::kDouble);
     };
-    dtensor::ScatteringMove way(state.ctx, state.moves, spec({}, layout::Shard(0)),
+    dtensor::ScatteringMove way(state.ctx, state.engine.moves, spec({}, layout::Shard(0)),
                                 spec(layout::Shard(0, {.order = 1}), layout::Shard(0, {.order = 0})), {0});
     const auto scatter = way.next(0).scatter;
     ASSERT_TRUE(scatter);
@@ -121,4 +121,4 @@ TEST(ScatteringMove, PartsAreCountedFromWhatTheRankHolds) {
 }
 
 }  // namespace
-}  // namespace tessera::ranks
+}  // namespace tessera::ranks::exact_micro_batches_test

@@ -5,11 +5,11 @@
 #include "tessera/rules/exact/exact_table.h"
 #include "tests/ranks/exact_samples.h"
 
-namespace tessera::ranks {
+namespace tessera::ranks::exact_ops_test {
 namespace {
 
 using dtensor::Numerics;
-using layout::Lattice;
+using sums::Lattice;
 using rules::testing::Named;
 
 const char* const kMeshes[] = {"tp=2", "tp=3", "tp=4", "dp=2,tp=2"};
@@ -19,7 +19,7 @@ std::vector<Placements> leaf_layouts(const Mesh& mesh, const at::Tensor& tensor,
   std::vector<Placement> choices = {layout::Replicate()};
   for (int64_t d = 0; d < tensor.dim(); ++d) {
     choices.push_back(
-        layout::Shard(d, {.unit = std::max<int64_t>(1, layout::leaf_unit(tensor.size(d), lattice.feature))}));
+        layout::Shard(d, {.unit = std::max<int64_t>(1, sums::leaf_unit(tensor.size(d), lattice.feature))}));
   }
   return every_layout(mesh, tensor.dim(), choices);
 }
@@ -56,8 +56,8 @@ std::string described(const Sample& sample, const Mesh& mesh, const std::vector<
 }
 
 // The sample's outcome on a mesh of one, in `exact`.
-std::vector<Outcome> outcomes_on_one(const Samples& samples) {
-  std::vector<Outcome> outcomes;
+std::vector<CallOutcome> outcomes_on_one(const Samples& samples) {
+  std::vector<CallOutcome> outcomes;
   run_on(Mesh(), [&](int64_t) {
     dtensor::set_numerics(Numerics::kExact);
     for (const Sample& sample : samples) {
@@ -73,7 +73,7 @@ struct Tally {
 };
 
 // Each sample that a mesh of one runs, in some layouts.
-void check_layouts(const Samples& samples, const std::vector<Outcome>& expected, const char* text, Tally& tally) {
+void check_layouts(const Samples& samples, const std::vector<CallOutcome>& expected, const char* text, Tally& tally) {
   const Mesh mesh = Mesh::parse(text);
   run_on(mesh, [&](int64_t rank) {
     dtensor::set_numerics(Numerics::kExact);
@@ -104,7 +104,7 @@ TEST(ExactOps, EveryOperatorOfTheTableHasTheBitsOfOneRank) {
         samples.push_back(made_wild(sample, dtype));
       }
     }
-    const std::vector<Outcome> expected = outcomes_on_one(samples);
+    const std::vector<CallOutcome> expected = outcomes_on_one(samples);
     Tally tally;
     for (size_t i = 0; i < samples.size(); ++i) {
       (expected[i].error.empty() ? tally.ran : tally.refused).insert(samples[i].op);
@@ -134,7 +134,7 @@ TEST(ExactOps, OthersAreRefusedByName) {
       if (rules::find_exact_rule(sample.op) || writes(sample)) {
         continue;
       }
-      const Outcome outcome = run_call(sample, Mesh::parse("tp=2"), std::vector<Placements>(9, Placements(1)));
+      const CallOutcome outcome = run_call(sample, Mesh::parse("tp=2"), std::vector<Placements>(9, Placements(1)));
       if (rank != 0) {
         continue;
       }
@@ -152,7 +152,7 @@ TEST(ExactOps, FastIsUnchangedAfterExact) {
   const Sample product =
       made_wild(audit::sample("aten::mm", {audit::reals({16, 64}), audit::reals({64, 16})}), at::kFloat);
   const Mesh mesh = Mesh::parse("tp=4");
-  Outcome one;
+  CallOutcome one;
   run_on(Mesh(), [&](int64_t) { one = run_call(sum, Mesh(), {{}}); });
   run_on(mesh, [&](int64_t rank) {
     const auto both = [&] {
@@ -180,7 +180,7 @@ TEST(ExactOps, CutsInsideALeafAreRefused) {
   run_on(mesh, [&](int64_t rank) {
     dtensor::set_numerics(Numerics::kExact);
     const auto check = [&](const Sample& sample, const std::vector<Placements>& layouts, const char* words) {
-      const Outcome outcome = run_call(sample, mesh, layouts);
+      const CallOutcome outcome = run_call(sample, mesh, layouts);
       EXPECT_TRUE(says(outcome.error, words)) << outcome.error << ", rank " << rank;
     };
     using layout::Shard;
@@ -202,4 +202,4 @@ TEST(ExactOps, CutsInsideALeafAreRefused) {
 }
 
 }  // namespace
-}  // namespace tessera::ranks
+}  // namespace tessera::ranks::exact_ops_test

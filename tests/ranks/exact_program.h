@@ -15,7 +15,7 @@ namespace tessera::ranks {
 using dtensor::Numerics;
 using dtensor::RankState;
 using layout::Label;
-using layout::Lattice;
+using sums::Lattice;
 using torch::indexing::Slice;
 
 constexpr int64_t kSamples = 6, kLength = 4, kWidth = 8, kHidden = 16, kClasses = 10;
@@ -72,9 +72,7 @@ class World {
   at::Tensor parameter(const std::string& name, c10::IntArrayRef sizes, const Placements& placements) {
     at::Tensor result = distribute(values(sizes, static_cast<int64_t>(name.back())).to(dtype) / 3, mesh, placements)
                             .set_requires_grad(true);
-    auto& known = RankState::require().parameters;
-    known.push_back({name, base::hash_string(name), {}, {}});
-    dtensor::meta_of(result)->parameter = &known.back();
+    RankState::require().engine.parameters.add(result, {name, base::hash_string(name), {}, {}});
     return result;
   }
 
@@ -102,7 +100,7 @@ class World {
  private:
   void run_batch(size_t index, const std::function<void(const Batch&)>& body) const {
     if (numerics_ == Numerics::kExact && begins_passes) {
-      RankState::require().sites.begin_pass();
+      RankState::require().pass.sites.begin_pass();
     }
     const int64_t begin =
         std::accumulate(cell_.cuts.begin(), cell_.cuts.begin() + static_cast<int64_t>(index), int64_t{0});

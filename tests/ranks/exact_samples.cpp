@@ -149,9 +149,9 @@ Sample made_wild(Sample sample, c10::ScalarType dtype) {
   return sample;
 }
 
-Outcome run_call(const Sample& sample, const Mesh& mesh, const std::vector<Placements>& layouts) {
+CallOutcome run_call(const Sample& sample, const Mesh& mesh, const std::vector<Placements>& layouts) {
   const at::NoGradGuard no_grad;
-  Outcome outcome;
+  CallOutcome outcome;
   try {
     std::vector<at::Tensor> tensors;
     static const dtensor::ParameterInfo weight = {"weight", 1, {}, {}};
@@ -172,7 +172,7 @@ Outcome run_call(const Sample& sample, const Mesh& mesh, const std::vector<Place
   return outcome;
 }
 
-std::string difference(const Outcome& found, const Outcome& expected) {
+std::string difference(const CallOutcome& found, const CallOutcome& expected) {
   if (!found.error.empty()) {
     return found.error;
   }

@@ -21,15 +21,15 @@ at::Tensor wild(c10::IntArrayRef sizes, c10::ScalarType dtype, int64_t salt);
 Sample made_wild(Sample sample, c10::ScalarType dtype);
 
 // What a call leaves: whole tensors, or what it says.
-struct Outcome {
+struct CallOutcome {
   std::vector<at::Tensor> tensors;
   std::string error;
 };
 
 // Runs the operator on its tensors distributed as `layouts` say.
-Outcome run_call(const Sample& sample, const Mesh& mesh, const std::vector<Placements>& layouts);
+CallOutcome run_call(const Sample& sample, const Mesh& mesh, const std::vector<Placements>& layouts);
 
 // Where the outcomes differ; empty if nowhere. Signs of zeros count.
-std::string difference(const Outcome& found, const Outcome& expected);
+std::string difference(const CallOutcome& found, const CallOutcome& expected);
 
 }  // namespace tessera::ranks

@@ -10,7 +10,7 @@
 #include "tessera/rules/exact/exact_table.h"
 #include "tests/ranks/exact_samples.h"
 
-namespace tessera::ranks {
+namespace tessera::ranks::exact_threads_test {
 namespace {
 
 using dtensor::Numerics;
@@ -66,8 +66,8 @@ std::optional<Sample> lengthened(Sample sample, const Growth& growth) {
   return sample;
 }
 
-Outcome outcome_on(int threads, const Sample& sample) {
-  Outcome outcome;
+CallOutcome outcome_on(int threads, const Sample& sample) {
+  CallOutcome outcome;
   run_on(Mesh(), [&](int64_t) {
     at::set_num_threads(threads);  // the rank's share of the cores
     dtensor::set_numerics(Numerics::kExact);
@@ -78,7 +78,7 @@ Outcome outcome_on(int threads, const Sample& sample) {
 
 // Whether the sample runs; if so its bits are compared.
 bool check(const Sample& sample) {
-  const Outcome one = outcome_on(1, sample);
+  const CallOutcome one = outcome_on(1, sample);
   if (!one.error.empty()) {
     return false;
   }
@@ -127,4 +127,4 @@ TEST(ExactThreads, EnterNoBitInFloat) { expect_no_bit_of_threads(at::kFloat); }
 TEST(ExactThreads, EnterNoBitInDouble) { expect_no_bit_of_threads(at::kDouble); }
 
 }  // namespace
-}  // namespace tessera::ranks
+}  // namespace tessera::ranks::exact_threads_test

@@ -6,7 +6,7 @@
 #include "tests/ranks/support.h"
 #include "tests/ranks/training_run.h"
 
-namespace tessera::ranks {
+namespace tessera::ranks::exact_training_test {
 namespace {
 
 // The first thing that differs; empty if nothing does.
@@ -63,7 +63,7 @@ const std::vector<Case> kCases = {
 TEST(Exact, OddSizesGroupedHeadsAndATiedHead) {
   models::LlamaConfig config = llama();
   config.vocab_size = 101, config.kv_heads = 4, config.tie_embeddings = true;
-  expect_same_bits<models::Llama>({.batch = 13, .vocabulary = 101, .lattice = layout::Lattice()}, config,
+  expect_same_bits<models::Llama>({.batch = 13, .vocabulary = 101, .lattice = sums::Lattice()}, config,
                                   {{"dp=2"},
                                    {"tp=2"},
                                    {"dp=3"},
@@ -75,7 +75,7 @@ TEST(Exact, OddSizesGroupedHeadsAndATiedHead) {
 }
 
 TEST(Exact, SequenceParallel) {
-  const Setting setting = {.lattice = layout::Lattice{.batch = 8, .sequence = 8, .feature = 8}};
+  const Setting setting = {.lattice = sums::Lattice{.batch = 8, .sequence = 8, .feature = 8}};
   const std::vector<Case> cases = {{"tp=2"},       {"tp=2", true}, {"tp=4", true}, {"dp=2,tp=2", true, 2},
                                    {"tp=8", true}, {"1", false, 3}};
   expect_same_bits<models::Llama>(setting, llama(), cases);
@@ -88,7 +88,7 @@ template <typename Model, typename Config>
 void expect_rounding_of_fast(Config config, int64_t seed) {
   const Setting fast = {.learning_rate = 1e-4, .eps = 1e-6, .seed = seed};
   Setting exact = fast;
-  exact.lattice = layout::Lattice();
+  exact.lattice = sums::Lattice();
   const Curve in_doubles = train_in_doubles<Model>(fast, config);
   config.dtype = at::kFloat;
   const Distance by_fast = distance(train<Model>(fast, config, {}), in_doubles),
@@ -117,8 +117,8 @@ double clip(const std::vector<at::Tensor>& parameters) {
 TEST(Exact, AttentionByBlocksAndTheClipNorm) {
   const std::vector<Case> cases = {{"dp=2"}, {"tp=2"},       {"tp=3"}, {"dp=3"}, {"tp=4"}, {"dp=2,tp=2", false, 2},
                                    {"tp=8"}, {"1", false, 3}};
-  const Setting setting = {.lattice = layout::Lattice(), .clip = clip},
-                by_positions = {.lattice = layout::Lattice{8, 8, 8}, .clip = clip};
+  const Setting setting = {.lattice = sums::Lattice(), .clip = clip},
+                by_positions = {.lattice = sums::Lattice{8, 8, 8}, .clip = clip};
   models::LlamaConfig config = llama();
   const Curve parts = train<models::Llama>(setting, config, {}),
               parts_by_positions = train<models::Llama>(by_positions, config, {});
@@ -133,8 +133,8 @@ TEST(Exact, AttentionByBlocksAndTheClipNorm) {
   expect_same_bits<models::Gpt>(setting, other, cases);
 }
 
-TEST(Exact, Llama) { expect_same_bits<models::Llama>({.lattice = layout::Lattice()}, llama(), kCases); }
-TEST(Exact, Gpt) { expect_same_bits<models::Gpt>({.lattice = layout::Lattice()}, gpt(), kCases); }
+TEST(Exact, Llama) { expect_same_bits<models::Llama>({.lattice = sums::Lattice()}, llama(), kCases); }
+TEST(Exact, Gpt) { expect_same_bits<models::Gpt>({.lattice = sums::Lattice()}, gpt(), kCases); }
 
 }  // namespace
-}  // namespace tessera::ranks
+}  // namespace tessera::ranks::exact_training_test

@@ -13,16 +13,17 @@
 
 #include "tessera/comm/threads/run_ranks.h"
 #include "tessera/dtensor/front/dtensor.h"
-#include "tessera/dtensor/watch/explain.h"
-#include "tessera/dtensor/watch/find_nan.h"
+#include "tessera/watch/explain.h"
+#include "tessera/watch/find_nan.h"
 #include "tessera/models/llama.h"
 #include "tessera/parallel/deferred.h"
 #include "tessera/parallel/generate_plan.h"
 #include "tessera/parallel/job.h"
 
-namespace tessera::dtensor {
+namespace tessera::watch::explain_test {
 namespace {
 
+using namespace dtensor;
 using layout::Mesh;
 
 bool has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
@@ -56,9 +57,9 @@ Explained explain_step(const StepOptions& options, int64_t rank = 0) {
   const auto mesh = Mesh::parse(options.mesh);
   comm::run_ranks(mesh.size(), [&](int64_t own) {
     manual_seed(3);
-    std::optional<layout::Lattice> lattice;
+    std::optional<sums::Lattice> lattice;
     if (options.is_exact) {
-      set_numerics(Numerics::kExact, lattice.emplace(layout::Lattice{.batch = kBatch, .sequence = 8, .feature = 8}));
+      set_numerics(Numerics::kExact, lattice.emplace(sums::Lattice{.batch = kBatch, .sequence = 8, .feature = 8}));
     }
     auto model = parallel::deferred([&] { return models::Llama(small()); });
     torch::optim::AdamW optimizer(model->parameters(), 1e-3);
@@ -245,7 +246,7 @@ TEST(Explain, ParametersThatAreGatheredAreNamed) {
   const auto mesh = Mesh::parse("tp=2");
   comm::run_ranks(mesh.size(), [&](int64_t) {
     const auto model = std::make_shared<torch::nn::LinearImpl>(torch::nn::LinearOptions(8, 6).bias(false));
-    parallel::Plan plan;
+    plan::Plan plan;
     plan.mesh = mesh;
     plan.parameters.push_back({"weight", layout::parse_placements(mesh, "{tp: S(1)}"), {}, {}});
     parallel::place(*model, plan);
@@ -321,7 +322,7 @@ TEST(Explain, ModulesAreTheProgramsWhereItNamesThem) {
     EXPECT_EQ(calls_of(report, "aten::mul.Tensor", OpPhase::kBackward, "outer.inner"), 1);  // gradient of exp
     // Whoever stops is not told any more.
     at::exp(x.detach());
-    EXPECT_EQ(RankState::require().observer(), nullptr);
+    EXPECT_EQ(RankState::require().watch.observer(), nullptr);
     EXPECT_EQ(explain.report().json(), report.json());
   });
 }
@@ -446,4 +447,4 @@ TEST(FindNan, AHealthyStepHasNone) {
 }
 
 }  // namespace
-}  // namespace tessera::dtensor
+}  // namespace tessera::watch::explain_test

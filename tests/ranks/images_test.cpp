@@ -3,7 +3,7 @@
 
 #include "tests/ranks/support.h"
 
-namespace tessera::ranks {
+namespace tessera::ranks::images_test {
 namespace {
 
 struct Network {
@@ -63,4 +63,4 @@ TEST(Images, BatchStatisticsAreThoseOfTheWholeBatch) {
 }
 
 }  // namespace
-}  // namespace tessera::ranks
+}  // namespace tessera::ranks::images_test

@@ -8,7 +8,7 @@
 #include "tessera/tessera.h"
 #include "tests/ranks/support.h"
 
-namespace tessera::ranks {
+namespace tessera::ranks::initialisers_test {
 namespace {
 
 namespace init = torch::nn::init;
@@ -187,4 +187,4 @@ TEST(Sparse, WorksOnPlacedParameters) {
 }
 
 }  // namespace
-}  // namespace tessera::ranks
+}  // namespace tessera::ranks::initialisers_test

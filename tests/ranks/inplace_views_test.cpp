@@ -1,7 +1,7 @@
 // transpose_, squeeze_ and their kin: what a tensor becomes, and what its base, its aliases and its gradient see of it.
 #include "tests/ranks/functions.h"
 
-namespace tessera::ranks {
+namespace tessera::ranks::inplace_views_test {
 namespace {
 
 // Of a 4 x 6 matrix.
@@ -118,4 +118,4 @@ TEST(InPlaceViews, OfABaseOfLivingViewsAreRefused) {
 }
 
 }  // namespace
-}  // namespace tessera::ranks
+}  // namespace tessera::ranks::inplace_views_test

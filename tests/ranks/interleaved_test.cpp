@@ -4,7 +4,7 @@
 
 #include "tests/ranks/support.h"
 
-namespace tessera::ranks {
+namespace tessera::ranks::interleaved_test {
 namespace {
 
 using layout::InterleavedShard;
@@ -158,4 +158,4 @@ TEST(Interleaved, RandomNumbersAreThoseOfTheWhole) {
 }
 
 }  // namespace
-}  // namespace tessera::ranks
+}  // namespace tessera::ranks::interleaved_test

@@ -7,7 +7,7 @@
 #include "tessera/base/text.h"
 #include "tessera/tessera.h"
 
-namespace tessera {
+namespace tessera::job_test {
 namespace {
 
 using Tensors = std::vector<at::Tensor>;
@@ -371,4 +371,4 @@ TEST(Refused, AccumulatingLessThanOne) {
 }
 
 }  // namespace
-}  // namespace tessera
+}  // namespace tessera::job_test

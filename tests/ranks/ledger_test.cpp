@@ -10,7 +10,7 @@
 #include "tessera/parallel/generate_plan.h"
 #include "tessera/parallel/job.h"
 
-namespace tessera {
+namespace tessera::ledger_test {
 namespace {
 
 constexpr int64_t kRanks = 4, kBatch = 2, kLength = 16, kDim = 32, kLayers = 2, kVocabulary = 64;
@@ -20,7 +20,7 @@ constexpr int64_t kActivation = kBatch * kLength * kDim * 8;
 constexpr int64_t kPass = kActivation * (kRanks - 1) / kRanks;
 
 // The ledger of rank 0's forward and backward.
-trace::Ledger ledger_of_step(bool sequence_parallel, bool keep_gathered, std::optional<layout::Lattice> lattice = {}) {
+trace::Ledger ledger_of_step(bool sequence_parallel, bool keep_gathered, std::optional<sums::Lattice> lattice = {}) {
   models::LlamaConfig config;
   config.vocab_size = kVocabulary, config.dim = kDim, config.layers = kLayers, config.heads = 4, config.kv_heads = 4;
   config.hidden = 48, config.max_seq = kLength, config.dtype = at::kDouble;
@@ -103,7 +103,7 @@ TEST(Ledger, ExactMergesScatterUnderSequenceParallelism) {
   const auto bytes_of_products = [](bool sequence_parallel) {
     int64_t bytes = 0;
     for (const trace::LedgerEntry& entry :
-         ledger_of_step(sequence_parallel, true, layout::Lattice{.batch = 2, .sequence = 8, .feature = 8}).entries()) {
+         ledger_of_step(sequence_parallel, true, sums::Lattice{.batch = 2, .sequence = 8, .feature = 8}).entries()) {
       if (entry.collective == "exact_merge" && entry.op == "tessera::contract") {
         bytes += entry.bytes;
       }
@@ -172,4 +172,4 @@ TEST(Ledger, OptimizersSendNothing) {
 }
 
 }  // namespace
-}  // namespace tessera
+}  // namespace tessera::ledger_test

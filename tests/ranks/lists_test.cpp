@@ -6,7 +6,7 @@
 
 #include "tests/ranks/support.h"
 
-namespace tessera::ranks {
+namespace tessera::ranks::lists_test {
 namespace {
 
 using Tensors = std::vector<at::Tensor>;
@@ -329,4 +329,4 @@ TEST(Lists, EveryRankLearnsOfInfinitiesInAnyPart) {
 }
 
 }  // namespace
-}  // namespace tessera::ranks
+}  // namespace tessera::ranks::lists_test

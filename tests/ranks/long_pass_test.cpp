@@ -1,7 +1,7 @@
 // Forward passes of more operators than the record of forward calls has room for at first.
 #include "tests/ranks/exact_program.h"
 
-namespace tessera::ranks {
+namespace tessera::ranks::long_pass_test {
 namespace {
 
 using dtensor::ForwardPlans;
@@ -59,7 +59,7 @@ TEST(LongPasses, NeedRoomForOneOfThem) {
       for (int64_t i = 0; i < passes; ++i) {
         program(world);
       }
-      room = RankState::require().forward_plans.size();
+      room = RankState::require().engine.forward_plans.size();
     });
     return room;
   };
@@ -124,4 +124,4 @@ TEST(LongPasses, RefuseAGraphThatIsForgotten) {
 }
 
 }  // namespace
-}  // namespace tessera::ranks
+}  // namespace tessera::ranks::long_pass_test

@@ -9,7 +9,8 @@
 #include "tessera/dtensor/front/dtensor.h"
 #include "tessera/dtensor/front/registry.h"
 
-using namespace tessera;
+namespace tessera::losses_test {
+
 using dtensor::distribute;
 using dtensor::full_tensor;
 using dtensor::spec_of;
@@ -271,3 +272,5 @@ TEST(Losses, RefuseATargetThatIsNoClass) {
 }
 
 }  // namespace
+
+}  // namespace tessera::losses_test

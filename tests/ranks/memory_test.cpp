@@ -9,7 +9,7 @@
 #include "tessera/tessera.h"
 #include "tests/support/counting_allocator.h"
 
-namespace tessera {
+namespace tessera::memory_test {
 namespace {
 
 using support::bytes_of;
@@ -146,7 +146,7 @@ double sums_over_weight(const std::string& mesh_text, int64_t accumulate) {
     dtensor::set_numerics(dtensor::Numerics::kExact);
     torch::nn::Linear model(torch::nn::LinearOptions(kWidth, kWidth).bias(false));
     torch::nn::init::constant_(model->weight, 0.01);
-    parallel::Plan plan;
+    plan::Plan plan;
     plan.mesh = mesh;
     plan.batch_axes = {"dp"};
     parallel::place(*model, plan);
@@ -246,4 +246,4 @@ TEST_F(Memory, OnlyALargeModelThatWasMadeWholeIsWorthAWarning) {
 }
 
 }  // namespace
-}  // namespace tessera
+}  // namespace tessera::memory_test

@@ -8,7 +8,7 @@
 
 #include "tessera/comm/call/call.h"
 
-namespace tessera::ranks {
+namespace tessera::ranks::on_test {
 namespace {
 
 using layout::On;
@@ -175,4 +175,4 @@ TEST(On, InExactNumericsSumsRunEverywhere) {
 }
 
 }  // namespace
-}  // namespace tessera::ranks
+}  // namespace tessera::ranks::on_test

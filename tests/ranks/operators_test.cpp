@@ -7,7 +7,7 @@
 #include "tessera/dtensor/state/state.h"
 #include "tests/ranks/functions.h"
 
-namespace tessera::ranks {
+namespace tessera::ranks::operators_test {
 namespace {
 
 // 30 rows of a 4 x 6 matrix.
@@ -206,9 +206,7 @@ TEST(Operators, LookupsOfACutParameterWithARowForPadding) {
   const Mesh mesh = Mesh::parse("a=3");
   run_on(mesh, [&](int64_t) {
     const at::Tensor weight = distribute(value, mesh, {layout::Shard(0)}).set_requires_grad(true);
-    auto& known = dtensor::RankState::require().parameters;
-    known.push_back({"weight", base::hash_string("weight"), {}, {}});
-    dtensor::meta_of(weight)->parameter = &known.back();
+    dtensor::RankState::require().engine.parameters.add(weight, {"weight", base::hash_string("weight"), {}, {}});
     const at::Tensor gradient = gradient_at(weight);
     EXPECT_TRUE(spec_of(gradient)->placements[0].is_shard(0)) << spec_of(gradient).str();
     EXPECT_LE(error_of(full_tensor(gradient), expected), 1e-15);
@@ -247,4 +245,4 @@ TEST(Operators, NoPartIsALazyClone) {
 }
 
 }  // namespace
-}  // namespace tessera::ranks
+}  // namespace tessera::ranks::operators_test

@@ -3,7 +3,7 @@
 
 #include "tests/ranks/support.h"
 
-namespace tessera::ranks {
+namespace tessera::ranks::optim_test {
 namespace {
 
 using Parameters = std::vector<at::Tensor>;
@@ -123,7 +123,7 @@ TEST(Optimizers, ClipByValueAndNormsOfEveryOrder) {
   }
 }
 
-TEST(Modules, VectorsOfParametersGoThereAndBack) {
+TEST(OptimizedModules, VectorsOfParametersGoThereAndBack) {
   const Mesh mesh = Mesh::parse("a=2");
   run_on(mesh, [&](int64_t) {
     Parameters parameters = {distribute(waves({4, 3}), mesh, "{a: S(0)}"), distribute(waves({3}, 0.2), mesh, "{}")};
@@ -136,4 +136,4 @@ TEST(Modules, VectorsOfParametersGoThereAndBack) {
 }
 
 }  // namespace
-}  // namespace tessera::ranks
+}  // namespace tessera::ranks::optim_test

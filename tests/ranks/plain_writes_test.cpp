@@ -1,9 +1,9 @@
 // Writes of distributed values into plain tensors, of which every rank has its own, against one device: bit-equal in
 // every layout.
-#include "tessera/dtensor/watch/explain.h"
+#include "tessera/watch/explain.h"
 #include "tests/ranks/support.h"
 
-namespace tessera::ranks {
+namespace tessera::ranks::plain_writes_test {
 namespace {
 
 using dtensor::Mode;
@@ -156,7 +156,7 @@ struct Sent {
 Sent sent_by(const std::function<void()>& body) {
   trace::Ledger& ledger = comm::RankContext::require().ledger;
   ledger.clear();
-  dtensor::Explain explain;
+  watch::Explain explain;
   body();
   explain.stop();
   return {ledger.total_bytes(), explain.report().bytes()};
@@ -237,4 +237,4 @@ TEST(PlainWrites, InExactNumericsHaveTheBitsOfOneRankOrThrow) {
 }
 
 }  // namespace
-}  // namespace tessera::ranks
+}  // namespace tessera::ranks::plain_writes_test

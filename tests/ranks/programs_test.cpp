@@ -3,7 +3,7 @@
 
 #include "tests/ranks/support.h"
 
-namespace tessera::ranks {
+namespace tessera::ranks::programs_test {
 namespace {
 
 const Mesh& mesh() {
@@ -236,4 +236,4 @@ TEST(Failures, ThatEveryRankCatchesLeaveThemInStep) {
 }
 
 }  // namespace
-}  // namespace tessera::ranks
+}  // namespace tessera::ranks::programs_test

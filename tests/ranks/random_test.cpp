@@ -7,7 +7,7 @@
 
 #include "tests/ranks/support.h"
 
-namespace tessera::ranks {
+namespace tessera::ranks::random_test {
 namespace {
 
 using layout::Label;
@@ -354,12 +354,12 @@ TEST(Random, MicroBatchesDrawAsTheWholeBatch) {
   at::Tensor whole;
   const Mesh one = Mesh::parse("a=1");
   run_on(one, [&](int64_t) {
-    dtensor::RankState::require().sites.begin_pass();
+    dtensor::RankState::require().pass.sites.begin_pass();
     whole = full_tensor(masks(labelled(batch, one, "{}", {{0, 0}}, 6)));
   });
   const Mesh mesh = Mesh::parse("a=2,b=2");
   run_on(mesh, [&](int64_t) {
-    auto& sites = dtensor::RankState::require().sites;
+    auto& sites = dtensor::RankState::require().pass.sites;
     for (const char* placements : {"{a: S(0)}", "{a: S(1)}", "{a: S(0), b: S(2)}", "{a: S(0), b: S(1)}"}) {
       for (int64_t size : {6, 3, 2, 1}) {
         for (int64_t begin = 0; begin < 6; begin += size) {
@@ -395,8 +395,7 @@ Trained block(const Mesh& mesh, const char* placements, bool again, int depth) {
   auto& state = dtensor::RankState::require();
   const at::Tensor x = distribute(waves({4, 6}), mesh, placements).requires_grad_();
   at::Tensor w = distribute(waves({6, 6}, 0.71), mesh, "{a: S(0)}").requires_grad_();
-  state.parameters.push_back({.name = "w", .site = 42, .input = {}, .output = {}});
-  dtensor::meta_of(w)->parameter = &state.parameters.back();
+  state.engine.parameters.add(w, {.name = "w", .site = 42, .input = {}, .output = {}});
   std::function<at::Tensor(const at::Tensor&, int)> layer = [&](const at::Tensor& t, int left) -> at::Tensor {
     const auto body = [&, left](const std::vector<at::Tensor>& in) {
       const at::Tensor y = at::dropout(at::linear(at::dropout(in[0], 0.3, true), w).tanh(), 0.3, true);
@@ -411,7 +410,7 @@ Trained block(const Mesh& mesh, const char* placements, bool again, int depth) {
   return {full_tensor(after).detach(), full_tensor(x.grad()), full_tensor(w.grad())};
 }
 
-TEST(Recompute, MakesTheSameNumbers) {
+TEST(RecomputedDraws, MakesTheSameNumbers) {
   const Mesh mesh = Mesh::parse("a=2,b=2");
   run_on(mesh, [&](int64_t) {
     for (const char* placements : {"{}", "{a: S(0)}", "{b: S(1)}", "{a: P}"}) {
@@ -426,7 +425,7 @@ TEST(Recompute, MakesTheSameNumbers) {
 }
 
 // Deeper than libtorch re-enters backward on one thread.
-TEST(Recompute, SurvivesAPoolThread) {
+TEST(RecomputedDraws, SurvivesAPoolThread) {
   const Mesh mesh = Mesh::parse("a=2");
   run_on(mesh, [&](int64_t) {
     const Trained plain = block(mesh, "{a: S(0)}", false, 70), again = block(mesh, "{a: S(0)}", true, 70);
@@ -435,7 +434,7 @@ TEST(Recompute, SurvivesAPoolThread) {
   });
 }
 
-TEST(Recompute, GivesParametersTheirGradientsWhereNoInputHasOne) {
+TEST(RecomputedDraws, GivesParametersTheirGradientsWhereNoInputHasOne) {
   const Mesh mesh = Mesh::parse("a=2");
   run_on(mesh, [&](int64_t) {
     const at::Tensor ids = distribute(at::arange(6), mesh, "{a: S(0)}");
@@ -452,22 +451,21 @@ TEST(Recompute, GivesParametersTheirGradientsWhereNoInputHasOne) {
 }
 
 // The masks of a pass whose gradients are taken after the next step's forward pass.
-TEST(Recompute, BelongsToItsOwnStep) {
+TEST(RecomputedDraws, BelongsToItsOwnStep) {
   const Mesh mesh = Mesh::parse("a=2");
   run_on(mesh, [&](int64_t) {
-    auto& sites = dtensor::RankState::require().sites;
+    auto& sites = dtensor::RankState::require().pass.sites;
     const at::Tensor x = distribute(at::ones({6, 8}), mesh, "{a: S(0)}").requires_grad_();
     const auto pass = [&](uint64_t step, uint64_t evaluation) {
-      sites.step = step;
-      sites.evaluation = evaluation;
+      sites.begin_step(step, evaluation);
       sites.begin_pass();
       return dtensor::recompute([](const std::vector<at::Tensor>& in) { return at::dropout(in[0], 0.5, true); }, {x});
     };
     const at::Tensor first = pass(1, 0), second = pass(2, 0), third = pass(2, 1), fourth = pass(2, 2);
     first.sum().backward();
     EXPECT_TRUE(at::equal(full_tensor(x.grad()), full_tensor(first.detach())));
-    EXPECT_EQ(sites.step, 2u);
-    EXPECT_EQ(sites.evaluation, 2u);
+    EXPECT_EQ(sites.step(), 2u);
+    EXPECT_EQ(sites.evaluation(), 2u);
     const std::vector<at::Tensor> all = {first, second, third, fourth};
     for (size_t i = 0; i < all.size(); ++i) {
       for (size_t j = 0; j < i; ++j) {
@@ -477,7 +475,7 @@ TEST(Recompute, BelongsToItsOwnStep) {
   });
 }
 
-TEST(Recompute, RefusesToBeDifferentiatedTwice) {
+TEST(RecomputedDraws, RefusesToBeDifferentiatedTwice) {
   EXPECT_SAYS(failure_on(2,
                          [](int64_t) {
                            const at::Tensor x =
@@ -490,4 +488,4 @@ TEST(Recompute, RefusesToBeDifferentiatedTwice) {
 }
 
 }  // namespace
-}  // namespace tessera::ranks
+}  // namespace tessera::ranks::random_test

@@ -8,7 +8,7 @@
 #include "tessera/parallel/forward_pass.h"
 #include "tessera/tessera.h"
 
-namespace tessera {
+namespace tessera::recompute_test {
 namespace {
 
 using Tensors = std::vector<at::Tensor>;
@@ -127,4 +127,4 @@ TEST(Recompute, AsksForWhatItsBodyReads) {
 }
 
 }  // namespace
-}  // namespace tessera
+}  // namespace tessera::recompute_test

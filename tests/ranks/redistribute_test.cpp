@@ -6,7 +6,7 @@
 
 #include "tessera/comm/call/call.h"
 
-namespace tessera::ranks {
+namespace tessera::ranks::redistribute_test {
 namespace {
 
 using layout::Partial;
@@ -313,4 +313,4 @@ TEST(Redistribute, OfWrongPlacementsSaysWhatIsAccepted) {
 }
 
 }  // namespace
-}  // namespace tessera::ranks
+}  // namespace tessera::ranks::redistribute_test

@@ -8,13 +8,13 @@
 #include "tessera/parallel/job.h"
 #include "tests/ranks/support.h"
 
-namespace tessera::ranks {
+namespace tessera::ranks::same_batch_test {
 namespace {
 
 using dtensor::NamedValue;
 using dtensor::RankState;
 using parallel::ForwardPasses;
-using parallel::Plan;
+using plan::Plan;
 
 constexpr uint64_t kSeed = 20261122;
 
@@ -198,4 +198,4 @@ TEST(Jobs, CompareTheirBatches) {
 }
 
 }  // namespace
-}  // namespace tessera::ranks
+}  // namespace tessera::ranks::same_batch_test

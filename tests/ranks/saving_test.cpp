@@ -9,11 +9,12 @@
 #include "tests/ranks/support.h"
 #include "tests/support/counting_allocator.h"
 
-namespace tessera::ranks {
+namespace tessera::ranks::saving_test {
 namespace {
 
 using dtensor::gather_to;
 using layout::InterleavedShard;
+using layout::On;
 using layout::Partial;
 using layout::Replicate;
 using layout::Shard;
@@ -25,7 +26,9 @@ std::vector<Placement> choices() {
           Shard(0, {.unit = 2}),
           InterleavedShard(0, 3),
           Partial(),
-          Partial(ReduceOp::kMax)};
+          Partial(ReduceOp::kMax),
+          On(0),
+          On(1)};
 }
 
 TEST(GatherTo, EveryLayoutIsWholeOnOneRank) {
@@ -131,4 +134,4 @@ TEST_F(SaveGathered, AWriterThatFailsEndsAllAndLeavesNoFile) {
 }
 
 }  // namespace
-}  // namespace tessera::ranks
+}  // namespace tessera::ranks::saving_test

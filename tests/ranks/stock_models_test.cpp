@@ -9,7 +9,7 @@
 #include "tests/ranks/module_values.h"
 #include "tests/ranks/support.h"
 
-namespace tessera::ranks {
+namespace tessera::ranks::stock_models_test {
 namespace {
 
 constexpr uint64_t kSeed = 23;
@@ -230,4 +230,4 @@ TEST(StockModels, MasksOfJobsAreThoseOfPlainTraining) {
 }
 
 }  // namespace
-}  // namespace tessera::ranks
+}  // namespace tessera::ranks::stock_models_test

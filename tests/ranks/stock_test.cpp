@@ -6,7 +6,7 @@
 #include "tessera/tessera.h"
 #include "tests/ranks/support.h"
 
-namespace tessera::ranks {
+namespace tessera::ranks::stock_test {
 namespace {
 
 using dtensor::GeneratorKind;
@@ -368,4 +368,4 @@ TEST(Stock, RanksThatPartAreFound) {
 }
 
 }  // namespace
-}  // namespace tessera::ranks
+}  // namespace tessera::ranks::stock_test

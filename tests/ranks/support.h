@@ -12,6 +12,7 @@
 #include "tessera/base/error.h"
 #include "tessera/comm/threads/run_ranks.h"
 #include "tessera/dtensor/front/dtensor.h"
+#include "tests/support/layouts.h"
 
 namespace tessera::ranks {
 
@@ -27,6 +28,7 @@ using layout::Mesh;
 using layout::Placement;
 using layout::Placements;
 using layout::ReduceOp;
+using support::every_layout;
 using Sizes = std::vector<int64_t>;
 
 // Whether to run everything instead of samples: `make test-full`.
@@ -61,34 +63,6 @@ inline at::Tensor integers(c10::IntArrayRef sizes, c10::ScalarType dtype = at::k
 // Values in (-1, 1) that differ from element to element.
 inline at::Tensor waves(c10::IntArrayRef sizes, double step = 0.37) {
   return (at::arange(c10::multiply_integers(sizes), at::kDouble) * step + 0.3).sin().reshape(sizes);
-}
-
-// Every choice on every axis that a tensor of `ndim` dims can have, and both orders where two axes cut one dim.
-inline std::vector<Placements> every_layout(const Mesh& mesh, int64_t ndim, const std::vector<Placement>& choices) {
-  std::vector<Placements> lists = {{}};
-  for (int64_t axis = 0; axis < mesh.ndim(); ++axis) {
-    std::vector<Placements> longer;
-    for (const Placements& list : lists) {
-      for (const Placement& choice : choices) {
-        longer.push_back(list);
-        longer.back().push_back(choice);
-      }
-    }
-    lists = std::move(longer);
-  }
-  std::vector<Placements> result;
-  for (Placements& list : lists) {
-    if (!layout::is_valid(mesh, list, ndim)) {
-      continue;
-    }
-    result.push_back(list);
-    if (list.size() == 2 && list[0].is_shard() && list[1].is_shard(list[0].dim)) {
-      list[0].order = 1;
-      list[1].order = 0;
-      result.push_back(list);
-    }
-  }
-  return result;
 }
 
 // R, P and every dim cut.

@@ -33,8 +33,8 @@ struct Setting {
   int64_t steps = 20, batch = 16, length = 16, vocabulary = 64;
   double learning_rate = 1e-3, eps = 1e-8;
   int64_t seed = 7;
-  std::map<std::string, at::Tensor> initial = {};         // what parameters begin with; the others with what they draw
-  std::optional<layout::Lattice> lattice = std::nullopt;  // of exact numerics; none: fast
+  std::map<std::string, at::Tensor> initial = {};       // what parameters begin with; the others with what they draw
+  std::optional<sums::Lattice> lattice = std::nullopt;  // of exact numerics; none: fast
   // Clips gradients to a norm of 1 and returns the norm.
   double (*clip)(const std::vector<at::Tensor>&) = [](const std::vector<at::Tensor>& parameters) {
     return torch::nn::utils::clip_grad_norm_(parameters, 1.0);

@@ -5,7 +5,7 @@
 
 #include "tests/ranks/training_run.h"
 
-namespace tessera::ranks {
+namespace tessera::ranks::training_test {
 namespace {
 
 constexpr int64_t kHeads = 4;
@@ -120,4 +120,4 @@ TEST(Training, GptInDouble) { expect_one_device_training<models::Gpt>(gpt()); }
 TEST(Training, GptInFloat) { expect_rounding_of_one_device<models::Gpt>(gpt()); }
 
 }  // namespace
-}  // namespace tessera::ranks
+}  // namespace tessera::ranks::training_test

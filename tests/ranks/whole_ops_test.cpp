@@ -1,7 +1,7 @@
 // Operators that are computed from gathered operands: the values and gradients of one device in every layout.
 #include "tests/ranks/functions.h"
 
-namespace tessera::ranks {
+namespace tessera::ranks::whole_ops_test {
 namespace {
 
 // Of a 4 x 4 matrix.
@@ -152,4 +152,4 @@ TEST(WholeOps, ThatMixSamplesAreRefusedInExact) {
 }
 
 }  // namespace
-}  // namespace tessera::ranks
+}  // namespace tessera::ranks::whole_ops_test

@@ -4,7 +4,7 @@
 
 #include "tests/ranks/support.h"
 
-namespace tessera::ranks {
+namespace tessera::ranks::writes_test {
 namespace {
 
 using layout::Partial;
@@ -379,4 +379,4 @@ TEST(Writes, InInferenceMode) {
 }
 
 }  // namespace
-}  // namespace tessera::ranks
+}  // namespace tessera::ranks::writes_test

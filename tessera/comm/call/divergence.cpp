@@ -3,7 +3,6 @@
 #include "tessera/base/text.h"
 #include "tessera/comm/core/context.h"
 #include "tessera/comm/merge/exact_merge.h"
-#include "tessera/trace/flight_recorder.h"
 
 namespace tessera::comm {
 namespace {
@@ -91,7 +90,7 @@ std::string divergence_of(const std::vector<const Call*>& calls) {
   if (first.kind == Kind::kBarrier) {
     return "";
   }
-  for (size_t i = 0; i < (trace::is_uniform(name_of(first.kind)) ? 1 : calls.size()); ++i) {
+  for (size_t i = 0; i < (is_uniform(first.kind) ? 1 : calls.size()); ++i) {
     for (size_t j = 0; j < calls.size(); ++j) {
       if (!fits(*calls[i], *calls[j], i, j)) {
         return report(*calls[std::min(i, j)], *calls[std::max(i, j)]);

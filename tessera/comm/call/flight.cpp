@@ -65,6 +65,7 @@ class Flights : public Watcher {
       flight.dtype = tensors.front().scalar_type();
       flight.sizes = tensors.front().sizes();
     }
+    flight.is_uniform = is_uniform(call.kind);
     flight.peer = has_peer ? flight.ranks[static_cast<size_t>(call.peer)] : -1;
     flight.tag = is_message(call.kind) ? call.tag : -1;
     flight.from = layouts.from ? layouts.from->layout : nullptr;

@@ -45,6 +45,11 @@ inline constexpr KindFacts kKinds[] = {
 constexpr const KindFacts& facts_of(Kind kind) { return kKinds[static_cast<size_t>(kind)]; }
 constexpr const char* name_of(Kind kind) { return facts_of(kind).name; }
 constexpr bool is_message(Kind kind) { return facts_of(kind).is_message; }
+// Whether all members bring tensors of the same sizes. (Those of a merge may bring different numbers of them.)
+constexpr bool is_uniform(Kind kind) {
+  const KindFacts& facts = facts_of(kind);
+  return !facts.gives_to_each && !facts.takes_from_each && !facts.is_message;
+}
 
 static_assert(
     [] {

@@ -3,15 +3,15 @@
 namespace tessera::comm {
 namespace {
 
-ErrorHook the_hook = nullptr;
+ErrorHook the_error_hook = nullptr;
 
 }  // namespace
 
-void set_error_hook(ErrorHook hook) { the_hook = hook; }
+void set_error_hook(ErrorHook hook) { the_error_hook = hook; }
 
 void throw_in_front(const base::CommError& error) {
-  if (the_hook) {
-    the_hook(error);
+  if (the_error_hook) {
+    the_error_hook(error);
   }
 }
 

@@ -3,17 +3,17 @@
 namespace tessera::comm {
 namespace {
 
-WaitHook the_hook;
+WaitHook the_wait_hook;
 
 }  // namespace
 
-void set_wait_hook(WaitHook hook) { the_hook = hook; }
+void set_wait_hook(WaitHook hook) { the_wait_hook = hook; }
 
-WaitScope::WaitScope() : token_(the_hook.begin ? the_hook.begin() : nullptr) {}
+WaitScope::WaitScope() : token_(the_wait_hook.begin ? the_wait_hook.begin() : nullptr) {}
 
 WaitScope::~WaitScope() {
-  if (the_hook.end) {
-    the_hook.end(token_);
+  if (the_wait_hook.end) {
+    the_wait_hook.end(token_);
   }
 }
 

@@ -13,7 +13,7 @@ namespace tessera::comm {
 
 namespace {
 
-using layout::Node;
+using sums::Node;
 using layout::Range;
 
 int64_t count_of(const std::vector<Node>& nodes) { return static_cast<int64_t>(nodes.size()); }
@@ -111,7 +111,7 @@ class Copies {
 
   Communicator& group_;
   const Merge& merge_;
-  const MergePlan::Nodes& nodes_;
+  const sums::MergePlan::Nodes& nodes_;
 };
 
 void verify_scatter(const Communicator& group, const Merge& merge) {
@@ -127,14 +127,6 @@ void verify_scatter(const Communicator& group, const Merge& merge) {
 }
 
 }  // namespace
-
-std::vector<int64_t> Merge::sizes_at(int64_t member) const {
-  std::vector<int64_t> result = sizes;
-  if (scatter) {
-    result[scatter->dim] = scatter->parts[member].size();
-  }
-  return result;
-}
 
 std::string Merge::str() const {
   std::string text = c10::str(plan.str(), ", ", c10::typeMetaToScalarType(options.dtype()), at::IntArrayRef(sizes));
@@ -177,12 +169,12 @@ std::vector<NodeSum> merge_by_copies(Communicator& group, const Merge& merge) {
 std::vector<NodeSum> Communicator::merge(const Merge& merge) { return merge_by_copies(*this, merge); }
 
 std::vector<NodeSum> close_nodes(std::vector<NodeSum> nodes, const Node& root) {
-  return close_items(std::move(nodes), root,
-                     [](NodeSum& left, const NodeSum& right) { left.sum = at::add(left.sum, right.sum); });
+  return sums::close_items(std::move(nodes), root,
+                           [](NodeSum& left, const NodeSum& right) { left.sum = at::add(left.sum, right.sum); });
 }
 
-MergePlan::Nodes exchange_nodes(Communicator& group, const std::vector<Node>& mine, const Node& root,
-                                at::Device device) {
+sums::MergePlan::Nodes exchange_nodes(Communicator& group, const std::vector<Node>& mine, const Node& root,
+                                      at::Device device) {
   const at::Tensor own = at::zeros({1 + 2 * root.size()}, at::kLong);
   auto* numbers = own.mutable_data_ptr<int64_t>();
   *numbers++ = count_of(mine);
@@ -195,7 +187,7 @@ MergePlan::Nodes exchange_nodes(Communicator& group, const std::vector<Node>& mi
     received.push_back(at::empty_like(sent));
   }
   group.all_gather(received, sent)->wait();
-  MergePlan::Nodes nodes(group.size());
+  sums::MergePlan::Nodes nodes(group.size());
   for (int64_t i = 0; i < group.size(); ++i) {
     const at::Tensor there = received[i].to(at::kCPU);
     const auto* of = there.const_data_ptr<int64_t>();

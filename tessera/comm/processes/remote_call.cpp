@@ -34,7 +34,7 @@ void pack_merge(Packer& message, const Merge& merge) {
       message.number(static_cast<uint64_t>(range.begin)).number(static_cast<uint64_t>(range.end));
     }
   };
-  pack_ranges(std::vector<layout::Node>{merge.plan.root()});
+  pack_ranges(std::vector<sums::Node>{merge.plan.root()});
   message.number(merge.plan.nodes().size());
   for (const auto& held : merge.plan.nodes()) {
     pack_ranges(held);
@@ -58,20 +58,20 @@ std::vector<Range> unpack_ranges(Unpacker& message) {
   return ranges;
 }
 
-MergePlan unpack_plan(Unpacker& message) {
-  const auto root = unpack_ranges<layout::Node>(message);
-  MergePlan::Nodes nodes(message.number());
+sums::MergePlan unpack_plan(Unpacker& message) {
+  const auto root = unpack_ranges<sums::Node>(message);
+  sums::MergePlan::Nodes nodes(message.number());
   for (auto& held : nodes) {
-    held = unpack_ranges<layout::Node>(message);
+    held = unpack_ranges<sums::Node>(message);
   }
   return {std::move(nodes), root.at(0)};
 }
 
-Merge unpack_merge(Unpacker& message, const MergePlan& plan) {
+Merge unpack_merge(Unpacker& message, const sums::MergePlan& plan) {
   Merge merge{.plan = plan, .options = at::TensorOptions().dtype(static_cast<at::ScalarType>(message.number()))};
   merge.sizes = message.numbers();
   if (message.number()) {
-    merge.scatter = Merge::Scatter{.dim = static_cast<int64_t>(message.number())};
+    merge.scatter = sums::Scatter{.dim = static_cast<int64_t>(message.number())};
     merge.scatter->parts = unpack_ranges<layout::Range>(message);
   }
   return merge;

@@ -40,7 +40,7 @@ class RemoteCall {
   std::vector<at::Tensor> inputs_, outputs_;
   std::deque<std::string> texts_;
   Program program_;
-  std::optional<MergePlan> plan_;
+  std::optional<sums::MergePlan> plan_;
   std::optional<Merge> merge_;
   Call call_;
 };

@@ -14,8 +14,8 @@ using layout::Range;
 using Tensors = Reduction::Tensors;
 
 // A piece of each tensor fits into the caches; of less than the least, meeting costs more than the copies save.
-constexpr int64_t kPieceBytes = 256 << 10, kLeastBytes = 4 << 10;
-constexpr int64_t kAlignment = 64;
+constexpr int64_t kBoardPieceBytes = 256 << 10, kLeastBytes = 4 << 10;
+constexpr int64_t kBoardAlignment = 64;
 // What is read in one step is overwritten two steps later.
 constexpr int64_t kHalf = SharedBoard::kBytes / 2;
 
@@ -30,7 +30,7 @@ int64_t results_on_board(const Reduction& reduction) {
 int64_t bytes_of_piece(const Reduction& reduction) {
   const int64_t most = *std::max_element(reduction.counts.begin(), reduction.counts.end());
   const int64_t tensors = std::max<int64_t>(1, parts_on_board(reduction) * most + results_on_board(reduction));
-  return std::min(kPieceBytes, kHalf / tensors / kAlignment * kAlignment);
+  return std::min(kBoardPieceBytes, kHalf / tensors / kBoardAlignment * kBoardAlignment);
 }
 
 class BoardRun {

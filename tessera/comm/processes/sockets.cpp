@@ -19,7 +19,7 @@
 namespace tessera::comm {
 namespace {
 
-constexpr uint64_t kLongest = 4096;
+constexpr uint64_t kLongestMessage = 4096;
 
 void set_option(int socket, int level, int name, int value) { ::setsockopt(socket, level, name, &value, sizeof value); }
 
@@ -87,7 +87,7 @@ bool Socket::send(const std::string& message) const {
 
 std::string Socket::receive() const {
   uint64_t size = 0;
-  if (::recv(descriptor_, &size, sizeof size, MSG_WAITALL) != sizeof size || size > kLongest) {
+  if (::recv(descriptor_, &size, sizeof size, MSG_WAITALL) != sizeof size || size > kLongestMessage) {
     return "";
   }
   std::string message(size, '\0');

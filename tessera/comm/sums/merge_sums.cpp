@@ -11,7 +11,7 @@ namespace tessera::comm {
 
 namespace {
 
-using layout::Node;
+using sums::Node;
 
 constexpr int64_t kBlock = 512;  // elements
 
@@ -78,7 +78,7 @@ template <typename T>
 class Adder {
  public:
   // `results[k]` are the tensors that become closed node k.
-  Adder(const MergePlan& plan, const std::vector<const T*>& sums, const std::vector<std::vector<T*>>& results)
+  Adder(const sums::MergePlan& plan, const std::vector<const T*>& sums, const std::vector<std::vector<T*>>& results)
       : plan_(plan), sums_(sums), results_(results), slots_(plan.slots() * kBlock) {}
 
   // Elements [from, from + count) of the sums become those from `to` on of the results.
@@ -90,7 +90,7 @@ class Adder {
 
  private:
   void run_block(int64_t from, int64_t to, int64_t count) {
-    for (const MergePlan::Step& step : plan_.steps()) {
+    for (const sums::MergePlan::Step& step : plan_.steps()) {
       const T* operands[8];
       for (int32_t i = 0; i < step.count; ++i) {
         const int32_t operand = step.operands[i];
@@ -111,7 +111,7 @@ class Adder {
 
   T* slot(int32_t index) { return slots_.data() + index * kBlock; }
 
-  const MergePlan& plan_;
+  const sums::MergePlan& plan_;
   const std::vector<const T*>& sums_;
   const std::vector<std::vector<T*>>& results_;
   std::vector<T> slots_;
@@ -181,7 +181,7 @@ std::vector<at::Tensor> merge_results(const Merge& merge, int64_t member) {
   return results;
 }
 
-std::vector<NodeSum> with_nodes(const MergePlan& plan, const std::vector<at::Tensor>& sums) {
+std::vector<NodeSum> with_nodes(const sums::MergePlan& plan, const std::vector<at::Tensor>& sums) {
   std::vector<NodeSum> result;
   for (size_t k = 0; k < sums.size(); ++k) {
     result.push_back({plan.closed()[k], sums[k]});
@@ -189,7 +189,8 @@ std::vector<NodeSum> with_nodes(const MergePlan& plan, const std::vector<at::Ten
   return result;
 }
 
-void merge_piece(const MergePlan& plan, const std::vector<at::Tensor>& sums, const std::vector<at::Tensor>& results) {
+void merge_piece(const sums::MergePlan& plan, const std::vector<at::Tensor>& sums,
+                 const std::vector<at::Tensor>& results) {
   if (results.empty()) {
     return;
   }

@@ -13,7 +13,7 @@ namespace tessera::comm {
 namespace {
 
 using Tensors = Reduction::Tensors;
-using layout::Node;
+using sums::Node;
 using layout::Range;
 
 // results[0] = the combination of `values`, the first first; by the code that rank threads run.

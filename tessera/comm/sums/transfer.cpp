@@ -12,7 +12,7 @@
 namespace tessera::comm {
 namespace {
 
-constexpr int64_t kBlock = 512;
+constexpr int64_t kReduceBlock = 512;
 
 void copy_into(const at::Tensor& to, const at::Tensor& from) {
   const auto bytes = from.nbytes();
@@ -58,12 +58,12 @@ C10_ALWAYS_INLINE void merge_block(Acc* acc, const T* values, int64_t count, Red
 }
 
 // outputs[k][at + i] = the combination of inputs[0][at + i], inputs[1][at + i], ... for i below `count`, at most
-// kBlock. Each is read before it is written.
+// kReduceBlock. Each is read before it is written.
 template <typename T>
 C10_ALWAYS_INLINE void reduce_block(const std::vector<const T*>& inputs, const std::vector<T*>& outputs, int64_t at,
                                     int64_t count, ReduceOp op) {
   using Acc = at::opmath_type<T>;
-  Acc acc[kBlock];
+  Acc acc[kReduceBlock];
   for (int64_t i = 0; i < count; ++i) {
     acc[i] = static_cast<Acc>(inputs[0][at + i]);
   }
@@ -86,8 +86,8 @@ template <typename T>
 void reduce(const std::vector<const T*>& inputs, const std::vector<T*>& outputs, int64_t begin, int64_t end,
             ReduceOp op) {
   auto at = begin;
-  for (; at + kBlock <= end; at += kBlock) {
-    reduce_block(inputs, outputs, at, kBlock, op);
+  for (; at + kReduceBlock <= end; at += kReduceBlock) {
+    reduce_block(inputs, outputs, at, kReduceBlock, op);
   }
   reduce_block(inputs, outputs, at, end - at, op);
 }

@@ -17,7 +17,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 // A sleeper looks around at least this often: a signal handler cannot wake it.
-constexpr std::chrono::milliseconds kGlance{50};
+constexpr std::chrono::milliseconds kPause{50};
 // How long all ranks wait for each other before one says so.
 constexpr std::chrono::milliseconds kDeadlock{200};
 // How often a waiter lets other threads run before it sleeps.
@@ -268,7 +268,7 @@ void ThreadGroup::wait(Lock& lock, const Waiter& waiter) {
   });
   constexpr auto kNever = Clock::time_point::max();
   auto stuck_since = kNever;
-  for (; !waiter.is_ready(); changed_.wait_until(lock, std::min(end, Clock::now() + kGlance))) {
+  for (; !waiter.is_ready(); changed_.wait_until(lock, std::min(end, Clock::now() + kPause))) {
     if (!waiter.may_leave()) {
       changed_.wait(lock, [&] { return waiter.is_ready() || waiter.may_leave(); });
       if (waiter.is_ready()) {

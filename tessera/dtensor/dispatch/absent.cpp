@@ -45,7 +45,7 @@ Everywhere::Everywhere(RankState& state, const OpInfo& info, c10::ArrayRef<IValu
     Placements to = meta.spec->placements;
     std::replace_if(to.begin(), to.end(), [](const layout::Placement& p) { return p.is_on(); }, layout::Replicate());
     moved_.emplace_back(tensor, meta.spec->placements);
-    const MovePtr move = state.moves.find_or_plan(meta.spec, meta.spec.with(to));
+    const MovePtr move = state.engine.moves.find_or_plan(meta.spec, meta.spec.with(to));
     meta.replace(run_move(state.ctx, *move, meta.local, info.name.c_str()), move->to);
   });
 }
@@ -57,7 +57,7 @@ void Everywhere::put_back() {
     for (size_t axis = 0; axis < to.size(); ++axis) {
       to[axis] = before[axis].is_on() ? before[axis] : to[axis];
     }
-    const MovePtr move = state_.moves.find_or_plan(meta.spec, meta.spec.with(to));
+    const MovePtr move = state_.engine.moves.find_or_plan(meta.spec, meta.spec.with(to));
     meta.replace(run_move(state_.ctx, *move, meta.local, info_.name.c_str()), move->to);
   }
 }

@@ -21,11 +21,7 @@ class Everywhere {
   Everywhere(RankState& state, const OpInfo& info, c10::ArrayRef<c10::IValue> args);
   Everywhere(const Everywhere&) = delete;
   Everywhere& operator=(const Everywhere&) = delete;
-  ~Everywhere() {
-    if (C10_UNLIKELY(!moved_.empty())) {
-      put_back();
-    }
-  }
+  ~Everywhere() { put_back(); }
 
  private:
   void put_back();

@@ -25,7 +25,7 @@ void dispatch(const OpInfo& info, torch::jit::Stack& stack) {
   }
   call.state->ctx.program.note(info.name.c_str(), plan.program_key);
   plan.execute(call, plan);
-  call.state->forward_plans.record(at::sequence_number::peek() - 1, plan, call.use);
+  call.state->engine.forward_plans.record(at::sequence_number::peek() - 1, plan, call.use);
 }
 
 }  // namespace tessera::dtensor

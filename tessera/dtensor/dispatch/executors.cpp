@@ -3,7 +3,6 @@
 #include <optional>
 
 #include <ATen/ops/reshape.h>
-#include <ATen/ops/view.h>
 
 #include "tessera/dtensor/dispatch/absent.h"
 #include "tessera/dtensor/dispatch/invocation.h"
@@ -11,6 +10,7 @@
 #include "tessera/dtensor/dispatch/sum_executor.h"
 #include "tessera/dtensor/record/arguments.h"
 #include "tessera/dtensor/record/interception.h"
+#include "tessera/dtensor/view/view_part.h"
 #include "tessera/dtensor/view/views.h"
 
 namespace tessera::dtensor {
@@ -27,7 +27,7 @@ struct Running {
   const CallPlan& plan;
   c10::SmallVector<at::Tensor, 2> written;
   MetaPtr base;
-  bool base_is_inference = false;
+  c10::VariableVersion writes_of_base;
   std::optional<std::vector<IValue>> view_args;  // of a view that may have to be made again
   bool copied = false;                           // a view whose part had to be copied
   int64_t next_view = 0;
@@ -56,7 +56,7 @@ void begin(Running& run) {
   }
   if (const IValue& first = call.args()[0]; call.info.is_view && is_dtensor(first.toTensor())) {
     run.base = MetaPtr::reclaim_copy(meta_of(first.toTensor()));
-    run.base_is_inference = first.toTensor().is_inference();
+    run.writes_of_base = first.toTensor().unsafeGetTensorImpl()->version_counter();
   }
   prepare_operands(call, run.plan, run.written);
   if (run.base && is_more_than_alias(run)) {  // as the base is now: what was a Partial may be merged
@@ -77,7 +77,7 @@ at::Tensor wrap_output(Running& run, const CallPlan::Output& output, at::Tensor 
   meta->spec = output.final_spec;
   meta->origin = run.call.scan.origin;
   if (!output.is_view || !run.base) {
-    return wrap(std::move(meta), &output.prototype);
+    return wrap(std::move(meta), output.prototype);
   }
   meta->parameter = run.base->parameter;  // what reads `w.t()` reads the parameter
   run.base->memory().has_views = true;
@@ -86,7 +86,7 @@ at::Tensor wrap_output(Running& run, const CallPlan::Output& output, at::Tensor 
   } else {
     meta->root = run.base->root ? run.base->root : run.base;
   }
-  return wrap_view(std::move(meta), run.base_is_inference, &output.prototype);
+  return wrap_view(std::move(meta), run.writes_of_base, output.prototype);
 }
 
 // Makes DTensors of the parts that the local operator left on the stack.
@@ -111,7 +111,8 @@ void end(Running& run) {
       result = std::move(run.written[next_written++]);
       ++next_output;
     } else if (result.isTensor()) {
-      result = wrap_output(run, run.plan.outputs[next_output++], std::move(result).toTensor());
+      at::Tensor& part = result.toTensor();
+      part = wrap_output(run, run.plan.outputs[next_output++], std::move(part));
     }
   }
 }
@@ -130,8 +131,10 @@ void call_kernel(Running& run, torch::jit::Stack& stack) { run.plan.local(*run.p
 // A view and its kin: the part in the shape that its rank has.
 void call_reshape(Running& run, torch::jit::Stack&) {
   const at::Tensor local = std::move(run.call.args()[0]).toTensor();
-  at::Tensor result =
-      local.is_contiguous() ? local.view(run.plan.local_shape) : at::reshape(local, run.plan.local_shape);
+  if (C10_LIKELY(local.is_contiguous())) {
+    return replace_arguments(run, view_part(local, run.plan.local_shape, run.plan.local_prototype));
+  }
+  at::Tensor result = at::reshape(local, run.plan.local_shape);
   run.copied = run.call.info.is_view && !result.is_alias_of(local);
   replace_arguments(run, std::move(result));
 }
@@ -148,7 +151,7 @@ void call_per_sample(Running& run, torch::jit::Stack& stack) {
 void call_elsewhere(Running& run, torch::jit::Stack& stack) { give_nothing(run.call.info, run.plan, stack); }
 
 template <LocalCall kCall>
-void run_with(Invocation& call, const CallPlan& plan) {
+[[gnu::flatten]] void run_with(Invocation& call, const CallPlan& plan) {
   Running run(call, plan);
   begin(run);
   {

@@ -10,10 +10,10 @@ Invocation::Invocation(const OpInfo& op, torch::jit::Stack& arguments_on_top)
 
 void Invocation::place() {
   if (is_in_derivative()) {
-    forward = state->forward_plans.find(node->sequence_nr());
+    forward = state->engine.forward_plans.find(node->sequence_nr());
     scan.key.push_back(forward ? forward->plan->id : 0);
   } else if (scan.parameter && !info.is_view) {
-    state->sites.note_read(scan.parameter);
+    state->pass.sites.note_read(scan.parameter);
   }
   state->ctx.current_op = info.name.c_str();
 }

@@ -26,7 +26,7 @@ struct Invocation {
   // Names the call's place in the program: the forward call whose derivative it is, or the reading of a parameter.
   void place();
   // Whether it is part of a derivative, and not of a forward pass that is run again inside one. On a rank only.
-  bool is_in_derivative() const { return node && !state->recomputing; }
+  bool is_in_derivative() const { return node && !state->pass.is_recomputing(); }
 
   const OpInfo& info;
   torch::jit::Stack& stack;

@@ -21,7 +21,7 @@ at::Tensor moved(RankState& state, const OpInfo& info, const Move& move, const a
     return meta->local;  // another operand of this call was the same tensor
   }
   if (C10_UNLIKELY(meta->spec != move.from)) {  // ... and was merged to another layout
-    return run_move(state.ctx, *state.moves.find_or_plan(meta->spec, move.to), meta->local, info.name.c_str());
+    return run_move(state.ctx, *state.engine.moves.find_or_plan(meta->spec, move.to), meta->local, info.name.c_str());
   }
   if (move.from->has_partial) {
     // Merged once, however many operators read it: the same logical value stays in the tensor.
@@ -32,7 +32,8 @@ at::Tensor moved(RankState& state, const OpInfo& info, const Move& move, const a
   if (!move.communicates) {
     return run_move(state.ctx, move, meta->local, info.name.c_str());
   }
-  if (meta->rare && meta->rare->gathered_spec == move.to && meta->unchanged_since(meta->rare->gathered_at)) {
+  if (meta->rare && meta->rare->gathered_spec == move.to && meta->unchanged_since(meta->rare->gathered_at) &&
+      meta->rare->gathered.is_inference() <= c10::InferenceMode::is_enabled()) {
     return meta->rare->gathered;
   }
   at::Tensor result = run_move(state.ctx, move, meta->local, info.name.c_str());
@@ -42,7 +43,7 @@ at::Tensor moved(RankState& state, const OpInfo& info, const Move& move, const a
   rare.gathered_at = meta->moment();
   // Of the largest part, so that all ranks drop the same copies.
   const int64_t most = c10::multiply_integers(move.to.local_sizes(layout::Coord(move.to->mesh.ndim())));
-  state.gathered.add(MetaPtr::reclaim_copy(meta), most * static_cast<int64_t>(result.element_size()));
+  state.engine.gathered.add(MetaPtr::reclaim_copy(meta), most * result.element_size());
   return result;
 }
 
@@ -84,7 +85,8 @@ void unwrap_list(IValue& arg) {
 
 }  // namespace
 
-void prepare_operands(const Invocation& call, const CallPlan& plan, c10::SmallVectorImpl<at::Tensor>& written) {
+[[gnu::flatten]] void prepare_operands(const Invocation& call, const CallPlan& plan,
+                                       c10::SmallVectorImpl<at::Tensor>& written) {
   if (!plan.moves.empty()) {
     unwrap_unmoved(call, plan);
     move_operands(call, plan);
@@ -96,8 +98,8 @@ void prepare_operands(const Invocation& call, const CallPlan& plan, c10::SmallVe
       for_each_tensor({arg}, [&](const at::Tensor& tensor, int, int) { written.push_back(tensor); });
     }
     if (arg.isTensor()) {
-      if (const at::Tensor& tensor = arg.toTensor(); is_dtensor(tensor)) {
-        arg = IValue(meta_of(tensor)->local);
+      if (at::Tensor& tensor = arg.toTensor(); is_dtensor(tensor)) {
+        tensor = at::Tensor(meta_of(tensor)->local);
       }
     } else if (arg.isList()) {
       unwrap_list(arg);

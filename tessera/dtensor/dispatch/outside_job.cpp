@@ -35,7 +35,7 @@ void read_by_job(const ParameterInfo& parameter) {
 
 void verify_in_job(const RankState& state, const OpInfo& info, c10::ArrayRef<c10::IValue> args,
                    const ParameterInfo& parameter) {
-  if (state.region || !at::GradMode::is_enabled()) {
+  if (state.pass.region() || !at::GradMode::is_enabled()) {
     return;
   }
   const Parameters* of_jobs = parameters_of_jobs(state.ctx);

@@ -131,12 +131,12 @@ class Planner {
         args_(args),
         forward_(forward),
         call_(make_call(info, args)),
-        homes_(call_, forward_result(forward), state.lattice().has_value()),
+        homes_(call_, forward_result(forward), state.exact.lattice().has_value()),
         plan_(std::make_unique<CallPlan>()) {}
 
   std::unique_ptr<CallPlan> run() {
     read_call();
-    const rules::ExactRule* exact = state_.lattice() ? exact_rule_of(state_, info_, call_) : nullptr;
+    const rules::ExactRule* exact = state_.exact.lattice() ? exact_rule_of(state_, info_, call_) : nullptr;
     const rules::Decomposition decomposition =
         exact ? decomposition_of(*exact, call_) : decomposition_of(*info_.rule, call_);
     if (writes_plain(call_) && !(decomposition && returns_new(info_))) {
@@ -296,7 +296,7 @@ class Planner {
       if (from->placements == to->placements) {
         return;
       }
-      plan_->moves.push_back({arg, item, state_.moves.find_or_plan(from, from.with(to->placements))});
+      plan_->moves.push_back({arg, item, state_.engine.moves.find_or_plan(from, from.with(to->placements))});
     });
   }
 
@@ -315,7 +315,7 @@ class Planner {
         output.final_spec = homes_.outside(with_wish(decided.outputs[i], *wants_->output));
       }
       if (!(output.final_spec == output.spec)) {
-        output.move = state_.moves.find_or_plan(output.spec, output.final_spec);
+        output.move = state_.engine.moves.find_or_plan(output.spec, output.final_spec);
       }
       plan_->outputs.push_back(std::move(output));
     }
@@ -366,15 +366,15 @@ void check_explicit(const RankState& state, const OpInfo& info, c10::ArrayRef<IV
 CallPlan& plan_of(const Invocation& call) {
   RankState& state = *call.state;
   const uint64_t hash = hash_of(call.scan.key);
-  if (CallPlan* known = state.plans.find(call.scan.key, hash); C10_LIKELY(known != nullptr)) {
+  if (CallPlan* known = state.engine.plans.find(call.scan.key, hash); C10_LIKELY(known != nullptr)) {
     return *known;
   }
   const CallPlan* forward = call.forward ? call.forward->plan : nullptr;
   std::unique_ptr<CallPlan> made = Planner(state, call.info, call.arguments(), forward).run();
   made->execute = executor_of(*made);
-  state.forward_plans.let_go();
+  state.engine.forward_plans.let_go();
   const uint64_t kind = base::hash_combine(made->program_key, forward ? forward->program_key : 0);
-  return *state.plans.insert(call.scan.key, hash, kind, std::move(made));
+  return *state.engine.plans.insert(call.scan.key, hash, kind, std::move(made));
 }
 
 }  // namespace tessera::dtensor

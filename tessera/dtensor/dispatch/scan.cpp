@@ -117,7 +117,7 @@ void scan_argument(const IValue& value, bool reads_numbers, Scan& scan) {
 
 }  // namespace
 
-void scan_arguments(const OpInfo& info, c10::ArrayRef<IValue> args, Scan& scan) {
+[[gnu::flatten]] void scan_arguments(const OpInfo& info, c10::ArrayRef<IValue> args, Scan& scan) {
   const bool reads_numbers = info.rule && info.rule->reads_numbers;
   scan.key.push_back(static_cast<uint64_t>(info.id));
   for (const IValue& value : args) {

@@ -49,7 +49,7 @@ void refresh_views(Invocation& call) {
 // A derivative whose forward call is not known would name its sums otherwise, and lay them elsewhere.
 void check_known(const RankState& state, const OpInfo& info, uint64_t node) {
   TESSERA_CHECK(
-      !state.forward_plans.is_lost(node), "[", info.name,
+      !state.engine.forward_plans.is_lost(node), "[", info.name,
       "] numerics exact: the gradient of a graph whose record is gone: ", ForwardPlans::kMost,
       " operators ran since, it was left over from a pass before the last backward, or its gradients were taken "
       "before (rank ",
@@ -62,12 +62,12 @@ void begin_exact(Invocation& call) {
     check_known(*call.state, call.info, call.node->sequence_nr());
   }
   check_samples_apart(*call.state, call.info, call.arguments());
-  call.scan.key.push_back(call.state->lattice()->hash());
+  call.scan.key.push_back(call.state->exact.lattice()->hash());
 }
 
 // The name of a call for sums over samples: in a derivative, that of the forward call whose derivative it is.
 uint64_t use_of(const Invocation& call) {
-  Sites& sites = call.state->sites;
+  Sites& sites = call.state->pass.sites;
   if (!call.forward) {
     return sites.use(call.scan.parameter != nullptr);
   }
@@ -124,7 +124,7 @@ void end_unfinished(const Invocation& call) {
 }
 
 void tell_observer(const Invocation& call) {
-  OpObserver* observer = call.state->observer();
+  OpObserver* observer = call.state->watch.observer();
   if (C10_LIKELY(!observer)) {
     return;
   }
@@ -159,7 +159,10 @@ void dispatch_slowly(Invocation& call) {
     settle_operands(call);
   }
   if (call.info.special) {
-    const Everywhere everywhere(*call.state, call.info, call.arguments());
+    std::optional<Everywhere> everywhere;
+    if (call.flags & kElsewhere) {
+      everywhere.emplace(*call.state, call.info, call.arguments());
+    }
     call.info.special(*call.state, call.info, call.stack);
     return tell_observer(call);
   }
@@ -169,7 +172,7 @@ void dispatch_slowly(Invocation& call) {
 void run_slowly(Invocation& call, CallPlan& plan) {
   std::optional<PlanCache::Call> trial;
   if (!plan.is_kept) {
-    trial.emplace(call.state->plans, plan);
+    trial.emplace(call.state->engine.plans, plan);
   }
   if (plan.decompose) {
     return plan.decompose(call.info.op, call.stack);
@@ -196,7 +199,7 @@ void run_slowly(Invocation& call, CallPlan& plan) {
   if (is_unfinished_call) {
     end_unfinished(call);
   }
-  call.state->forward_plans.record(at::sequence_number::peek() - 1, plan, call.use);
+  call.state->engine.forward_plans.record(at::sequence_number::peek() - 1, plan, call.use);
   tell_observer(call);
 }
 

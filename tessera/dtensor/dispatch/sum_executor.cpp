@@ -13,14 +13,15 @@ namespace {
 
 // In a derivative a forward call may have several sums, in several passes.
 uint64_t use_of_sum(const Invocation& call) {
-  return call.is_in_derivative() ? call.state->sites.use_of_sum(call.use, torch::autograd::get_current_graph_task_id(),
-                                                                call.node->sequence_nr())
+  return call.is_in_derivative() ? call.state->pass.sites.use_of_sum(
+                                       call.use, torch::autograd::get_current_graph_task_id(), call.node->sequence_nr())
                                  : call.use;
 }
 
 // The sum so far, if an earlier micro-batch of the step began it.
 SampleSum earlier_or_new(RankState& state, uint64_t use, const SamplePlan& plan) {
-  std::optional<SampleSum> earlier = state.continuation ? state.continuation->take(use, plan) : std::nullopt;
+  std::optional<SampleSum> earlier =
+      state.exact.continuation() ? state.exact.continuation()->take(use, plan) : std::nullopt;
   return earlier ? std::move(*earlier) : SampleSum(plan);
 }
 
@@ -38,7 +39,7 @@ void run_sample_sum(Invocation& call, const CallPlan& plan) {
     const layout::Coord& coord = state.ctx.coord(samples.terms->mesh);
     const auto options = call.args()[samples.operands.at(0).arg].toTensor().options().dtype(samples.terms->dtype);
     SampleSum sum = earlier_or_new(state, use, samples);
-    sum.add(*plan.exact, ++state.sums_made, call.scan.origin, call.arguments(),
+    sum.add(*plan.exact, state.exact.next_sum(), call.scan.origin, call.arguments(),
             at::zeros({}, options).expand(samples.terms.local_sizes(coord)));
     auto pending = std::make_shared<Pending>();
     Pending::Group& group = pending->groups.emplace_back();

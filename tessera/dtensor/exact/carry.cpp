@@ -202,7 +202,8 @@ at::Tensor carry_add(RankState& state, const OpInfo& info, c10::ArrayRef<IValue>
 
 at::Tensor carry_copy(RankState& state, c10::ArrayRef<IValue> args) {
   const Pending* pending = pending_of(args[1]);
-  const at::Tensor self = args[0].toTensor(), source = args[1].toTensor();
+  at::Tensor self = args[0].toTensor();
+  const at::Tensor source = args[1].toTensor();
   if (!pending || !is_dtensor(self) || self.sizes() != source.sizes() || self.scalar_type() != source.scalar_type()) {
     return {};
   }

@@ -24,8 +24,8 @@ namespace {
 // The tokens that the step's mean divides by.
 int64_t count_of(const at::Tensor& scores, const at::Tensor& target, int64_t ignored) {
   const RankState& state = RankState::require();
-  if (state.step_tokens > 0) {
-    return state.step_tokens;
+  if (state.exact.step_tokens() > 0) {
+    return state.exact.step_tokens();
   }
   const auto of_target = share_of_step(target), share = of_target ? of_target : share_of_step(scores);
   if (!share) {

@@ -65,7 +65,7 @@ std::unique_ptr<PerSample> restrict_cuts(const rules::ExactRule& rule, const rul
 void plan_exact(RankState& state, const OpInfo& info, const rules::Call& call, const rules::ExactRule& rule,
                 const rules::FactorMap& map, const rules::Propagation& decided, const CallPlan* forward,
                 CallPlan& plan) {
-  plan.exact = plan_exact_sum(state.ctx, *state.lattice(), call, rule, map, decided);
+  plan.exact = rules::plan_exact_sum(state.ctx.rank, *state.exact.lattice(), call, rule, map, decided);
   for (size_t i = 0; i < plan.outputs.size(); ++i) {
     CallPlan::Output& output = plan.outputs[i];
     if (!output.spec->has_partial) {
@@ -85,7 +85,7 @@ void plan_exact(RankState& state, const OpInfo& info, const rules::Call& call, c
       std::transform(node->axes.begin(), node->axes.end(), std::back_inserter(axes),
                      [](const NodePlan::Axis& axis) { return axis.axis; });
     }
-    ScatteringMove way(state.ctx, state.moves, output.spec, output.final_spec, std::move(axes));
+    ScatteringMove way(state.ctx, state.engine.moves, output.spec, output.final_spec, std::move(axes));
     if (node) {
       for (NodePlan::Axis& axis : node->axes) {
         axis.merging = way.next(axis.axis);
@@ -118,7 +118,7 @@ bool lost_samples(const Meta& meta) {
 
 // Such sums of several micro-batches would be added one micro-batch after the other.
 void check_samples_known(const RankState& state, const OpInfo& info, const Meta& left, const Meta& right) {
-  const bool of_gradients = torch::autograd::get_current_node() || state.means.in_job;
+  const bool of_gradients = torch::autograd::get_current_node() || state.pass.means().in_job;
   const bool is_cut = lost_samples(left) ? lost_samples(right) ? left.origin != right.origin
                                                                : right.is_pending() && is_unfinished(right)
                                          : lost_samples(right) && left.is_pending() && is_unfinished(left);

@@ -33,8 +33,8 @@ using torch::jit::Stack;
 // While it lives, means are shares of the step's: of what a mean is made of.
 class Inside {
  public:
-  explicit Inside(RankState& state) : state_(state), before_(std::exchange(state.means.as_shares, true)) {}
-  ~Inside() { state_.means.as_shares = before_; }
+  explicit Inside(RankState& state) : state_(state), before_(state.pass.set_means_as_shares(true)) {}
+  ~Inside() { state_.pass.set_means_as_shares(before_); }
   Inside(const Inside&) = delete;
   Inside& operator=(const Inside&) = delete;
 
@@ -102,11 +102,10 @@ void watch(const at::Tensor& mean, int64_t parts) {
   }
   mean.register_hook([parts](const at::Tensor& grad) {
     RankState* state = RankState::current();
-    if (!state || state->means.told_undivided || grad.item().toDouble() != 1) {
-      return;
+    if (state && !state->pass.means().told_undivided && grad.item().toDouble() == 1) {
+      state->pass.tell_undivided();
+      TORCH_WARN(undivided(*state, parts));
     }
-    state->means.told_undivided = true;
-    TORCH_WARN(undivided(*state, parts));
   });
 }
 
@@ -116,7 +115,10 @@ std::vector<int64_t> mean_dims(rules::StackArgs& args) {
 }
 
 // Whether a mean may be over some of the step's samples.
-bool has_parts(const RankState& state) { return state.means.parts > 1 || (state.means.in_job && state.lattice()); }
+bool has_parts(const RankState& state) {
+  const StepMeans& means = state.pass.means();
+  return means.parts > 1 || (means.in_job && state.exact.lattice());
+}
 
 // The samples that a mean to a single number is over, if they are some of the step's.
 std::optional<StepShare> part_of_mean(rules::StackArgs& args) {
@@ -156,12 +158,12 @@ void mean(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack)
   if (!share) {
     return call_below(op, keys, stack);
   }
-  if (!state->lattice()) {
+  if (!state->exact.lattice()) {
     call_below(op, keys, stack);
-    return state->means.as_shares ? void() : watch(stack->back().toTensor(), share->parts());
+    return state->pass.means().as_shares ? void() : watch(stack->back().toTensor(), share->parts());
   }
   const at::Tensor of_step = mean_share(args, *share);
-  args.give_value(state->means.as_shares ? of_step : times(of_step, share->parts()));
+  args.give_value(state->pass.means().as_shares ? of_step : times(of_step, share->parts()));
 }
 
 // The samples that a loss is the mean of, if they are some of the step's.
@@ -176,10 +178,10 @@ std::optional<StepShare> part_of_loss(rules::StackArgs&& args) {
 // A loss whose `reduction` may be a mean. `exact` has some; what others are made of comes here by itself.
 void loss_of(bool is_of_means, const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
   RankState* state = RankState::current();
-  if (!state || state->means.parts == 1 || state->means.as_shares) {
+  if (!state || state->pass.means().parts == 1 || state->pass.means().as_shares) {
     return call_below(op, keys, stack);
   }
-  const bool has_exact_parts = state->lattice() && is_of_means;
+  const bool has_exact_parts = state->exact.lattice() && is_of_means;
   const auto share = has_exact_parts ? std::nullopt : part_of_loss(rules::StackArgs(op, *stack));
   if (!share) {
     return call_below(op, keys, stack);
@@ -189,7 +191,7 @@ void loss_of(bool is_of_means, const c10::OperatorHandle& op, c10::DispatchKeySe
     call_below(op, keys, stack);
   }
   IValue& result = stack->back();
-  if (!state->lattice()) {
+  if (!state->exact.lattice()) {
     return watch(result.toTensor(), share->parts());
   }
   result = times(result.toTensor(), share->parts());
@@ -212,19 +214,20 @@ std::optional<StepShare> share_of_step(const at::Tensor& tensor) {
     return std::nullopt;
   }
   const layout::Labels& labels = meta_of(tensor)->spec->labels;
+  const StepMeans& means = state->pass.means();
+  // Else they may say that the program took some of its pass.
+  const bool by_labels = means.in_job || means.samples == 0;
   for (size_t d = 0; d < labels.size(); ++d) {
     for (const layout::Factor& factor : labels[d]) {
       if (factor.label != layout::Label::kBatch || factor.extent == factor.total || factor.extent == 0) {
         continue;
       }
       const auto dim = static_cast<int64_t>(d);
-      const bool by_labels =
-          state->means.in_job || state->means.samples == 0;  // else they may say that the program took some of its pass
       if (by_labels) {
         return StepShare{dim, factor.extent, factor.total};
       }
-      if (state->means.parts > 1 && factor.total == state->means.samples) {
-        return StepShare{dim, 1, state->means.parts};
+      if (means.parts > 1 && factor.total == means.samples) {
+        return StepShare{dim, 1, means.parts};
       }
     }
   }

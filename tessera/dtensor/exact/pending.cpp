@@ -32,7 +32,7 @@ bool accumulates(const char* op) {
 // Whether the operator is part of a derivative, not a look at a gradient from a hook.
 bool computes_gradient(const RankState& state, const char* op) {
   const auto node = torch::autograd::get_current_node();
-  if (!node || state.recomputing) {
+  if (!node || state.pass.is_recomputing()) {
     return false;
   }
   return !is_accumulating(node.get()) || accumulates(op);
@@ -103,8 +103,7 @@ at::Tensor value_of(RankState& state, const Pending::Group& group, const char* o
 }  // namespace
 
 Continuation::Continuation(RankState& state, const std::vector<at::Tensor>& held) : state_(state) {
-  TESSERA_ASSERT(!state.continuation);
-  state.continuation = this;
+  state.exact.begin_continuation(*this);
   for (const at::Tensor& gradient : held) {
     if (!gradient.defined() || !is_dtensor(gradient) || !meta_of(gradient)->is_pending()) {
       continue;
@@ -120,7 +119,7 @@ Continuation::Continuation(RankState& state, const std::vector<at::Tensor>& held
   }
 }
 
-Continuation::~Continuation() { state_.continuation = nullptr; }
+Continuation::~Continuation() { state_.exact.end_continuation(); }
 
 std::optional<SampleSum> Continuation::take(uint64_t use, const SamplePlan& plan) {
   const auto found = groups_.find(use);
@@ -167,7 +166,7 @@ void settle(RankState& state, Meta& meta, const char* op) {
   const Spec to = meta.spec;
   at::Tensor local = found->spec == to
                          ? found->local
-                         : run_move(state.ctx, *state.moves.find_or_plan(found->spec, to), found->local, op);
+                         : run_move(state.ctx, *state.engine.moves.find_or_plan(found->spec, to), found->local, op);
   {
     LocalScope scope;
     const bool is_shared =

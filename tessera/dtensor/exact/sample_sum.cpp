@@ -6,7 +6,7 @@
 #include "tessera/base/error.h"
 #include "tessera/base/hints.h"
 #include "tessera/comm/call/flight.h"
-#include "tessera/comm/merge/merge_bytes.h"
+#include "tessera/sums/merge_bytes.h"
 #include "tessera/dtensor/record/interception.h"
 #include "tessera/dtensor/state/state.h"
 
@@ -16,7 +16,7 @@ namespace {
 
 using c10::IValue;
 using comm::NodeSum;
-using layout::Node;
+using sums::Node;
 using layout::Range;
 
 // What a program that adds a sample twice may have meant.
@@ -25,17 +25,6 @@ std::string advice() {
                   base::in_language("tessera::parallelize(model, plan, optimizer, {.accumulate = k})",
                                     "tessera.parallelize(model, plan, accumulate=k)"),
                   ". Otherwise take the gradients once and set them to zero before the next step.");
-}
-
-// The sample that stands in row `row` of a micro-batch.
-int64_t sample_of_row(const Origin* origin, int64_t row) {
-  if (!origin) {
-    return row;
-  }
-  const auto after = std::upper_bound(origin->pieces.begin(), origin->pieces.end(), row,
-                                      [](int64_t r, const Origin::Piece& piece) { return r < piece.row; });
-  const Origin::Piece& piece = *std::prev(after);
-  return piece.sample + (row - piece.row);
 }
 
 // The arguments with their operands cut to some tokens of one local row.
@@ -73,7 +62,7 @@ void SampleSum::add(const ExactSum& sum, uint64_t call, const Origin* origin, c1
   seen_in_.insert(origin);
   calls_.insert(call);
   for (int64_t row = plan.rows.begin; row < plan.rows.end; ++row) {
-    const int64_t sample = sample_of_row(origin, row);
+    const int64_t sample = layout::sample_of_row(origin, row);
     for (const SamplePlan::Piece& piece : plan.pieces) {
       const std::vector<IValue> cut = cut_to(plan, args, row - plan.rows.begin, piece);
       const int64_t batch = sample / leaves_.sample_leaf, leaf = batch * leaves_.sequence_leaves + piece.leaf;
@@ -183,7 +172,7 @@ std::vector<NodeSum> SampleSum::nodes() const {
 at::Tensor SampleSum::merged(RankState& state, const layout::Spec& to, const char* op) const {
   LocalScope scope;
   comm::Caller caller(state.ctx, op);
-  ScatteringMove way(state.ctx, state.moves, terms_, to, merge_axes_);
+  ScatteringMove way(state.ctx, state.engine.moves, terms_, to, merge_axes_);
   std::vector<NodeSum> mine = nodes();
   std::vector<int64_t> sizes = like_.sizes().vec();
   auto memory = comm::Merge::Memory::kKeep;
@@ -194,9 +183,9 @@ at::Tensor SampleSum::merged(RankState& state, const layout::Spec& to, const cha
       held.push_back(node.node);
     }
     state.ctx.ledger.record("all_gather", terms_->mesh.axis(axis).name, op,
-                            comm::bytes_of_nodes(leaves_.root) * (group.size() - 1));
-    const comm::MergePlan plan(comm::exchange_nodes(group, held, leaves_.root, like_.device()), leaves_.root);
-    const Merging merging = way.next(axis);
+                            sums::bytes_of_nodes(leaves_.root) * (group.size() - 1));
+    const sums::MergePlan plan(comm::exchange_nodes(group, held, leaves_.root, like_.device()), leaves_.root);
+    const sums::Merging merging = way.next(axis);
     comm::Merge merge{
         .plan = plan, .sizes = sizes, .options = like_.options(), .scatter = merging.scatter, .memory = memory};
     for (const NodeSum& node : mine) {

@@ -61,7 +61,7 @@ class SampleSum {
   std::vector<comm::NodeSum> nodes() const;
   int64_t batch_leaf(int64_t leaf) const { return leaf / leaves_.sequence_leaves; }
 
-  TokenLeaves leaves_;
+  sums::TokenLeaves leaves_;
   std::vector<int64_t> merge_axes_;
   layout::Spec terms_;
   int64_t seen_ = 0;                 // samples, of all ranks

@@ -21,7 +21,7 @@ namespace tessera::dtensor {
 namespace {
 
 using comm::NodeSum;
-using layout::Node;
+using sums::Node;
 using layout::Placements;
 using layout::Range;
 
@@ -35,14 +35,14 @@ struct Level {
   int64_t leaves = 1;
 
   int64_t all() const { return size * each; }
-  int64_t leaf() const { return layout::leaf_unit(all(), leaves); }
-  Node root() const { return layout::leaves_of({0, all()}, all(), leaves); }
+  int64_t leaf() const { return sums::leaf_unit(all(), leaves); }
+  Node root() const { return sums::leaves_of({0, all()}, all(), leaves); }
   Range things(const Range& indices) const { return {indices.begin * each, indices.end * each}; }
   bool is_of_whole_leaves(const Range& indices) const {
-    return layout::is_of_whole_leaves(things(indices), all(), leaves);
+    return sums::is_of_whole_leaves(things(indices), all(), leaves);
   }
   std::vector<Node> cover(const Range& indices) const {
-    return layout::cover(layout::leaves_of(things(indices), all(), leaves), root().end);
+    return sums::cover(sums::leaves_of(things(indices), all(), leaves), root().end);
   }
 };
 
@@ -75,7 +75,7 @@ class SquaredNorm {
 
   at::Tensor run(const at::Tensor& part) {
     const at::Tensor held =
-        source_ == spec_ ? part : run_move(state_.ctx, *state_.moves.find_or_plan(spec_, source_), part, kName);
+        source_ == spec_ ? part : run_move(state_.ctx, *state_.engine.moves.find_or_plan(spec_, source_), part, kName);
     const layout::Coord& coord = state_.ctx.coord(spec_->mesh);
     const Range rows = range_of(rows_, coord), columns = range_of(columns_, coord);
     const at::Tensor x = held.contiguous().view({rows.size(), columns.size() * columns_.each});
@@ -151,11 +151,11 @@ class SquaredNorm {
     std::reverse(axes.begin(), axes.end());
     for (int64_t axis : axes) {
       layout::Coord coord = state_.ctx.coord(spec_->mesh);
-      comm::MergePlan::Nodes nodes;
+      sums::MergePlan::Nodes nodes;
       for (coord[axis] = 0; coord[axis] < spec_->mesh.axis(axis).size; ++coord[axis]) {
         nodes.push_back(level.cover(range_of(level, coord)));
       }
-      const comm::MergePlan plan(std::move(nodes), root);
+      const sums::MergePlan plan(std::move(nodes), root);
       comm::Merge merge{.plan = plan, .sizes = sizes, .options = options, .memory = comm::Merge::Memory::kReuse};
       for (NodeSum& sum : mine) {
         merge.sums.push_back(std::move(sum.sum));

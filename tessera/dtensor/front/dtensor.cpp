@@ -77,7 +77,7 @@ at::Tensor distribute(const at::Tensor& tensor, const Mesh& mesh, const Placemen
     local = part_of(tensor.detach(), whole.local_runs(state.ctx.coord(mesh)));
   }
   if (spec != whole) {
-    local = run_move(state.ctx, *state.moves.find_or_plan(whole, spec), local, "distribute");
+    local = run_move(state.ctx, *state.engine.moves.find_or_plan(whole, spec), local, "distribute");
   }
   at::Tensor result = wrap(local, spec);
   if (tensor.requires_grad()) {
@@ -177,38 +177,29 @@ at::Tensor with_labels(const at::Tensor& tensor, const layout::Labels& labels, c
 void manual_seed(uint64_t seed) {
   RankState& state = RankState::require();
   state.ctx.program.note("manual_seed", base::hash_mix(seed));
-  Sites fresh;
-  fresh.seed = seed;
-  if (state.sites.stock) {
-    fresh.stock = random::StockGenerator(seed);
-  }
-  state.sites = fresh;
+  state.pass.sites = Sites();
+  state.random.set_seed(seed);
 }
 
 void set_generator(GeneratorKind kind) {
   RankState& state = RankState::require();
   state.ctx.program.note("set_generator", static_cast<uint64_t>(kind));
-  if (kind == GeneratorKind::kCounter) {
-    state.sites.stock = {};
-  }
-  if (kind == GeneratorKind::kStock && !state.sites.stock) {
-    state.sites.stock = random::StockGenerator(state.sites.seed);
-  }
+  state.random.set_stock(kind == GeneratorKind::kStock);
 }
 
 at::Generator stock_generator() {
   RankState& state = RankState::require();
   TESSERA_CHECK(
-      state.sites.stock,
+      state.random.stock(),
       "[stock_generator] this rank draws from the `counter` generator, which has no state; choose the other with "
       "set_generator(GeneratorKind::kStock)");
-  return state.sites.stock.handle();
+  return state.random.stock().handle();
 }
 
-ModeScope::ModeScope(Mode mode) : previous_(RankState::require().set_mode(mode)) {}
+ModeScope::ModeScope(Mode mode) : previous_(RankState::require().watch.set_mode(mode)) {}
 ModeScope::~ModeScope() {
   if (RankState* state = RankState::current()) {
-    state->set_mode(previous_);
+    state->watch.set_mode(previous_);
   }
 }
 
@@ -227,23 +218,19 @@ std::optional<kernels::OneThread>& one_thread_of(comm::RankContext& ctx) {
 
 }  // namespace
 
-void set_numerics(Numerics numerics, const layout::Lattice& lattice) {
+void set_numerics(Numerics numerics, const sums::Lattice& lattice) {
   RankState& state = RankState::require();
-  state.set_lattice(std::nullopt);
+  state.exact.set_lattice(std::nullopt);
   one_thread_of(state.ctx).reset();
   if (numerics == Numerics::kFast) {
     return;
   }
-  state.set_lattice(lattice);
+  state.exact.set_lattice(lattice);
   one_thread_of(state.ctx).emplace();
 }
 
-void set_step_tokens(int64_t tokens) {
-  TESSERA_CHECK(tokens >= 0, "[set_step_tokens] a step of ", tokens,
-                " tokens; accepted: a number of tokens, or 0 for as many as there are");
-  RankState::require().step_tokens = tokens;
-}
+void set_step_tokens(int64_t tokens) { RankState::require().exact.set_step_tokens(tokens); }
 
-void set_check_plain(bool on) { RankState::require().set_checks_plain(on); }
+void set_check_plain(bool on) { RankState::require().watch.set_checks_plain(on); }
 
 }  // namespace tessera::dtensor

@@ -85,7 +85,7 @@ class ModeScope {
 // Every rank of a job must say the same; a job's steps must not mix both. In `exact`, libtorch computes with plain
 // tensors on one thread (Note [Threads]). On the rank's thread.
 enum class Numerics : uint8_t { kFast, kExact };
-void set_numerics(Numerics numerics, const layout::Lattice& lattice = {});
+void set_numerics(Numerics numerics, const sums::Lattice& lattice = {});
 
 // How many targets count in the mean loss of the following steps, on this rank, in `exact` numerics: where some are
 // ignored and a step has several micro-batches, their number must be known before the first. 0: as many as there are.

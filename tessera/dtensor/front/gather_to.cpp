@@ -1,10 +1,12 @@
 #include "tessera/dtensor/front/gather_to.h"
 
+#include <algorithm>
+
 #include "tessera/base/error.h"
 #include "tessera/base/hash.h"
 #include "tessera/base/text.h"
 #include "tessera/dtensor/front/dtensor.h"
-#include "tessera/dtensor/move/boxes.h"
+#include "tessera/dtensor/move/run_step.h"
 #include "tessera/dtensor/record/interception.h"
 #include "tessera/dtensor/state/state.h"
 
@@ -28,12 +30,23 @@ at::Tensor gather(comm::RankContext& ctx, int64_t rank, const Spec& spec, const 
   const Spec apart = layout::unfolded(spec, blocks);
   const reshard::Holdings from(apart), to(layout::Mesh({}, {rank}), {}, apart->sizes);
   const reshard::RankTransfers transfers = reshard::Exchange(from, to).transfers_of(ctx.rank);
-  ctx.ledger.record("gather", spec->mesh.str(), kName,
-                    elements_sent(transfers) * static_cast<int64_t>(local.element_size()));
-  const auto whole = ctx.rank == rank ? std::optional(to.box_of(rank)) : std::nullopt;
-  const at::Tensor result = run_transfers(ctx.whole(spec->mesh), transfers, unfolded(local.contiguous(), blocks),
-                                          from.box_of(ctx.rank), whole);
-  return result.defined() ? folded(result, blocks) : result;
+  ctx.ledger.record("gather", spec->mesh.str(), kName, elements_sent(transfers) * local.element_size());
+  const bool is_taker = ctx.rank == rank;
+  Traffic traffic = compile_transfers(transfers, spec->mesh.ranks(), from.box_of(ctx.rank), to.box_of(rank));
+  CompiledStep step{.action = Action::kAllToAll, .mesh = spec->mesh};
+  step.result_sizes = is_taker ? apart->sizes : std::vector<int64_t>{0};
+  step.sends = std::move(traffic.sends);
+  step.receives = std::move(traffic.receives);
+  const at::Tensor result = finish_step(step, issue_step(ctx, step, unfolded(local.contiguous(), blocks)));
+  return is_taker ? folded(result, blocks) : at::Tensor();
+}
+
+// Without sums that are not there yet, and without ranks that hold nothing.
+layout::Placements held_by_all(layout::Placements placements) {
+  placements = without_partial(std::move(placements));
+  std::replace_if(
+      placements.begin(), placements.end(), [](const layout::Placement& p) { return p.is_on(); }, layout::Replicate());
+  return placements;
 }
 
 }  // namespace
@@ -47,9 +60,9 @@ at::Tensor gather_to(int64_t rank, const at::Tensor& tensor) {
   const layout::Mesh mesh = spec_of(tensor)->mesh;
   TESSERA_CHECK(mesh.coord_of(rank), "[gather_to] rank ", rank, " is not on mesh {", mesh.str(),
                 "} of the tensor (rank ", state.ctx.rank, "); accepted: one of ranks ", base::join(mesh.ranks(), ", "));
-  const at::Tensor merged = spec_of(tensor)->has_partial
-                                ? redistribute(tensor.detach(), without_partial(spec_of(tensor)->placements))
-                                : tensor.detach();
+  const layout::Placements to = held_by_all(spec_of(tensor)->placements);
+  const at::Tensor merged =
+      to == spec_of(tensor)->placements ? tensor.detach() : redistribute(tensor.detach(), to);  // not a copy
   const at::Tensor local = to_local(merged);  // what waits has its value then
   const Spec spec = spec_of(merged);
   state.ctx.program.note(kName, base::hash_combine(spec->hash, static_cast<uint64_t>(rank)));

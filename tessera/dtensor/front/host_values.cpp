@@ -11,9 +11,9 @@ namespace {
 
 using torch::jit::Stack;
 
-class Kernel final : public c10::OperatorKernel {
+class HostValueKernel final : public c10::OperatorKernel {
  public:
-  explicit Kernel(const std::vector<const char*>& read) : read_(read) {}
+  explicit HostValueKernel(const std::vector<const char*>& read) : read_(read) {}
 
   void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* stack) {
     const size_t begin = stack->size() - op.schema().arguments().size();
@@ -37,7 +37,8 @@ void register_host_values(KernelRegistry& registry) {
     for (const auto& [op, row] : rules::RuleTable::instance().rows()) {
       if (!row.host_values.empty()) {
         registry.library("aten", key)
-            .impl(op.c_str(), torch::CppFunction::makeFromBoxedFunctor(std::make_unique<Kernel>(row.host_values)));
+            .impl(op.c_str(),
+                  torch::CppFunction::makeFromBoxedFunctor(std::make_unique<HostValueKernel>(row.host_values)));
       }
     }
   }

@@ -42,15 +42,15 @@ at::Tensor replicated(const layout::Mesh& mesh, at::Tensor plain) {
 }
 
 const layout::Mesh* region_of(const RankState& state) {
-  if (state.region) {
-    return &*state.region;
+  if (state.pass.region()) {
+    return &*state.pass.region();
   }
-  if (!state.backward_region) {
+  if (!state.pass.backward_region()) {
     return nullptr;
   }
   const auto node = torch::autograd::get_current_node();  // of an operator on DTensors: the program may differentiate
                                                           // plain tensors too
-  return node && state.forward_plans.holds(node->sequence_nr()) ? &*state.backward_region : nullptr;
+  return node && state.engine.forward_plans.holds(node->sequence_nr()) ? &*state.pass.backward_region() : nullptr;
 }
 
 at::Tensor in_region(const RankState& state, at::Tensor plain) {
@@ -112,7 +112,7 @@ void fill_plain(RankState& state, at::Tensor& tensor, const random::Distribution
   at::Tensor dense = tensor.is_contiguous() && !tensor.requires_grad()
                          ? tensor
                          : at::empty(tensor.sizes(), tensor.options().requires_grad(false));
-  random::fill(dense, plain_region(dense), state.sites.next(), distribution);
+  random::fill(dense, plain_region(dense), state.next_stream(), distribution);
   at::NoGradGuard no_grad;
   if (!dense.is_same(tensor)) {
     tensor.copy_(dense);
@@ -137,11 +137,11 @@ bool names_generator(const Stack& stack, size_t arguments) {
 void random_plain(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* stack) {
   RankState* state = RankState::current();
   const size_t n = op.schema().arguments().size();
-  if (!state || takes_dtensor(*stack, n) || (!state->sites.stock && names_generator(*stack, n))) {
+  if (!state || takes_dtensor(*stack, n) || (!state->random.stock() && names_generator(*stack, n))) {
     // Below this key a DTensor finds its own kernel; a plain tensor outside of a rank, libtorch's.
     return call_plain(op, stack);
   }
-  if (state->sites.stock) {
+  if (state->random.stock()) {
     return call_with_stock(*state, op, *stack);
   }
   const c10::ArrayRef<IValue> args(stack->data() + (stack->size() - n), n);
@@ -157,10 +157,10 @@ void random_plain(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* sta
 void bernoulli_plain(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* stack) {
   RankState* state = RankState::current();
   const size_t n = op.schema().arguments().size();
-  if (!state || takes_dtensor(*stack, n) || (!state->sites.stock && names_generator(*stack, n))) {
+  if (!state || takes_dtensor(*stack, n) || (!state->random.stock() && names_generator(*stack, n))) {
     return call_plain(op, stack);
   }
-  if (state->sites.stock) {
+  if (state->random.stock()) {
     return call_with_stock(*state, op, *stack);
   }
   const c10::ArrayRef<IValue> args(stack->data() + (stack->size() - n), n);
@@ -198,7 +198,7 @@ void random_factory(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* s
   if (factory_hook) {
     return factory_hook->make(op, stack);
   }
-  if (state->sites.stock) {
+  if (state->random.stock()) {
     call_with_stock(*state, op, *stack);
     return place_made(*state, rules::Makes::kValues, stack);
   }
@@ -231,7 +231,7 @@ void random_factory(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* s
   if (distribution) {
     fill_plain(*state, result, *distribution);
   } else {
-    random::fill_permutation(result, state->sites.next());
+    random::fill_permutation(result, state->next_stream());
     result = result.to(options.dtype());
   }
   stack->resize(stack->size() - n);
@@ -262,10 +262,10 @@ void random_by_values(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack*
   RankState* state = RankState::current();
   const auto& arguments = op.schema().arguments();
   const size_t n = arguments.size();
-  if (!state || takes_dtensor(*stack, n) || (!state->sites.stock && names_generator(*stack, n))) {
+  if (!state || takes_dtensor(*stack, n) || (!state->random.stock() && names_generator(*stack, n))) {
     return call_plain(op, stack);
   }
-  if (state->sites.stock) {
+  if (state->random.stock()) {
     return call_with_stock(*state, op, *stack);
   }
   const size_t begin = stack->size() - n;

@@ -26,21 +26,21 @@ using Body = std::function<at::Tensor(const std::vector<at::Tensor>&)>;
 // The rank stands where it stood before the first run.
 class Again {
  public:
-  Again(RankState& state, const Sites::Position& position)
-      : state_(state), here_(state.sites.position()), recomputing_(state.recomputing) {
-    state.sites.restore(position);
-    state.recomputing = true;
+  Again(RankState& state, const ProgramPoint& then)
+      : state_(state), here_(state.point()), recomputing_(state.pass.is_recomputing()) {
+    state.go_to(then);
+    state.pass.set_recomputing(true);
   }
   ~Again() {
-    state_.sites.restore(here_);
-    state_.recomputing = recomputing_;
+    state_.go_to(here_);
+    state_.pass.set_recomputing(recomputing_);
   }
   Again(const Again&) = delete;
   Again& operator=(const Again&) = delete;
 
  private:
   RankState& state_;
-  Sites::Position here_;
+  ProgramPoint here_;
   bool recomputing_;
 };
 
@@ -90,7 +90,7 @@ std::vector<at::Tensor> leaves_of(const at::Tensor& output, const std::vector<at
 // Runs the body again and differentiates it: for its inputs, and for the leaves that it read.
 struct Recompute final : Node {
   Body body;
-  Sites::Position position;
+  ProgramPoint entry;
   std::vector<torch::autograd::SavedVariable> inputs;
   std::vector<at::Tensor> leaves;
 
@@ -110,7 +110,7 @@ struct Recompute final : Node {
     }
     at::Tensor output;
     {
-      const Again again(state, position);
+      const Again again(state, entry);
       at::AutoGradMode with_grad(true);
       output = body(fresh);
     }
@@ -150,7 +150,7 @@ at::Tensor recompute(const Body& body, const std::vector<at::Tensor>& inputs) {
   if (!at::GradMode::is_enabled()) {
     return body(inputs);
   }
-  const Sites::Position position = RankState::require().sites.position();
+  const ProgramPoint entry = RankState::require().point();
   const std::vector<at::Tensor> fresh = cut_off(inputs);
   const uint64_t first = at::sequence_number::peek();
   const at::Tensor output = body(fresh);
@@ -161,7 +161,7 @@ at::Tensor recompute(const Body& body, const std::vector<at::Tensor>& inputs) {
   auto node = make_node<Recompute>();
   node->leaves = leaves_of(output, fresh, first);
   node->body = body;
-  node->position = position;
+  node->entry = entry;
   torch::autograd::edge_list edges;
   for (const at::Tensor& input : inputs) {
     node->inputs.emplace_back(input, /*is_output=*/false);

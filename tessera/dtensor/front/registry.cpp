@@ -1,5 +1,6 @@
 #include "tessera/dtensor/front/registry.h"
 
+#include <algorithm>
 #include <mutex>
 
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -44,12 +45,7 @@ class Kernel final : public c10::OperatorKernel {
 };
 
 bool takes_tensor(const c10::FunctionSchema& schema) {
-  for (const c10::Argument& argument : schema.arguments()) {
-    if (argument.type()->str().find("Tensor") != std::string::npos) {
-      return true;
-    }
-  }
-  return false;
+  return std::any_of(schema.arguments().begin(), schema.arguments().end(), may_hold_tensors);
 }
 
 // Composite-implicit operators decompose, but for those whose CPU kernel is another function (silu_backward): one call
@@ -97,15 +93,15 @@ void register_all() {
 }
 
 // Every rank thread is under interception from its first line on, and has libtorch's threads again after its last.
-struct RankThread {
-  RankThread() = default;
-  ~RankThread() {
+struct RankKernels {
+  RankKernels() = default;
+  ~RankKernels() {
     if (RankState::current()) {
       set_numerics(Numerics::kFast);
     }
   }
-  RankThread(const RankThread&) = delete;
-  RankThread& operator=(const RankThread&) = delete;
+  RankKernels(const RankKernels&) = delete;
+  RankKernels& operator=(const RankKernels&) = delete;
 
   std::shared_ptr<void> interception = intercept_this_thread();
 };
@@ -113,7 +109,7 @@ struct RankThread {
 [[maybe_unused]] const bool hook_added = [] {
   comm::add_rank_hook([] {
     ensure_registered();
-    return std::make_shared<RankThread>();
+    return std::make_shared<RankKernels>();
   });
   return true;
 }();

@@ -43,7 +43,7 @@ at::Tensor whole_local(RankState& state, const OpInfo& info, const at::Tensor& t
 void alias(RankState& state, const OpInfo& info, Stack& stack) {
   const at::Tensor self = argument(info, stack, 0).toTensor();
   state.ctx.program.note(info.name.c_str(), meta_of(self)->spec->hash);
-  leave(info, stack, wrap_view(MetaPtr::reclaim_copy(meta_of(self)), self.is_inference()));
+  leave(info, stack, wrap_view(MetaPtr::reclaim_copy(meta_of(self)), self.unsafeGetTensorImpl()->version_counter()));
 }
 
 void item(RankState& state, const OpInfo& info, Stack& stack) {
@@ -88,7 +88,7 @@ void whole_call(RankState& state, const OpInfo& info, Stack& stack) {
 // Special::kWhole: a sum over samples among others, of which `exact` knows nothing.
 void whole_function(RankState& state, const OpInfo& info, Stack& stack) {
   TESSERA_ASSERT(!info.writes, info.name, " would write into what it gathered");
-  for (size_t i = 0; state.lattice() && i < info.num_args(); ++i) {
+  for (size_t i = 0; state.exact.lattice() && i < info.num_args(); ++i) {
     for_each_tensor({argument(info, stack, i)}, [&](const at::Tensor& tensor, int, int) {
       TESSERA_CHECK(!is_dtensor(tensor) || !rules::holds_samples(meta_of(tensor)->spec->labels), "[", info.name,
                     "] numerics exact: no exact rule for this operator on ", meta_of(tensor)->spec.str(),
@@ -114,13 +114,13 @@ void draw_whole(RankState& state, const OpInfo& info, Stack& stack) {
   for (size_t i = 0; i < info.num_args(); ++i) {
     IValue& value = argument(info, stack, i);
     if (value.isNone() && info.op.schema().arguments()[i].name() == "generator") {
-      value = state.sites.stock ? state.sites.stock.handle() : generator_for_draw(state);
+      value = state.random.stock() ? state.random.stock().handle() : generator_for_draw(state);
     }
     if (!value.isTensor() || !is_dtensor(value.toTensor())) {
       continue;
     }
     const at::Tensor tensor = value.toTensor();
-    if (!state.sites.stock) {
+    if (!state.random.stock()) {
       check_is_step(info, *meta_of(tensor));
     }
     const at::Tensor local = whole_local(state, info, tensor);
@@ -148,7 +148,7 @@ void draw_by_values(RankState& state, const OpInfo& info, Stack& stack) {
   if (info.row.draws.by_values && !stock_generator_of(state, args).defined()) {
     return leave(info, stack, info.row.draws.by_values(args));
   }
-  state.ctx.program.note(info.name.c_str(), state.sites.stock ? state.sites.stock.mark() : 0);
+  state.ctx.program.note(info.name.c_str(), state.random.stock() ? state.random.stock().mark() : 0);
   draw_whole(state, info, stack);
 }
 

@@ -1,12 +1,14 @@
-// Moving a tensor from one layout to another: planned once, then replayed.
+// Moving a tensor from one layout to another: planned and compiled once, then replayed.
 #pragma once
 
 #include <memory>
 #include <unordered_map>
+#include <vector>
 
 #include <ATen/core/Tensor.h>
 
 #include "tessera/comm/core/context.h"
+#include "tessera/dtensor/move/compiled_step.h"
 #include "tessera/layout/spec.h"
 #include "tessera/reshard/path.h"
 
@@ -17,16 +19,20 @@ struct Move {
   layout::Spec from;
   layout::Spec to;
   reshard::Path path;
-  bool communicates = false;  // some step needs other ranks
-  bool keeps_storage = true;  // the part stays the same memory
+  std::vector<CompiledStep> steps;  // the path's, on this rank
+  bool communicates = false;        // some step needs other ranks
+  bool keeps_storage = true;        // the part stays the same memory
 };
 
 using MovePtr = std::shared_ptr<const Move>;
 
-// The moves of one rank, by pair of layouts: those that plans hold, and of the others the newest kMost.
+// The moves of one rank, by pair of layouts: those that plans hold, and others until there are too many.
 class Moves {
  public:
   static constexpr size_t kMost = 64;
+
+  // `context`, the rank's, must outlive it.
+  explicit Moves(comm::RankContext& context) : context_(context) {}
 
   MovePtr find_or_plan(const layout::Spec& from, const layout::Spec& to);
   size_t size() const { return moves_.size(); }
@@ -39,12 +45,10 @@ class Moves {
   };
   void drop_unused();
 
+  comm::RankContext& context_;
   std::unordered_map<std::pair<const void*, const void*>, MovePtr, Hash> moves_;
   size_t most_ = kMost;
 };
-
-// A rank's part with every dim of more than one block as two, [blocks, rest]: a view.
-at::Tensor unfolded(const at::Tensor& local, c10::IntArrayRef blocks);
 
 // Runs the steps on this rank's part. `op` names who asked, for the ledger and for messages.
 // Collective over the axes that the steps name. Never writes to `local`; the result may share its storage.

@@ -87,14 +87,14 @@ bool runs_by_blocks(const at::Tensor& query, const at::Tensor& key, const at::Te
   if (!is_wide(query.scalar_type()) || (mask && !is_mask_of_operator(*mask, query, key))) {
     return false;
   }
-  return !RankState::require().lattice() ||
+  return !RankState::require().exact.lattice() ||
          (are_labels_in_place(query) && are_labels_in_place(key) && are_labels_in_place(value));
 }
 
 bool runs_fused(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
                 const std::optional<at::Tensor>& mask) {
   const bool is_plain = !has_tangent(query) && !has_tangent(key) && !has_tangent(value);
-  return !RankState::require().lattice() && !mask && is_plain &&
+  return !RankState::require().exact.lattice() && !mask && is_plain &&
          (is_wide(query.scalar_type()) || is_narrow(query.scalar_type())) && query.size(3) == value.size(3);
 }
 
@@ -106,18 +106,18 @@ bool is_in_place(const at::Tensor& query, const at::Tensor& key, const at::Tenso
          is_cut_in_place(value, key.size(1));
 }
 
-std::array<int64_t, 3> leaves_of(const std::optional<layout::Lattice>& of_exact, const at::Tensor& query,
+std::array<int64_t, 3> leaves_of(const std::optional<sums::Lattice>& of_exact, const at::Tensor& query,
                                  const at::Tensor& key, const at::Tensor& value) {
   if (!of_exact) {
     return {};
   }
-  const layout::Lattice& lattice = *of_exact;
+  const sums::Lattice& lattice = *of_exact;
   const bool of_keys = rules::counts_positions(labels_of(key, 2)) || rules::counts_positions(labels_of(value, 2));
   const bool of_queries = rules::counts_positions(labels_of(query, 2));
   const int64_t times = query.size(1) / key.size(1);
-  return {of_keys ? layout::leaf_length(key.size(2), lattice.sequence) : 0,
-          of_queries ? layout::leaf_length(query.size(2), lattice.sequence) : 0,
-          layout::leaf_length(times, lattice.feature)};
+  return {of_keys ? sums::leaf_length(key.size(2), lattice.sequence) : 0,
+          of_queries ? sums::leaf_length(query.size(2), lattice.sequence) : 0,
+          sums::leaf_length(times, lattice.feature)};
 }
 
 at::Tensor attention_kernel(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
@@ -140,7 +140,7 @@ at::Tensor attention_kernel(const at::Tensor& query, const at::Tensor& key, cons
                    {.mask = mask,
                     .is_causal = is_causal,
                     .scale = attention_scale(query, scale),
-                    .leaves = leaves_of(RankState::require().lattice(), query, key, value)});
+                    .leaves = leaves_of(RankState::require().exact.lattice(), query, key, value)});
 }
 
 }  // namespace

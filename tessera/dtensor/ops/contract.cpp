@@ -25,7 +25,7 @@ using torch::autograd::variable_list;
 // A plain tensor, its dims in `order` (empty: as they are), with the groups of dims flattened: `batch` of them (if
 // any), then `rows`, then the rest.
 at::Tensor as_matrix(const at::Tensor& tensor, const std::vector<int64_t>& order, size_t batch, size_t rows) {
-  const at::Tensor ordered = order.empty() ? tensor : tensor.permute(order);
+  at::Tensor ordered = order.empty() ? tensor : tensor.permute(order);
   if (batch == 0 && rows == 1 && ordered.dim() == 2) {
     return ordered;
   }
@@ -50,7 +50,7 @@ at::Tensor contract_plain(const at::Tensor& a, const at::Tensor& b, c10::string_
   const size_t batch = equation.batch.size();
   const at::Tensor left = as_matrix(a, equation.order_a, batch, equation.rows.size());
   const at::Tensor right = as_matrix(b, equation.order_b, batch, equation.summed.size());
-  const at::Tensor product = batch == 0 ? at::mm(left, right) : at::bmm(left, right);
+  at::Tensor product = batch == 0 ? at::mm(left, right) : at::bmm(left, right);
   if (batch <= 1 && equation.rows.size() == 1 && equation.columns.size() == 1 && equation.order_out.empty()) {
     return product;
   }
@@ -69,7 +69,7 @@ at::Tensor contract_plain(const at::Tensor& a, const at::Tensor& b, c10::string_
 }
 
 // A factor in a gradient.
-at::Tensor conjugate(at::Tensor saved) { return saved.is_complex() ? saved.conj() : saved; }
+at::Tensor conjugate(const at::Tensor& saved) { return saved.is_complex() ? saved.conj() : saved; }
 
 // Keeps each operand only for the other's gradient.
 struct ContractBackward final : torch::autograd::Node {
@@ -141,7 +141,7 @@ at::Tensor contract_backwards(const at::Tensor& a, const at::Tensor& b, c10::str
 
 // The derivative along the operands' tangents, of which at least one is there (forward mode).
 at::Tensor tangent_of(const at::Tensor& a, const at::Tensor& b, c10::string_view text) {
-  const at::Tensor along_a = a._fw_grad(0), along_b = b._fw_grad(0);
+  const at::Tensor &along_a = a._fw_grad(0), &along_b = b._fw_grad(0);
   const at::Tensor of_a = along_a.defined() ? contract(along_a, b._fw_primal(0), text) : at::Tensor();
   const at::Tensor of_b = along_b.defined() ? contract(a._fw_primal(0), along_b, text) : at::Tensor();
   return of_a.defined() && of_b.defined() ? at::add(of_a, of_b) : of_a.defined() ? of_a : of_b;

@@ -23,7 +23,7 @@ using torch::autograd::variable_list;
 using Gradients = std::tuple<Tensor, Tensor, Tensor>;
 
 // As the kernels read it: neighbouring elements in the last dim.
-Tensor with_rows(const Tensor& x) { return x.stride(-1) == 1 ? x : x.contiguous(); }
+Tensor with_dense_rows(const Tensor& x) { return x.stride(-1) == 1 ? x : x.contiguous(); }
 
 // libtorch's kernels take no tensors without elements, which a rank without heads has.
 std::tuple<Tensor, Tensor> fused_plain(const Tensor& query, const Tensor& key, const Tensor& value, bool is_causal,
@@ -32,7 +32,8 @@ std::tuple<Tensor, Tensor> fused_plain(const Tensor& query, const Tensor& key, c
     return {at::zeros_like(query),
             at::zeros(query.sizes().slice(0, 3), query.options().dtype(at::toOpMathType(query.scalar_type())))};
   }
-  return at::_scaled_dot_product_flash_attention_for_cpu(with_rows(query), with_rows(key), with_rows(value),
+  return at::_scaled_dot_product_flash_attention_for_cpu(with_dense_rows(query), with_dense_rows(key),
+                                                         with_dense_rows(value),
                                                          /*dropout_p=*/0, is_causal,
                                                          /*attn_mask=*/{}, scale);
 }
@@ -42,9 +43,9 @@ Gradients fused_backward_plain(const Tensor& grad, const Tensor& query, const Te
   if (query.numel() == 0) {
     return {at::zeros_like(query), at::zeros_like(key), at::zeros_like(value)};
   }
-  return at::_scaled_dot_product_flash_attention_for_cpu_backward(with_rows(grad), with_rows(query), with_rows(key),
-                                                                  with_rows(value), out, log_sums,
-                                                                  /*dropout_p=*/0, is_causal, /*attn_mask=*/{}, scale);
+  return at::_scaled_dot_product_flash_attention_for_cpu_backward(
+      with_dense_rows(grad), with_dense_rows(query), with_dense_rows(key), with_dense_rows(value), out, log_sums,
+      /*dropout_p=*/0, is_causal, /*attn_mask=*/{}, scale);
 }
 
 std::tuple<Tensor, Tensor> call_fused(const Tensor& query, const Tensor& key, const Tensor& value, bool is_causal,

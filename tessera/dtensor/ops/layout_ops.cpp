@@ -29,7 +29,7 @@ using torch::autograd::variable_list;
 
 // A Spec as an operator's argument.
 struct Layout : torch::CustomClassHolder {
-  explicit Layout(Spec held) : spec(held) {}
+  explicit Layout(Spec held) : spec(std::move(held)) {}
   Spec spec;
 };
 using LayoutPtr = c10::intrusive_ptr<Layout>;
@@ -64,18 +64,17 @@ at::Tensor moved_to(RankState& state, Meta& meta, const Spec& to, const char* op
   if (meta.spec == to) {
     return meta.local;
   }
-  at::Tensor local = run_move(state.ctx, *state.moves.find_or_plan(meta.spec, to), meta.local, op);
+  at::Tensor local = run_move(state.ctx, *state.engine.moves.find_or_plan(meta.spec, to), meta.local, op);
   if (meta.spec->has_partial && !to->has_partial && meta.spec->mesh == to->mesh) {
     meta.replace(local, to);
   }
   return local;
 }
 
-// A part of its own, if `local` is still that of `meta`. Copied at once: memory that copies itself when it is written
-// first
-// (_lazy_clone) may not be handed to a kernel that asks for its memory from several threads, which is an assertion of
-// libtorch's.
-at::Tensor unshared(const Meta& meta, at::Tensor local) {
+// A part of its own, if `local` is still that of `meta`. Copied at once: memory that copies itself when it is
+// written first (_lazy_clone) may not be handed to a kernel that asks for its memory from several threads, which is an
+// assertion of libtorch's.
+at::Tensor unshared(const Meta& meta, const at::Tensor& local) {
   LocalScope scope;
   return local.is_alias_of(meta.local) ? local.clone() : local;
 }
@@ -179,7 +178,7 @@ LayoutPtr layout_of_gradient(const at::Tensor& tensor, bool whole) {
 
 // The tangent as a DTensor: a plain one counts as replicated.
 at::Tensor tangent_of(const at::Tensor& tensor) {
-  const at::Tensor along = tensor._fw_grad(/*level=*/0);
+  const at::Tensor& along = tensor._fw_grad(/*level=*/0);
   return holds_dtensor(along) ? along : at::add(at::zeros_like(tensor._fw_primal(/*level=*/0)), along);
 }
 
@@ -200,7 +199,7 @@ at::Tensor redistribute_autograd(const at::Tensor& tensor, const LayoutPtr& to) 
 
 // A part's tangent is the part of the tangent where the tensor lies.
 at::Tensor plain_tangent(const at::Tensor& tensor, bool whole) {
-  const at::Tensor along = tensor._fw_grad(/*level=*/0);
+  const at::Tensor& along = tensor._fw_grad(/*level=*/0);
   if (whole) {
     return holds_dtensor(along) ? call_to_plain(along, whole) : along;
   }

@@ -51,7 +51,7 @@ size_t first_list(c10::ArrayRef<IValue> args) {
 
 // Whether the operator may take all parts as they are.
 bool may_run_together(const RankState& state, const OpInfo& info, c10::ArrayRef<IValue> args) {
-  if (state.lattice() || state.observer() || info.row.special != rules::Special::kList) {
+  if (state.exact.lattice() || state.watch.observer() || info.row.special != rules::Special::kList) {
     return false;
   }
   const auto first = args[first_list(args)].toListRef();
@@ -160,7 +160,7 @@ void note_call(RankState& state, const OpInfo& info, c10::ArrayRef<IValue> args)
 
 // Whether norms of the elements can be merged together: euclidean ones, of tensors that are ready, summed in any order.
 bool may_merge_together(const RankState& state, const OpInfo& info, c10::ArrayRef<IValue> args) {
-  if (state.lattice() || state.observer() || info.row.special != rules::Special::kListNorm ||
+  if (state.exact.lattice() || state.watch.observer() || info.row.special != rules::Special::kListNorm ||
       !args[1].toScalar().equal(2) || !args[2].isNone()) {
     return false;
   }
@@ -290,7 +290,8 @@ class FusedUpdate {
     const Spec from =
         Spec::make(spec->mesh, Placements(spec->mesh.ndim()), tensor.sizes(), tensor.strides(), tensor.scalar_type());
     const Spec to = from.with(spec->placements);
-    const at::Tensor part = run_move(state_.ctx, *state_.moves.find_or_plan(from, to), tensor, info_.name.c_str());
+    const at::Tensor part =
+        run_move(state_.ctx, *state_.engine.moves.find_or_plan(from, to), tensor, info_.name.c_str());
     if (written && !spec->is_replicated) {
       elsewhere_.emplace_back(tensor, wrap(part, to));
     }
@@ -316,8 +317,8 @@ class FusedUpdate {
       return part;
     }
     LocalScope scope;
-    const at::Tensor copy = is_dense ? at::empty_strided(part.sizes(), parameter.strides(), part.options())
-                                     : at::empty(part.sizes(), part.options());
+    at::Tensor copy = is_dense ? at::empty_strided(part.sizes(), parameter.strides(), part.options())
+                               : at::empty(part.sizes(), part.options());
     if (is_dense && part.strides() == copy.strides()) {
       return part;
     }
@@ -365,7 +366,7 @@ void foreach_call(RankState& state, const OpInfo& info, Stack& stack) {
 
 void fused_update(RankState& state, const OpInfo& info, Stack& stack) {
   TESSERA_CHECK(
-      !state.lattice(), "[", info.name,
+      !state.exact.lattice(), "[", info.name,
       "] numerics exact: the fused optimizers' kernels have no form whose bits do not depend on the layout (rank ",
       state.ctx.rank, "). Make the optimizer with fused=False.");
   FusedUpdate(state, info, stack).run();

@@ -10,6 +10,7 @@
 #include "tessera/dtensor/move/redistribute.h"
 #include "tessera/dtensor/plan/exact_sum.h"
 #include "tessera/dtensor/plan/per_sample.h"
+#include "tessera/dtensor/record/meta.h"
 #include "tessera/rules/engine/rule.h"
 
 namespace tessera::dtensor {
@@ -48,6 +49,7 @@ struct CallPlan {
   std::vector<int> list_returns;  // for each return: the length of the list, or -1 for a single tensor
   bool reshape = false;           // the local call gives operand 0 the shape `local_shape` (view and its kin)
   std::vector<int64_t> local_shape;
+  mutable Prototype local_prototype;  // of parts of that shape
   std::vector<std::pair<int, c10::IValue>> rewritten;
   rules::LocalKernel local = nullptr;
   std::unique_ptr<rules::LocalCall> local_call;

@@ -11,7 +11,7 @@
 #include "tessera/base/error.h"
 #include "tessera/base/hash.h"
 #include "tessera/base/hints.h"
-#include "tessera/dtensor/move/redistribute.h"
+#include "tessera/dtensor/move/pieces.h"
 #include "tessera/dtensor/record/interception.h"
 #include "tessera/dtensor/record/op_info.h"
 #include "tessera/dtensor/state/state.h"
@@ -87,7 +87,7 @@ bool is_batch(const layout::SpecData& spec, int64_t dim) {
 
 void fill_by_counter(RankState& state, at::Tensor& local, const Spec& spec, const Origin* origin,
                      const random::Distribution& distribution) {
-  const random::Stream stream = state.sites.next();
+  const random::Stream stream = state.next_stream();
   const Runs runs = spec.local_runs(state.ctx.coord(spec->mesh));
   at::Tensor dense = local.is_contiguous() ? local : at::empty(local.sizes(), local.options());
   const auto dim = layout::batch_dim(spec->labels);
@@ -138,7 +138,7 @@ std::optional<Draw> draw_of(RankState& state, const rules::Draws& draws, c10::Ar
 }
 
 at::Generator generator_for_draw(RankState& state) {
-  const random::Stream stream = state.sites.next();
+  const random::Stream stream = state.next_stream();
   return at::make_generator<at::CPUGeneratorImpl>(
       base::hash_combine(base::hash_combine(base::hash_mix(stream.seed), stream.site), stream.step));
 }
@@ -147,7 +147,8 @@ namespace {
 
 // Under `stock` the ranks must stand at the same place of the stream.
 void note(RankState& state, const OpInfo& info, const Spec& spec) {
-  const uint64_t place = state.sites.stock ? base::hash_combine(spec->hash, state.sites.stock.mark()) : spec->hash;
+  const uint64_t place =
+      state.random.stock() ? base::hash_combine(spec->hash, state.random.stock().mark()) : spec->hash;
   state.ctx.program.note(info.name.c_str(), place);
 }
 
@@ -269,7 +270,7 @@ void native_dropout(RankState& state, const OpInfo& info, Stack& stack) {
   const at::Tensor input = args[0].toTensor();
   const double p = args[1].toDouble();
   const bool train = args[2].isNone() || args[2].toBool();
-  const bool draws = train || !state.sites.stock;
+  const bool draws = train || !state.random.stock();
   at::Tensor mask = draws ? filled_like(state, info, input, at::kBool,
                                         require_draw(state, info, rules::kBernoulli,
                                                      {IValue(), IValue(train ? 1 - p : 1.0)}, at::kBool))

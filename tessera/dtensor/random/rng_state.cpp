@@ -1,6 +1,7 @@
 #include "tessera/dtensor/random/rng_state.h"
 
 #include <cstring>
+#include <utility>
 
 #include <ATen/ops/empty.h>
 #include <torch/csrc/autograd/function.h>
@@ -20,24 +21,22 @@ using Words = std::vector<uint64_t>;
 
 uint64_t site_of(const ParameterInfo* parameter) { return parameter ? parameter->site : 0; }
 
-const ParameterInfo* find_parameter(const RankState& state, uint64_t site) {
-  for (const ParameterInfo& parameter : state.parameters) {
-    if (parameter.site == site) {
-      return &parameter;
-    }
-  }
-  return nullptr;
-}
-
 // Whether the program is in a backward pass, and not in a forward that it runs again.
-bool in_backward(const RankState& state) { return torch::autograd::get_current_node() && !state.recomputing; }
+bool in_backward(const RankState& state) { return torch::autograd::get_current_node() && !state.pass.is_recomputing(); }
 
 Words words_of(const RankState& state) {
-  const Sites& sites = state.sites;
-  const Sites::Position here = sites.position();
-  Words words = {
-      kMagic,       sites.seed, here.step, here.evaluation, sites.passes, in_backward(state), site_of(here.parameter),
-      here.reading, here.draws, here.calls};
+  const Sites& sites = state.pass.sites;
+  const Sites::Position& here = sites.position();
+  Words words = {kMagic,
+                 state.random.seed(),
+                 here.step,
+                 here.evaluation,
+                 sites.passes(),
+                 in_backward(state),
+                 site_of(here.parameter),
+                 here.reading,
+                 here.draws,
+                 here.calls};
   words.push_back(here.readings.size());
   for (const auto& [parameter, count] : here.readings) {
     words.insert(words.end(), {site_of(parameter), count});
@@ -71,7 +70,8 @@ at::Tensor rng_state() {
   RankState& state = RankState::require();
   const LocalScope scope;
   const Words words = words_of(state);
-  const at::Tensor stream = state.sites.stock ? state.sites.stock.handle().get_state() : at::empty({0}, at::kByte);
+  const at::Tensor stream =
+      state.random.stock() ? state.random.stock().handle().get_state() : at::empty({0}, at::kByte);
   const auto bytes = static_cast<int64_t>(words.size() * sizeof(uint64_t));
   at::Tensor result = at::empty({bytes + stream.numel()}, at::kByte);
   std::memcpy(result.mutable_data_ptr(), words.data(), static_cast<size_t>(bytes));
@@ -90,30 +90,29 @@ void set_rng_state(const at::Tensor& given) {
       reader.next() == kMagic,
       "[set_rng_state] these bytes are no state of a rank's generator; inside a rank, keep what rng_state() (in "
       "Python, torch.get_rng_state()) returned there");
-  Sites& sites = state.sites;
-  sites.seed = reader.next();
+  const uint64_t seed = reader.next();
   Sites::Position position;
   position.step = reader.next();
   position.evaluation = reader.next();
-  sites.passes = reader.next();
+  const uint64_t passes = reader.next();
   const bool taken_in_backward = reader.next() != 0;
-  position.parameter = find_parameter(state, reader.next());
+  position.parameter = state.engine.parameters.find(reader.next());
   position.reading = reader.next();
   position.draws = reader.next();
   position.calls = reader.next();
   for (uint64_t left = reader.next(); left > 0; --left) {
-    const ParameterInfo* parameter = find_parameter(state, reader.next());
+    const ParameterInfo* parameter = state.engine.parameters.find(reader.next());
     position.readings[parameter] = reader.next();
   }
-  position.stock = sites.stock;
-  sites.restore(position);
   const at::Tensor stream = reader.rest();
-  TESSERA_CHECK((stream.numel() > 0) == static_cast<bool>(sites.stock),
+  TESSERA_CHECK((stream.numel() > 0) == static_cast<bool>(state.random.stock()),
                 "[set_rng_state] the state was taken under another generator (counter or stock)");
-  if (sites.stock) {
-    sites.stock.handle().set_state(stream.clone());
+  state.pass.sites.restore(std::move(position), passes);
+  state.random.set_seed(seed);
+  if (state.random.stock()) {
+    state.random.stock().handle().set_state(stream.clone());
   }
-  state.recomputing = torch::autograd::get_current_node() && !taken_in_backward;
+  state.pass.set_recomputing(torch::autograd::get_current_node() && !taken_in_backward);
 }
 
 }  // namespace tessera::dtensor

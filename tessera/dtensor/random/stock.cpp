@@ -42,7 +42,7 @@ at::Generator named_generator(Args args) {
 
 at::Generator stock_generator_of(RankState& state, Args args) {
   const at::Generator named = named_generator(args);
-  return named.defined() ? named : state.sites.stock.handle();
+  return named.defined() ? named : state.random.stock().handle();
 }
 
 random::StockTensor stock_tensor_of(const Spec& spec) { return {spec->sizes, spec->strides, spec->dtype}; }
@@ -57,7 +57,7 @@ void call_with_stock(RankState& state, const c10::OperatorHandle& op, Stack& sta
   }
   IValue& generator = stack[static_cast<size_t>(begin + index)];
   if (generator.isNone()) {
-    generator = state.sites.stock.handle();
+    generator = state.random.stock().handle();
   }
   const LocalScope scope;
   called.callBoxed(stack);

@@ -20,7 +20,7 @@ void for_each_tensor(c10::ArrayRef<c10::IValue> args, Visit&& visit) {
       for (size_t k = 0; k < list.size(); ++k) {
         visit(list.get(k), static_cast<int>(i), static_cast<int>(k));
       }
-    } else if (value.isList() && value.toListRef().size() > 0) {
+    } else if (value.isList() && !value.toListRef().empty()) {
       const auto items = value.toListRef();  // List[Optional[Tensor]]
       for (size_t k = 0; k < items.size(); ++k) {
         if (items[k].isTensor() && items[k].toTensor().defined()) {

@@ -1,7 +1,7 @@
 #include "tessera/dtensor/record/meta.h"
 
-#include <map>
-#include <mutex>
+#include <memory>
+#include <new>
 
 #include <c10/core/DispatchKeySet.h>
 
@@ -19,28 +19,119 @@ c10::DispatchKeySet dtensor_keys() {
   return keys;
 }
 
-// A TensorImpl that can be given sizes and a Meta from outside; nothing in it differs from its base afterwards.
-struct Maker final : c10::TensorImpl, base::Pooled<Maker> {
-  Maker(MetaPtr meta, c10::IntArrayRef sizes, c10::IntArrayRef strides, caffe2::TypeMeta dtype, c10::Device device)
-      : TensorImpl(dtensor_keys(), dtype, device) {
-    set_storage_access_should_throw();
+// Note [Husks]. libtorch keeps two records of a tensor on the heap: the count of its writes, and what few tensors have
+// (ExtraMeta), among it our Meta. A dropped DTensor leaves both, as good as new, in its own memory to the thread's next
+// one. A view leaves no count, as it is its base's; so its husk goes to a view.
+struct Husk {
+  std::unique_ptr<c10::ExtraMeta> extra;
+  c10::VariableVersion writes;
+};
+
+template <bool counts_writes>
+struct GiveBackHusk {
+  void operator()(Husk* husk) const {
+    std::destroy_at(husk);
+    ::operator delete(husk);
+  }
+};
+template <bool counts_writes>
+using Husks = base::Spares<std::unique_ptr<Husk, GiveBackHusk<counts_writes>>>;
+
+// The TensorImpl of a DTensor.
+struct Maker final : TensorLike {
+  Maker(MetaPtr meta, Husk parts, c10::IntArrayRef sizes, c10::IntArrayRef strides, caffe2::TypeMeta dtype,
+        c10::Device device)
+      : TensorLike(dtensor_keys(), dtype, device) {
     set_sizes_and_strides(sizes, strides);
+    take(std::move(parts.extra), std::move(meta));
+  }
+
+  // The constructor asks a storage for the device: that of `like`, borrowed so long, without counting it.
+  Maker(MetaPtr meta, Husk parts, const Maker& like)
+      : TensorLike(c10::Storage(c10::intrusive_ptr<c10::StorageImpl>::reclaim(like.storage_.unsafeGetStorageImpl())),
+                   dtensor_keys(), like.data_type_, std::move(parts.writes)) {
+    storage_.unsafeReleaseStorageImpl();
+    copy_shape(like);
+    take(std::move(parts.extra), std::move(meta));
+  }
+
+  static void* operator new(size_t size) { return ::operator new(size); }
+  static void* operator new(size_t, void* place) noexcept { return place; }
+  static void operator delete(void* memory) { ::operator delete(memory); }
+  static void operator delete(Maker* dropped, std::destroying_delete_t) {
+    Husk left{std::move(dropped->extra_meta_), {}};
+    if (dropped->version_counter_.enabled() && dropped->version_counter_.unique()) {
+      left.writes = std::move(dropped->version_counter_);
+      if (left.writes.current_version() != 0) {
+        left.writes.set_version(0);
+      }
+    }
+    std::destroy_at(dropped);
+    if (!left.extra) {
+      return ::operator delete(dropped);
+    }
+    std::destroy_at(left.extra.get());
+    std::construct_at(left.extra.get());
+    left.writes.enabled() ? keep<true>(dropped, std::move(left)) : keep<false>(dropped, std::move(left));
+  }
+
+  // A prototype is no tensor of the program, but one that others are made like.
+  void lend_storage() {
+    storage_ = c10::Storage(c10::Storage::use_byte_size_t(), 0, c10::DataPtr(nullptr, device()), nullptr, false);
+  }
+  void be_view(const c10::VariableVersion& writes_of_base) { count_writes_with(dtensor_keys(), writes_of_base); }
+
+ private:
+  void take(std::unique_ptr<c10::ExtraMeta> extra, MetaPtr meta) {
+    set_storage_access_should_throw();
+    extra_meta_ = std::move(extra);
     set_backend_meta(std::move(meta));
   }
 
-  Maker(MetaPtr meta, const Maker& like) : TensorImpl(dtensor_keys(), like.data_type_, like.device_opt_) {
-    set_storage_access_should_throw();
-    sizes_and_strides_ = like.sizes_and_strides_;
-    numel_ = like.numel_;
-    is_contiguous_ = like.is_contiguous_;
-    is_channels_last_ = like.is_channels_last_;
-    is_channels_last_contiguous_ = like.is_channels_last_contiguous_;
-    is_channels_last_3d_ = like.is_channels_last_3d_;
-    is_channels_last_3d_contiguous_ = like.is_channels_last_3d_contiguous_;
-    is_non_overlapping_and_dense_ = like.is_non_overlapping_and_dense_;
-    set_backend_meta(std::move(meta));
+  template <bool counts_writes>
+  static void keep(void* memory, Husk left) {
+    using Kept = std::unique_ptr<Husk, GiveBackHusk<counts_writes>>;
+    Husks<counts_writes>::keep(Kept(new (memory) Husk(std::move(left))));
   }
 };
+
+// Memory for a Maker; what the last one left there is moved to `parts`.
+template <bool counts_writes>
+void* take_husk(Husk& parts) {
+  Husk* husk = Husks<counts_writes>::take().release();
+  if (C10_UNLIKELY(!husk)) {
+    return ::operator new(sizeof(Maker));
+  }
+  parts = std::move(*husk);
+  std::destroy_at(husk);
+  return husk;
+}
+
+template <typename... Arguments>
+c10::intrusive_ptr<Maker> make_in(void* memory, Arguments&&... arguments) {
+  return c10::intrusive_ptr<Maker>::unsafe_steal_from_new(new (memory) Maker(std::forward<Arguments>(arguments)...));
+}
+
+c10::intrusive_ptr<Maker> make(MetaPtr meta, const layout::SpecData& spec, c10::Device device) {
+  Husk parts;
+  void* memory = take_husk<false>(parts);
+  return make_in(memory, std::move(meta), std::move(parts), spec.sizes, spec.strides,
+                 caffe2::TypeMeta::fromScalarType(spec.dtype), device);
+}
+
+C10_NOINLINE Prototype new_prototype(const layout::SpecData& spec, c10::Device device) {
+  auto made = make(MetaPtr(), spec, device);
+  made->lend_storage();
+  return made;
+}
+
+// The prototype of DTensors of this layout on this device.
+Maker& prototype_in(Prototype& kept, const layout::SpecData& spec, c10::Device device) {
+  if (C10_UNLIKELY(!kept || kept->device() != device)) {
+    kept = new_prototype(spec, device);
+  }
+  return static_cast<Maker&>(*kept);
+}
 
 std::string no_storage() {
   return c10::str("A DTensor has no storage of its own: call ", base::in_library("to_local(x)"),
@@ -49,15 +140,10 @@ std::string no_storage() {
 
 }  // namespace
 
-const Origin* Origin::make(std::vector<Piece> pieces) {
-  static std::mutex mutex;
-  static auto* table = new std::map<std::vector<Piece>, std::unique_ptr<Origin>>();
-  std::lock_guard<std::mutex> lock(mutex);
-  auto& entry = (*table)[pieces];
-  if (!entry) {
-    entry = std::make_unique<Origin>(Origin{std::move(pieces)});
-  }
-  return entry.get();
+void Meta::release_resources() {
+  local.reset();
+  root.reset();
+  rare.reset();
 }
 
 Rare& Meta::make_rare() {
@@ -91,17 +177,41 @@ void Meta::replace(at::Tensor new_local, Spec new_spec) {
   }
 }
 
-at::Tensor wrap(MetaPtr meta, Prototype* prototype) {
+at::Tensor wrap(MetaPtr meta) {
   const layout::SpecData& spec = *meta->spec;
   const c10::Device device = meta->local.device();
-  const auto dtype = caffe2::TypeMeta::fromScalarType(spec.dtype);
-  if (!prototype) {
-    return at::detail::make_tensor<Maker>(std::move(meta), spec.sizes, spec.strides, dtype, device);
+  return at::Tensor(make(std::move(meta), spec, device));
+}
+
+[[gnu::flatten]] at::Tensor wrap(MetaPtr meta, Prototype& prototype) {
+  const at::Tensor& local = meta->local;
+  Maker& like = prototype_in(prototype, *meta->spec, local.device());
+  Husk parts;
+  if (C10_UNLIKELY(local.is_inference())) {
+    void* memory = take_husk<false>(parts);
+    return at::Tensor(make_in(memory, std::move(meta), std::move(parts), like));
   }
-  if (C10_UNLIKELY(!*prototype || (*prototype)->device() != device)) {
-    *prototype = c10::make_intrusive<Maker>(MetaPtr(), spec.sizes, spec.strides, dtype, device);
+  void* memory = take_husk<true>(parts);
+  if (C10_UNLIKELY(!parts.writes.enabled())) {
+    parts.writes = c10::VariableVersion(0);
   }
-  return at::detail::make_tensor<Maker>(std::move(meta), static_cast<const Maker&>(**prototype));
+  return at::Tensor(make_in(memory, std::move(meta), std::move(parts), like));
+}
+
+at::Tensor wrap_view(MetaPtr meta, const c10::VariableVersion& writes_of_base) {
+  const layout::SpecData& spec = *meta->spec;
+  const c10::Device device = meta->local.device();
+  auto made = make(std::move(meta), spec, device);
+  made->be_view(writes_of_base);
+  return at::Tensor(std::move(made));
+}
+
+[[gnu::flatten]] at::Tensor wrap_view(MetaPtr meta, const c10::VariableVersion& writes_of_base, Prototype& prototype) {
+  Maker& like = prototype_in(prototype, *meta->spec, meta->local.device());
+  Husk parts;
+  void* memory = take_husk<false>(parts);
+  parts.writes = writes_of_base;
+  return at::Tensor(make_in(memory, std::move(meta), std::move(parts), like));
 }
 
 at::Tensor wrap(at::Tensor local, Spec spec, const Origin* origin) {
@@ -117,7 +227,7 @@ at::Tensor wrap_deferred(const at::Tensor& like, std::shared_ptr<Recorder> recor
   Rare& rare = meta->make_rare();
   rare.recorder = std::move(recorder);
   rare.recorded = recorded;
-  return at::detail::make_tensor<Maker>(std::move(meta), like.sizes(), like.strides(), like.dtype(),
+  return at::detail::make_tensor<Maker>(std::move(meta), Husk(), like.sizes(), like.strides(), like.dtype(),
                                         c10::Device(c10::kCPU));
 }
 

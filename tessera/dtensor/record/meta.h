@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstdint>
-#include <compare>
 #include <memory>
 #include <optional>
 #include <string>
@@ -13,10 +12,13 @@
 #include <c10/core/TensorImpl.h>
 
 #include "tessera/base/pooled.h"
+#include "tessera/dtensor/record/tensor_like.h"
+#include "tessera/layout/origin.h"
 #include "tessera/layout/spec.h"
 
 namespace tessera::dtensor {
 
+using layout::Origin;
 using layout::Spec;
 
 // A DTensor is an ordinary TensorImpl whose key set says so (Note [Keys]) and whose BackendMeta is a Meta. It has no
@@ -26,20 +28,6 @@ using layout::Spec;
 // work unchanged; PrivateUse1 stays free for vendors. The CPU's autocast key, as the local tensors are CPU tensors (a
 // CUDA local brings its own).
 constexpr c10::DispatchKey kKey = c10::DispatchKey::PrivateUse3;
-
-// Which samples of the step the rows of a micro-batch are. Interned and immortal; beside the Spec, not in it, so that
-// equal micro-batches share plans. Rows from `row` on, up to the next piece, are samples from `sample` on: each
-// data-parallel rank owns one contiguous block of the step's samples, so a micro-batch is made of one run from every
-// block.
-struct Origin {
-  struct Piece {
-    int64_t row = 0;
-    int64_t sample = 0;
-    auto operator<=>(const Piece&) const = default;
-  };
-  std::vector<Piece> pieces;  // ascending by row, the first at row 0
-  static const Origin* make(std::vector<Piece> pieces);
-};
 
 // What the plan says about a parameter; owned by the rank, outlives its tensors' use.
 struct ParameterInfo {
@@ -117,11 +105,13 @@ struct Meta final : c10::BackendMeta, base::Pooled<Meta> {
   bool is_pending() const { return rare && rare->pending; }
 
   Rare& make_rare();
+  // What is known of a dropped tensor by weak references keeps no memory.
+  void release_resources() override;
   // The same logical value, elsewhere placed.
   void replace(at::Tensor new_local, Spec new_spec);
 };
 
-inline bool is_dtensor(const at::Tensor& tensor) {
+C10_ALWAYS_INLINE bool is_dtensor(const at::Tensor& tensor) {
   return tensor.defined() && tensor.unsafeGetTensorImpl()->key_set().has(kKey);
 }
 
@@ -130,13 +120,17 @@ inline Meta* meta_of(const at::Tensor& tensor) {
   return static_cast<Meta*>(tensor.unsafeGetTensorImpl()->get_backend_meta());
 }
 
-// A tensor that gives others its sizes, strides and what follows from them, so that they are worked out once.
-using Prototype = c10::intrusive_ptr<c10::TensorImpl>;
-
-// A DTensor of this record. The local tensor must be plain. `prototype`, if given, is of this layout; it is made where
-// it is null or on another device.
-at::Tensor wrap(MetaPtr meta, Prototype* prototype = nullptr);
+// A DTensor of this record. The local tensor must be plain. A prototype is of this layout; it is made where it is null
+// or on another device. With one, the DTensor is a tensor of inference mode if its part is; without one, if that mode
+// is on.
+at::Tensor wrap(MetaPtr meta);
+at::Tensor wrap(MetaPtr meta, Prototype& prototype);
 at::Tensor wrap(at::Tensor local, Spec spec, const Origin* origin = nullptr);
+
+// A DTensor of this record that is a view: it counts writes with its base. As on one device it is a tensor of inference
+// mode if its base is one, whatever the mode is now.
+at::Tensor wrap_view(MetaPtr meta, const c10::VariableVersion& writes_of_base);
+at::Tensor wrap_view(MetaPtr meta, const c10::VariableVersion& writes_of_base, Prototype& prototype);
 
 // A tensor without layout or memory, with the sizes, strides and dtype of a meta tensor.
 at::Tensor wrap_deferred(const at::Tensor& like, std::shared_ptr<Recorder> recorder, int64_t recorded);

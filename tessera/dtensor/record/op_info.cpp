@@ -2,22 +2,17 @@
 
 namespace tessera::dtensor {
 
-namespace {
-
-bool is_tensor_list(const c10::Type& type) {
-  const std::string text = type.str();
-  return text.find("[]") != std::string::npos && text.find("Tensor") != std::string::npos;
+bool may_hold_tensors(const c10::Argument& argument) {
+  return argument.type()->str().find("Tensor") != std::string::npos;
 }
-
-}  // namespace
 
 OpInfo::OpInfo(const c10::OperatorHandle& handle, int number)
     : op(handle), id(number), name(c10::toString(handle.operator_name())), row(rules::RuleTable::instance().row(name)) {
   const c10::FunctionSchema& schema = handle.schema();
   for (const c10::Argument& argument : schema.arguments()) {
     const c10::AliasInfo* alias = argument.alias_info();
-    args.push_back({alias && alias->isWrite(), is_tensor_list(*argument.type())});
-    if (argument.type()->str().find("Tensor") != std::string::npos) {
+    args.push_back({alias && alias->isWrite()});
+    if (may_hold_tensors(argument)) {
       tensor_args.push_back(static_cast<int>(args.size()) - 1);
     }
     is_out |= argument.is_out();

@@ -17,7 +17,6 @@ struct OpInfo {
 
   struct Arg {
     bool written = false;
-    bool is_tensor_list = false;  // of tensors or of optional ones
   };
 
   c10::OperatorHandle op;
@@ -40,6 +39,9 @@ struct OpInfo {
   size_t num_args() const { return args.size(); }
   size_t num_returns() const { return written_return.size(); }
 };
+
+// Whether the argument may be a tensor, or a list with some.
+bool may_hold_tensors(const c10::Argument& argument);
 
 // The operators that have our kernel. Added when the kernels are registered, known for the life of the process.
 const OpInfo& add_op(const c10::OperatorHandle& op, decltype(OpInfo::special) special);

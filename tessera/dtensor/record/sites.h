@@ -1,4 +1,4 @@
-// Where in the program a random number is drawn, and the step and seed it belongs to.
+// Where in the program a rank is: what names a random number, and a sum over samples.
 #pragma once
 
 #include <cstdint>
@@ -8,8 +8,6 @@
 #include <vector>
 
 #include "tessera/dtensor/record/meta.h"
-#include "tessera/random/counter.h"
-#include "tessera/random/stock_cpu.h"
 
 namespace tessera::dtensor {
 
@@ -25,15 +23,15 @@ class Sites {
     uint64_t draws = 0;
     uint64_t calls = 0;  // since the reading
     std::unordered_map<const ParameterInfo*, uint64_t> readings;
-    random::StockGenerator stock;
   };
 
-  uint64_t seed = 0;
-  uint64_t step = 0;
-  uint64_t evaluation =
-      0;                // which forward pass without gradients this is since the last one with; 0: one with gradients
-  uint64_t passes = 0;  // begun so far
-  random::StockGenerator stock;  // if there is one, draws come from it, one after the other, and sites do not matter
+  uint64_t step() const { return position_.step; }
+  // Which forward pass without gradients this is since the last one with; 0: one with gradients.
+  uint64_t evaluation() const { return position_.evaluation; }
+  // Begun so far.
+  uint64_t passes() const { return passes_; }
+  // The one that the program read last; null before the first.
+  const ParameterInfo* parameter() const { return position_.parameter; }
 
   void note_read(const ParameterInfo* parameter) {
     position_.parameter = parameter;
@@ -53,30 +51,28 @@ class Sites {
   // The same for a call that will be differentiated again (create_graph).
   uint64_t use_in_backward(uint64_t use, int graph_task, uint64_t node);
 
-  // The stream of the next draw.
-  random::Stream next();
+  // What names the next draw: the hash of (name, reading, draw), as the name's own hash is the parameter's site.
+  uint64_t next_draw();
 
-  Position position() const {
-    Position here = position_;
-    here.step = step;
-    here.evaluation = evaluation;
-    here.stock = stock;
-    return here;
+  const Position& position() const { return position_; }
+  void restore(Position position) { position_ = std::move(position); }
+  // ... of another time, when so many passes had begun.
+  void restore(Position position, uint64_t passes) {
+    restore(std::move(position));
+    passes_ = passes;
   }
-  void restore(Position position) {
-    step = position.step;
-    evaluation = position.evaluation;
-    stock = position.stock;
-    position.stock = {};
-    position_ = std::move(position);
+
+  // What is drawn and read from now on belongs to this step, and to this evaluation of it.
+  void begin_step(uint64_t step, uint64_t evaluation) {
+    position_.step = step;
+    position_.evaluation = evaluation;
   }
-  // A new forward pass (a micro-batch, a step). What it draws before it reads a parameter is not what initialisation
-  // drew.
+  // A new forward pass of the step (a micro-batch). What it draws before it reads a parameter is not what
+  // initialisation drew.
   void begin_pass() {
-    position_ = {};
-    position_.reading = 1;
+    position_ = {.step = position_.step, .evaluation = position_.evaluation, .reading = 1, .readings = {}};
     graph_tasks_.clear();
-    ++passes;
+    ++passes_;
   }
 
  private:
@@ -90,6 +86,7 @@ class Sites {
   uint64_t number_of(int graph_task);
 
   Position position_;
+  uint64_t passes_ = 0;
   NodeCalls node_calls_;
   std::vector<int> graph_tasks_;  // backward passes of this forward pass, in their order
 };

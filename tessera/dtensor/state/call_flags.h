@@ -22,4 +22,15 @@ enum CallFlag : uint32_t {
 };
 constexpr uint32_t kSlow = ~uint32_t{kPlain};
 
+// What a rank adds to every call. Its parts set their own bits.
+class RankFlags {
+ public:
+  uint32_t bits() const { return bits_; }
+  bool has(CallFlag flag) const { return bits_ & flag; }
+  void set(CallFlag flag, bool on) { bits_ = on ? bits_ | flag : bits_ & ~uint32_t{flag}; }
+
+ private:
+  uint32_t bits_ = 0;
+};
+
 }  // namespace tessera::dtensor

@@ -11,7 +11,7 @@ namespace tessera::dtensor {
 
 // Is told of every operator on DTensors that has run on one rank, on that rank's thread, those inside a decomposition
 // one by one. Not told: operators that were only noted on a value that waits (see pending.h) and those that run when it
-// is merged, which are not at the same place on every layout. RankState::observer names it.
+// is merged, which are not at the same place on every layout. Watch::observer names it.
 class OpObserver {
  public:
   virtual ~OpObserver() = default;
@@ -28,7 +28,7 @@ class OpObserver {
 class ObservedCall {
  public:
   ObservedCall(RankState& state, const OpInfo& info, c10::ArrayRef<c10::IValue> args)
-      : state_(state), info_(info), observer_(state.observer()) {
+      : state_(state), info_(info), observer_(state.watch.observer()) {
     if (C10_UNLIKELY(observer_ != nullptr)) {
       observer_->on_begin(state, info, args);
     }
@@ -50,8 +50,8 @@ class ObservedCall {
 // While it lives, nobody watches.
 class Unobserved {
  public:
-  explicit Unobserved(RankState& state) : state_(state), observer_(state.set_observer(nullptr)) {}
-  ~Unobserved() { state_.set_observer(observer_); }
+  explicit Unobserved(RankState& state) : state_(state), observer_(state.watch.set_observer(nullptr)) {}
+  ~Unobserved() { state_.watch.set_observer(observer_); }
   Unobserved(const Unobserved&) = delete;
   Unobserved& operator=(const Unobserved&) = delete;
 

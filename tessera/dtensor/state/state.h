@@ -2,56 +2,31 @@
 #pragma once
 
 #include <cstdint>
-#include <deque>
-#include <memory>
-#include <optional>
-#include <string>
 
 #include "tessera/comm/core/context.h"
-#include "tessera/dtensor/move/redistribute.h"
-#include "tessera/dtensor/plan/forward_plans.h"
-#include "tessera/dtensor/plan/plan_cache.h"
-#include "tessera/dtensor/record/meta.h"
-#include "tessera/dtensor/record/sites.h"
 #include "tessera/dtensor/state/call_flags.h"
-#include "tessera/layout/lattice.h"
+#include "tessera/dtensor/state/engine.h"
+#include "tessera/dtensor/state/exact.h"
+#include "tessera/dtensor/state/pass.h"
+#include "tessera/dtensor/state/random.h"
+#include "tessera/dtensor/state/watch.h"
+#include "tessera/random/counter.h"
 
 namespace tessera::dtensor {
 
-// What happens when an operator needs a redistribution that the program did not write.
-enum class Mode : uint8_t { kImplicit, kExplicit, kWarn };
-
-// Gathered copies kept beside the tensors they were gathered from, oldest dropped first when they exceed the budget.
-// The newest always stays.
-class GatherCache {
- public:
-  int64_t budget = 0;
-  void add(const MetaPtr& meta, int64_t bytes);
-  void clear();
-
- private:
-  struct Entry {
-    const Meta* tensor;  // for comparing
-    c10::weak_intrusive_ptr<Meta> meta;
-    int64_t bytes = 0;
-  };
-  void drop_oldest();
-  std::deque<Entry> entries_;
-  int64_t bytes_ = 0;
+// Where the program stands, for what it draws: what a run again takes and goes back to.
+struct ProgramPoint {
+  Sites::Position position;
+  Random random;
 };
 
-// What means over some of the step's samples are; see part_means.h.
-struct StepMeans {
-  int64_t parts = 1, samples = 0;  // of a step that the program takes in a loop of its own: its passes, and their
-                                   // samples together; 0: none yet
-  bool in_job = false;             // the micro-batches are a job's, of any sizes
-  bool as_shares = false;          // such a mean is its share of the step's, not that of its own samples
-  bool told_undivided = false;     // the program knows that its losses are not divided
-};
-
-class OpObserver;
-
+// One of each rank, in parts that keep their own invariants: this floor reads and changes them, higher ones call their
+// setters. The rank's own thread uses it, and the threads of its backward passes.
 struct RankState {
+ private:
+  RankFlags flags_;  // before the parts that set its bits
+
+ public:
   explicit RankState(comm::RankContext& context) : ctx(context) {}
 
   // The state of the calling rank; `current` is null outside of a rank.
@@ -59,43 +34,23 @@ struct RankState {
   static RankState& require();
 
   comm::RankContext& ctx;
-  PlanCache plans;
-  Moves moves;
-  ForwardPlans forward_plans;
-  GatherCache gathered;
-  Sites sites;
-  bool recomputing = false;                     // a forward run inside backward
-  class Continuation* continuation = nullptr;   // of the step's earlier micro-batches; see pending.h
-  uint64_t sums_made = 0;                       // sums over samples, for telling copies of one from another
-  int64_t step_tokens = 0;                      // that the step's mean loss divides by; 0: as many as there are
-  std::optional<layout::Mesh> region;           // factories on plain tensors give DTensors on this mesh
-  std::optional<layout::Mesh> backward_region;  // and inside backward passes on this one
-  std::deque<ParameterInfo> parameters;
-  StepMeans means;
+  Engine engine{ctx};
+  Pass pass;
+  Exact exact{flags_};
+  Random random;
+  Watch watch{flags_};
 
-  // What makes every call of the rank slow; each setter gives back what was there.
+  // CallFlags of `exact` and `watch`.
+  uint32_t flags() const { return flags_.bits(); }
 
-  // CallFlags of the four below.
-  uint32_t flags() const { return flags_; }
-  Mode mode() const { return mode_; }
-  Mode set_mode(Mode mode);
-  // Whether plain operands are compared across ranks.
-  bool checks_plain() const { return flags_ & kChecksPlain; }
-  bool set_checks_plain(bool on);
-  // Set: numerics are exact.
-  const std::optional<layout::Lattice>& lattice() const { return lattice_; }
-  void set_lattice(std::optional<layout::Lattice> lattice);
-  // Not owned; null: nobody watches. See observer.h.
-  OpObserver* observer() const { return observer_; }
-  OpObserver* set_observer(OpObserver* observer);
+  // The stream of the next draw.
+  tessera::random::Stream next_stream() { return {random.seed(), pass.sites.next_draw(), pass.sites.step()}; }
 
- private:
-  void set_flag(CallFlag flag, bool on) { flags_ = on ? flags_ | flag : flags_ & ~uint32_t{flag}; }
-
-  uint32_t flags_ = 0;
-  Mode mode_ = Mode::kImplicit;
-  std::optional<layout::Lattice> lattice_;
-  OpObserver* observer_ = nullptr;
+  ProgramPoint point() const { return {pass.sites.position(), random}; }
+  void go_to(const ProgramPoint& point) {
+    pass.sites.restore(point.position);
+    random = point.random;
+  }
 };
 
 }  // namespace tessera::dtensor

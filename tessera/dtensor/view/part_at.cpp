@@ -12,7 +12,7 @@ at::Tensor part_at(RankState& state, const OpInfo& info, const at::Tensor& tenso
   if (meta.spec == to) {
     return meta.local;
   }
-  const MovePtr move = state.moves.find_or_plan(meta.spec, to);
+  const MovePtr move = state.engine.moves.find_or_plan(meta.spec, to);
   check_explicit(state, c10::str(info.name, " ", meta.spec.str()), "x", *move);
   at::Tensor local = run_move(state.ctx, *move, meta.local, info.name.c_str());
   if (meta.spec->has_partial) {

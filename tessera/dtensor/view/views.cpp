@@ -13,7 +13,6 @@
 #include <ATen/ops/transpose.h>
 #include <ATen/ops/view_as_complex.h>
 #include <ATen/ops/view_as_real.h>
-#include <c10/core/InferenceMode.h>
 
 #include "tessera/base/error.h"
 #include "tessera/dtensor/record/interception.h"
@@ -100,20 +99,12 @@ void put_back(Meta& meta, Derived& derived) {
   RankState& state = RankState::require();
   const Spec target = whole.spec.with(base.spec->placements);
   const at::Tensor local =
-      run_move(state.ctx, *state.moves.find_or_plan(whole.spec, target), whole.local, derived.op->name.c_str());
+      run_move(state.ctx, *state.engine.moves.find_or_plan(whole.spec, target), whole.local, derived.op->name.c_str());
   LocalScope scope;
   base.local.copy_(local);
 }
 
 }  // namespace
-
-at::Tensor wrap_view(MetaPtr meta, bool base_is_inference, Prototype* prototype) {
-  if (C10_LIKELY(c10::InferenceMode::is_enabled() == base_is_inference)) {
-    return wrap(std::move(meta), prototype);
-  }
-  const c10::InferenceMode mode_of_base(base_is_inference);
-  return wrap(std::move(meta), prototype);
-}
 
 void record_view(Meta& view, MetaPtr base, const OpInfo& op, Args args, int64_t output, bool shares_memory) {
   auto derived = std::make_unique<Derived>();

@@ -15,10 +15,6 @@ namespace tessera::dtensor {
 // into the base, along the chain of views if need be. What cannot be put back (expand, unfold, as_strided) refuses the
 // write before anything happened.
 
-// A DTensor of this record, which is a view. As on one device, it is a tensor of inference mode if its base is one,
-// whatever the mode is now.
-at::Tensor wrap_view(MetaPtr meta, bool base_is_inference, Prototype* prototype = nullptr);
-
 // Remembers how `view` came from `base`, the first argument of `op`; `args` are the others.
 void record_view(Meta& view, MetaPtr base, const OpInfo& op, std::vector<c10::IValue> args, int64_t output,
                  bool shares_memory);

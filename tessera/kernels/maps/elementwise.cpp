@@ -10,7 +10,7 @@ namespace {
 constexpr int64_t kGrain = 16384;
 
 template <typename T>
-typename Table<T>::Map find(Function function) {
+Table<T>::Map find(Function function) {
   const Table<T>& t = table<T>();
   switch (function) {
     case Function::kExp: return t.exp;
@@ -26,7 +26,7 @@ typename Table<T>::Map find(Function function) {
 }
 
 template <typename T>
-typename Table<T>::MapBackward find(Derivative derivative) {
+Table<T>::MapBackward find(Derivative derivative) {
   const Table<T>& t = table<T>();
   switch (derivative) {
     case Derivative::kSilu: return t.silu_backward;

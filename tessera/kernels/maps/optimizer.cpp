@@ -9,7 +9,7 @@
 namespace tessera::kernels {
 namespace {
 
-constexpr int64_t kGrain = 16384;
+constexpr int64_t kUpdateGrain = 16384;
 
 template <typename T>
 AdamWFactors<T> fold(const AdamW& o) {
@@ -40,7 +40,7 @@ void adamw_step(const AdamW& options, int64_t n, T* parameter, const T* grad, T*
   TESSERA_CHECK(options.step >= 1, "[adamw_step] step ", options.step, "; steps count from 1");
   const auto run = table<T>().adamw;
   const AdamWFactors<T> factors = fold<T>(options);
-  parallel_for(n, kGrain, [=](int64_t begin, int64_t end) {
+  parallel_for(n, kUpdateGrain, [=](int64_t begin, int64_t end) {
     run(end - begin, factors, parameter + begin, grad + begin, average + begin, square + begin);
   });
 }
@@ -49,7 +49,7 @@ template <typename T>
 void sgd_step(const Sgd& options, int64_t n, T* parameter, const T* grad, T* buffer) {
   const SgdFactors<T> factors = fold<T>(options);
   const Table<T>& t = table<T>();
-  parallel_for(n, kGrain, [=, &t](int64_t begin, int64_t end) {
+  parallel_for(n, kUpdateGrain, [=, &t](int64_t begin, int64_t end) {
     if (options.momentum == 0) {
       t.sgd(end - begin, factors, parameter + begin, grad + begin);
     } else {

@@ -20,7 +20,7 @@ struct Matrices {
 //
 // The sum, exactly: k is cut into leaves of `leaf` elements and a leaf into pieces of kChainSteps, the last of each may
 // be short. A piece is acc = fma(a[i,k], b[k,j], acc) in order of k, from acc = +0. A leaf is the tree of its pieces,
-// the result the tree of the leaves (layout/lattice.h; left + right). So a call computes one node of the tree over a
+// the result the tree of the leaves (sums/lattice.h; left + right). So a call computes one node of the tree over a
 // longer k. Neither sizes, strides, addresses, instruction set nor threads enter: equal rows and columns give equal
 // bits, and only the payload of a NaN is left open.
 template <typename T>

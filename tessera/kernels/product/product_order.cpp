@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "tessera/kernels/base/chain.h"
-#include "tessera/layout/lattice.h"
+#include "tessera/sums/lattice.h"
 
 namespace tessera::kernels::detail {
 
@@ -19,9 +19,9 @@ std::vector<Piece> make_pieces(int64_t k, int64_t leaf) {
     const int64_t steps = std::min(leaf, k - i * leaf), pieces = ceil_div(steps, kChainSteps);
     for (int64_t j = 0; j < pieces; ++j) {
       result.push_back({static_cast<int32_t>(std::min(kChainSteps, steps - j * kChainSteps)),
-                        static_cast<int32_t>(layout::closes_after(j, pieces))});
+                        static_cast<int32_t>(sums::closes_after(j, pieces))});
     }
-    result.back().closes += static_cast<int32_t>(layout::closes_after(i, leaves));
+    result.back().closes += static_cast<int32_t>(sums::closes_after(i, leaves));
   }
   if (result.empty()) {
     result.push_back({});

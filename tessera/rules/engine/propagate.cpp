@@ -236,7 +236,7 @@ class Propagator {
     if (placements == operand.spec->placements) {
       return operand.spec;
     }
-    const Spec spec = operand.spec.with(placements);
+    Spec spec = operand.spec.with(placements);
     if (same_layout(spec, operand.spec)) {
       return operand.spec;
     }
@@ -253,8 +253,7 @@ class Propagator {
       const Placement target = output_target(frame_, choices_[axis], index).value_or(layout::Replicate());
       placements[axis] = map_.metadata_only && !target.is_shard() ? layout::Replicate() : ordered(target, axis);
     }
-    const Spec spec =
-        Spec::make(frame_.mesh(), placements, output.sizes, output.strides, output.dtype, output_labels(index));
+    Spec spec = Spec::make(frame_.mesh(), placements, output.sizes, output.strides, output.dtype, output_labels(index));
     if (output.written_operand >= 0 && same_layout(spec, call_.spec(output.written_operand))) {
       return call_.spec(output.written_operand);
     }

@@ -3,7 +3,7 @@
 // In `exact` the result of an operator has the same bits on every layout. Most operators have that property as they
 // are: they move values or combine elements by IEEE operations. Others get a kernel of their own, and those that sum
 // say how the sum of one run of the summed dims is computed; leaves, tree and merge are the engine's business
-// (layout/lattice.h).
+// (sums/lattice.h, sum_plan.h).
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -13,10 +13,9 @@
 #include <torch/library.h>
 
 #include "tessera/base/error.h"
-#include "tessera/kernels/product/product.h"
-#include "tessera/rules/engine/dispatch_floats.h"
 #include "tessera/rules/engine/local_args.h"
 #include "tessera/rules/engine/lookups.h"
+#include "tessera/rules/exact/products.h"
 
 namespace tessera::rules::exact {
 
@@ -88,23 +87,9 @@ int64_t groups_here(const LocalCall& call, int64_t groups, size_t input) {
   return groups == 1 ? 1 : groups * call.operand_ranges[input][1].size() / call.operands[input]->sizes[1];
 }
 
-template <typename T>
-kernels::Matrices<T> matrices(const at::Tensor& tensor) {
-  return {tensor.data_ptr<std::remove_const_t<T>>(), tensor.stride(1), tensor.stride(2), tensor.stride(0)};
-}
-
-// out = a b for each group, or out = out + a b by one addition. A sum is one leaf.
+// A sum is one leaf.
 void multiply(const at::Tensor& a, const at::Tensor& b, const at::Tensor& out, bool accumulate) {
-  dispatch_floats(out, "convolution", [&]<typename T>() {
-    kernels::run_product(kernels::Product<T>{.batch = out.size(0),
-                                             .m = out.size(1),
-                                             .n = out.size(2),
-                                             .k = a.size(2),
-                                             .a = matrices<const T>(a),
-                                             .b = matrices<const T>(b),
-                                             .out = matrices<T>(out),
-                                             .accumulate = accumulate});
-  });
+  run_products(a, b, out, /*leaf=*/0, accumulate);
 }
 
 // out[g] = weight[g] windows[g] for each sample. `weight` is [groups, channels of a group, window].

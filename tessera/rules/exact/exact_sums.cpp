@@ -14,21 +14,20 @@
 #include <ATen/ops/zeros.h>
 
 #include "tessera/base/error.h"
-#include "tessera/kernels/product/product.h"
 #include "tessera/kernels/rows/embedding.h"
 #include "tessera/kernels/rows/norms.h"
 #include "tessera/kernels/rows/rows.h"
-#include "tessera/layout/lattice.h"
+#include "tessera/sums/lattice.h"
 #include "tessera/rules/engine/dispatch_floats.h"
 #include "tessera/rules/engine/equation.h"
 #include "tessera/rules/engine/local_args.h"
+#include "tessera/rules/exact/products.h"
 
 namespace tessera::rules::exact {
 
 namespace {
 
 using c10::IValue;
-using kernels::Matrices;
 using kernels::Rows;
 
 const c10::OperatorHandle& op_of(const ExactCall& call) { return *call.local->op; }
@@ -43,25 +42,6 @@ at::Tensor grouped(const at::Tensor& tensor, const std::vector<int64_t>& order, 
   const c10::IntArrayRef sizes = ordered.sizes();
   const auto extent = [&](size_t begin, size_t end) { return c10::multiply_integers(sizes.slice(begin, end - begin)); };
   return ordered.reshape({extent(0, batch), extent(batch, batch + rows), extent(batch + rows, sizes.size())});
-}
-
-template <typename T>
-Matrices<T> matrices(const at::Tensor& tensor) {
-  return {tensor.data_ptr<std::remove_const_t<T>>(), tensor.stride(1), tensor.stride(2), tensor.stride(0)};
-}
-
-void product(const at::Tensor& a, const at::Tensor& b, const at::Tensor& out, int64_t leaf, bool accumulate) {
-  dispatch_floats(out, "contract", [&]<typename T>() {
-    kernels::run_product(kernels::Product<T>{.batch = out.size(0),
-                                             .m = out.size(1),
-                                             .n = out.size(2),
-                                             .k = a.size(2),
-                                             .a = matrices<const T>(a),
-                                             .b = matrices<const T>(b),
-                                             .out = matrices<T>(out),
-                                             .leaf = leaf,
-                                             .accumulate = accumulate});
-  });
 }
 
 struct Operands {
@@ -129,7 +109,7 @@ at::Tensor contract_node(const ExactCall& call, c10::ArrayRef<IValue> args) {
   const Operands operands = operands_of(call, args);
   const Equation& equation = operands.equation;
   const at::Tensor out = at::empty({operands.a.size(0), operands.a.size(1), operands.b.size(2)}, operands.a.options());
-  product(operands.a, operands.b, out, call.leaf, /*accumulate=*/false);
+  run_products(operands.a, operands.b, out, call.leaf, /*accumulate=*/false);
   const at::Tensor shaped = out.view(sizes_by_role(equation, args[0].toTensor(), args[1].toTensor()));
   return equation.order_out.empty() ? shaped : shaped.permute(equation.order_out).contiguous();
 }
@@ -143,7 +123,7 @@ void contract_sample(const ExactCall& call, c10::ArrayRef<IValue> args, const at
     order.push_back(static_cast<int64_t>(equation.out.find(letter)));
   }
   const at::Tensor out = grouped(onto, order, equation.batch.size(), equation.rows.size());
-  product(operands.a, operands.b, out, /*leaf=*/0, /*accumulate=*/true);
+  run_products(operands.a, operands.b, out, /*leaf=*/0, /*accumulate=*/true);
   if (!out.is_alias_of(onto)) {  // rows and columns of the product stand among each other in the result
     const at::Tensor target = onto.permute(order);
     target.copy_(out.view(target.sizes()));
@@ -197,10 +177,10 @@ void add_tokens(const ExactCall& call, c10::ArrayRef<IValue> args, const layout:
 }
 
 // The tree over the leaves [begin, end) of `tokens` tokens.
-at::Tensor sum_of_leaves(const ExactCall& call, c10::ArrayRef<IValue> args, const layout::Node& leaves, int64_t tokens,
+at::Tensor sum_of_leaves(const ExactCall& call, c10::ArrayRef<IValue> args, const sums::Node& leaves, int64_t tokens,
                          const at::Tensor& zeros) {
   if (leaves.size() > 1) {
-    const int64_t middle = leaves.begin + layout::left_size(leaves.size());
+    const int64_t middle = leaves.begin + sums::left_size(leaves.size());
     return sum_of_leaves(call, args, {leaves.begin, middle}, tokens, zeros) +
            sum_of_leaves(call, args, {middle, leaves.end}, tokens, zeros);
   }

@@ -207,7 +207,7 @@ at::Tensor rrelu_with_noise_(Args args) {
 
 Draws in_stock_only(const Draws& draws) { return {.stock = draws.stock}; }
 
-void add_fills(RuleTable& table) {
+void add_random_fills(RuleTable& table) {
   const auto fill = [&](const char* op, const Draws& draws) {
     table.add(op, {.special = Special::kRandomFill, .caught = Caught::kRandomFill, .draws = draws});
   };
@@ -276,7 +276,7 @@ void add_by_values(RuleTable& table) {
 }  // namespace
 
 void add_random_rules(RuleTable& table) {
-  add_fills(table);
+  add_random_fills(table);
   add_likes(table);
   add_factories(table);
   add_by_values(table);

@@ -77,7 +77,7 @@ Rule without_meta(Map make_map, Dtypes dtypes) {
 using Dtypes = std::vector<c10::ScalarType>;
 
 Dtypes same_dtype(const Call& call) { return {asked_dtype(call, call.spec(0)->dtype)}; }
-Dtypes real_dtype(const Call& call) { return {c10::toRealValueType(call.spec(0)->dtype)}; }
+Dtypes real_dtypes(const Call& call) { return {c10::toRealValueType(call.spec(0)->dtype)}; }
 Dtypes real_and_same_dtype(const Call& call) {
   return {c10::toRealValueType(call.spec(0)->dtype), call.spec(0)->dtype};
 }
@@ -377,7 +377,7 @@ void add_reduction_rules(RuleTable& table) {
                 norm.in_exact({.decompose = exact::decompose_norm, .accepts = is_euclidean}));
   table.add_all({"aten::norm.ScalarOpt_dim_dtype", "aten::norm.ScalarOpt_dtype"}, norm);
   table.add_all({"aten::var.correction", "aten::std.correction"},
-                decomposed(decompose_var, without_meta(whole_map, real_dtype)).in_exact(exact::kPerSample));
+                decomposed(decompose_var, without_meta(whole_map, real_dtypes)).in_exact(exact::kPerSample));
   table.add_all(
       {"aten::var_mean.correction", "aten::std_mean.correction"},
       decomposed(decompose_var_mean, without_meta(whole_map, real_and_same_dtype)).in_exact(exact::kPerSample));

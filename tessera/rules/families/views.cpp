@@ -338,7 +338,7 @@ void run_as_strided_scatter(const LocalCall& call, torch::jit::Stack& stack) {
 }
 
 // A view through which writes reach the base; a gradient passes it.
-Rule view(Rule rule, View kind) {
+Rule writable_view(Rule rule, View kind) {
   rule.exact = exact::kMoves;
   rule.view = kind;
   rule.carry = Carry::kInFirst;
@@ -349,13 +349,13 @@ void add_regroupings(RuleTable& table) {
   table.add("aten::view_copy", {.map = view_map});
   const Rule reshape = {.map = view_map, .exact = exact::kMoves, .carry = Carry::kInFirst, .reshapes = true};
   table.add("aten::_unsafe_view", reshape);
-  table.add("aten::view", view(reshape, View::kRegroup));
-  Rule alias = view(reshape, View::kRegroup);
+  table.add("aten::view", writable_view(reshape, View::kRegroup));
+  Rule alias = writable_view(reshape, View::kRegroup);
   alias.local = run_as_view;
   table.add("aten::_reshape_alias", alias);
-  table.add("aten::unsqueeze", view({.map = unsqueeze_map}, View::kRegroup));
+  table.add("aten::unsqueeze", writable_view({.map = unsqueeze_map}, View::kRegroup));
   table.add("aten::unsqueeze_copy", {.map = unsqueeze_map});
-  const Rule squeeze = view({.map = squeeze_map, .local = run_squeeze}, View::kRegroup);
+  const Rule squeeze = writable_view({.map = squeeze_map, .local = run_squeeze}, View::kRegroup);
   table.add_all({"aten::squeeze.dim", "aten::squeeze.dims"}, squeeze);
   Rule squeeze_all = squeeze;
   squeeze_all.carry = Carry::kNo;
@@ -383,11 +383,11 @@ void add_in_place(RuleTable& table) {
 void add_view_rules(RuleTable& table) {
   add_regroupings(table);
   add_in_place(table);
-  table.add("aten::permute", view({.map = permute_map}, View::kPermute));
+  table.add("aten::permute", writable_view({.map = permute_map}, View::kPermute));
   table.add("aten::permute_copy", {.map = permute_map});
-  table.add("aten::transpose.int", view({.map = transpose_map}, View::kTranspose));
+  table.add("aten::transpose.int", writable_view({.map = transpose_map}, View::kTranspose));
   table.add("aten::transpose_copy.int", {.map = transpose_map});
-  table.add("aten::t", view({.map = t_map}, View::kTurn));
+  table.add("aten::t", writable_view({.map = t_map}, View::kTurn));
   table.add("aten::t_copy", {.map = t_map});
   table.add("aten::expand", {.map = expand_map, .exact = exact::kMoves, .carry = Carry::kInFirst});
   table.add("aten::expand_copy", {.map = expand_map});

@@ -23,7 +23,7 @@ void add_linear_algebra(RuleTable& table) {
   }
 }
 
-void add_functions(RuleTable& table) {
+void add_whole_functions(RuleTable& table) {
   // clang-format off
   static const std::vector<std::string> names = {
       "aten::_chunk_cat", "aten::_dirichlet_grad", "aten::_embedding_bag", "aten::_embedding_bag_backward",
@@ -63,7 +63,7 @@ void add_composites(RuleTable& table) {
 
 void add_whole_rules(RuleTable& table) {
   add_linear_algebra(table);
-  add_functions(table);
+  add_whole_functions(table);
   add_composites(table);
   table.add_all({"aten::_unique", "aten::_unique2", "aten::allclose", "aten::bincount", "aten::is_pinned",
                  "aten::masked_select", "aten::nonzero", "aten::repeat_interleave.Tensor", "aten::unique_consecutive",

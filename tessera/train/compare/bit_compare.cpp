@@ -7,7 +7,7 @@
 #include "tessera/base/error.h"
 #include "tessera/comm/threads/run_ranks.h"
 #include "tessera/dtensor/state/state.h"
-#include "tessera/train/compare/step_value.h"
+#include "tessera/watch/step_value.h"
 #include "tessera/train/run/loop.h"
 
 namespace tessera::train {
@@ -35,19 +35,19 @@ class BitRecorder : public Observer {
     bits.grad_norm = record.grad_norm;
     const auto parameters = training.model.named_parameters();
     for (const auto& parameter : parameters) {
-      bits.tensors.emplace_back(parameter.key(), hash_value(parameter.value().detach()));
+      bits.tensors.emplace_back(parameter.key(), watch::hash_value(parameter.value().detach()));
     }
     const auto& states = training.optimizer.state();
     for (const auto& parameter : parameters) {
       if (const auto found = states.find(parameter.value().unsafeGetTensorImpl()); found != states.end()) {
         const auto& state = static_cast<const torch::optim::AdamWParamState&>(*found->second);
-        bits.tensors.emplace_back("exp_avg of " + parameter.key(), hash_value(state.exp_avg()));
-        bits.tensors.emplace_back("exp_avg_sq of " + parameter.key(), hash_value(state.exp_avg_sq()));
+        bits.tensors.emplace_back("exp_avg of " + parameter.key(), watch::hash_value(state.exp_avg()));
+        bits.tensors.emplace_back("exp_avg_sq of " + parameter.key(), watch::hash_value(state.exp_avg_sq()));
       }
     }
-    const auto& sites = dtensor::RankState::require().sites;
-    bits.seed = sites.seed;
-    bits.step = sites.step;
+    const auto& rank = dtensor::RankState::require();
+    bits.seed = rank.random.seed();
+    bits.step = rank.pass.sites.step();
   }
 
   std::vector<StepBits>& steps_;
@@ -56,7 +56,7 @@ class BitRecorder : public Observer {
 // Watches the operators of one step.
 class Watcher : public Observer {
  public:
-  Watcher(OpTrace& trace, int64_t step) : trace_(trace), step_(step) {}
+  Watcher(watch::OpTrace& trace, int64_t step) : trace_(trace), step_(step) {}
 
   void on_start(const Training&) override { watch(step_ == 1); }
   void on_step(const StepRecord& record, const Training&) override {
@@ -68,9 +68,9 @@ class Watcher : public Observer {
   }
 
  private:
-  void watch(bool on) { dtensor::RankState::require().set_observer(on ? &trace_ : nullptr); }
+  void watch(bool on) { dtensor::RankState::require().watch.set_observer(on ? &trace_ : nullptr); }
 
-  OpTrace& trace_;
+  watch::OpTrace& trace_;
   int64_t step_;
 };
 
@@ -100,8 +100,8 @@ std::vector<StepBits> bits_of(const Side& side, int64_t steps) {
 
 }  // namespace
 
-std::vector<OpRecord> trace_step(const Side& side, int64_t step) {
-  std::vector<OpTrace> traces(static_cast<size_t>(side.config.ranks()));
+std::vector<watch::OpRecord> trace_step(const Side& side, int64_t step) {
+  std::vector<watch::OpTrace> traces(static_cast<size_t>(side.config.ranks()));
   run_side(side, step, [&](size_t rank) { return Watcher(traces[rank], step); });
   auto all = traces[0].records();
   for (size_t rank = 1; rank < traces.size(); ++rank) {
@@ -114,10 +114,10 @@ std::vector<OpRecord> trace_step(const Side& side, int64_t step) {
 
 namespace {
 
-void fetch(const Side& side, int64_t step, const std::string& key, StepValue& value) {
-  std::vector<std::unique_ptr<OpTrace>> traces;
+void fetch(const Side& side, int64_t step, const std::string& key, watch::StepValue& value) {
+  std::vector<std::unique_ptr<watch::OpTrace>> traces;
   for (int64_t rank = 0; rank < side.config.ranks(); ++rank) {
-    traces.push_back(std::make_unique<OpTrace>(key, &value));
+    traces.push_back(std::make_unique<watch::OpTrace>(key, &value));
   }
   run_side(side, step, [&](size_t rank) { return Watcher(*traces[rank], step); });
 }
@@ -144,9 +144,9 @@ std::string what_differs(const StepBits& a, const StepBits& b) {
 }
 
 // The first record of `a` that `b` has too, with another value.
-const OpRecord* first_difference(const std::vector<OpRecord>& a, const std::vector<OpRecord>& b,
-                                 const OpRecord*& of_b) {
-  std::unordered_map<std::string, const OpRecord*> by_key;
+const watch::OpRecord* first_difference(const std::vector<watch::OpRecord>& a, const std::vector<watch::OpRecord>& b,
+                                        const watch::OpRecord*& of_b) {
+  std::unordered_map<std::string, const watch::OpRecord*> by_key;
   for (const auto& record : b) {
     by_key.emplace(record.key, &record);
   }
@@ -162,19 +162,19 @@ const OpRecord* first_difference(const std::vector<OpRecord>& a, const std::vect
 
 std::optional<OperatorDifference> find_operator(const Side& first, const Side& second, int64_t step) {
   const auto a = trace_step(first, step), b = trace_step(second, step);
-  const OpRecord* of_b = nullptr;
+  const watch::OpRecord* of_b = nullptr;
   const auto* of_a = first_difference(a, b, of_b);
   if (of_a == nullptr) {
     return std::nullopt;
   }
   OperatorDifference result;
   result.op = of_a->op;
-  result.phase = str(of_a->phase);
+  result.phase = watch::name_of(of_a->phase);
   result.site = of_a->site;
   result.number = of_a->number;
   result.sizes = of_a->sizes;
   result.layouts = {of_a->spec.layout_str(), of_b->spec.layout_str()};
-  StepValue x, y;
+  watch::StepValue x, y;
   fetch(first, step, of_a->key, x);
   fetch(second, step, of_a->key, y);
   for (size_t i = 0; i < x.bits().size(); ++i) {

@@ -9,13 +9,13 @@
 #include <vector>
 
 #include "tessera/train/compare/compare.h"
-#include "tessera/train/compare/op_trace.h"
+#include "tessera/watch/op_trace.h"
 
 namespace tessera::train {
 
 // What every operator of the step gave, in program order, with the hashes of whole values. Trains up to the step, on
 // ranks that are threads of this process.
-std::vector<OpRecord> trace_step(const Side& side, int64_t step);
+std::vector<watch::OpRecord> trace_step(const Side& side, int64_t step);
 
 // The first operator of a step, in program order, whose result differs between two layouts.
 struct OperatorDifference {

@@ -65,7 +65,7 @@ double relative(double a, double b) { return a == b ? 0 : std::abs(a - b) / std:
 
 double largest(const at::Tensor& tensor) { return tensor.numel() == 0 ? 0 : tensor.abs().max().item<double>(); }
 
-struct Part {
+struct ParameterPart {
   std::string name;
   at::Tensor value;
   bool has_zero_gradient = false;
@@ -73,7 +73,7 @@ struct Part {
 
 // A parameter, with the rows whose gradient is zero in exact arithmetic apart: a bias of K shifts all scores of a query
 // alike.
-std::vector<Part> parts_of(const Config& config, const std::string& name, const at::Tensor& value) {
+std::vector<ParameterPart> parts_of(const Config& config, const std::string& name, const at::Tensor& value) {
   if (config.model.kind != "gpt" || !name.ends_with("attn.c_attn.bias")) {
     return {{name, value}};
   }
@@ -82,7 +82,7 @@ std::vector<Part> parts_of(const Config& config, const std::string& name, const 
       {name + " (q)", rows.select(1, 0)}, {name + " (k)", rows.select(1, 1), true}, {name + " (v)", rows.select(1, 2)}};
 }
 
-ParameterError error_of(const Part& a, const Part& b, double tolerance, double absolute_limit) {
+ParameterError error_of(const ParameterPart& a, const ParameterPart& b, double tolerance, double absolute_limit) {
   const auto wide = a.value.to(at::kDouble);
   const auto difference = largest(wide - b.value.to(at::kDouble));
   if (a.has_zero_gradient) {

@@ -43,7 +43,7 @@ Accepted one_of(std::vector<std::string> texts) { return {.texts = std::move(tex
 
 struct Field {
   std::string name;
-  std::variant<std::string*, int64_t*, double*, bool*, std::array<double, 2>*, layout::Lattice*> value;
+  std::variant<std::string*, int64_t*, double*, bool*, std::array<double, 2>*, sums::Lattice*> value;
   Accepted accepted;
 };
 
@@ -112,9 +112,9 @@ std::optional<T> read(const toml::node& node) {
     const auto first = list && list->size() == 2 ? (*list)[0].value<double>() : std::nullopt;
     const auto second = first ? (*list)[1].value<double>() : std::nullopt;
     return second ? std::optional(std::array{*first, *second}) : std::nullopt;
-  } else if constexpr (std::is_same_v<T, layout::Lattice>) {
+  } else if constexpr (std::is_same_v<T, sums::Lattice>) {
     const auto text = node.value_exact<std::string>();
-    return text ? std::optional(layout::Lattice::parse(*text)) : std::nullopt;
+    return text ? std::optional(sums::Lattice::parse(*text)) : std::nullopt;
   } else if constexpr (std::is_same_v<T, double>) {
     return node.is_number() ? node.value<double>() : std::nullopt;
   } else {
@@ -127,7 +127,7 @@ bool is_accepted(const Accepted& accepted, const std::string& value) {
          std::find(accepted.texts.begin(), accepted.texts.end(), value) != accepted.texts.end();
 }
 bool is_accepted(const Accepted&, bool) { return true; }
-bool is_accepted(const Accepted&, const layout::Lattice&) { return true; }
+bool is_accepted(const Accepted&, const sums::Lattice&) { return true; }
 bool is_accepted(const Accepted& accepted, int64_t value) { return accepted.has(static_cast<double>(value)); }
 bool is_accepted(const Accepted& accepted, double value) { return accepted.has(value); }
 bool is_accepted(const Accepted& accepted, const std::array<double, 2>& values) {
@@ -224,7 +224,7 @@ void set_field(Config& config, std::string_view assignment) {
   const auto& field = find_field(all, std::string(base::trim(assignment.substr(0, equals))), where);
   const auto value = base::trim(assignment.substr(equals + 1));
   const bool is_bare_text =
-      (std::holds_alternative<std::string*>(field.value) || std::holds_alternative<layout::Lattice*>(field.value)) &&
+      (std::holds_alternative<std::string*>(field.value) || std::holds_alternative<sums::Lattice*>(field.value)) &&
       !value.starts_with('"');
   const toml::table table = is_bare_text ? toml::table{{"value", value}} : [&] {
     try {
@@ -248,7 +248,7 @@ std::string to_toml(const Config& config) {
           const auto key = field.name.substr(dot + 1);
           if constexpr (std::is_same_v<T, std::array<double, 2>>) {
             section.insert(key, toml::array{(*value)[0], (*value)[1]});
-          } else if constexpr (std::is_same_v<T, layout::Lattice>) {
+          } else if constexpr (std::is_same_v<T, sums::Lattice>) {
             section.insert(key, value->str());
           } else {
             section.insert(key, *value);

@@ -9,7 +9,7 @@
 
 #include <c10/core/ScalarType.h>
 
-#include "tessera/layout/lattice.h"
+#include "tessera/sums/lattice.h"
 #include "tessera/layout/mesh.h"
 
 namespace tessera::train {
@@ -57,7 +57,7 @@ struct TrainConfig {
   std::string dtype = "float32";
   std::string numerics =
       "exact";               // the same bits on every mesh that the lattice allows (docs/guide/same-bits.md); or fast
-  layout::Lattice lattice;   // of `exact`; a text such as batch=8,sequence=1,feature=8
+  sums::Lattice lattice;     // of `exact`; a text such as batch=8,sequence=1,feature=8
   int64_t eval_every = 0;    // steps; 0: only at the end
   int64_t eval_batches = 8;  // of an evaluation on the way; the one at the end reads all that was held out
   int64_t log_every = 10;

@@ -2,7 +2,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/comm/threads/run_ranks.h"
-#include "tessera/dtensor/watch/explain.h"
+#include "tessera/watch/explain.h"
 #include "tessera/train/run/loop.h"
 #include "tessera/train/run/setup.h"
 
@@ -25,23 +25,23 @@ class Explainer : public Observer {
     }
   }
 
-  dtensor::ExplainReport report() const { return explain_->report(); }
+  watch::ExplainReport report() const { return explain_->report(); }
 
  private:
   int64_t step_;
-  std::optional<dtensor::Explain> explain_;
+  std::optional<watch::Explain> explain_;
 };
 
 }  // namespace
 
-dtensor::ExplainReport explain_step(const Config& config, int64_t step, int64_t rank) {
+watch::ExplainReport explain_step(const Config& config, int64_t step, int64_t rank) {
   verify_run(config);
   TESSERA_CHECK_AS(ConfigError, step >= 1 && step <= config.train.steps, "[explain] step ", step, " of a run of ",
                    config.train.steps, " steps; accepted: steps 1 to ", config.train.steps);
   TESSERA_CHECK_AS(ConfigError, rank >= 0 && rank < config.ranks(), "[explain] rank ", rank, " of ", config.ranks(),
                    " ranks; accepted: ranks 0 to ", config.ranks() - 1);
   const auto sampler = make_sampler(config);
-  dtensor::ExplainReport report;
+  watch::ExplainReport report;
   comm::run_ranks(config.ranks(), [&](int64_t own) {
     Explainer explainer(step);
     run_loop(config, sampler, {.steps = step, .evaluate = false}, explainer);

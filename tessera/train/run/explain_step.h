@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "tessera/dtensor/watch/explain_report.h"
+#include "tessera/watch/explain_report.h"
 #include "tessera/train/run/config.h"
 
 namespace tessera::train {
@@ -11,6 +11,6 @@ namespace tessera::train {
 // What rank `rank` did in step `step`, counted from 1: forward and backward of every micro-batch, clipping and update.
 // Steps before it are only run; the first one also makes what later ones find made (plans, groups of ranks). Throws
 // ConfigError if there is no such rank or step. All ranks are threads of this process.
-dtensor::ExplainReport explain_step(const Config& config, int64_t step = 2, int64_t rank = 0);
+watch::ExplainReport explain_step(const Config& config, int64_t step = 2, int64_t rank = 0);
 
 }  // namespace tessera::train

@@ -5,7 +5,7 @@
 
 #include "tessera/data/sampler.h"
 #include "tessera/models/language_model.h"
-#include "tessera/parallel/plan.h"
+#include "tessera/plan/plan.h"
 #include "tessera/train/run/config.h"
 #include "tessera/train/run/report.h"
 
@@ -14,7 +14,7 @@ namespace tessera::train {
 // What one rank trains.
 struct Training {
   const models::LanguageModel& model;
-  const parallel::Plan& plan;
+  const plan::Plan& plan;
   torch::optim::AdamW& optimizer;
 };
 

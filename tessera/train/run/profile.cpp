@@ -105,7 +105,7 @@ class Profiler::Recording : public comm::Watcher, public std::enable_shared_from
     if (is_updating_) {
       return "update";
     }
-    const auto passes = dtensor::RankState::require().sites.passes;
+    const auto passes = dtensor::RankState::require().pass.sites.passes();
     is_backward_ = is_node || torch::autograd::get_current_node() || (is_backward_ && passes == pass_);
     pass_ = passes;
     return is_backward_ ? "backward" : "forward";

@@ -51,11 +51,11 @@ models::GptConfig gpt_config(const Config& config) {
   };
 }
 
-parallel::Plan read_plan(const Config& config) {
+plan::Plan read_plan(const Config& config) {
   const auto text = base::try_read_file(config.parallel.plan);
   TESSERA_CHECK_AS(ConfigError, text, "[config] cannot read parallel.plan \"", config.parallel.plan,
                    "\"; accepted: a plan file, as `tessera plan` prints it");
-  auto plan = parallel::Plan::from_json(*text);
+  auto plan = plan::Plan::from_json(*text);
   TESSERA_CHECK_AS(ConfigError, plan.mesh == config.mesh(), "[config] the plan \"", config.parallel.plan,
                    "\" is for mesh {", plan.mesh.str(), "}, but parallel.mesh is {", config.mesh().str(),
                    "}; accepted: the same mesh in both");
@@ -98,11 +98,11 @@ std::shared_ptr<models::LanguageModel> make_model(const Config& config) {
   return models::Llama(llama_config(config)).ptr();
 }
 
-parallel::Plan make_plan(const Config& config, const torch::nn::Module& model) {
+plan::Plan make_plan(const Config& config, const torch::nn::Module& model) {
   if (!config.parallel.plan.empty()) {
     return read_plan(config);
   }
-  parallel::PlanOptions options{
+  plan::PlanOptions options{
       .devices = config.ranks(),
       .sequence_parallel = config.parallel.sequence_parallel,
       .heads = config.model.heads,

@@ -6,7 +6,7 @@
 #include "tessera/data/vocabulary.h"
 #include "tessera/models/language_model.h"
 #include "tessera/optim/schedule.h"
-#include "tessera/parallel/plan.h"
+#include "tessera/plan/plan.h"
 #include "tessera/train/run/config.h"
 
 namespace tessera::train {
@@ -26,7 +26,7 @@ std::shared_ptr<models::LanguageModel> make_model(const Config& config);
 
 // The plan in the file that the configuration names, or a generated one. Throws PlanError, or ConfigError if the file's
 // mesh is not the configuration's.
-parallel::Plan make_plan(const Config& config, const torch::nn::Module& model);
+plan::Plan make_plan(const Config& config, const torch::nn::Module& model);
 
 optim::WarmupCosine make_schedule(const Config& config);
 

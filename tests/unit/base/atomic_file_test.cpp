@@ -10,7 +10,7 @@
 
 #include "tessera/base/error.h"
 
-namespace tessera::base {
+namespace tessera::base::atomic_file_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -63,4 +63,4 @@ TEST_F(AtomicFiles, AFolderThatIsNotThereIsNamed) {
 }
 
 }  // namespace
-}  // namespace tessera::base
+}  // namespace tessera::base::atomic_file_test

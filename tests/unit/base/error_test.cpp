@@ -5,7 +5,7 @@
 
 #include <gtest/gtest.h>
 
-namespace tessera::base {
+namespace tessera::base::error_test {
 namespace {
 
 template <typename Body>
@@ -74,4 +74,4 @@ TEST(Error, MessageKeepsTheContextThatWasAdded) {
 }
 
 }  // namespace
-}  // namespace tessera::base
+}  // namespace tessera::base::error_test

@@ -9,7 +9,7 @@
 
 #include <gtest/gtest.h>
 
-namespace tessera::base {
+namespace tessera::base::hash_test {
 namespace {
 
 TEST(Hash, ValuesAreTheSameInEveryProcess) {
@@ -53,4 +53,4 @@ TEST(Hash, BytesDoNotReadPastTheirEnd) {
 }
 
 }  // namespace
-}  // namespace tessera::base
+}  // namespace tessera::base::hash_test

@@ -2,7 +2,7 @@
 
 #include <gtest/gtest.h>
 
-namespace tessera::base {
+namespace tessera::base::hints_test {
 namespace {
 
 class Hints : public testing::Test {
@@ -25,4 +25,4 @@ TEST_F(Hints, ArePythonAfterwards) {
 }
 
 }  // namespace
-}  // namespace tessera::base
+}  // namespace tessera::base::hints_test

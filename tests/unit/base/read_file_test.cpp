@@ -6,7 +6,7 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
-namespace tessera::base {
+namespace tessera::base::read_file_test {
 namespace {
 
 TEST(ReadFile, GivesAllBytesOrNothing) {
@@ -22,4 +22,4 @@ TEST(ReadFile, GivesAllBytesOrNothing) {
 }
 
 }  // namespace
-}  // namespace tessera::base
+}  // namespace tessera::base::read_file_test

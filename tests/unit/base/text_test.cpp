@@ -6,7 +6,7 @@
 
 #include <gtest/gtest.h>
 
-namespace tessera::base {
+namespace tessera::base::text_test {
 namespace {
 
 TEST(Text, JoinPutsTheSeparatorBetween) {
@@ -95,4 +95,4 @@ TEST(Text, ExactDoubleReadsBack) {
 }
 
 }  // namespace
-}  // namespace tessera::base
+}  // namespace tessera::base::text_test

@@ -15,7 +15,8 @@
 #include "tessera/base/error.h"
 #include "tessera/checkpoint/safetensors.h"
 
-using namespace tessera::checkpoint;
+namespace tessera::checkpoint::safetensors_test {
+
 using tessera::DataError;
 
 namespace {
@@ -182,3 +183,5 @@ TEST_F(Safetensors, WhatCannotBeSavedIsNamed) {
 }
 
 }  // namespace
+
+}  // namespace tessera::checkpoint::safetensors_test

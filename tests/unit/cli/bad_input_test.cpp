@@ -15,7 +15,7 @@
 #include "tessera/dtensor/front/dtensor.h"
 #include "tests/unit/cli/support.h"
 
-namespace tessera::cli {
+namespace tessera::cli::bad_input_test {
 namespace {
 
 constexpr auto kLimit = std::chrono::seconds(20);  // of a case; what a collective may wait is a quarter of it
@@ -229,4 +229,4 @@ TEST(FullDisk, IsNoFinishedRun) {
 }
 
 }  // namespace
-}  // namespace tessera::cli
+}  // namespace tessera::cli::bad_input_test

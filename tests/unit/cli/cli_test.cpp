@@ -12,7 +12,7 @@
 
 #include "tests/support/axis_names.h"
 
-namespace tessera::cli {
+namespace tessera::cli::cli_test {
 namespace {
 
 bool has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
@@ -297,4 +297,4 @@ TEST_F(Cli, CompareHoldsLayoutsTogether) {
 }
 
 }  // namespace
-}  // namespace tessera::cli
+}  // namespace tessera::cli::cli_test

@@ -14,7 +14,7 @@
 #include "tessera/train/run/run_folder.h"
 #include "tests/unit/cli/support.h"
 
-namespace tessera::cli {
+namespace tessera::cli::text_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -178,7 +178,7 @@ TEST(Text, ConfigurationsAreReadBack) {
   config.model.norm_eps = 0.1;
   config.data.file = "a \"b\"\\c";
   config.train.betas = {0.1, 0.7};
-  config.train.lattice = layout::Lattice::parse("batch=4,sequence=2,feature=8");
+  config.train.lattice = sums::Lattice::parse("batch=4,sequence=2,feature=8");
   const auto text = train::to_toml(config);
   EXPECT_EQ(train::to_toml(train::parse_config(text, "text")), text);
   const auto back = train::parse_config(text, "text");
@@ -300,4 +300,4 @@ TEST_P(BadText, EndsWithOneParagraphOfAdvice) {
 INSTANTIATE_TEST_SUITE_P(All, BadText, testing::ValuesIn(cases()), [](const auto& info) { return info.param.name; });
 
 }  // namespace
-}  // namespace tessera::cli
+}  // namespace tessera::cli::text_test

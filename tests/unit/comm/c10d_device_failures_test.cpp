@@ -6,7 +6,7 @@
 #include "tessera/layout/mesh.h"
 #include "tests/unit/comm/device_ranks.h"
 
-namespace tessera::comm {
+namespace tessera::comm::c10d_device_failures_test {
 namespace {
 
 using std::chrono::milliseconds;
@@ -286,4 +286,4 @@ TEST(DeviceFailures, ARankThatThrowsEndsTheOthersWithItsError) {
 }
 
 }  // namespace
-}  // namespace tessera::comm
+}  // namespace tessera::comm::c10d_device_failures_test

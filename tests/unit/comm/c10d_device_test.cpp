@@ -9,7 +9,7 @@
 #include "tessera/comm/sums/ordered_combine.h"
 #include "tests/unit/comm/device_ranks.h"
 
-namespace tessera::comm {
+namespace tessera::comm::c10d_device_test {
 namespace {
 
 using Tensors = std::vector<at::Tensor>;
@@ -61,24 +61,24 @@ TEST(DeviceMessages, AReceiveThatIsGivenUpTouchesNothingAndSkipsItsMessage) {
 }
 
 // The definition.
-at::Tensor tree(const Tensors& leaves, const layout::Node& node) {
+at::Tensor tree(const Tensors& leaves, const sums::Node& node) {
   if (node.size() == 1) {
     return leaves[static_cast<size_t>(node.begin)];
   }
-  const int64_t middle = node.begin + layout::left_size(node.size());
+  const int64_t middle = node.begin + sums::left_size(node.size());
   return tree(leaves, {node.begin, middle}) + tree(leaves, {middle, node.end});
 }
 
 // Leaves cut into runs by chance, some of them empty, given to members.
-MergePlan::Nodes random_nodes(std::mt19937_64& random, int64_t members, int64_t leaves) {
+sums::MergePlan::Nodes random_nodes(std::mt19937_64& random, int64_t members, int64_t leaves) {
   std::vector<int64_t> cuts = {0, leaves};
   for (int64_t i = 1; i < members; ++i) {
     cuts.push_back(static_cast<int64_t>(random() % static_cast<uint64_t>(leaves + 1)));
   }
   std::sort(cuts.begin(), cuts.end());
-  MergePlan::Nodes nodes;
+  sums::MergePlan::Nodes nodes;
   for (int64_t i = 0; i < members; ++i) {
-    nodes.push_back(layout::cover({cuts[static_cast<size_t>(i)], cuts[static_cast<size_t>(i + 1)]}, leaves));
+    nodes.push_back(sums::cover({cuts[static_cast<size_t>(i)], cuts[static_cast<size_t>(i + 1)]}, leaves));
   }
   return nodes;
 }
@@ -93,7 +93,7 @@ TEST(DeviceMerge, HasTheBitsOfTheTreeWholeAndScattered) {
           for (const int64_t numel : {5, 40000}) {
             const auto count = static_cast<int64_t>(1 + random() % 16);
             const auto nodes = random_nodes(random, 3, count);
-            const MergePlan plan(nodes, {0, count});
+            const sums::MergePlan plan(nodes, {0, count});
             Tensors leaves;
             for (int64_t i = 0; i < count; ++i) {
               leaves.push_back(given(i, 0, {numel}, at::kFloat) * std::exp2(static_cast<double>(i * 7 % 11)));
@@ -105,7 +105,7 @@ TEST(DeviceMerge, HasTheBitsOfTheTreeWholeAndScattered) {
             const auto whole = world().merge(merge);
             ASSERT_EQ(whole.size(), 1u);
             EXPECT_TRUE(identical(whole[0].sum, tree(leaves, plan.root()))) << count << " leaves";
-            merge.scatter = Merge::Scatter{.dim = 0, .parts = {{0, 2}, {2, 2}, {2, numel}}};
+            merge.scatter = sums::Scatter{.dim = 0, .parts = {{0, 2}, {2, 2}, {2, numel}}};
             const auto part = merge.scatter->parts[static_cast<size_t>(rank)];
             const auto scattered = world().merge(merge);
             EXPECT_TRUE(identical(scattered[0].sum, tree(leaves, plan.root()).narrow(0, part.begin, part.size())))
@@ -184,4 +184,4 @@ TEST(DeviceLedger, SaysTheSameOfCpuTensors) {
 }
 
 }  // namespace
-}  // namespace tessera::comm
+}  // namespace tessera::comm::c10d_device_test

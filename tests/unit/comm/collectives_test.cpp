@@ -5,7 +5,7 @@
 #include "tests/unit/comm/device_ranks.h"
 #include "tests/unit/comm/support.h"
 
-namespace tessera::comm {
+namespace tessera::comm::collectives_test {
 namespace {
 
 struct Backend {
@@ -110,4 +110,4 @@ TEST(Arguments, WrongOnesAreErrorsThatSayWhatIsAccepted) {
 }
 
 }  // namespace
-}  // namespace tessera::comm
+}  // namespace tessera::comm::collectives_test

@@ -12,7 +12,7 @@
 #include "tessera/comm/core/rank_hooks.h"
 #include "tessera/layout/mesh.h"
 
-namespace tessera::comm {
+namespace tessera::comm::context_test {
 namespace {
 
 TEST(Context, IsThereInARankAndNowhereElse) {
@@ -224,4 +224,4 @@ TEST(Watchers, AreToldOfFailures) {
 }
 
 }  // namespace
-}  // namespace tessera::comm
+}  // namespace tessera::comm::context_test

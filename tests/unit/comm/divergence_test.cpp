@@ -9,7 +9,7 @@
 
 #include "tessera/layout/mesh.h"
 
-namespace tessera::comm {
+namespace tessera::comm::divergence_test {
 namespace {
 
 constexpr uint64_t kSeed = 99;
@@ -290,4 +290,4 @@ TEST(Divergence, WaitingForAMessageOfARankThatHasFinished) {
 }
 
 }  // namespace
-}  // namespace tessera::comm
+}  // namespace tessera::comm::divergence_test

@@ -10,10 +10,10 @@
 #include "tessera/layout/mesh.h"
 #include "tests/unit/comm/support.h"
 
-namespace tessera::comm {
+namespace tessera::comm::exact_merge_test {
 namespace {
 
-using layout::Node;
+using sums::Node;
 
 // Leaves of widely mixed magnitude, so that another order of additions gives other bits.
 std::vector<at::Tensor> leaves_of(int64_t count, int64_t numel, at::ScalarType dtype) {
@@ -30,7 +30,7 @@ at::Tensor tree(const std::vector<at::Tensor>& leaves, const Node& node) {
   if (node.size() == 1) {
     return leaves[node.begin];
   }
-  const int64_t middle = node.begin + layout::left_size(node.size());
+  const int64_t middle = node.begin + sums::left_size(node.size());
   return tree(leaves, {node.begin, middle}) + tree(leaves, {middle, node.end});
 }
 
@@ -75,7 +75,7 @@ std::vector<NodeSum> run_form(Form form, Merge merge) {
   return world().merge(merge);
 }
 
-Merge merge_of(const MergePlan& plan, const std::vector<at::Tensor>& leaves) {
+Merge merge_of(const sums::MergePlan& plan, const std::vector<at::Tensor>& leaves) {
   Merge merge{.plan = plan, .sizes = leaves[0].sizes().vec(), .options = leaves[0].options()};
   for (const NodeSum& node : sums_of(leaves, plan.nodes()[world().rank()])) {
     merge.sums.push_back(node.sum);
@@ -107,7 +107,7 @@ std::string difference(const Merge& merge, const std::vector<at::Tensor>& leaves
 
 // Merges the nodes that each member holds into the whole tree, by both forms.
 std::string difference(const std::vector<at::Tensor>& leaves, const std::vector<std::vector<Node>>& nodes) {
-  const MergePlan plan(nodes, {0, static_cast<int64_t>(leaves.size())});
+  const sums::MergePlan plan(nodes, {0, static_cast<int64_t>(leaves.size())});
   if (plan.closed().size() != 1 || !(plan.closed()[0] == plan.root())) {
     return c10::str(plan.closed().size(), " nodes are left");
   }
@@ -139,7 +139,7 @@ int64_t check_partitions(int64_t members, int64_t numel, at::ScalarType dtype, i
             }
             std::vector<std::vector<Node>> nodes;
             for (const Node& part : parts) {
-              nodes.push_back(layout::cover(part, count));
+              nodes.push_back(sums::cover(part, count));
             }
             EXPECT_EQ(difference(leaves, nodes), "") << count << " leaves, cuts " << described(parts);
             if (rank == 0) {
@@ -196,7 +196,7 @@ TEST(ExactMerge, LeavesDealtOutAtRandom) {
 // One of the closed nodes of several merges, each of which gets what the one before left.
 at::Tensor merge_over(Communicator& group, const std::vector<std::vector<Node>>& nodes, std::vector<NodeSum>& mine,
                       const at::Tensor& like) {
-  const MergePlan plan(nodes, {0, 16});
+  const sums::MergePlan plan(nodes, {0, 16});
   Merge merge{.plan = plan, .sizes = like.sizes().vec(), .options = like.options()};
   for (const NodeSum& node : mine) {
     merge.sums.push_back(node.sum);
@@ -219,12 +219,12 @@ TEST(ExactMerge, TwoAxes) {
                         index == 3 ? 16 : std::min<int64_t>(16, (index + 1) * each)};
           };
           const int64_t line = rank / 2 * 2;
-          std::vector<std::vector<Node>> nodes = {layout::cover(part(line), 16), layout::cover(part(line + 1), 16)};
+          std::vector<std::vector<Node>> nodes = {sums::cover(part(line), 16), sums::cover(part(line + 1), 16)};
           auto mine = sums_of(leaves, nodes[rank % 2]);
           merge_over(ctx.axis(mesh, 1), nodes, mine, leaves[0]);
           nodes.clear();
           for (int64_t i = 0; i < 2; ++i) {
-            nodes.push_back(layout::cover({part(2 * i).begin, part(2 * i + 1).end}, 16));
+            nodes.push_back(sums::cover({part(2 * i).begin, part(2 * i + 1).end}, 16));
           }
           ASSERT_EQ(mine.size(), nodes[rank / 2].size());
           const at::Tensor sum = merge_over(ctx.axis(mesh, 0), nodes, mine, leaves[0]);
@@ -242,7 +242,7 @@ TEST(ExactMerge, MissingLeavesStayOpen) {
   for (const at::Tensor& leaf : leaves) {
     before.push_back(leaf.clone());
   }
-  const MergePlan plan({{{0, 2}, {5, 6}}, {{2, 4}, {7, 8}}}, {0, 8});
+  const sums::MergePlan plan({{{0, 2}, {5, 6}}, {{2, 4}, {7, 8}}}, {0, 8});
   EXPECT_EQ(plan.closed(), (std::vector<Node>{{0, 4}, {5, 6}, {7, 8}}));
   run_ranks(
       2,
@@ -258,7 +258,7 @@ TEST(ExactMerge, MissingLeavesStayOpen) {
 }
 
 TEST(ExactMerge, NobodyHasAnything) {
-  const MergePlan plan({{}, {}}, {0, 4});
+  const sums::MergePlan plan({{}, {}}, {0, 4});
   run_ranks(
       2,
       [&](int64_t) {
@@ -271,7 +271,7 @@ TEST(ExactMerge, NobodyHasAnything) {
 
 TEST(ExactMerge, ResultsLieWhereSumsThatMayBeWrittenLay) {
   const auto leaves = leaves_of(4, 3, at::kFloat);
-  const MergePlan plan({{{2, 4}}, {{0, 2}}}, {0, 4});
+  const sums::MergePlan plan({{{2, 4}}, {{0, 2}}}, {0, 4});
   run_ranks(
       2,
       [&](int64_t) {
@@ -300,7 +300,7 @@ struct Trial {
   std::vector<int64_t> sizes;
   at::ScalarType dtype = at::kFloat;
   std::vector<std::vector<Node>> nodes;
-  std::optional<Merge::Scatter> scatter;
+  std::optional<sums::Scatter> scatter;
 };
 
 // Cuts anywhere, some parts empty, in no order.
@@ -329,7 +329,7 @@ Trial random_trial(std::mt19937_64& engine, int64_t members) {
   trial.nodes.resize(members);
   for (int64_t leaf = 0, member = below(members); leaf < trial.leaves;) {
     const int64_t end = leaf + 1 + below(trial.leaves - leaf);
-    for (const Node& node : layout::cover({leaf, end}, trial.leaves)) {
+    for (const Node& node : sums::cover({leaf, end}, trial.leaves)) {
       if (below(20) > 0) {
         trial.nodes[member].push_back(node);  // some are missing
       }
@@ -338,7 +338,7 @@ Trial random_trial(std::mt19937_64& engine, int64_t members) {
     member = below(members);
   }
   if (below(2) == 0) {
-    trial.scatter = Merge::Scatter{.dim = below(3)};
+    trial.scatter = sums::Scatter{.dim = below(3)};
     trial.scatter->parts = random_parts(engine, trial.sizes[trial.scatter->dim], members);
   }
   return trial;
@@ -358,7 +358,7 @@ TEST(ExactMerge, AnythingOverUpTo8Members) {
             for (const at::Tensor& leaf : leaves_of(trial.leaves, c10::multiply_integers(trial.sizes), trial.dtype)) {
               leaves.push_back(leaf.view(trial.sizes));
             }
-            const MergePlan plan(trial.nodes, {0, trial.leaves});
+            const sums::MergePlan plan(trial.nodes, {0, trial.leaves});
             Merge merge = merge_of(plan, leaves);
             merge.scatter = trial.scatter;
             for (Form form : {Form::kOfBackend, Form::kReuse, Form::kCopies}) {
@@ -377,17 +377,17 @@ TEST(ExactMerge, ScatterAlongEachDim) {
   for (const at::Tensor& leaf : leaves_of(8, 7 * 5 * 9, at::kFloat)) {
     leaves.push_back(leaf.view({7, 5, 9}));
   }
-  MergePlan::Nodes nodes;
+  sums::MergePlan::Nodes nodes;
   for (const Node& part : {Node{0, 3}, Node{3, 6}, Node{6, 8}}) {
-    nodes.push_back(layout::cover(part, 8));
+    nodes.push_back(sums::cover(part, 8));
   }
-  const MergePlan plan(nodes, {0, 8});
+  const sums::MergePlan plan(nodes, {0, 8});
   run_ranks(
       3,
       [&](int64_t) {
         for (int64_t dim = 0; dim < 3; ++dim) {
           Merge merge = merge_of(plan, leaves);
-          merge.scatter = Merge::Scatter{.dim = dim};
+          merge.scatter = sums::Scatter{.dim = dim};
           for (int64_t i = 0; i < 3; ++i) {
             merge.scatter->parts.push_back(layout::cut(merge.sizes[dim], 3, i));
           }
@@ -401,7 +401,7 @@ TEST(ExactMerge, ScatterAlongEachDim) {
 
 // Members that know their own nodes alone.
 TEST(ExactMerge, ExchangedNodes) {
-  const MergePlan::Nodes nodes = {{{0, 2}, {5, 6}}, {}, {{2, 4}}};
+  const sums::MergePlan::Nodes nodes = {{{0, 2}, {5, 6}}, {}, {{2, 4}}};
   run_ranks(
       3, [&](int64_t rank) { EXPECT_EQ(exchange_nodes(world(), nodes[rank], {0, 8}, at::kCPU), nodes); },
       within(20000));
@@ -409,7 +409,7 @@ TEST(ExactMerge, ExchangedNodes) {
 
 // What member 1 does otherwise, and what all of them are told.
 std::string told_when_one_differs(const std::function<void(Merge&)>& differ) {
-  const MergePlan plan({{{0, 1}}, {{1, 2}}, {{2, 3}}}, {0, 3});
+  const sums::MergePlan plan({{{0, 1}}, {{1, 2}}, {{2, 3}}}, {0, 3});
   std::atomic<int> told{0};
   const std::string message = message_from<DivergenceError>([&] {
     run_ranks(
@@ -442,10 +442,10 @@ TEST(ExactMerge, AMemberThatAsksForSomethingElseIsNamed) {
       << sizes;
   EXPECT_TRUE(contains(sizes, "Float[2, 6] over world")) << sizes;
   const auto scatter = told_when_one_differs(
-      [](Merge& merge) { merge.scatter = Merge::Scatter{.dim = 0, .parts = {{0, 2}, {2, 3}, {3, 6}}}; });
+      [](Merge& merge) { merge.scatter = sums::Scatter{.dim = 0, .parts = {{0, 2}, {2, 3}, {3, 6}}}; });
   EXPECT_TRUE(contains(scatter, "Float[6, 2], dim 0 in 2,1,3 over world")) << scatter;
   const auto root = told_when_one_differs([](Merge& merge) {
-    const MergePlan other({{{0, 1}}, {{1, 2}}, {{2, 3}}}, {0, 5});
+    const sums::MergePlan other({{{0, 1}}, {{1, 2}}, {{2, 3}}}, {0, 5});
     world().merge({.plan = other, .sums = merge.sums, .sizes = merge.sizes, .options = merge.options});
   });
   EXPECT_TRUE(contains(root, "rank 1 calls merge to [0,5) of")) << root;
@@ -455,7 +455,7 @@ TEST(ExactMerge, AMemberThatAsksForSomethingElseIsNamed) {
 }
 
 TEST(ExactMerge, AFailingMemberWakesTheOthers) {
-  const MergePlan plan({{{0, 1}}, {{1, 2}}, {{2, 3}}}, {0, 3});
+  const sums::MergePlan plan({{{0, 1}}, {{1, 2}}, {{2, 3}}}, {0, 3});
   std::atomic<int> woken{0};
   const std::string message = message_from<std::runtime_error>([&] {
     run_ranks(
@@ -478,7 +478,7 @@ TEST(ExactMerge, AFailingMemberWakesTheOthers) {
 }
 
 TEST(ExactMerge, SumsThatDoNotFitAreRefusedBeforeAnyMeeting) {
-  const MergePlan plan({{{0, 1}}}, {0, 1});
+  const sums::MergePlan plan({{{0, 1}}}, {0, 1});
   run_ranks(
       1,
       [&](int64_t) {
@@ -493,15 +493,15 @@ TEST(ExactMerge, SumsThatDoNotFitAreRefusedBeforeAnyMeeting) {
             contains(refusal({.plan = plan, .sums = {sum.t()}, .sizes = {6, 4}, .options = at::kFloat}), "contiguous"));
         EXPECT_TRUE(
             contains(refusal({.plan = plan, .sums = {sum}, .sizes = {4, 6}, .options = at::kLong}), "floating point"));
-        const MergePlan of_two({{{0, 1}}, {}}, {0, 1});
+        const sums::MergePlan of_two({{{0, 1}}, {}}, {0, 1});
         EXPECT_TRUE(contains(refusal({.plan = of_two, .sums = {sum}, .sizes = {4, 6}, .options = at::kFloat}),
                              "each of its 1 members"));
         Merge merge{
-            .plan = plan, .sums = {sum}, .sizes = {4, 6}, .options = at::kFloat, .scatter = Merge::Scatter{.dim = 2}};
+            .plan = plan, .sums = {sum}, .sizes = {4, 6}, .options = at::kFloat, .scatter = sums::Scatter{.dim = 2}};
         EXPECT_TRUE(contains(refusal(merge), "dim 2 of"));
-        merge.scatter = Merge::Scatter{.dim = 1, .parts = {{3, 7}}};
+        merge.scatter = sums::Scatter{.dim = 1, .parts = {{3, 7}}};
         EXPECT_TRUE(contains(refusal(merge), "part 3 to 7"));
-        merge.scatter = Merge::Scatter{.dim = 1};
+        merge.scatter = sums::Scatter{.dim = 1};
         EXPECT_TRUE(contains(refusal(merge), "one part for each"));
       },
       within(20000));
@@ -521,87 +521,7 @@ TEST(ExactMerge, OverlappingNodesAreOurMistake) {
   const auto leaves = leaves_of(4, 2, at::kDouble);
   EXPECT_TRUE(
       contains(message_from<c10::Error>([&] { close_nodes(sums_of(leaves, {{0, 2}, {1, 2}}), {0, 4}); }), "overlap"));
-  EXPECT_TRUE(contains(message_from<c10::Error>([&] { MergePlan({{{0, 2}}, {{1, 2}}}, {0, 4}); }), "overlap"));
-}
-
-// The tree over leaves as text: `((0+1)+2)`.
-std::string text_of(const Node& node) {
-  if (node.size() == 1) {
-    return std::to_string(node.begin);
-  }
-  const int64_t middle = node.begin + layout::left_size(node.size());
-  return "(" + text_of({node.begin, middle}) + "+" + text_of({middle, node.end}) + ")";
-}
-
-// What the steps of a plan make of texts, by closed node.
-std::vector<std::string> run_steps(const MergePlan& plan) {
-  std::vector<std::string> sums, slots(plan.slots()), results(plan.closed().size());
-  for (const auto& held : plan.nodes()) {
-    for (const Node& node : held) {
-      sums.push_back(text_of(node));
-    }
-  }
-  for (const MergePlan::Step& step : plan.steps()) {
-    std::vector<std::string> row;
-    for (int32_t i = 0; i < step.count; ++i) {
-      row.push_back(step.operands[i] >= 0 ? sums.at(step.operands[i]) : slots.at(~step.operands[i]));
-    }
-    for (; row.size() > 1; row.resize(row.size() / 2)) {
-      for (size_t i = 0; i < row.size() / 2; ++i) {
-        row[i] = "(" + row[2 * i] + "+" + row[2 * i + 1] + ")";
-      }
-    }
-    (step.target >= 0 ? results.at(step.target) : slots.at(~step.target)) = row[0];
-  }
-  return results;
-}
-
-TEST(MergePlan, StepsWriteTheTree) {
-  for (int64_t leaves = 1; leaves <= 16; ++leaves) {
-    each_partition(leaves, 4, [&](const std::vector<Node>& parts) {
-      MergePlan::Nodes nodes;
-      for (const Node& part : parts) {
-        nodes.push_back(layout::cover(part, leaves));
-      }
-      ASSERT_EQ(run_steps(MergePlan(nodes, {0, leaves})), (std::vector<std::string>{text_of({0, leaves})}))
-          << described(parts);
-    });
-  }
-}
-
-TEST(MergePlan, StepsOfSingleLeavesSomeOfThemMissing) {
-  const uint64_t seed = std::random_device()();
-  std::mt19937_64 engine(seed);
-  for (int round = 0; round < 2000; ++round) {
-    const auto leaves = static_cast<int64_t>(1 + engine() % 40);
-    MergePlan::Nodes nodes(5);
-    for (int64_t leaf = 0; leaf < leaves; ++leaf) {
-      if (engine() % 10 > 0) {
-        nodes[engine() % 5].push_back({leaf, leaf + 1});
-      }
-    }
-    const MergePlan plan(nodes, {0, leaves});
-    std::vector<std::string> expected;
-    for (const Node& node : plan.closed()) {
-      expected.push_back(text_of(node));
-    }
-    ASSERT_EQ(run_steps(plan), expected) << "seed " << seed << ", " << plan.str();
-  }
-}
-
-TEST(MergePlan, FewWideSteps) {
-  const auto steps_for = [](int64_t leaves) {
-    MergePlan::Nodes nodes;
-    for (int64_t leaf = 0; leaf < leaves; ++leaf) {
-      nodes.push_back({{leaf, leaf + 1}});
-    }
-    return MergePlan(nodes, {0, leaves}).steps().size();
-  };
-  EXPECT_EQ(steps_for(4), 1u);
-  EXPECT_EQ(steps_for(8), 1u);
-  EXPECT_EQ(steps_for(16), 3u);
-  EXPECT_EQ(steps_for(5), 2u);
 }
 
 }  // namespace
-}  // namespace tessera::comm
+}  // namespace tessera::comm::exact_merge_test

@@ -8,7 +8,7 @@
 
 #include "tessera/layout/mesh.h"
 
-namespace tessera::comm {
+namespace tessera::comm::failures_test {
 namespace {
 
 constexpr const char* kTimeoutAdvice =
@@ -331,4 +331,4 @@ TEST_F(Grace, ARankThatComesBackInTimeEndsTheJobAsEver) {
 }
 
 }  // namespace
-}  // namespace tessera::comm
+}  // namespace tessera::comm::failures_test

@@ -5,7 +5,7 @@
 #include "tessera/comm/merge/exact_merge.h"
 #include "tessera/layout/mesh.h"
 
-namespace tessera::comm {
+namespace tessera::comm::fake_test {
 namespace {
 
 TEST(Fake, AnyMeshSizeOnOneThreadAndNothingMoves) {
@@ -27,14 +27,14 @@ TEST(Fake, AnyMeshSizeOnOneThreadAndNothingMoves) {
     tp.barrier();
     EXPECT_TRUE(tensor.equal(at::full({3}, 5.0)));
     EXPECT_TRUE(outputs[0].equal(at::full({3}, 1.0)));
-    const MergePlan plan({{}, {{0, 1}}, {}, {}, {}, {}, {{1, 2}}, {}}, {0, 2});
+    const sums::MergePlan plan({{}, {{0, 1}}, {}, {}, {}, {}, {{1, 2}}, {}}, {0, 2});
     const Merge merge{.plan = plan,
                       .sums = {tensor},
                       .sizes = {3},
                       .options = tensor.options(),
-                      .scatter = Merge::Scatter{.parts = {8, {0, 2}}}};
+                      .scatter = sums::Scatter{.parts = {8, {0, 2}}}};
     const auto merged = tp.merge(merge);
-    EXPECT_EQ(merged.at(0).node, (layout::Node{0, 2}));
+    EXPECT_EQ(merged.at(0).node, (sums::Node{0, 2}));
     EXPECT_EQ(merged.at(0).sum.sizes(), (std::vector<int64_t>{2}));
     EXPECT_THROW(tp.broadcast(tensor, 8), c10::Error);
   });
@@ -42,4 +42,4 @@ TEST(Fake, AnyMeshSizeOnOneThreadAndNothingMoves) {
 }
 
 }  // namespace
-}  // namespace tessera::comm
+}  // namespace tessera::comm::fake_test

@@ -11,7 +11,7 @@
 #include "tessera/trace/parting.h"
 #include "tests/unit/comm/support.h"
 
-namespace tessera::comm {
+namespace tessera::comm::flight_test {
 namespace {
 
 bool has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
@@ -83,7 +83,7 @@ TEST_F(Flights, AnotherProgramIsFoundInItsAxis) {
 
 // Of three members' leaves; the last has none.
 TEST_F(Flights, AMergeOfOtherSizesIsFound) {
-  const MergePlan plan({{{0, 1}}, {{1, 2}}, {}}, {0, 2});
+  const sums::MergePlan plan({{{0, 1}}, {{1, 2}}, {}}, {0, 2});
   const auto text = trace::parting_text(left_by(3, [&](int64_t rank) {
     const Caller caller(RankContext::require(), "aten::mm");
     for (const std::vector<int64_t>& sizes :
@@ -151,4 +151,4 @@ TEST_F(Flights, AFolderThatCannotBeMadeHidesNoError) {
 }
 
 }  // namespace
-}  // namespace tessera::comm
+}  // namespace tessera::comm::flight_test

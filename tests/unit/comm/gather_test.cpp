@@ -12,7 +12,7 @@
 #include "tessera/comm/core/errors.h"
 #include "tessera/comm/processes/packing.h"
 
-namespace tessera::comm {
+namespace tessera::comm::gather_test {
 namespace {
 
 using Clock = std::chrono::steady_clock;
@@ -215,4 +215,4 @@ TEST(Gather, MissingRanksAreNamedAtTheDeadline) {
 }
 
 }  // namespace
-}  // namespace tessera::comm
+}  // namespace tessera::comm::gather_test

@@ -1,9 +1,9 @@
-// What a merge of exact sums sends: the closed form, and what a merge over copies hands to its collectives.
+// What a merge of exact sums sends: the closed form is what a merge over copies hands to its collectives.
 #include "tessera/comm/call/call.h"
-#include "tessera/comm/merge/merge_bytes.h"
+#include "tessera/comm/merge/exact_merge.h"
 #include "tests/unit/comm/support.h"
 
-namespace tessera::comm {
+namespace tessera::comm::merge_bytes_test {
 namespace {
 
 // What a rank hands to others in the collectives that it calls.
@@ -30,7 +30,7 @@ int64_t bytes_by_copies(const Merge& merge) {
   return sent->bytes;
 }
 
-Merge merge_of(const MergePlan& plan, int64_t numel) {
+Merge merge_of(const sums::MergePlan& plan, int64_t numel) {
   Merge merge{.plan = plan, .sizes = {numel}, .options = at::TensorOptions().dtype(at::kDouble)};
   for (size_t i = 0; i < plan.nodes()[world().rank()].size(); ++i) {
     merge.sums.push_back(at::ones(merge.sizes, merge.options));
@@ -38,36 +38,31 @@ Merge merge_of(const MergePlan& plan, int64_t numel) {
   return merge;
 }
 
-// 8 leaves on 3 ranks are 3, 3 and 2: two nodes, two and one. More than 64 KiB, so that the parts of a ring travel.
-TEST(MergeBytes, EveryNodeIsCounted) {
-  constexpr int64_t kNumel = 9000, kBytes = kNumel * 8;
-  constexpr int64_t kToAll[] = {2 * kBytes, 2 * kBytes, 4 * kBytes / 3},
-                    kToOneEach[] = {4 * kBytes / 3, 4 * kBytes / 3, 2 * kBytes / 3};
-  const MergePlan plan({layout::cover({0, 3}, 8), layout::cover({3, 6}, 8), layout::cover({6, 8}, 8)}, {0, 8});
+// More than 64 KiB, so that the parts of a ring travel.
+TEST(MergeBytes, EveryNodeTravels) {
+  const sums::MergePlan plan({sums::cover({0, 3}, 8), sums::cover({3, 6}, 8), sums::cover({6, 8}, 8)}, {0, 8});
   run_ranks(
       3,
       [&](int64_t rank) {
-        Merge merge = merge_of(plan, kNumel);
-        EXPECT_EQ(bytes_sent(merge, rank), kToAll[rank]);
-        EXPECT_EQ(bytes_sent(merge, rank), bytes_by_copies(merge));
-        merge.scatter = Merge::Scatter{.dim = 0, .parts = {{0, 3000}, {3000, 6000}, {6000, 9000}}};
-        EXPECT_EQ(bytes_sent(merge, rank), kToOneEach[rank]);
-        EXPECT_EQ(bytes_sent(merge, rank), bytes_by_copies(merge));
+        Merge merge = merge_of(plan, 9000);
+        EXPECT_EQ(merge.bytes_sent(rank), bytes_by_copies(merge));
+        merge.scatter = sums::Scatter{.dim = 0, .parts = {{0, 3000}, {3000, 6000}, {6000, 9000}}};
+        EXPECT_EQ(merge.bytes_sent(rank), bytes_by_copies(merge));
       },
       within(20000));
 }
 
 // One rank holds nothing, parts are uneven, elements are left out, and nodes stay open.
 TEST(MergeBytes, UnevenPartsAndOpenNodes) {
-  const MergePlan plan({{}, {{0, 2}, {3, 4}}}, {0, 4});
+  const sums::MergePlan plan({{}, {{0, 2}, {3, 4}}}, {0, 4});
   run_ranks(
       2,
       [&](int64_t rank) {
         Merge merge = merge_of(plan, 9001);
-        EXPECT_EQ(bytes_sent(merge, rank), bytes_by_copies(merge));
-        merge.scatter = Merge::Scatter{.dim = 0, .parts = {{0, 10}, {8000, 8001}}};
-        EXPECT_EQ(bytes_sent(merge, rank), rank == 1 ? 2 * 80 : 0);
-        EXPECT_EQ(bytes_sent(merge, rank), bytes_by_copies(merge));
+        EXPECT_EQ(merge.bytes_sent(rank), bytes_by_copies(merge));
+        merge.scatter = sums::Scatter{.dim = 0, .parts = {{0, 10}, {8000, 8001}}};
+        EXPECT_EQ(merge.bytes_sent(rank), rank == 1 ? 2 * 80 : 0);
+        EXPECT_EQ(merge.bytes_sent(rank), bytes_by_copies(merge));
       },
       within(20000));
 }
@@ -79,10 +74,10 @@ TEST(MergeBytes, ListsOfNodes) {
         const auto sent = std::make_shared<Sent>();
         RankContext::require().watchers.push_back(sent);
         exchange_nodes(world(), {{0, 2}}, {0, 8}, at::kCPU);
-        EXPECT_EQ(sent->bytes, bytes_of_nodes({0, 8}));
+        EXPECT_EQ(sent->bytes, sums::bytes_of_nodes({0, 8}));
       },
       within(20000));
 }
 
 }  // namespace
-}  // namespace tessera::comm
+}  // namespace tessera::comm::merge_bytes_test

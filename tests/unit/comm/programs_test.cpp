@@ -5,7 +5,7 @@
 
 #include "tessera/layout/mesh.h"
 
-namespace tessera::comm {
+namespace tessera::comm::programs_test {
 namespace {
 
 constexpr uint64_t kSeed = 20240611;
@@ -159,4 +159,4 @@ TEST(Programs, AxesOfOneMeshWorkAtTheSameTime) {
 }
 
 }  // namespace
-}  // namespace tessera::comm
+}  // namespace tessera::comm::programs_test

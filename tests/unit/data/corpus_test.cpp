@@ -10,7 +10,8 @@
 #include "tessera/base/error.h"
 #include "tessera/data/sampler.h"
 
-using namespace tessera::data;
+namespace tessera::data::corpus_test {
+
 using tessera::ConfigError;
 using tessera::DataError;
 
@@ -238,3 +239,5 @@ TEST(Corpus, ErrorsSayWhatToChange) {
 }
 
 }  // namespace
+
+}  // namespace tessera::data::corpus_test

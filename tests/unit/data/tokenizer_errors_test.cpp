@@ -8,7 +8,8 @@
 #include "tessera/data/pattern.h"
 #include "tessera/data/tokenizer.h"
 
-using namespace tessera::data;
+namespace tessera::data::tokenizer_errors_test {
+
 using nlohmann::json;
 
 namespace {
@@ -118,3 +119,5 @@ TEST(Pattern, ReadsUnicode) {
 }
 
 }  // namespace
+
+}  // namespace tessera::data::tokenizer_errors_test

@@ -9,8 +9,7 @@
 #include "tessera/data/utf8.h"
 #include "tessera/data/vocabulary.h"
 
-using namespace tessera::data;
-
+namespace tessera::data::tokenizer_test {
 namespace {
 
 Tokenizer tokenizer(const std::string& name) { return Tokenizer::read(TESSERA_TOKENIZERS + name + ".json"); }
@@ -156,3 +155,5 @@ TEST(Utf8, WhatIsInvalid) {
 }
 
 }  // namespace
+
+}  // namespace tessera::data::tokenizer_test

@@ -16,7 +16,8 @@
 #include "tessera/kernels/product/product.h"
 #include "tessera/kernels/rows/rows.h"
 
-using namespace tessera::kernels;
+namespace tessera::kernels::attention_test {
+
 using namespace tessera::kernels::test;
 
 namespace {
@@ -430,3 +431,5 @@ TEST(Attention, RefusesWhatDoesNotFit) {
 }
 
 }  // namespace
+
+}  // namespace tessera::kernels::attention_test

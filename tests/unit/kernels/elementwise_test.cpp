@@ -10,7 +10,8 @@
 #include "tessera/kernels/base/isa.h"
 #include "tessera/kernels/maps/elementwise.h"
 
-using namespace tessera::kernels;
+namespace tessera::kernels::elementwise_test {
+
 using namespace tessera::kernels::test;
 
 namespace {
@@ -361,3 +362,5 @@ TEST(Elementwise, GoldenBits) {
 }
 
 }  // namespace
+
+}  // namespace tessera::kernels::elementwise_test

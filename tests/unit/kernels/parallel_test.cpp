@@ -12,7 +12,7 @@
 
 #include <ATen/Parallel.h>
 
-namespace tessera::kernels {
+namespace tessera::kernels::parallel_test {
 namespace {
 
 class Parallel : public ::testing::Test {
@@ -77,4 +77,4 @@ TEST_F(Parallel, ThrowsWhatABodyThrows) {
 }
 
 }  // namespace
-}  // namespace tessera::kernels
+}  // namespace tessera::kernels::parallel_test

@@ -54,7 +54,7 @@ bool is_same(T a, T b) {
 
 // A stack of matrices in walled memory: the elements, and how many elements of memory they span.
 template <typename T>
-struct Placed {
+struct PlacedMatrices {
   T* data = nullptr;
   int64_t span = 0;
   int64_t rows = 0, columns = 0;
@@ -81,8 +81,8 @@ class RandomCases {
 
   // Row-major, column-major or neither, with gaps or without.
   template <typename T>
-  Placed<T> place(Walled& memory, int64_t batch, int64_t rows, int64_t columns) {
-    Placed<T> result;
+  PlacedMatrices<T> place(Walled& memory, int64_t batch, int64_t rows, int64_t columns) {
+    PlacedMatrices<T> result;
     result.rows = rows;
     result.columns = columns;
     const int64_t kind = number(0, 5), gap = chance(50) ? 0 : number(1, 9), step = kind == 5 ? number(2, 3) : 1;
@@ -117,7 +117,7 @@ class RandomCases {
   }
 
   template <typename T>
-  void fill(const Placed<T>& to, bool special) {
+  void fill(const PlacedMatrices<T>& to, bool special) {
     for (int64_t i = 0; i < to.span; ++i) {
       to.data[i] = value<T>(special);
     }

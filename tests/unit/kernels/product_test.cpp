@@ -18,11 +18,11 @@
 
 #include "tessera/base/error.h"
 #include "tessera/kernels/base/isa.h"
-#include "tessera/layout/lattice.h"
+#include "tessera/sums/lattice.h"
 #include "tests/unit/kernels/oracle.h"
 #include "tests/unit/kernels/product_cases.h"
 
-namespace tessera::kernels {
+namespace tessera::kernels::product_test {
 namespace {
 
 bool is_full() { return std::getenv("TESSERA_FULL") != nullptr; }
@@ -135,7 +135,7 @@ class OracleCase {
   }
 
   Product<T> p_;
-  Placed<T> a_, b_, out_;
+  PlacedMatrices<T> a_, b_, out_;
   std::vector<T> before_, expected_;
 };
 
@@ -236,12 +236,12 @@ TYPED_TEST(Products, RowsAndColumnsDoNotDependOnTheirNeighbours) {
 
 // The sum over `node`: one that a rank made, or of its children's.
 template <typename T>
-std::vector<T> tree_sum(const std::map<std::pair<int64_t, int64_t>, std::vector<T>>& sums, const layout::Node& node) {
+std::vector<T> tree_sum(const std::map<std::pair<int64_t, int64_t>, std::vector<T>>& sums, const sums::Node& node) {
   const auto found = sums.find({node.begin, node.end});
   if (found != sums.end()) {
     return found->second;
   }
-  const int64_t middle = node.begin + layout::left_size(node.size());
+  const int64_t middle = node.begin + sums::left_size(node.size());
   std::vector<T> left = tree_sum(sums, {node.begin, middle});
   const std::vector<T> right = tree_sum(sums, {middle, node.end});
   for (size_t i = 0; i < left.size(); ++i) {
@@ -254,14 +254,14 @@ std::vector<T> tree_sum(const std::map<std::pair<int64_t, int64_t>, std::vector<
 template <typename T>
 std::vector<T> product_of_ranks(const Dense<T>& a, const Dense<T>& b, int64_t leaves,
                                 const std::vector<int64_t>& parts) {
-  const int64_t k = a.columns, length = layout::leaf_length(k, leaves);
+  const int64_t k = a.columns, length = sums::leaf_length(k, leaves);
   std::map<std::pair<int64_t, int64_t>, std::vector<T>> sums;
   int64_t at = 0, leaf = 0;
   for (size_t rank = 0; rank < parts.size(); ++rank) {
     at += parts[rank];
-    const layout::Node held{leaf, rank + 1 == parts.size() ? leaves : at / length};
+    const sums::Node held{leaf, rank + 1 == parts.size() ? leaves : at / length};
     leaf = held.end;
-    for (const layout::Node& node : layout::cover(held, leaves)) {
+    for (const sums::Node& node : sums::cover(held, leaves)) {
       const int64_t begin = std::min(node.begin * length, k), end = std::min(node.end * length, k);
       Dense<T> out(a.rows, b.columns);
       run_product(Product<T>{.m = a.rows,
@@ -286,11 +286,11 @@ TYPED_TEST(Products, EveryCutOfLeavesMergesToTheWhole) {
     const Dense<T> b(k, 20, 6);
     std::fill(a.data.begin(), a.data.begin() + k, T(-0.0));  // a row of zeros of both signs
     for (int64_t leaves : {1, 2, 3, 5, 8, 13}) {
-      const auto whole = multiply(a, b, layout::leaf_length(k, leaves), leaves);
+      const auto whole = multiply(a, b, sums::leaf_length(k, leaves), leaves);
       for (int64_t ranks = 1; ranks <= 9; ++ranks) {
         std::vector<int64_t> parts;
         for (int64_t rank = 0; rank < ranks; ++rank) {
-          parts.push_back(layout::Cut(k, ranks, layout::leaf_unit(k, leaves))[rank].size());
+          parts.push_back(layout::Cut(k, ranks, sums::leaf_unit(k, leaves))[rank].size());
         }
         ASSERT_TRUE(are_same(whole.data, product_of_ranks(a, b, leaves, parts)))
             << "k " << k << " leaves " << leaves << " ranks " << ranks;
@@ -472,4 +472,4 @@ TEST(InstructionSet, IsChosenAndScoped) {
 }
 
 }  // namespace
-}  // namespace tessera::kernels
+}  // namespace tessera::kernels::product_test

@@ -17,7 +17,8 @@
 #include "tessera/kernels/rows/norms.h"
 #include "tessera/kernels/rows/rows.h"
 
-using namespace tessera::kernels;
+namespace tessera::kernels::rows_test {
+
 using namespace tessera::kernels::test;
 
 namespace {
@@ -503,3 +504,5 @@ TEST(Rows, GoldenBits) {
 }
 
 }  // namespace
+
+}  // namespace tessera::kernels::rows_test

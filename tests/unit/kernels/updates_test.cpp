@@ -17,7 +17,8 @@
 #include "tessera/kernels/rows/norms.h"
 #include "tessera/kernels/rows/rows.h"
 
-using namespace tessera::kernels;
+namespace tessera::kernels::updates_test {
+
 using namespace tessera::kernels::test;
 
 namespace {
@@ -378,3 +379,5 @@ TEST(Updates, GoldenBits) {
 }
 
 }  // namespace
+
+}  // namespace tessera::kernels::updates_test

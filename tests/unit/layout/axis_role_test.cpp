@@ -4,7 +4,7 @@
 
 #include "tessera/base/error.h"
 
-namespace tessera::layout {
+namespace tessera::layout::axis_role_test {
 namespace {
 
 std::string refusal_of(const char* mesh) {
@@ -38,4 +38,4 @@ TEST(AxisRole, ARefusalSaysWhyAndListsTheNames) {
 }
 
 }  // namespace
-}  // namespace tessera::layout
+}  // namespace tessera::layout::axis_role_test

@@ -5,7 +5,7 @@
 
 #include "tests/unit/layout/random_layout.h"
 
-namespace tessera::layout {
+namespace tessera::layout::labels_test {
 namespace {
 
 using Sizes = std::vector<int64_t>;
@@ -255,4 +255,4 @@ TEST(Labels, Join) {
 }
 
 }  // namespace
-}  // namespace tessera::layout
+}  // namespace tessera::layout::labels_test

@@ -10,7 +10,7 @@
 #include "tessera/base/error.h"
 #include "tests/unit/layout/random_layout.h"
 
-namespace tessera::layout {
+namespace tessera::layout::mesh_test {
 namespace {
 
 using Ranks = std::vector<int64_t>;
@@ -124,4 +124,4 @@ TEST(Mesh, ErrorsSayTheirTextOnce) {
 }
 
 }  // namespace
-}  // namespace tessera::layout
+}  // namespace tessera::layout::mesh_test

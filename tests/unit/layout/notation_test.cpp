@@ -4,7 +4,7 @@
 #include "tessera/base/error.h"
 #include "tests/unit/layout/random_layout.h"
 
-namespace tessera::layout {
+namespace tessera::layout::notation_test {
 namespace {
 
 TEST(Notation, OfPlacements) {
@@ -99,4 +99,4 @@ TEST(Notation, ErrorsSayWhatIsAccepted) {
 }
 
 }  // namespace
-}  // namespace tessera::layout
+}  // namespace tessera::layout::notation_test

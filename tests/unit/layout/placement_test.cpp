@@ -4,7 +4,7 @@
 
 #include <c10/util/Exception.h>
 
-namespace tessera::layout {
+namespace tessera::layout::placement_test {
 namespace {
 
 // torch.chunk: pieces of ceil(size / parts), then what is left.
@@ -57,4 +57,4 @@ TEST(Placement, IsSixteenBytesAndRefusesNonsense) {
 }
 
 }  // namespace
-}  // namespace tessera::layout
+}  // namespace tessera::layout::placement_test

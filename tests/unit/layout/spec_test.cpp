@@ -8,7 +8,7 @@
 
 #include "tests/unit/layout/random_layout.h"
 
-namespace tessera::layout {
+namespace tessera::layout::spec_test {
 namespace {
 
 constexpr auto kFloat = c10::ScalarType::Float;
@@ -201,4 +201,4 @@ TEST(Spec, ExplicitOrderIsTheNesting) {
 }
 
 }  // namespace
-}  // namespace tessera::layout
+}  // namespace tessera::layout::spec_test

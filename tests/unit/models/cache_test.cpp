@@ -7,7 +7,8 @@
 #include "tessera/models/gpt.h"
 #include "tessera/models/llama.h"
 
-using namespace tessera::models;
+namespace tessera::models::cache_test {
+
 using tessera::nn::KeyValueCache;
 
 namespace {
@@ -92,3 +93,5 @@ TEST(KeyValueCache, HoldsNoMoreThanTheModelsLongestText) {
 }
 
 }  // namespace
+
+}  // namespace tessera::models::cache_test

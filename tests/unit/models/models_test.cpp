@@ -7,8 +7,7 @@
 #include "tessera/models/gpt.h"
 #include "tessera/models/llama.h"
 
-using namespace tessera::models;
-
+namespace tessera::models::models_test {
 namespace {
 
 LlamaConfig small_llama() {
@@ -228,3 +227,5 @@ TEST(Zoo, ContradictionsAreConfigErrors) {
 }
 
 }  // namespace
+
+}  // namespace tessera::models::models_test

@@ -10,8 +10,7 @@
 #include "tessera/nn/rms_norm.h"
 #include "tessera/nn/rotary.h"
 
-using namespace tessera::nn;
-
+namespace tessera::nn::blocks_test {
 namespace {
 
 double largest_difference(const at::Tensor& a, const at::Tensor& b) { return (a - b).abs().max().item<double>(); }
@@ -109,3 +108,5 @@ TEST(Make, DtypeAndDeviation) {
 }
 
 }  // namespace
+
+}  // namespace tessera::nn::blocks_test

@@ -8,7 +8,7 @@
 
 #include <gtest/gtest.h>
 
-namespace tessera::optim {
+namespace tessera::optim::clip_test {
 namespace {
 
 // Parameters with gradients of different sizes, the last without one.
@@ -72,4 +72,4 @@ TEST(ClipGradNorm, RefusesALimitThatIsNotPositive) {
 }
 
 }  // namespace
-}  // namespace tessera::optim
+}  // namespace tessera::optim::clip_test

@@ -4,7 +4,7 @@
 
 #include <gtest/gtest.h>
 
-namespace tessera::optim {
+namespace tessera::optim::schedule_test {
 namespace {
 
 TEST(WarmupCosine, HasItsClosedForm) {
@@ -35,4 +35,4 @@ TEST(WarmupCosine, EdgesAreDefined) {
 }
 
 }  // namespace
-}  // namespace tessera::optim
+}  // namespace tessera::optim::schedule_test

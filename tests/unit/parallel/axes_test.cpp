@@ -11,13 +11,13 @@
 #include "tessera/parallel/job.h"
 #include "tests/support/axis_names.h"
 
-namespace tessera::parallel {
+namespace tessera::parallel::axes_test {
 namespace {
 
 layout::Mesh mesh_of(const std::string& axis) { return layout::Mesh({{axis, 2}}); }
 
-Plan plan_on(const std::string& axis) {
-  Plan plan;
+plan::Plan plan_on(const std::string& axis) {
+  plan::Plan plan;
   plan.mesh = mesh_of(axis);
   return plan;
 }
@@ -31,7 +31,7 @@ const std::vector<Entrance>& entrances() {
   static const std::vector<Entrance> all = {
       {"generate_plan",
        [](const std::string& axis) { generate_plan(*torch::nn::Linear(4, 4), {.mesh = mesh_of(axis)}); }},
-      {"a plan file", [](const std::string& axis) { Plan::from_json(plan_on(axis).json()); }},
+      {"a plan file", [](const std::string& axis) { plan::Plan::from_json(plan_on(axis).json()); }},
       {"a plan by hand", [](const std::string& axis) { plan_on(axis).verify({}); }},
       {"parallelize",
        [](const std::string& axis) {
@@ -78,7 +78,7 @@ TEST(Axes, OnlyDataAxesCutTheBatch) {
   EXPECT_EQ(
       generate_plan(*torch::nn::Linear(4, 4), {.mesh = layout::Mesh::parse("dp_replicate=2,tp=2,dp=2")}).batch_axes,
       (std::vector<std::string>{"dp_replicate", "dp"}));
-  Plan plan = plan_on("tp");
+  plan::Plan plan = plan_on("tp");
   plan.batch_axes = {"tp"};
   try {
     plan.verify({});
@@ -91,4 +91,4 @@ TEST(Axes, OnlyDataAxesCutTheBatch) {
 }
 
 }  // namespace
-}  // namespace tessera::parallel
+}  // namespace tessera::parallel::axes_test

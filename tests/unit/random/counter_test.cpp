@@ -11,7 +11,8 @@
 #include "tessera/base/hash.h"
 #include "tessera/random/counter.h"
 
-using namespace tessera::random;
+namespace tessera::random::counter_test {
+
 using namespace tessera::random::test;
 
 namespace {
@@ -227,3 +228,5 @@ TEST(Counter, ComplexNumbersArePairs) {
 }
 
 }  // namespace
+
+}  // namespace tessera::random::counter_test

@@ -3,8 +3,7 @@
 
 #include "tessera/random/philox.h"
 
-using namespace tessera::random;
-
+namespace tessera::random::philox_test {
 namespace {
 
 static_assert(philox({0, 0, 0, 0}, {0, 0})[0] == 0x6627e8d5);
@@ -47,3 +46,5 @@ TEST(Philox, CudaUniform) {
 }
 
 }  // namespace
+
+}  // namespace tessera::random::philox_test

@@ -3,7 +3,8 @@
 
 #include "regions.h"
 
-using namespace tessera::random;
+namespace tessera::random::region_test {
+
 using namespace tessera::random::test;
 
 namespace {
@@ -81,3 +82,5 @@ TEST(Region, Contradictions) {
 }
 
 }  // namespace
+
+}  // namespace tessera::random::region_test

@@ -7,8 +7,7 @@
 
 #include "tessera/random/counter.h"
 
-using namespace tessera::random;
-
+namespace tessera::random::statistics_test {
 namespace {
 
 constexpr int64_t kCount = 200000;
@@ -145,3 +144,5 @@ TEST(Statistics, Integers) {
 }
 
 }  // namespace
+
+}  // namespace tessera::random::statistics_test

@@ -8,7 +8,7 @@
 #include "tessera/random/mt19937.h"
 #include "tessera/random/stock_cpu.h"
 
-namespace tessera::random {
+namespace tessera::random::stock_cpu_test {
 namespace {
 
 struct Named {
@@ -222,4 +222,4 @@ TEST(StockCpu, AGeneratorIsAValue) {
 }
 
 }  // namespace
-}  // namespace tessera::random
+}  // namespace tessera::random::stock_cpu_test

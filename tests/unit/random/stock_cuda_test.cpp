@@ -8,7 +8,7 @@
 
 #include "tessera/random/stock_cuda.h"
 
-namespace tessera::random {
+namespace tessera::random::stock_cuda_test {
 namespace {
 
 constexpr uint64_t kSeed = 0x0123456789abcdef;
@@ -274,4 +274,4 @@ TEST(StockCuda, NormalsArePairsOfUnitVariance) {
 }
 
 }  // namespace
-}  // namespace tessera::random
+}  // namespace tessera::random::stock_cuda_test

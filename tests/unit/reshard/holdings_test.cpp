@@ -10,7 +10,7 @@
 
 #include "tests/unit/layout/random_layout.h"
 
-namespace tessera::reshard {
+namespace tessera::reshard::holdings_test {
 namespace {
 
 using layout::Replicate;
@@ -148,4 +148,4 @@ TEST(Exchange, OfOneRankAmongManyIsCheap) {
 }
 
 }  // namespace
-}  // namespace tessera::reshard
+}  // namespace tessera::reshard::holdings_test

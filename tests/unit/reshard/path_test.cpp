@@ -7,13 +7,16 @@
 
 #include <c10/util/Exception.h>
 
-namespace tessera::reshard {
+#include "tests/support/layouts.h"
+
+namespace tessera::reshard::path_test {
 namespace {
 
 using layout::Partial;
 using layout::ReduceOp;
 using layout::Replicate;
 using layout::Shard;
+using support::every_layout;
 using Sizes = std::vector<int64_t>;
 
 constexpr auto kFloat = c10::ScalarType::Float;
@@ -159,18 +162,7 @@ TEST(Path, BetweenMeshes) {
 TEST(Path, SendsOnlyWhatIsMissing) {
   for (const char* name : {"x=4", "a=2,b=2", "a=2,b=3", "a=2,b=2,c=2"}) {
     const Mesh mesh = Mesh::parse(name);
-    const std::vector<Placement> choices = {Replicate(), Shard(0), Shard(1)};
-    std::vector<Placements> layouts = {{}};
-    for (int64_t a = 0; a < mesh.ndim(); ++a) {
-      std::vector<Placements> longer;
-      for (const auto& list : layouts) {
-        for (const Placement& choice : choices) {
-          longer.push_back(list);
-          longer.back().push_back(choice);
-        }
-      }
-      layouts = std::move(longer);
-    }
+    const auto layouts = every_layout(mesh, 2, {Replicate(), Shard(0), Shard(1)});
     for (const auto& a : layouts) {
       for (const auto& b : layouts) {
         const Spec from = Spec::contiguous(mesh, a, {24, 48}, kFloat);
@@ -225,4 +217,4 @@ TEST(Table, NamesEveryKindOnce) {
 }
 
 }  // namespace
-}  // namespace tessera::reshard
+}  // namespace tessera::reshard::path_test

@@ -3,10 +3,11 @@
 
 #include <gtest/gtest.h>
 
+#include "tests/support/layouts.h"
 #include "tests/unit/layout/random_layout.h"
 #include "tests/unit/reshard/simulate.h"
 
-namespace tessera::reshard {
+namespace tessera::reshard::simulate_test {
 namespace {
 
 using layout::On;
@@ -14,6 +15,7 @@ using layout::Partial;
 using layout::ReduceOp;
 using layout::Replicate;
 using layout::Shard;
+using support::every_layout;
 using Sizes = std::vector<int64_t>;
 
 constexpr auto kDouble = c10::ScalarType::Double;
@@ -34,34 +36,6 @@ std::vector<Placement> choices() {
           On(1)};
 }
 
-// Every layout of a tensor of `ndim` dims: every choice on every axis, and both orders where two axes cut one dim.
-std::vector<Placements> all_layouts(const Mesh& mesh, int64_t ndim) {
-  std::vector<Placements> lists = {{}};
-  for (int64_t a = 0; a < mesh.ndim(); ++a) {
-    std::vector<Placements> longer;
-    for (const Placements& list : lists) {
-      for (const Placement& choice : choices()) {
-        longer.push_back(list);
-        longer.back().push_back(choice);
-      }
-    }
-    lists = std::move(longer);
-  }
-  std::vector<Placements> result;
-  for (Placements& list : lists) {
-    if (!layout::is_valid(mesh, list, ndim)) {
-      continue;
-    }
-    result.push_back(list);
-    if (list.size() == 2 && list[0].is_shard() && list[1].is_shard(list[0].dim)) {
-      list[0].order = 1;
-      list[1].order = 0;
-      result.push_back(list);
-    }
-  }
-  return result;
-}
-
 void expect_path_works(const Spec& from, const Spec& to) {
   const Path path = plan_path(from, to);
   const auto values = element_values(from->sizes);
@@ -77,7 +51,7 @@ void expect_path_works(const Spec& from, const Spec& to) {
 }
 
 void expect_all_pairs_work(const Mesh& mesh, const Sizes& sizes) {
-  const auto layouts = all_layouts(mesh, static_cast<int64_t>(sizes.size()));
+  const auto layouts = every_layout(mesh, static_cast<int64_t>(sizes.size()), choices());
   for (const Placements& from : layouts) {
     for (const Placements& to : layouts) {
       ASSERT_NO_FATAL_FAILURE(
@@ -136,4 +110,4 @@ TEST(OtherMeshes, FlattenedAndPermutedAreRight) {
 }
 
 }  // namespace
-}  // namespace tessera::reshard
+}  // namespace tessera::reshard::simulate_test

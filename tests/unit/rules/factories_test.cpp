@@ -3,7 +3,8 @@
 
 #include "tests/support/rule_calls.h"
 
-using namespace tessera::rules;
+namespace tessera::rules::factories_test {
+
 using tessera::rules::testing::Caller;
 
 namespace {
@@ -44,3 +45,5 @@ TEST(Factories, StridesAreThoseOfTheWhole) {
 }
 
 }  // namespace
+
+}  // namespace tessera::rules::factories_test

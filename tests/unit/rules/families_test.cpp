@@ -3,7 +3,8 @@
 
 #include "tests/support/rule_calls.h"
 
-using namespace tessera::rules;
+namespace tessera::rules::families_test {
+
 using tessera::rules::testing::Arg;
 using tessera::rules::testing::Caller;
 using tessera::rules::testing::Named;
@@ -168,3 +169,5 @@ TEST(Contract, RefusesOtherEquations) {
 }
 
 }  // namespace
+
+}  // namespace tessera::rules::families_test

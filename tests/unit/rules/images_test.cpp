@@ -3,7 +3,8 @@
 
 #include "tests/support/rule_calls.h"
 
-using namespace tessera::rules;
+namespace tessera::rules::images_test {
+
 using namespace tessera::rules::testing;
 using Ints = std::vector<int64_t>;
 
@@ -66,3 +67,5 @@ TEST(Images, PlanesStayWhole) {
 }
 
 }  // namespace
+
+}  // namespace tessera::rules::images_test

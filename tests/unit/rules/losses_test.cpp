@@ -3,7 +3,9 @@
 
 #include "tests/support/rule_calls.h"
 
-using tessera::rules::testing::Caller;
+namespace tessera::rules::losses_test {
+
+using testing::Caller;
 
 namespace {
 
@@ -54,3 +56,5 @@ TEST(Losses, OnlyAMeanReadsTheTotalWeight) {
 }
 
 }  // namespace
+
+}  // namespace tessera::rules::losses_test

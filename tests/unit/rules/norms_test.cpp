@@ -4,7 +4,8 @@
 
 #include "tests/support/rule_calls.h"
 
-using namespace tessera::rules;
+namespace tessera::rules::norms_test {
+
 using namespace tessera::rules::testing;
 using Args = std::vector<c10::IValue>;
 
@@ -72,3 +73,5 @@ TEST(Norms, TrainingOnACutBatchDecomposes) {
 }
 
 }  // namespace
+
+}  // namespace tessera::rules::norms_test

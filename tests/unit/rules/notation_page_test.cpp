@@ -5,10 +5,10 @@
 
 #include <gtest/gtest.h>
 
-#include "tessera/layout/lattice.h"
+#include "tessera/sums/lattice.h"
 #include "tests/support/rule_calls.h"
 
-namespace tessera {
+namespace tessera::notation_page_test {
 namespace {
 
 // The lines of the section whose heading begins so; the heading first.
@@ -87,7 +87,7 @@ TEST(NotationPage, MeshesLayoutsLatticesAndLabels) {
   const auto mesh = layout::Mesh::parse(heading("Meshes"));
   EXPECT_EQ(mesh.str(), heading("Meshes"));
   EXPECT_EQ(layout::str(mesh, layout::parse_placements(mesh, heading("Layouts"))), heading("Layouts"));
-  EXPECT_EQ(layout::Lattice::parse(heading("Lattices")).str(), heading("Lattices"));
+  EXPECT_EQ(sums::Lattice::parse(heading("Lattices")).str(), heading("Lattices"));
   using layout::Factor;
   const layout::Labels labels = {{Factor{.label = layout::Label::kBatch, .extent = 4, .offset = 2, .total = 8}},
                                  {Factor{.label = layout::Label::kSequence, .extent = 16, .total = 16}},
@@ -121,4 +121,4 @@ TEST(NotationPage, RulesAreReadAndPrinted) {
 }
 
 }  // namespace
-}  // namespace tessera
+}  // namespace tessera::notation_page_test

@@ -3,7 +3,8 @@
 
 #include "tests/support/rule_calls.h"
 
-using namespace tessera::rules;
+namespace tessera::rules::notation_test {
+
 using tessera::rules::testing::Caller;
 
 namespace {
@@ -63,3 +64,5 @@ TEST(Names, FunctionalForms) {
 }
 
 }  // namespace
+
+}  // namespace tessera::rules::notation_test

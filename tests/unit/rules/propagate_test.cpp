@@ -3,7 +3,8 @@
 
 #include "tests/support/rule_calls.h"
 
-using namespace tessera::rules;
+namespace tessera::rules::propagate_test {
+
 using tessera::layout::parse_placements;
 using tessera::rules::testing::Arg;
 using tessera::rules::testing::Caller;
@@ -168,3 +169,5 @@ TEST(Propagate, BytesAreThoseOfTheRing) {
 }
 
 }  // namespace
+
+}  // namespace tessera::rules::propagate_test

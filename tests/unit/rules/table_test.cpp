@@ -3,8 +3,7 @@
 
 #include "tests/support/rule_calls.h"
 
-using namespace tessera::rules;
-
+namespace tessera::rules::table_test {
 namespace {
 
 TEST(Table, NamesOperatorsThatReachTheKernel) {
@@ -59,3 +58,5 @@ TEST(Table, ViewsInPlaceBecomeViewsWithARule) {
 }
 
 }  // namespace
+
+}  // namespace tessera::rules::table_test

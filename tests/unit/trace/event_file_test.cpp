@@ -10,7 +10,7 @@
 
 #include "tessera/base/error.h"
 
-namespace tessera::trace {
+namespace tessera::trace::event_file_test {
 namespace {
 
 TEST(EventFile, Crc32cOfPublishedVectors) {
@@ -50,4 +50,4 @@ TEST(EventFile, WritesRecords) {
 TEST(EventFile, AFolderThatCannotBeMade) { EXPECT_THROW(EventFile("/proc/no/such"), base::DataError); }
 
 }  // namespace
-}  // namespace tessera::trace
+}  // namespace tessera::trace::event_file_test

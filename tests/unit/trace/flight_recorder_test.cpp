@@ -8,7 +8,7 @@
 
 #include "tessera/trace/parting.h"
 
-namespace tessera::trace {
+namespace tessera::trace::flight_recorder_test {
 namespace {
 
 const std::string kTp = "tp", kDp = "dp";
@@ -29,6 +29,7 @@ TEST(FlightRecorder, WritesWhatItWasTold) {
                                      .op = "aten::mm",
                                      .dtype = at::kFloat,
                                      .sizes = sizes,
+                                     .is_uniform = true,
                                      .tensors = 1,
                                      .bytes = 128,
                                      .from = &kLayouts[0],
@@ -57,6 +58,8 @@ TEST(FlightRecorder, WritesWhatItWasTold) {
   EXPECT_EQ(reduce.kind + reduce.detail + reduce.op + reduce.dtype + reduce.from + reduce.to + reduce.state,
             "all_reducesumaten::mmFloat{tp: P}{tp: R}done");
   EXPECT_EQ(reduce.sizes, sizes);
+  EXPECT_TRUE(reduce.is_uniform);
+  EXPECT_FALSE(flights.records[1].is_uniform);
   EXPECT_EQ(reduce.bytes, 128);
   EXPECT_LE(reduce.begin_us, reduce.end_us);
   EXPECT_GT(reduce.begin_us, 1.6e15);  // since 1970
@@ -155,4 +158,4 @@ TEST(FlightRecorder, MayBeReadWhileItIsWritten) {
 }
 
 }  // namespace
-}  // namespace tessera::trace
+}  // namespace tessera::trace::flight_recorder_test

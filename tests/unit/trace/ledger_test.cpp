@@ -2,7 +2,7 @@
 
 #include <gtest/gtest.h>
 
-namespace tessera::trace {
+namespace tessera::trace::ledger_test {
 namespace {
 
 TEST(Ledger, AddsUpByAxisCollectiveAndOp) {
@@ -62,4 +62,4 @@ TEST(Ledger, WritesJson) {
 }
 
 }  // namespace
-}  // namespace tessera::trace
+}  // namespace tessera::trace::ledger_test

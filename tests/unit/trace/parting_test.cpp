@@ -9,7 +9,7 @@
 #include "tessera/base/error.h"
 #include "tessera/trace/flight_recorder.h"
 
-namespace tessera::trace {
+namespace tessera::trace::parting_test {
 namespace {
 
 bool has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
@@ -33,7 +33,13 @@ LeftFlights rank_of(int64_t rank, const std::vector<LeftRecord>& records, LeftGr
 }
 
 LeftRecord reduce(const std::string& op, std::vector<int64_t> sizes = {4}) {
-  return {.kind = "all_reduce", .detail = "sum", .op = op, .dtype = "Float", .sizes = std::move(sizes), .tensors = 1};
+  return {.kind = "all_reduce",
+          .detail = "sum",
+          .op = op,
+          .dtype = "Float",
+          .sizes = std::move(sizes),
+          .is_uniform = true,
+          .tensors = 1};
 }
 
 LeftRecord gather(const std::string& op, std::vector<int64_t> sizes = {4}) {
@@ -69,7 +75,12 @@ TEST(Parting, AnotherCallIsFoundWhereItFirstDiffers) {
 // Members hold different numbers of nodes, all of the same sizes.
 TEST(Parting, AMergeOfOtherSizesIsFound) {
   const auto merge = [](int64_t nodes, std::vector<int64_t> sizes) {
-    return LeftRecord{.kind = "merge", .op = "aten::mm", .dtype = "Float", .sizes = std::move(sizes), .tensors = nodes};
+    return LeftRecord{.kind = "merge",
+                      .op = "aten::mm",
+                      .dtype = "Float",
+                      .sizes = std::move(sizes),
+                      .is_uniform = true,
+                      .tensors = nodes};
   };
   const auto two = rank_of(2, {reduce("a"), merge(0, {4})});
   const auto zero = rank_of(0, {reduce("a"), merge(2, {4})});
@@ -187,4 +198,4 @@ TEST_F(PartingFiles, WhatCannotBeMeantIsSaid) {
 }
 
 }  // namespace
-}  // namespace tessera::trace
+}  // namespace tessera::trace::parting_test

@@ -3,7 +3,7 @@
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
-namespace tessera::trace {
+namespace tessera::trace::spans_test {
 namespace {
 
 TEST(Spans, AreTraceEventsThatNest) {
@@ -47,4 +47,4 @@ TEST(Spans, NoneAreNoEvents) {
 }
 
 }  // namespace
-}  // namespace tessera::trace
+}  // namespace tessera::trace::spans_test

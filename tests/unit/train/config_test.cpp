@@ -11,7 +11,7 @@
 #include "tessera/base/error.h"
 #include "tessera/train/run/setup.h"
 
-namespace tessera::train {
+namespace tessera::train::config_test {
 namespace {
 
 constexpr const char* kGood = R"(# a comment
@@ -189,4 +189,4 @@ TEST(Config, EveryFieldCanBeSetToItself) {
 }
 
 }  // namespace
-}  // namespace tessera::train
+}  // namespace tessera::train::config_test

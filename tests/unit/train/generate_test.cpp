@@ -12,7 +12,7 @@
 #include "tessera/models/llama.h"
 #include "tessera/train/run/generate.h"
 
-namespace tessera::train {
+namespace tessera::train::generate_test {
 namespace {
 
 constexpr int64_t kContext = 16;
@@ -172,4 +172,4 @@ TEST(GenerateText, StreamsValidText) {
 }
 
 }  // namespace
-}  // namespace tessera::train
+}  // namespace tessera::train::generate_test

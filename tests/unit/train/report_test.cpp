@@ -7,7 +7,7 @@
 
 #include "tessera/train/run/trainer.h"
 
-namespace tessera::train {
+namespace tessera::train::report_test {
 namespace {
 
 const StepRecord kRecord{
@@ -83,4 +83,4 @@ TEST(Report, Numbers) {
 }
 
 }  // namespace
-}  // namespace tessera::train
+}  // namespace tessera::train::report_test

@@ -1,0 +1,222 @@
+#include "tessera/dtensor/move/compiled_step.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "tessera/base/error.h"
+
+namespace tessera::dtensor {
+
+namespace {
+
+using layout::Coord;
+using layout::ReduceOp;
+using layout::Spec;
+using reshard::Box;
+using reshard::Step;
+using reshard::StepKind;
+
+size_t position_of(const std::vector<int64_t>& ranks, int64_t rank) {
+  const auto found = std::find(ranks.begin(), ranks.end(), rank);
+  TESSERA_CHECK(found != ranks.end(), "[redistribute] rank ", rank,
+                " is not a member of the mesh that holds the tensor; both meshes must view the same ranks");
+  return static_cast<size_t>(found - ranks.begin());
+}
+
+// The sizes of a part of a tensor taken apart by `blocks`, whose sizes are `sizes`, when it is put together.
+std::vector<int64_t> folded_sizes(c10::IntArrayRef sizes, const std::vector<int64_t>& blocks) {
+  std::vector<int64_t> result;
+  size_t at = 0;
+  for (int64_t count : blocks) {
+    at += count > 1 ? 1 : 0;
+    result.push_back(count * sizes[at++]);
+  }
+  return result;
+}
+
+class StepCompiler {
+ public:
+  StepCompiler(const Step& step, int64_t rank)
+      : step_(step),
+        rank_(rank),
+        coord_before_(*step.before->mesh.coord_of(rank)),
+        coord_after_(*step.after->mesh.coord_of(rank)) {}
+
+  CompiledStep compile() {
+    done_.mesh = step_.before->mesh;
+    done_.axis = step_.axis;
+    if (!reshard::is_local(step_.kind)) {
+      done_.collective = reshard::name_of(step_.kind);
+      done_.axis_name = step_.axis >= 0 ? done_.mesh.axis(step_.axis).name : done_.mesh.str();
+      done_.bytes = static_cast<int64_t>(std::llround(step_.bytes));
+    }
+    if (takes_part()) {
+      box_before_ = step_.before.local_ranges(coord_before_);
+      box_after_ = step_.after.local_ranges(coord_after_);
+      done_.result_sizes = sizes_of(box_after_);
+      done_.parts = step_.axis >= 0 ? done_.mesh.axis(step_.axis).size : done_.mesh.size();
+      compile_action();
+      take_apart();
+    }
+    return std::move(done_);
+  }
+
+ private:
+  // Whether the line of this rank holds the tensor, by the axes that do not change.
+  bool takes_part() const {
+    for (size_t axis = 0; axis < coord_before_.size() && step_.axis >= 0; ++axis) {
+      if (static_cast<int64_t>(axis) != step_.axis && !step_.before->placements[axis].holds(coord_before_[axis])) {
+        return false;
+      }
+    }
+    return true;
+  }
+
+  void take_apart() {
+    if (step_.blocks.empty()) {
+      return;
+    }
+    if (step_.before->holds(coord_before_)) {
+      done_.taken_apart = sizes_of(box_before_);
+    }
+    if (step_.after->holds(coord_after_)) {
+      done_.put_together = folded_sizes(sizes_of(box_after_), step_.blocks);
+    }
+  }
+
+  void compile_action() {
+    done_.op = step_.from.is_partial() ? step_.from.op : step_.to.op;
+    switch (step_.kind) {
+      case StepKind::kAllReduce: done_.action = Action::kAllReduce; return;
+      case StepKind::kReduceScatter:
+      case StepKind::kReduce: return reduce_scatter();
+      case StepKind::kAllGather: return all_gather();
+      case StepKind::kAllToAll:
+      case StepKind::kGather:
+      case StepKind::kScatter:
+      case StepKind::kSend: return all_to_all();
+      case StepKind::kBroadcast: return broadcast();
+      case StepKind::kExchange: return exchange();
+      case StepKind::kDrop: done_.action = takes(index()) ? Action::kKeep : Action::kForget; return;
+      case StepKind::kSlice:
+        done_.action = Action::kSlice;
+        done_.slices = slices_of(box_before_, box_after_);
+        return;
+      case StepKind::kPad:
+        done_.action = Action::kPad;
+        done_.slices = slices_of(box_after_, box_before_);
+        return;
+      case StepKind::kPartialize: return partialize();
+      case StepKind::kRelabel: return;
+    }
+  }
+
+  void reduce_scatter() {
+    done_.action = Action::kReduceScatter;
+    done_.sends = Pieces(box_before_);
+    for (int64_t i = 0; i < done_.parts; ++i) {
+      if (takes(i)) {
+        done_.sends.add(i, box_at(step_.after, i));
+      }
+    }
+    forget_result_unless_taken();
+  }
+
+  void all_gather() {
+    done_.action = Action::kAllGather;
+    done_.receives = Pieces(box_after_);
+    for (int64_t i = 0; i < done_.parts; ++i) {
+      done_.receives.add(i, box_at(step_.before, i));
+    }
+  }
+
+  // Each member sends every other the part of its box that the other will hold.
+  void all_to_all() {
+    done_.action = Action::kAllToAll;
+    done_.sends = Pieces(box_before_);
+    done_.receives = Pieces(box_after_);
+    for (int64_t i = 0; i < done_.parts; ++i) {
+      if (gives(index()) && takes(i)) {
+        done_.sends.add(i, reshard::intersect(box_before_, box_at(step_.after, i)));
+      }
+      if (takes(index()) && gives(i)) {
+        done_.receives.add(i, reshard::intersect(box_at(step_.before, i), box_after_));
+      }
+    }
+    forget_result_unless_taken();
+  }
+
+  void broadcast() {
+    done_.action = Action::kBroadcast;
+    done_.root = step_.from.coordinate();
+    done_.gives_part = index() == done_.root;
+  }
+
+  void partialize() {
+    const ReduceOp op = step_.to.op;
+    const bool is_one = step_.from.is_on();
+    const bool all_keep = !is_one && op != ReduceOp::kSum && op != ReduceOp::kProd;
+    const bool keeps = all_keep || index() == (is_one ? step_.from.coordinate() : 0);
+    done_.action = keeps ? Action::kKeep : Action::kFill;
+  }
+
+  void exchange() {
+    done_.action = Action::kAllToAll;
+    if (!step_.before->holds(coord_before_)) {  // it takes part with nothing, and keeps that
+      done_.result_sizes = {0};
+      return;
+    }
+    const reshard::Exchange exchange(reshard::Holdings(step_.before), reshard::Holdings(step_.after));
+    Traffic traffic =
+        compile_transfers(exchange.transfers_of(rank_), step_.before->mesh.ranks(), box_before_, box_after_);
+    done_.sends = std::move(traffic.sends);
+    done_.receives = std::move(traffic.receives);
+  }
+
+  void forget_result_unless_taken() {
+    if (!takes(index())) {
+      done_.result_sizes = {0};
+    }
+  }
+
+  // Of the rank that stands at `index` of this line of the axis; and where on it this rank stands.
+  Box box_at(const Spec& spec, int64_t index) const {
+    Coord coord = coord_before_;
+    coord[step_.axis] = index;
+    return spec.local_ranges(coord);
+  }
+  bool gives(int64_t index) const { return step_.from.holds(index); }
+  bool takes(int64_t index) const { return step_.to.holds(index); }
+  int64_t index() const { return coord_before_[step_.axis]; }
+
+  const Step& step_;
+  const int64_t rank_;
+  const Coord coord_before_, coord_after_;
+  Box box_before_, box_after_;
+  CompiledStep done_;
+};
+
+}  // namespace
+
+std::vector<CompiledStep> compile_path(const reshard::Path& path, int64_t rank) {
+  std::vector<CompiledStep> steps;
+  steps.reserve(path.steps.size());
+  for (const Step& step : path.steps) {
+    steps.push_back(StepCompiler(step, rank).compile());
+  }
+  return steps;
+}
+
+Traffic compile_transfers(const reshard::RankTransfers& transfers, const std::vector<int64_t>& ranks, const Box& before,
+                          const Box& after) {
+  Traffic traffic{Pieces(before), Pieces(after)};
+  for (const reshard::Transfer& send : transfers.sends) {
+    traffic.sends.add(static_cast<int64_t>(position_of(ranks, send.to)), send.box);
+  }
+  for (const reshard::Transfer& receive : transfers.receives) {
+    traffic.receives.add(static_cast<int64_t>(position_of(ranks, receive.from)), receive.box);
+  }
+  return traffic;
+}
+
+}  // namespace tessera::dtensor

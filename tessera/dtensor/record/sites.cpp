@@ -1,0 +1,51 @@
+#include "tessera/dtensor/record/sites.h"
+
+#include <algorithm>
+
+#include "tessera/base/hash.h"
+
+namespace tessera::dtensor {
+
+namespace {
+
+// The last reading of a parameter.
+uint64_t reading_of(const Sites::Position& position) {
+  const uint64_t site = position.parameter ? position.parameter->site : base::hash_string("start");
+  return base::hash_combine(site, position.reading);
+}
+
+}  // namespace
+
+uint64_t Sites::use(bool reads_parameter) {
+  return base::hash_combine(reading_of(position_), reads_parameter ? 0 : ++position_.calls);
+}
+
+Sites::NodeCalls& Sites::calls_of(uint64_t node) {
+  if (node_calls_.node != node) {
+    node_calls_ = {node};
+  }
+  return node_calls_;
+}
+
+uint64_t Sites::number_of(int graph_task) {
+  auto found = std::find(graph_tasks_.begin(), graph_tasks_.end(), graph_task);
+  if (found == graph_tasks_.end()) {
+    found = graph_tasks_.insert(found, graph_task);
+  }
+  return static_cast<uint64_t>(found - graph_tasks_.begin());
+}
+
+uint64_t Sites::use_of_sum(uint64_t use, int graph_task, uint64_t node) {
+  return base::hash_combine(base::hash_combine(use, number_of(graph_task)), ++calls_of(node).sums);
+}
+
+uint64_t Sites::use_in_backward(uint64_t use, int graph_task, uint64_t node) {
+  return base::hash_combine(base::hash_combine(use, number_of(graph_task) + 1000), ++calls_of(node).others);
+}
+
+uint64_t Sites::next_draw() {
+  const uint64_t site = base::hash_combine(reading_of(position_), position_.draws++);
+  return position_.evaluation > 0 ? base::hash_combine(site, position_.evaluation) : site;
+}
+
+}  // namespace tessera::dtensor

@@ -1,0 +1,26 @@
+// The parameters of the models that a rank has placed.
+#pragma once
+
+#include <deque>
+
+#include <ATen/core/Tensor.h>
+
+#include "tessera/dtensor/record/meta.h"
+
+namespace tessera::dtensor {
+
+// What is known of each, at an address that stays. Only grows.
+class PlacedParameters {
+ public:
+  // The DTensor is this parameter from now on: operators that read it know its name, and what the plan wants there.
+  // Throws for a plain tensor, and for a parameter without a name.
+  void add(const at::Tensor& tensor, ParameterInfo info);
+
+  // By ParameterInfo::site; null if there is none.
+  const ParameterInfo* find(uint64_t site) const;
+
+ private:
+  std::deque<ParameterInfo> all_;
+};
+
+}  // namespace tessera::dtensor

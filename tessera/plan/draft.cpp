@@ -1,0 +1,123 @@
+#include "tessera/plan/draft.h"
+
+#include <algorithm>
+#include <set>
+#include <utility>
+
+#include "tessera/base/text.h"
+
+namespace tessera::plan {
+namespace {
+
+// Every parameter: those of tables, then of products as they follow each other, then the others.
+std::vector<std::string> ordered_names(const ModuleTree& model, const ModelRoles& roles) {
+  std::vector<std::string> names;
+  std::set<std::string> seen;
+  const auto add = [&](const std::string& name) {
+    if (seen.insert(name).second) {
+      names.push_back(name);
+    }
+  };
+  for (const auto& embedding : roles.embeddings) {
+    add(weight_of(embedding.name));
+  }
+  for (const auto& group : roles.groups) {
+    for (const auto& linear : group.columns) {
+      add(weight_of(linear.name));
+      add(bias_of(linear.name));
+    }
+    if (group.row) {
+      add(weight_of(group.row->name));
+    }
+  }
+  for (const auto& named : tensors_of(model)) {
+    if (named.is_parameter) {
+      add(named.name);
+    }
+  }
+  return names;
+}
+
+// Entries that differ in layer numbers only become one, where its pattern then means the same for every parameter.
+std::vector<ParameterPlan> collapsed(const std::vector<ParameterPlan>& entries, const ModuleTree& model) {
+  std::map<std::string, const ParameterPlan*> exact;
+  for (const auto& named : tensors_of(model)) {
+    if (named.is_parameter) {
+      exact[named.name] = nullptr;
+    }
+  }
+  for (const auto& entry : entries) {
+    exact[entry.pattern] = &entry;
+  }
+  const auto means_the_same = [&](const ParameterPlan& wide) {
+    return std::all_of(exact.begin(), exact.end(), [&](const auto& named) {
+      const auto* entry = named.second;
+      return !matches(wide.pattern, named.first) || (entry != nullptr && entry->storage == wide.storage &&
+                                                     entry->input == wide.input && entry->output == wide.output);
+    });
+  };
+  std::map<std::string, bool> verdicts;
+  std::vector<ParameterPlan> result;
+  for (const auto& entry : entries) {
+    auto wide = entry;
+    wide.pattern = general(entry.pattern);
+    const auto [verdict, is_new] = verdicts.try_emplace(wide.pattern, false);
+    if (is_new) {
+      verdict->second = means_the_same(wide);
+    }
+    if (is_new || !verdict->second) {
+      result.push_back(verdict->second ? wide : entry);
+    }
+  }
+  return result;
+}
+
+}  // namespace
+
+Draft::Draft(const ModuleTree& model, PlanOptions all, layout::Mesh mesh)
+    : options(std::move(all)), roles(find_roles(model)), model_(model) {
+  plan.mesh = std::move(mesh);
+}
+
+ParameterPlan& Draft::entry(const std::string& name) {
+  const layout::Placements whole(static_cast<size_t>(plan.mesh.ndim()));
+  return entries_.try_emplace(name, ParameterPlan{name, whole, {}, {}}).first->second;
+}
+
+void Draft::note(const std::string& text) {
+  if (std::find(plan.notes.begin(), plan.notes.end(), text) == plan.notes.end()) {
+    plan.notes.push_back(text);
+  }
+}
+
+std::optional<int64_t> Draft::wide_axis(layout::AxisRole role) const {
+  const auto axes = layout::axes_of(plan.mesh, role);
+  if (axes.empty()) {
+    return std::nullopt;
+  }
+  const auto axis = plan.mesh.axis_index(axes.back());
+  return plan.mesh.axis(axis).size > 1 ? std::optional(axis) : std::nullopt;
+}
+
+Plan Draft::finish() {
+  std::vector<ParameterPlan> entries;
+  for (const auto& name : ordered_names(model_, roles)) {
+    if (const auto found = entries_.find(name); found != entries_.end()) {
+      entries.push_back(found->second);
+    }
+  }
+  plan.parameters = collapsed(entries, model_);
+  return std::move(plan);
+}
+
+std::string weight_of(const std::string& module) { return dotted(module, "weight"); }
+
+std::string bias_of(const std::string& module) { return dotted(module, "bias"); }
+
+std::string general(const std::string& name) {
+  return base::join(base::split(name, '.'), ".", [](std::ostream& out, const std::string& part) {
+    out << (base::try_parse_int(part) ? "*" : part);
+  });
+}
+
+}  // namespace tessera::plan

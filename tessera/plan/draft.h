@@ -1,0 +1,62 @@
+// A plan in the making: what styles of parallelism read of a model, and where they write.
+//
+// A style is a file styles/<name>.cpp, which defines
+//
+//   void plan_<name>(Draft& draft);
+//
+// CMakeLists.txt lists the names in the order in which the styles are asked. A style looks at the mesh and the options,
+// and writes on axes that are its own.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "tessera/layout/axis_role.h"
+#include "tessera/plan/module_tree.h"
+#include "tessera/plan/options.h"
+#include "tessera/plan/plan.h"
+#include "tessera/plan/roles.h"
+
+namespace tessera::plan {
+
+class Draft {
+ public:
+  // The options must not contradict each other. `model` must outlive the draft.
+  Draft(const ModuleTree& model, PlanOptions options, layout::Mesh mesh);
+
+  const PlanOptions options;
+  const ModelRoles roles;
+  Plan plan;  // its mesh, its batch axes; not yet its entries
+
+  // The entry of the parameter of this dotted name: whole on every axis, unless a style said otherwise.
+  ParameterPlan& entry(const std::string& name);
+
+  // A remark for people. The same about every layer is made once.
+  void note(const std::string& text);
+
+  // The last axis of the mesh that has this role, if it has more than one rank.
+  std::optional<int64_t> wide_axis(layout::AxisRole role) const;
+
+  // The plan, with the entries in the order of roles.
+  Plan finish();
+
+ private:
+  const ModuleTree& model_;
+  std::map<std::string, ParameterPlan> entries_;
+};
+
+using Style = void (*)(Draft& draft);
+
+// All of them, in their order.
+std::vector<Style> styles();
+
+std::string weight_of(const std::string& module);
+std::string bias_of(const std::string& module);
+
+// `layers.*.mlp.up.weight`: the name with `*` for its numbers.
+std::string general(const std::string& name);
+
+}  // namespace tessera::plan

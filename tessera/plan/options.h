@@ -1,0 +1,32 @@
+// What a plan is to be for.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+
+#include "tessera/layout/mesh.h"
+#include "tessera/sums/lattice.h"
+
+namespace tessera::plan {
+
+struct PlanOptions {
+  // Number of ranks; used when `mesh` is not given. Then all are dp; with a lattice as many as it has leaves of a
+  // batch, and tp the rest. The first of the plan's notes says the mesh.
+  int64_t devices = 1;
+  // `dp=2,tp=2`: each axis has a role by its name (layout/axis_role.h): dp cuts the batch, tp cuts the model.
+  std::optional<layout::Mesh> mesh = std::nullopt;
+  // Norms, dropouts and residuals work on sequence shards on the tp axis.
+  bool sequence_parallel = false;
+  // Query heads and key/value heads of attention (0: what the model says; if it says nothing, cuts fall wherever
+  // torch.chunk cuts). Cuts fall between heads, and where there are as many key/value heads as ranks, between whole
+  // groups; a fused product is taken to have its rows in the order [kv_heads, (queries of the group, key, value),
+  // head_dim].
+  int64_t heads = 0;
+  int64_t kv_heads = 0;
+  // Keep gathered activations for backward, or gather them again (only the newest is kept).
+  bool keep_gathered = true;
+  // For `exact` numerics: cuts fall between the leaves of this lattice.
+  std::optional<sums::Lattice> lattice = std::nullopt;
+};
+
+}  // namespace tessera::plan

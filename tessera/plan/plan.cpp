@@ -1,0 +1,111 @@
+#include "tessera/plan/plan.h"
+
+#include <algorithm>
+#include <set>
+
+#include "tessera/base/error.h"
+#include "tessera/base/text.h"
+#include "tessera/layout/axis_role.h"
+
+namespace tessera::plan {
+namespace {
+
+// What an entry asks of one tensor: its own placements, or those of an activation next to it.
+void verify_placements(const Plan& plan, const ParameterPlan& entry, const char* what,
+                       const layout::Placements& placements) {
+  TESSERA_CHECK_AS(PlanError, static_cast<int64_t>(placements.size()) == plan.mesh.ndim(), "[plan] the ", what,
+                   " of \"", entry.pattern, "\" has ", placements.size(), " placements for the axes of mesh {",
+                   plan.mesh.str(), "}; accepted: one for each axis");
+  TESSERA_CHECK_AS(PlanError, !layout::has_partial(placements), "[plan] the ", what, " of \"", entry.pattern, "\" is ",
+                   layout::str(plan.mesh, placements),
+                   "; accepted: R and S(dim), since a plan says where values lie, not "
+                   "which sums are unfinished");
+}
+
+void verify_shape(const Plan& plan, const ParameterPlan& entry, const std::string& name,
+                  const std::vector<int64_t>& sizes) {
+  const auto ndim = static_cast<int64_t>(sizes.size());
+  const int64_t last = layout::last_cut_dim(entry.storage);
+  TESSERA_CHECK_AS(PlanError, last < ndim, "[plan] \"", entry.pattern, "\" asks for ",
+                   layout::str(plan.mesh, entry.storage), " but parameter ", name, " of sizes [",
+                   base::join(sizes, ", "), "] has no dim ", last, "; accepted: S(0) to S(", ndim - 1, ")");
+  TESSERA_CHECK_AS(PlanError, layout::is_valid(plan.mesh, entry.storage, ndim), "[plan] \"", entry.pattern,
+                   "\" asks for ", layout::str(plan.mesh, entry.storage), " on parameter ", name, " of sizes [",
+                   base::join(sizes, ", "),
+                   "]; accepted: units of at least 1, and on a dim that several axes cut, distinct orders");
+}
+
+}  // namespace
+
+bool matches(std::string_view pattern, std::string_view name) {
+  // reached[i]: what was read of the pattern matches the first i characters of the name.
+  std::vector<char> reached(name.size() + 1), next(name.size() + 1);
+  reached[0] = true;
+  for (size_t at = 0; at < pattern.size(); ++at) {
+    const bool is_star = pattern[at] == '*';
+    const bool is_double = is_star && at + 1 < pattern.size() && pattern[at + 1] == '*';
+    next[0] = is_star && reached[0];
+    for (size_t i = 0; i < name.size(); ++i) {
+      next[i + 1] =
+          is_star ? reached[i + 1] || (next[i] && (is_double || name[i] != '.')) : reached[i] && name[i] == pattern[at];
+    }
+    std::swap(reached, next);
+    at += is_double;
+  }
+  return reached[name.size()];
+}
+
+const ParameterPlan* Plan::find(std::string_view name) const {
+  const auto found = std::find_if(parameters.begin(), parameters.end(),
+                                  [&](const ParameterPlan& entry) { return matches(entry.pattern, name); });
+  return found == parameters.end() ? nullptr : &*found;
+}
+
+void Plan::verify_axes() const {
+  const auto data_axes = layout::axes_of(mesh, layout::AxisRole::kData);
+  const auto cuts_batch = [&](const std::string& axis) {
+    return std::find(data_axes.begin(), data_axes.end(), axis) != data_axes.end();
+  };
+  std::set<std::string> seen;
+  for (const auto& axis : batch_axes) {
+    TESSERA_CHECK_AS(PlanError, cuts_batch(axis), "[plan] batch axis \"", axis, "\" ",
+                     mesh.find_axis(axis) ? "has another role" : "is not", " in mesh {", mesh.str(), "}",
+                     base::did_you_mean(axis, data_axes), "; accepted: axes of the mesh that cut the batch",
+                     data_axes.empty() ? ", of which it has none" : ": " + base::join(data_axes, ", "));
+    TESSERA_CHECK_AS(PlanError, seen.insert(axis).second, "[plan] batch axis \"", axis,
+                     "\" is named twice; accepted: once");
+  }
+}
+
+void Plan::verify(const std::map<std::string, std::vector<int64_t>>& sizes) const {
+  verify_axes();
+  std::vector<std::string> names;
+  for (const auto& [name, unused] : sizes) {
+    names.push_back(name);
+  }
+  for (const auto& entry : parameters) {
+    verify_placements(*this, entry, "storage", entry.storage);
+    if (entry.input) {
+      verify_placements(*this, entry, "input", *entry.input);
+    }
+    if (entry.output) {
+      verify_placements(*this, entry, "output", *entry.output);
+    }
+    bool is_used = false, is_taken = false;
+    for (const auto& [name, shape] : sizes) {
+      if (find(name) == &entry) {
+        is_used = true;
+        verify_shape(*this, entry, name, shape);
+      } else {
+        is_taken = is_taken || matches(entry.pattern, name);
+      }
+    }
+    TESSERA_CHECK_AS(
+        PlanError, is_used, "[plan] \"", entry.pattern, "\" ",
+        is_taken ? "has no effect: earlier entries match every parameter that it matches; move it up or remove it"
+                 : "matches no parameter of the model" + base::did_you_mean(entry.pattern, names) +
+                       "; accepted: a pattern over its names, such as " + (names.empty() ? "none" : names.front()));
+  }
+}
+
+}  // namespace tessera::plan

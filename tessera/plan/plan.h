@@ -1,0 +1,63 @@
+// What runs where, as data beside the model.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "tessera/layout/spec.h"
+
+namespace tessera::plan {
+
+// One line of a plan: how the parameters whose dotted names match `pattern` are kept, and what the operators that read
+// them do to activations. Layouts are in the one notation, `{tp: S(0;64)}`; axes that are not named are R.
+struct ParameterPlan {
+  // Glob over dotted names: `*` matches within one dotted part, `**` across parts.
+  std::string pattern;
+  layout::Placements storage;
+  // Layouts that the op reading the parameter is asked for: of its activation operand, and of its result. Empty:
+  // whatever the rules choose. (C++ modules have no hooks, so activations hang on parameters.)
+  std::optional<layout::Placements> input;
+  std::optional<layout::Placements> output;
+  bool operator==(const ParameterPlan&) const = default;
+};
+
+// A plan: a value, serialised as JSON with a version, one line per entry so that two plans diff line by line.
+struct Plan {
+  static constexpr int kVersion = 1;
+
+  layout::Mesh mesh;
+  // Axes that cut the batch, slowest first: of the mesh, and of that role (layout/axis_role.h).
+  std::vector<std::string> batch_axes;
+  // First match wins; a parameter that matches nothing is replicated.
+  std::vector<ParameterPlan> parameters;
+  // How many bytes of gathered activations a rank may keep so that nobody gathers them twice (for Q, K and V; for
+  // backward).
+  int64_t keep_gathered_bytes = int64_t{1} << 30;
+  // What the generator could not divide, and why: for people.
+  std::vector<std::string> notes;
+
+  bool operator==(const Plan&) const = default;
+
+  // The entry for a parameter, or null.
+  const ParameterPlan* find(std::string_view name) const;
+
+  // Throws PlanError if an axis of the mesh has no role, or a batch axis is not one of its axes that cut the batch.
+  void verify_axes() const;
+
+  // ... and if an entry matches nothing (or nothing that earlier entries leave), a dim does not exist or a placement is
+  // Partial; `sizes` are the model's parameters with their global shapes.
+  void verify(const std::map<std::string, std::vector<int64_t>>& sizes) const;
+
+  std::string json() const;
+  // Throws PlanError that names the line and what is accepted; a newer version is refused, and an axis without a role.
+  static Plan from_json(std::string_view text);
+};
+
+// True if the glob `pattern` matches the dotted `name`.
+bool matches(std::string_view pattern, std::string_view name);
+
+}  // namespace tessera::plan
