@@ -67,15 +67,15 @@ mesh = "dp=2,tp=2"
 TEST_F(Cli, TheFlagsAreTheseAndNoOthers) {
   EXPECT_EQ(
       flag_list(),
-      "train: --help config --dtype --numerics --lattice --seed --set --mesh --ranks --steps --metrics --ledger --out "
-      "--replace --profile --quiet\n"
       "compare: --help config --dtype --numerics --lattice --seed --set --mesh --steps --tolerance --json\n"
-      "plan: --help config --dtype --numerics --lattice --seed --set --mesh --ranks\n"
       "explain: --help config --dtype --numerics --lattice --seed --set --mesh --ranks --step --rank --width --json\n"
-      "launch: --help --ranks --log-dir --grace command\n"
       "generate: --help run --prompt --max-tokens --temperature --top-k --top-p --seed\n"
+      "info: --help\n"
+      "launch: --help --ranks --log-dir --grace command\n"
+      "plan: --help config --dtype --numerics --lattice --seed --set --mesh --ranks\n"
       "trace: --help flights\n"
-      "info: --help\n");
+      "train: --help config --dtype --numerics --lattice --seed --set --mesh --ranks --steps --metrics --ledger --out "
+      "--replace --profile --quiet\n");
 }
 
 TEST_F(Cli, ExplainSaysWhatAStepDoes) {
