@@ -82,6 +82,10 @@ function(tessera_test_program)
   target_include_directories(test_${P_NAME} PRIVATE ${PROJECT_SOURCE_DIR})
   target_link_libraries(test_${P_NAME} PRIVATE tessera_torch GTest::gtest GTest::gtest_main ${P_LIBRARIES})
   target_precompile_headers(test_${P_NAME} REUSE_FROM ${TESSERA_TEST_PCH})
+  if(NOT TARGET test_programs)
+    add_custom_target(test_programs)
+  endif()
+  add_dependencies(test_programs test_${P_NAME})
 endfunction()
 
 # The suites of GoogleTest in some sources, as a filter. No two tests of a program share a suite: it would run in both.
