@@ -224,8 +224,8 @@ void Exchange::send_by_piece(int64_t rank, const Coord& own, std::vector<Transfe
   }
 }
 
-// Looks at the ranks alone that a rank sends to if they lack anything: those that stand where it stands on the axes that
-// replicate, and of those outside the old mesh the ones whose turn it is.
+// Looks at the ranks alone that a rank sends to if they lack anything: those that stand where it stands on the axes
+// that replicate, and of those outside the old mesh the ones whose turn it is.
 void Exchange::send_by_receiver(int64_t rank, const Coord& own, std::vector<Transfer>& sends) const {
   const std::vector<Box> boxes = from_.boxes_of(rank);
   const auto send_to = [&](int64_t receiver) {
@@ -280,9 +280,8 @@ std::vector<Transfer> Exchange::sends_of(int64_t rank) const {
 
 RankTransfers Exchange::transfers_of(int64_t rank) const {
   RankTransfers result{sends_of(rank), receives_of(rank)};
-  std::sort(result.sends.begin(), result.sends.end(), [](const Transfer& a, const Transfer& b) {
-    return a.to != b.to ? a.to < b.to : is_before(a.box, b.box);
-  });
+  std::sort(result.sends.begin(), result.sends.end(),
+            [](const Transfer& a, const Transfer& b) { return a.to != b.to ? a.to < b.to : is_before(a.box, b.box); });
   std::sort(result.receives.begin(), result.receives.end(), [](const Transfer& a, const Transfer& b) {
     return a.from != b.from ? a.from < b.from : is_before(a.box, b.box);
   });

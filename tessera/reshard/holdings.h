@@ -29,8 +29,8 @@ Box intersect(const Box& a, const Box& b);
 
 // Which box every rank of a mesh holds. A value; thread-safe.
 //
-// An axis that is Partial counts as Replicate: what its ranks hold are addends of one box, and are moved like copies. So
-// does one that is On, but for `of_holders`. Of an interleaved cut a rank holds several boxes.
+// An axis that is Partial counts as Replicate: what its ranks hold are addends of one box, and are moved like copies.
+// So does one that is On, but for `of_holders`. Of an interleaved cut a rank holds several boxes.
 class Holdings {
  public:
   // Throws where Spec::make would.
