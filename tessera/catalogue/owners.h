@@ -16,8 +16,8 @@ std::vector<int64_t> holders_of(const layout::Spec& spec);
 // which has the fewest bytes so far (longest processing time). Of equally large ones the first name comes first, of
 // equally loaded ranks the lowest. Every rank finds the same without asking.
 //
-// What a rank writes is at most the mean over the holders of the smallest tensor that it writes (of all that those
-// ranks write) and (1 - 1/holders) times that tensor. Where all ranks hold a piece of everything, that is its share and
+// Of the last tensor that a rank takes, its smallest: it writes at most the mean of what the holders of that tensor
+// write in all, and (1 - 1/holders) times the tensor. Where all ranks hold a piece of everything, that is its share and
 // less than one tensor, and the most that a rank writes is at most 4/3 of what the best choice would leave it (Graham).
 // No choice is always within some per cent of the share: three tensors of one size on two ranks.
 std::vector<int64_t> owners_of(const Catalogue& catalogue);
