@@ -146,12 +146,18 @@ SliceOwners::SliceOwners(const Catalogue& catalogue) : turns_(catalogue.entries(
   for (const Entry& entry : catalogue.entries()) {
     specs_.push_back(entry.spec);
   }
-  std::unordered_map<const layout::SpecData*, Queue*> by_spec;
+  struct Slices {
+    Queue* queue = nullptr;  // of the replicas
+    int64_t bytes = 0;       // of the first slice: none is larger
+  };
+  std::unordered_map<const layout::SpecData*, Slices> by_spec;
   std::map<std::pair<const void*, std::vector<int64_t>>, Queue> queues;
   for (size_t i : largest_first(catalogue)) {
-    Queue*& queue = by_spec[specs_[i].get()];
-    const Holdings holdings = Holdings::of_holders(specs_[i]);
+    auto& [queue, bytes] = by_spec[specs_[i].get()];
     if (queue == nullptr) {
+      const Holdings holdings = Holdings::of_holders(specs_[i]);
+      bytes = reshard::numel(holdings.boxes_of(holdings.mesh().ranks()[0])[0]) *
+              static_cast<int64_t>(c10::elementSize(specs_[i]->dtype));
       queue = &queues[{holdings.mesh().id(), holdings.free_axes()}];
       const layout::Coord first(holdings.mesh().ndim());
       const int64_t replicas = place_on(holdings.mesh(), first, holdings.free_axes()).count;
@@ -162,21 +168,24 @@ SliceOwners::SliceOwners(const Catalogue& catalogue) : turns_(catalogue.entries(
     const Load least = queue->top();
     queue->pop();
     turns_[i] = least.second;
-    queue->emplace(least.first + reshard::numel(holdings.boxes_of(holdings.mesh().ranks()[0])[0]) *
-                                     static_cast<int64_t>(c10::elementSize(specs_[i]->dtype)),
-                   least.second);
+    queue->emplace(least.first + bytes, least.second);
   }
 }
 
 int64_t SliceOwners::owner(size_t index, int64_t rank) const {
-  const Holdings holdings = Holdings::of_holders(specs_.at(index));
-  const auto coord = holdings.mesh().coord_of(rank);
-  if (!coord || !has_elements(holdings, rank)) {
+  const Spec& spec = specs_.at(index);
+  const auto at = spec->mesh.coord_of(rank);
+  if (!at || !spec->holds(*at)) {
     return -1;
   }
+  const Holdings holdings = Holdings::of_holders(spec);
+  if (!has_elements(holdings, rank)) {
+    return -1;
+  }
+  const layout::Coord coord = *holdings.mesh().coord_of(rank);
   const std::vector<int64_t>& free = holdings.free_axes();
-  const int64_t slice = place_on(holdings.mesh(), *coord, other_axes(holdings.mesh(), free)).index;
-  layout::Coord writer = *coord;
+  const int64_t slice = place_on(holdings.mesh(), coord, other_axes(holdings.mesh(), free)).index;
+  layout::Coord writer = coord;
   int64_t turn = turns_[index] + slice;
   for (size_t i = free.size(); i-- > 0;) {
     const int64_t size = holdings.mesh().axes()[free[i]].size;
