@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "tessera/checkpoint/safetensors.h"
+#include "tessera/checkpoint/format/safetensors.h"
 #include "tessera/train/run/config.h"
 #include "tessera/train/run/generate.h"
 
