@@ -182,7 +182,7 @@ TEST(Crashes, AStoreForgetsWhatWasNotSynchronised) {
   EXPECT_EQ(store.after_power_loss(Unsynced::kKept)->paths(), (std::vector<std::string>{"a/open", "a/unnamed"}));
   std::set<std::string> contents;
   std::set<std::vector<std::string>> names;
-  for (uint64_t seed = 0; seed < 300; ++seed) {
+  for (uint64_t seed = 0; seed < 2000; ++seed) {
     const auto left = store.after_power_loss(Unsynced::kDrawn, seed);
     names.insert(left->paths());
     if (left->try_size("a/open")) {
