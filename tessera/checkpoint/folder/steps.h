@@ -38,7 +38,7 @@ std::optional<StepFolder> newest_whole(Store& store, const std::string& run);
 
 struct PruneOptions {
   int64_t keep = 1;                // whole checkpoints that stay: those of the highest steps
-  std::optional<int64_t> writing;  // a step that is being written, which stays too
+  std::optional<int64_t> writing = {};  // a step that is being written, which stays too
 };
 
 // Removes older checkpoints than those to keep, and what killed saves left below the newest whole one. Damaged ones
