@@ -37,7 +37,7 @@ std::vector<StepFolder> list_steps(Store& store, const std::string& run);
 std::optional<StepFolder> newest_whole(Store& store, const std::string& run);
 
 struct PruneOptions {
-  int64_t keep = 1;                // whole checkpoints that stay: those of the highest steps
+  int64_t keep = 1;                     // whole checkpoints that stay: those of the highest steps
   std::optional<int64_t> writing = {};  // a step that is being written, which stays too
 };
 

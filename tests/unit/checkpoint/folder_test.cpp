@@ -102,9 +102,7 @@ TEST(Commit, WaitsForEveryReceipt) {
   const auto folder = claim_step(store, "run", {save_of(100), "a test"});
   write_rank(store, folder, save_of(100), 1);
   const auto said = error_of([&] { commit(store, folder, save_of(100), kRanks, {}, {.deadline = 0}); });
-  EXPECT_NE(said.find("the receipts of 2 of 3 ranks are missing: 0, 2"),
-            std::string::npos)
-      << said;
+  EXPECT_NE(said.find("the receipts of 2 of 3 ranks are missing: 0, 2"), std::string::npos) << said;
   EXPECT_EQ(store.try_size(path_in(folder, kManifest)), std::nullopt);
   // The others come while it waits, one of them by halves.
   int64_t waits = 0;
