@@ -101,7 +101,9 @@ void write_rank(Store& store, const std::string& folder, const SaveId& save, int
     files.write_file("config.json", "{\"step\": " + std::to_string(save.step) + "}\n");
   }
   if (const auto model = pieces_of(save, rank, true); !model.empty()) {
-    files.write_part(model_part_name(rank, 2), model);
+    // At step 200 there is no part that others read, and so no index, whose making would synchronise all names again.
+    const auto own_name = "whole-" + std::to_string(rank) + ".safetensors";
+    files.write_part(save.step == 200 ? own_name : model_part_name(rank, 2), model);
   }
   files.write_part(state_part_name(rank), pieces_of(save, rank, false));
   files.leave_receipt();
