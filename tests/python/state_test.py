@@ -80,7 +80,7 @@ class StateTest(unittest.TestCase):
         def body():
             model = tessera.parallelize(make(), "dp=2,tp=2")
             states[tessera.rank()] = tessera.full_state_dict(model, rank=2)
-            return tessera.full_state_dict(model)
+            return tessera.full_state_dict(model, rank=None)
 
         states = {}
         everywhere = tessera.run_ranks(body, 4)
