@@ -6,6 +6,8 @@ the others do nothing else.
 
 What accelerate knows of a program (whether this micro-batch ends a step, devices, precision), and the Trainer of transformers by it, is
 one dict for the process. A rank that sets it would change it for another that is a line behind; so each rank thread has its own.
+
+What saves the tensors of a model is told of those on a mesh (_save_pretrained, _torch_checkpoint).
 """
 
 import functools
@@ -14,7 +16,7 @@ import threading
 from importlib.machinery import PathFinder
 
 from tessera import _C
-from tessera._save_pretrained import save_models_once
+from tessera._save_pretrained import save_adapters_once, save_models_once
 from tessera._torch_checkpoint import stage_parts
 
 _turn = threading.Lock()
@@ -87,6 +89,7 @@ def _keep_apart(module):
 # Modules, and what is done to each once it was imported.
 _MODULES = {
     "accelerate.state": (_keep_apart,),
+    "peft.peft_model": (save_adapters_once,),
     "torch.distributed.checkpoint._state_dict_stager": (stage_parts,),
     "transformers.modeling_utils": (_load_in_turns, save_models_once),
 }
