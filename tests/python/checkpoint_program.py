@@ -83,8 +83,8 @@ def check_training(folder):
     state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "epoch": 3}
     want = tessera.full_state_dict(model, rank=None), tessera.full_optimizer_state_dict(optimizer, rank=None)
     want = {name: value.clone() for name, value in want[0].items()}, str(want[1])
-    done = dcp.async_save(state, checkpoint_id=folder / "later")
     dcp.save(state, checkpoint_id=folder / "training")
+    done = dcp.async_save(state, checkpoint_id=folder / "later", process_group=torch.distributed.new_group())
     step(model, optimizer)
     done.result()
     for path in ("training", "later"):

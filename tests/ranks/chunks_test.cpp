@@ -94,14 +94,24 @@ TEST(ChunksOf, APartIsTheTensorsMemory) {
     }
     const at::Tensor whole = full_tensor(x.detach());
     for (const dtensor::Chunk& chunk : chunks_of(x)) {
-      EXPECT_TRUE(at::equal(at_offsets(whole, chunk), integers(chunk.part.sizes()) + static_cast<double>(chunk.offsets[0])));
+      EXPECT_TRUE(
+          at::equal(at_offsets(whole, chunk), integers(chunk.part.sizes()) + static_cast<double>(chunk.offsets[0])));
     }
   });
 }
 
+TEST(ChunksOf, RanksMayAskDifferentlyOften) {
+  run_on(Mesh::parse("tp=2"), [](int64_t rank) {
+    const at::Tensor x = distribute(waves({4, 4}), Mesh::parse("tp=2"), {Shard(0)});
+    for (int64_t i = 0; i < rank; ++i) {
+      EXPECT_EQ(chunks_of(x).size(), 1);
+    }
+    EXPECT_TRUE(at::equal(full_tensor(x), waves({4, 4})));
+  });
+}
+
 TEST(ChunksOf, TermsHaveNone) {
-  const auto text =
-      failure_on(2, [](int64_t) { chunks_of(spread(integers({4}), Mesh::parse("tp=2"), {Partial()})); });
+  const auto text = failure_on(2, [](int64_t) { chunks_of(spread(integers({4}), Mesh::parse("tp=2"), {Partial()})); });
   EXPECT_SAYS(text, "[chunks] of a tensor of which ranks hold terms, ");
   EXPECT_SAYS(text, "accepted: one whose terms were added");
 }

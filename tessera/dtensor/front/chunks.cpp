@@ -2,6 +2,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/dtensor/front/dtensor.h"
+#include "tessera/dtensor/ops/layout_ops.h"
 #include "tessera/dtensor/state/state.h"
 
 namespace tessera::dtensor {
@@ -29,12 +30,11 @@ std::vector<Chunk> chunks_of(const at::Tensor& tensor) {
   comm::RankContext& ctx = RankState::require().ctx;
   TESSERA_CHECK(!spec->has_partial, "[chunks] of a tensor of which ranks hold terms, ", spec.str(), " (rank ", ctx.rank,
                 "); accepted: one whose terms were added, x.redistribute(...) to Replicate or Shard");
-  const at::NoGradGuard no_grad;
   const std::optional<layout::Coord> coord = spec->mesh.coord_of(ctx.rank);
   if (!coord || !spec->holds(*coord)) {
     return {};
   }
-  const at::Tensor local = to_local(tensor.detach());
+  const at::Tensor local = part_outside_program(tensor);
   if (spec->numel() == 0) {
     return {{std::vector<int64_t>(spec->sizes.size()), local.new_empty(spec->sizes)}};
   }

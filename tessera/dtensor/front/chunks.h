@@ -16,8 +16,9 @@ struct Chunk {
 
 // The calling rank's chunks, none empty, in the order of their offsets: one, or several of an interleaved cut; none
 // where the rank holds nothing. Of a tensor without elements: one chunk of all of it. Ranks that hold copies have equal
-// chunks, others share no element. Writes to a part change the tensor. Throws for a plain tensor, and for a Partial,
-// whose ranks hold terms of the values. No communication.
+// chunks, others share no element. Writes to a part change the tensor. Throws for a plain tensor, for a Partial, whose
+// ranks hold terms of the values, and as part_outside_program does. No communication; no step of the program, so that
+// ranks may ask differently often.
 std::vector<Chunk> chunks_of(const at::Tensor& tensor);
 
 }  // namespace tessera::dtensor
