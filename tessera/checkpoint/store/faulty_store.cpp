@@ -34,10 +34,10 @@ class FaultyStore::File : public NewFile {
 
   void append(const void* data, size_t size) override {
     const Call call(store_);
-    const int64_t room = store_.faults_.room - store_.written_;
+    const int64_t before = store_.written_.fetch_add(static_cast<int64_t>(size));  // of all threads
+    const int64_t room = std::max<int64_t>(store_.faults_.room - before, 0);
     const auto fits = static_cast<size_t>(std::min(room, static_cast<int64_t>(size)));
     inner_->append(data, fits);
-    store_.written_ += static_cast<int64_t>(fits);
     call.end();
     TESSERA_CHECK_AS(DataError, fits == size, "[store] cannot write to \"", path_, "\": ", std::strerror(ENOSPC),
                      "; accepted: a disk with room");

@@ -50,7 +50,7 @@ class FaultyStore : public Store {
   Store& inner_;
   const Faults faults_;
   std::atomic<int64_t> calls_ = 0;
-  std::atomic<int64_t> written_ = 0;
+  std::atomic<int64_t> written_ = 0;  // or tried to
 };
 
 }  // namespace tessera::checkpoint
