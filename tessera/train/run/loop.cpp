@@ -127,8 +127,12 @@ void run_loop(const Config& config, const data::Sampler& sampler, const LoopOpti
   for (int64_t step = job.step(); step < steps; ++step) {
     comm::throw_if_stopped();
     observer.on_step(train_step(config, sampler, job, optimizer, step, observer), training);
-    saves.after_step(job, step + 1, steps);
     const bool is_last = step + 1 == steps;
+    if (saves.after_step(job, step + 1, steps) && !is_last) {
+      saves.finish();
+      observer.on_finish(step + 1);
+      return;
+    }
     if (options.evaluate && (is_last || (train.eval_every > 0 && (step + 1) % train.eval_every == 0))) {
       if (const auto record = evaluate(job, *model, sampler, step + 1, train.batch, is_last ? 0 : train.eval_batches)) {
         observer.on_eval(*record);

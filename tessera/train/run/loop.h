@@ -33,6 +33,8 @@ class Observer {
   // A step is complete, its gradients are gone.
   virtual void on_step(const StepRecord& record, const Training& training) {}
   virtual void on_eval(const EvalRecord& record) {}
+  // The run ends after this step, which is saved, because it was asked to: nothing follows.
+  virtual void on_finish(int64_t step) {}
   // At the end, each parameter whole, one after the other; only if LoopOptions ask for it. The tensor may be the
   // model's own.
   virtual void on_parameter(const std::string& name, const at::Tensor& parameter) {}

@@ -27,7 +27,6 @@ constexpr const char* kTokenizer = "tokenizer.json";
 constexpr const char* kTrace = "trace";
 constexpr const char* kCurves = "tb";
 constexpr const char* kMetrics = "metrics.jsonl";
-constexpr const char* kCheckpoints = "checkpoints";
 
 void write_file(const fs::path& path, const std::string& content) {
   base::AtomicFile file(path);
@@ -123,7 +122,6 @@ std::string profile_path(const std::string& folder, const std::string& steps) {
 }
 std::string curves_folder(const std::string& folder) { return fs::path(folder) / kCurves; }
 std::string metrics_path(const std::string& folder) { return fs::path(folder) / kMetrics; }
-std::string checkpoints_folder(const std::string& folder) { return fs::path(folder) / kCheckpoints; }
 
 void cut_metrics(const std::string& path, int64_t steps) {
   std::istringstream lines(base::try_read_file(path).value_or(""));

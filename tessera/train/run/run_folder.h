@@ -36,7 +36,6 @@ std::string trace_folder(const std::string& folder);
 std::string profile_path(const std::string& folder, const std::string& steps);
 std::string curves_folder(const std::string& folder);
 std::string metrics_path(const std::string& folder);
-std::string checkpoints_folder(const std::string& folder);
 
 // Leaves of metrics.jsonl the lines of the first `steps` steps, for a run that goes on from there.
 void cut_metrics(const std::string& path, int64_t steps);

@@ -2,13 +2,14 @@
 
 #include <filesystem>
 
+#include <ATen/ops/full.h>
 #include <nlohmann/json.hpp>
 
 #include "tessera/base/error.h"
 #include "tessera/checkpoint/folder/names.h"
 #include "tessera/checkpoint/folder/steps.h"
 #include "tessera/checkpoint/store/posix_store.h"
-#include "tessera/train/run/run_folder.h"
+#include "tessera/comm/core/context.h"
 
 namespace tessera::train {
 namespace {
@@ -26,9 +27,18 @@ nlohmann::json data_of(const Config& config, const data::Sampler& sampler) {
           {"tokens held out", corpus.held_out().size()}};
 }
 
+// Whether it is so on any rank. Collective.
+bool is_any(bool here) {
+  const auto count = at::full({1}, static_cast<int64_t>(here), at::TensorOptions().dtype(at::kLong));
+  comm::RankContext::require().world->all_reduce(count, comm::ReduceOp::kMax)->wait();
+  return count.item<int64_t>() != 0;
+}
+
 bool has_checkpoints(const std::string& run) { return std::filesystem::is_directory(checkpoints_folder(run)); }
 
 }  // namespace
+
+std::string checkpoints_folder(const std::string& run) { return checkpoint::path_in(run, "checkpoints"); }
 
 std::optional<ResumePoint> find_resume_point(const std::string& resume, const std::string& run) {
   checkpoint::PosixStore store;
@@ -74,17 +84,27 @@ void resume(const std::string& folder, parallel::Job& job, const Config& config,
 }
 
 Saves::Saves(SavePolicy policy, const Config& config, const data::Sampler& sampler)
-    : policy_(std::move(policy)), values_{{kData, data_of(config, sampler).dump()}} {}
+    : policy_(std::move(policy)),
+      values_{{kData, data_of(config, sampler).dump()}},
+      finishes_before_(comm::finish_requests()) {
+  if (!policy_.folder.empty()) {
+    finishes_.emplace();
+  }
+}
 
-void Saves::after_step(const parallel::Job& job, int64_t step, int64_t steps) {
+bool Saves::after_step(const parallel::Job& job, int64_t step, int64_t steps) {
+  if (policy_.folder.empty()) {
+    return false;
+  }
   if (saving_) {
     saving_->check();
   }
-  if (policy_.folder.empty() || (step != steps && (policy_.every == 0 || step % policy_.every != 0))) {
-    return;
+  const bool ends = is_any(comm::finish_requests() != finishes_before_);
+  if (ends || step == steps || (policy_.every > 0 && step % policy_.every == 0)) {
+    finish();
+    saving_ = checkpoint::start_save(policy_.folder, job, {.keep = policy_.keep, .files = policy_.files}, values_);
   }
-  finish();
-  saving_ = checkpoint::start_save(policy_.folder, job, {.keep = policy_.keep, .files = policy_.files}, values_);
+  return ends;
 }
 
 void Saves::finish() {

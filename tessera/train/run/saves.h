@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "tessera/checkpoint/program/job.h"
+#include "tessera/comm/core/finish.h"
 #include "tessera/data/sampler.h"
 #include "tessera/parallel/job.h"
 #include "tessera/train/run/config.h"
@@ -22,6 +23,9 @@ struct SavePolicy {
   int64_t keep = 2;                                             // the newest ones that stay; 0: all
   std::vector<std::pair<std::string, std::string>> files = {};  // small files beside the tensors, by name
 };
+
+// Where the checkpoints of a run lie in its folder.
+std::string checkpoints_folder(const std::string& run);
 
 // A checkpoint to go on from: its folder, and how many steps were done.
 struct ResumePoint {
@@ -46,8 +50,10 @@ class Saves {
  public:
   Saves(SavePolicy policy, const Config& config, const data::Sampler& sampler);
 
-  // After step `step` of `steps`, counted from 1. Throws what went wrong with the save before. Collective over the job.
-  void after_step(const parallel::Job& job, int64_t step, int64_t steps);
+  // After step `step` of `steps`, counted from 1. Throws what went wrong with the save before. Whether the run is to
+  // end here, because some rank was asked to (comm::request_finish): then the step is being saved. Collective over the
+  // job.
+  bool after_step(const parallel::Job& job, int64_t step, int64_t steps);
 
   // Waits until the last save is whole. Collective over the job.
   void finish();
@@ -55,6 +61,8 @@ class Saves {
  private:
   const SavePolicy policy_;
   const catalogue::Values values_;
+  std::optional<comm::FinishScope> finishes_;  // if anything is saved
+  uint64_t finishes_before_ = 0;
   std::unique_ptr<checkpoint::Saving> saving_;
 };
 

@@ -9,6 +9,7 @@
 #include "tessera/base/error.h"
 #include "tessera/base/text.h"
 #include "tessera/comm/call/flight.h"
+#include "tessera/comm/core/errors.h"
 #include "tessera/comm/core/gather_texts.h"
 #include "tessera/comm/threads/run_ranks.h"
 #include "tessera/data/utf8.h"
@@ -122,7 +123,14 @@ class Console : public Observer {
   }
 
   const std::string& mesh() const { return mesh_; }
+  // The step after which the run was asked to end.
+  std::optional<int64_t> finished() const { return finished_; }
   const std::vector<checkpoint::NamedTensor>& parameters() const { return parameters_; }
+
+  void on_finish(int64_t step) override {
+    finished_ = step;
+    print(fmt::format("step {} is saved; --resume auto goes on there", step));
+  }
 
   void on_eval(const EvalRecord& record) override {
     result_.held_out = record;
@@ -154,6 +162,7 @@ class Console : public Observer {
   int64_t tokens_ = 0;
   double flops_per_token_ = 0;
   std::string mesh_;
+  std::optional<int64_t> finished_;
   bool keeps_model_;
   std::vector<checkpoint::NamedTensor> parameters_;  // at the end
 };
@@ -319,6 +328,9 @@ TrainResult train(const Config& given, const TrainOptions& options) {
   if (ledger_file.is_open()) {
     write_ledgers(ledger_file, ledgers, result.steps.size());
     check_written(ledger_file, "--ledger");
+  }
+  if (console.finished()) {
+    TESSERA_THROW(Stopped, "[train] stopped after step ", *console.finished(), ", which is saved");
   }
   finish(config, sampler.corpus(), own, console.parameters());
   if (config.train.proof && ranks > 1 && first == 0 && (!place || place->rank == 0)) {

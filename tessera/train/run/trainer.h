@@ -46,7 +46,7 @@ struct TrainResult {
 };
 
 // Runs the configuration, and the proof if it asks for one. Throws what a rank threw; ConfigError and DataError come
-// before any rank starts.
+// before any rank starts, Stopped when the run was asked to end (comm::request_finish) and its last step is saved.
 //
 // Under a launcher this process runs one rank of it (launch::run_job): rank 0 writes the files and makes the proof, the
 // ranks of LOG_RANK show progress, and every rank returns the same records.

@@ -304,6 +304,34 @@ TEST_F(Cli, ARunGoesOnWhereItsLastCheckpointIs) {
   EXPECT_TRUE(has(with({"--out", path("run"), "--resume", "auto", "--set", "train.batch=8"}).err, "train.batch"));
 }
 
+// The first signal ends a run that is saved after its step, and it goes on as if there had been none.
+TEST_F(Cli, ASignalSavesTheStep) {
+  std::atomic<bool> is_over = false;
+  std::thread interrupt([&] {
+    while (!is_over && lines("run/metrics.jsonl").size() < 3) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(2));
+    }
+    if (!is_over) {
+      ::kill(::getpid(), SIGTERM);
+    }
+  });
+  const std::vector<std::string> command = {"train", path("small.toml"), "--steps", "400", "--save-every", "1000"};
+  auto first = command, second = command;
+  first.insert(first.end(), {"--out", path("run")});
+  const auto stopped = call(first);
+  is_over = true;
+  interrupt.join();
+  ASSERT_EQ(stopped.code, 130) << stopped.err;
+  EXPECT_TRUE(has(stopped.out, "is saved; --resume auto goes on there")) << stopped.out;
+  const auto steps = lines("run/metrics.jsonl").size();
+  EXPECT_LT(steps, 400u);
+  second.insert(second.end(), {"--out", path("run"), "--resume", "auto"});
+  const auto resumed = call(second);
+  ASSERT_EQ(resumed.code, 0) << resumed.err;
+  EXPECT_TRUE(has(resumed.out, "goes on after step " + std::to_string(steps))) << resumed.out;
+  EXPECT_EQ(lines("run/metrics.jsonl").size(), 400u);
+}
+
 TEST_F(Cli, CompareHoldsLayoutsTogether) {
   const auto outcome = call({"compare", path("small.toml"), "--mesh", "1", "--mesh", "dp=2;accumulate=2", "--mesh",
                              "tp=2;sp", "--steps", "3", "--dtype", "float64", "--numerics", "fast", "--json"});
