@@ -6,6 +6,7 @@
 #include "tessera/checkpoint/folder/names.h"
 #include "tessera/checkpoint/folder/steps.h"
 #include "tessera/checkpoint/program/optimizer.h"
+#include "tessera/checkpoint/ranks/load.h"
 #include "tessera/checkpoint/store/posix_store.h"
 #include "tessera/comm/core/context.h"
 #include "tessera/comm/core/gather_texts.h"

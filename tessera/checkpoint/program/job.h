@@ -4,7 +4,6 @@
 #include <memory>
 #include <string>
 
-#include "tessera/checkpoint/ranks/load.h"
 #include "tessera/checkpoint/ranks/save.h"
 #include "tessera/parallel/job.h"
 
