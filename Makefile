@@ -6,7 +6,7 @@ JOBS   ?= $(shell nproc)
 WERROR ?= ON
 export TESSERA_PYTHON ?=
 
-.PHONY: help deps configure build train test test-full test-busy mutants sweep bench instructions oldest cuda wheel install format tidy adding clean
+.PHONY: help deps configure build train test test-full test-busy mutants sweep bench instructions oldest sanitize cuda wheel install format tidy adding clean
 .DEFAULT_GOAL := help
 
 help:
@@ -20,6 +20,7 @@ help:
 	@echo "make bench    the same, then build and run the benchmarks"
 	@echo "make instructions  what a cached operator costs in instructions (callgrind)"
 	@echo "make oldest   compile everything against the oldest torch that is supported, tools/oldest.txt"
+	@echo "make sanitize  every C++ test with the address and undefined-behaviour sanitizers, then with the thread sanitizer: SANITIZE=\"asan tsan\""
 	@echo "make cuda     compile what needs CUDA against a torch for it, tools/cuda.txt: 3 GB of wheels, no GPU"
 	@echo "make build    the program $(BUILD)/bin/tessera and the library $(BUILD)/lib/libtessera.so"
 	@echo "make wheel    the Python package as $(BUILD)/wheel/tessera-*.whl, for pip"
@@ -27,7 +28,7 @@ help:
 	@echo "make install  into PREFIX, for find_package(tessera)"
 	@echo "make format   write every C++ file as .clang-format says"
 	@echo "make tidy     read the library with clang-tidy: no warning of .clang-tidy"
-	@echo "make clean    remove $(BUILD)/, $(BUILD)-oldest/, $(BUILD)-cuda/, $(BUILD)-tidy/ and $(BUILD)-wheel/; the environment .venv/ stays"
+	@echo "make clean    remove $(BUILD)/, $(BUILD)-oldest/, $(BUILD)-asan/, $(BUILD)-tsan/, $(BUILD)-cuda/, $(BUILD)-tidy/ and $(BUILD)-wheel/; the environment .venv/ stays"
 	@echo "variables: CONFIG, RUN, JOBS=$(JOBS), WERROR=$(WERROR) (whether a warning is an error, asked when a build folder is made), BUSY (options of tools/test_times.py), FAULTS, SWEEP (options of tests/python/operator_sweep.py), PREFIX, TESSERA_PYTHON (a python that has torch, instead of .venv)"
 
 deps:
@@ -88,6 +89,17 @@ oldest: deps
 	@cmake --preset release -B $(BUILD)-oldest -DTESSERA_PYTHON=$(CURDIR)/$(BUILD)-oldest/venv/bin/python -DTESSERA_WERROR=OFF
 	@cmake --build $(BUILD)-oldest -j $(JOBS)
 
+# Each in a build folder of its own, $(BUILD)-asan and $(BUILD)-tsan. libtorch and gloo are not instrumented: what is known of them stands in
+# tools/tsan.txt, and that an interceptor sees none of their synchronisation in `ignore_noninstrumented_modules`.
+SANITIZE ?= asan tsan
+sanitize: deps
+	@for preset in $(SANITIZE); do \
+	  cmake --preset $$preset -DTESSERA_PYTHON="$$(cat $(BUILD)/.python)" >/dev/null && \
+	  cmake --build $(BUILD)-$$preset -j $(JOBS) --target test_programs && \
+	  TSAN_OPTIONS="ignore_noninstrumented_modules=1 suppressions=$(CURDIR)/tools/tsan.txt" ASAN_OPTIONS=detect_leaks=0 \
+	  ctest --test-dir $(BUILD)-$$preset -j $(JOBS) -L '^test_' --output-on-failure || exit 1; \
+	done
+
 # An object is enough: its headers are those of the CUDA build, and what they declare is in its libraries.
 cuda: deps
 	@PIP_NO_DEPS=1 TESSERA_PYTHON= tools/venv $(BUILD)-cuda/venv tools/cuda.txt >/dev/null
@@ -113,4 +125,4 @@ tidy: configure
 	@tools/check_tidy.py $(BUILD) $(BUILD)-tidy/bin/clang-tidy --jobs $(JOBS)
 
 clean:
-	@rm -rf $(BUILD) $(BUILD)-oldest $(BUILD)-tidy $(BUILD)-cuda $(BUILD)-wheel
+	@rm -rf $(BUILD) $(BUILD)-oldest $(BUILD)-asan $(BUILD)-tsan $(BUILD)-tidy $(BUILD)-cuda $(BUILD)-wheel

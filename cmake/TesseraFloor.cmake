@@ -5,7 +5,7 @@
 #   their own; a long one runs as n tests, <test>_1 to <test>_n, side by side
 # tessera_test(NAME <test> SOURCES ... FLOORS <floors> [LIBRARIES ...] [PARTS n])   one that is a program, test_<test>
 # tessera_extension(NAME <floor> SOURCES ... DEPENDS <floors>)   the Python extension module over libtessera, and its package, in <build>/python
-# tessera_benchmark(NAME <bench> SOURCES ... [LIBRARIES ...])   one program over libtessera that prints a table
+# tessera_benchmark(NAME <bench> SOURCES ... [FLOORS <floors>])   one program that prints a table, over libtessera or over floors that it hides
 #
 # A floor (or a test) sees only the floors it names and what those depend on.
 
@@ -63,21 +63,29 @@ function(tessera_floor)
   set_property(GLOBAL PROPERTY TESSERA_LIBRARIES_${F_NAME} ${F_LIBRARIES})
 endfunction()
 
+# Links floors and what they depend on, instead of libtessera.
+function(tessera_link_floors target)
+  tessera_closure(closure ${ARGN})
+  foreach(floor IN LISTS closure)
+    get_property(libraries GLOBAL PROPERTY TESSERA_LIBRARIES_${floor})
+    target_sources(${target} PRIVATE $<TARGET_OBJECTS:tessera_${floor}>)
+    target_link_libraries(${target} PRIVATE ${libraries})
+  endforeach()
+endfunction()
+
 function(tessera_test_program)
   cmake_parse_arguments(P "" "NAME" "SOURCES;FLOORS;LIBRARIES" ${ARGN})
   find_package(GTest REQUIRED)
-  tessera_closure(closure ${P_FLOORS})
-  set(objects)
-  foreach(floor IN LISTS closure)
-    list(APPEND objects $<TARGET_OBJECTS:tessera_${floor}>)
-    get_property(libraries GLOBAL PROPERTY TESSERA_LIBRARIES_${floor})
-    list(APPEND P_LIBRARIES ${libraries})
-  endforeach()
-  add_executable(test_${P_NAME} ${P_SOURCES} ${objects})
+  add_executable(test_${P_NAME} ${P_SOURCES})
   tessera_unite(test_${P_NAME} ${P_SOURCES})
+  tessera_link_floors(test_${P_NAME} ${P_FLOORS})
   target_include_directories(test_${P_NAME} PRIVATE ${PROJECT_SOURCE_DIR})
   target_link_libraries(test_${P_NAME} PRIVATE tessera_torch GTest::gtest GTest::gtest_main ${P_LIBRARIES})
   target_precompile_headers(test_${P_NAME} REUSE_FROM ${TESSERA_TEST_PCH})
+  if(NOT TARGET test_programs)
+    add_custom_target(test_programs)
+  endif()
+  add_dependencies(test_programs test_${P_NAME})
 endfunction()
 
 # The suites of GoogleTest in some sources, as a filter. No two tests of a program share a suite: it would run in both.
@@ -130,9 +138,14 @@ function(tessera_test)
 endfunction()
 
 function(tessera_benchmark)
-  cmake_parse_arguments(B "" "NAME" "SOURCES;LIBRARIES" ${ARGN})
+  cmake_parse_arguments(B "" "NAME" "SOURCES;FLOORS" ${ARGN})
   add_executable(bench_${B_NAME} ${B_SOURCES})
-  target_link_libraries(bench_${B_NAME} PRIVATE tessera tessera_torch ${B_LIBRARIES})
+  if(B_FLOORS)
+    tessera_link_floors(bench_${B_NAME} ${B_FLOORS})
+  else()
+    target_link_libraries(bench_${B_NAME} PRIVATE tessera)
+  endif()
+  target_link_libraries(bench_${B_NAME} PRIVATE tessera_torch)
   target_include_directories(bench_${B_NAME} PRIVATE ${PROJECT_SOURCE_DIR})
   target_precompile_headers(bench_${B_NAME} REUSE_FROM tessera_pch)
   if(NOT TARGET run_benchmarks)

@@ -12,6 +12,7 @@
 // Nothing inside tessera includes this header.
 #pragma once
 
+#include "tessera/checkpoint/program/job.h"
 #include "tessera/comm/core/errors.h"
 #include "tessera/comm/threads/run_ranks.h"
 #include "tessera/dtensor/front/dtensor.h"
@@ -26,6 +27,7 @@
 #include "tessera/parallel/deferred.h"
 #include "tessera/parallel/generate_plan.h"
 #include "tessera/parallel/job.h"
+#include "tessera/parallel/optimizer_fields.h"
 #include "tessera/plan/plan.h"
 
 namespace tessera {
@@ -77,6 +79,15 @@ using parallel::Job;
 using parallel::parallelize;
 using parallel::place;
 using plan::Plan;
+
+// Jobs that end and go on, on whatever mesh.
+using checkpoint::load;
+using checkpoint::LoadJobOptions;
+using checkpoint::save;
+using checkpoint::SaveOptions;
+using checkpoint::Saving;
+using checkpoint::start_save;
+using parallel::register_optimizer;
 
 // Gradients and learning rates.
 using optim::clip_grad_norm;

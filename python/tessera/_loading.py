@@ -6,6 +6,8 @@ the others do nothing else.
 
 What accelerate knows of a program (whether this micro-batch ends a step, devices, precision), and the Trainer of transformers by it, is
 one dict for the process. A rank that sets it would change it for another that is a line behind; so each rank thread has its own.
+
+What saves the tensors of a model is told of those on a mesh (_save_pretrained, _torch_checkpoint).
 """
 
 import functools
@@ -14,6 +16,8 @@ import threading
 from importlib.machinery import PathFinder
 
 from tessera import _C
+from tessera._save_pretrained import save_adapters_once, save_models_once
+from tessera._torch_checkpoint import stage_parts
 
 _turn = threading.Lock()
 _changed = threading.Condition()
@@ -83,7 +87,17 @@ def _keep_apart(module):
 
 
 # Modules, and what is done to each once it was imported.
-_MODULES = {"accelerate.state": _keep_apart, "transformers.modeling_utils": _load_in_turns}
+_MODULES = {
+    "accelerate.state": (_keep_apart,),
+    "peft.peft_model": (save_adapters_once,),
+    "torch.distributed.checkpoint._state_dict_stager": (stage_parts,),
+    "transformers.modeling_utils": (_load_in_turns, save_models_once),
+}
+
+
+def _change(module):
+    for change in _MODULES[module.__name__]:
+        change(module)
 
 
 class _Finder:
@@ -93,11 +107,11 @@ class _Finder:
         spec = PathFinder.find_spec(name, path, target) if name in _MODULES else None
         if spec:
             run = spec.loader.exec_module
-            spec.loader.exec_module = lambda module: (run(module), _MODULES[name](module))
+            spec.loader.exec_module = lambda module: (run(module), _change(module))
         return spec
 
 
-for _name, _install in _MODULES.items():
+for _name in _MODULES:
     if _name in sys.modules:
-        _install(sys.modules[_name])
+        _change(sys.modules[_name])
 sys.meta_path.insert(0, _Finder())

@@ -8,8 +8,9 @@ import functools
 
 import torch
 
-from tessera import _C
+from tessera import _C, _torch_checkpoint
 from tessera._tensor import full_tensor, redistribute, to_local
+from tessera._whole_state import whole_states
 
 
 def _replace(name, for_dtensor):
@@ -59,7 +60,8 @@ def _refuse_memory(name):
 
 def _refuse_pickle(self, protocol):
     raise TypeError(f"a DTensor ({_C.layout(self)}) cannot be pickled: it is one rank's part. Write "
-                    "torch.save(tessera.full_tensor(x), path), or tessera.full_state_dict(model) for a model")
+                    "torch.save(tessera.full_tensor(x), path); of a model torch.save(tessera.full_state_dict(model), path), of an optimizer "
+                    "torch.save(tessera.full_optimizer_state_dict(optimizer), path)")
 
 
 _MEMORY = ("apply_", "data_ptr", "map_", "share_memory_", "storage", "untyped_storage", "_typed_storage", "__dlpack__")
@@ -104,17 +106,42 @@ def _in_rank_threads(module, name, refuse):
 
 
 def _place_loaded():
-    """Has optimizers place what they load for parameters on a mesh as these lie: a rank keeps its part alone."""
-    plain = torch.optim.Optimizer.load_state_dict
+    """Has optimizers place what they load for a parameter on a mesh as that lies, before they cast it: a rank keeps its part alone."""
+    plain = torch.optim.Optimizer._process_value_according_to_param_policy
 
     @functools.wraps(plain)
-    def load_state_dict(self, state_dict):
-        plain(self, state_dict)
-        for parameter, state in self.state.items():
-            if _C.is_dtensor(parameter):
-                state.update({key: _C.placed_state(value, parameter) for key, value in state.items() if isinstance(value, torch.Tensor)})
+    def process(param, value, *args, **kwargs):
+        return plain(param, _C.placed_state(value, param) if _C.is_dtensor(param) else value, *args, **kwargs)
 
-    torch.optim.Optimizer.load_state_dict = load_state_dict
+    torch.optim.Optimizer._process_value_according_to_param_policy = staticmethod(process)
+
+
+def _load_into_parts():
+    """Has modules copy what they load into parameters and buffers on a mesh, where assign=True would put whole ones in their place."""
+    plain = torch.nn.Module._load_from_state_dict
+
+    @functools.wraps(plain)
+    def load(self, state_dict, prefix, local_metadata, *args, **kwargs):
+        if any(map(_C.is_dtensor, (*self._parameters.values(), *self._buffers.values()))):
+            local_metadata = {**local_metadata, "assign_to_params_buffers": False}
+        return plain(self, state_dict, prefix, local_metadata, *args, **kwargs)
+
+    torch.nn.Module._load_from_state_dict = load
+
+
+def _save_where_it_is():
+    """Has torch.save write the whole state of a model or an optimizer on the rank that has it, and nowhere else."""
+    plain = torch.save
+
+    @functools.wraps(plain)
+    def save(obj, *args, **kwargs):
+        states = list(whole_states(obj))
+        if len({state.holder for state in states}) > 1:
+            raise ValueError(f"torch.save: whole states of ranks {sorted({str(state.holder) for state in states})} in one file; accepted: those of one "
+                             "rank, full_state_dict(model, rank=k) with one k")
+        return plain(obj, *args, **kwargs) if all(state.is_here for state in states) else None
+
+    torch.save = save
 
 
 def _install():
@@ -132,11 +159,15 @@ def _install():
     torch.Tensor.redistribute = redistribute
     torch.Tensor.placements = property(_C.placements)
     torch.Tensor.device_mesh = property(_C.device_mesh)
+    for name in _torch_checkpoint.ATTRIBUTES:
+        setattr(torch.Tensor, name, _torch_checkpoint.protocol(name))
     for name in _FACTORIES:
         _in_region(name)
     _in_rank_threads(torch.jit, "trace", _refuse_tracing)
     _in_rank_threads(torch.autograd.forward_ad, "enter_dual_level", _refuse_levels)
     _place_loaded()
+    _load_into_parts()
+    _save_where_it_is()
     plain = torch.nn.Parameter.__deepcopy__
     torch.nn.Parameter.__deepcopy__ = lambda self, memo: _deepcopy(self, memo) if _C.is_dtensor(self) else plain(self, memo)
 

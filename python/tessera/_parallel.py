@@ -9,9 +9,8 @@ import torch
 
 from tessera import _C
 from tessera._ranks import ensure_rank, in_rank, rank
-from tessera._tensor import full_tensor
 
-__all__ = ["deferred", "full_state_dict", "generate_plan", "is_deferred", "load", "parallelize", "save"]
+__all__ = ["deferred", "generate_plan", "is_deferred", "load", "parallelize", "save"]
 
 T = TypeVar("T")
 Model = TypeVar("Model", bound=torch.nn.Module)
@@ -64,18 +63,6 @@ def parallelize(model: Model, plan: _C.Plan | _C.Mesh | str, optimizer: torch.op
                 _C.place_state(value, parameter)
     _Forward(passes).watch(model)
     return model
-
-
-def full_state_dict(model: torch.nn.Module, *, rank: int | None = None) -> dict[str, torch.Tensor]:
-    """The model's state with whole, plain tensors, the same on every rank. Collective over the model's mesh.
-
-    With `rank`, on that rank alone: the others get an empty dict, and never hold a whole tensor.
-    """
-    state = {name: value.detach() for name, value in model.state_dict().items()}
-    if rank is None:
-        return {name: full_tensor(value) for name, value in state.items()}
-    gathered = {name: _C.gather_to(rank, value) for name, value in state.items()}
-    return {name: whole for name, whole in gathered.items() if whole is not None}
 
 
 def save(path: str | os.PathLike[str], model: torch.nn.Module) -> None:

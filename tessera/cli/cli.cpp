@@ -9,20 +9,19 @@
 #include "tessera/base/error.h"
 #include "tessera/cli/command.h"
 #include "tessera/comm/core/errors.h"
+#include "tessera/comm/core/finish.h"
 #include "tessera/comm/core/stop.h"
 
 namespace tessera::cli {
 namespace {
 
-// Asks all ranks to stop at the first SIGINT or SIGTERM, while it lives; a second one kills.
+// While it lives, the first SIGINT or SIGTERM asks the command to end when it may without loss, or if it knows of no
+// such moment all ranks to stop; the next one stops them, the one after that kills.
 class StopOnSignal {
  public:
   StopOnSignal() {
     for (const int signal : kSignals) {
-      std::signal(signal, [](int received) {
-        std::signal(received, SIG_DFL);
-        comm::request_stop();
-      });
+      std::signal(signal, [](int received) { std::signal(received, comm::request_finish() ? stop : SIG_DFL); });
     }
   }
   ~StopOnSignal() {
@@ -34,6 +33,11 @@ class StopOnSignal {
   StopOnSignal& operator=(const StopOnSignal&) = delete;
 
  private:
+  static void stop(int received) {
+    std::signal(received, SIG_DFL);
+    comm::request_stop();
+  }
+
   static constexpr int kSignals[] = {SIGINT, SIGTERM};
 };
 

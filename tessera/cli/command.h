@@ -1,8 +1,8 @@
-// A subcommand of the program. Each stands in a file of its own, with its own arguments: `<name>.cpp` defines
+// A subcommand of the program. Each stands in a file of its own, with its own arguments: `commands/<name>.cpp` defines
 //
 //   Command add_<name>(CLI::App& program);
 //
-// which declares its options at `program` and says what it does once they are parsed. CMakeLists.txt lists the names.
+// which declares its options at `program` and says what it does once they are parsed. Nothing else names it.
 #pragma once
 
 #include <functional>
@@ -23,7 +23,7 @@ struct Command {
   std::function<int(std::ostream& out, std::ostream& err)> run;
 };
 
-// Every command, in the order of --help. They hold what `program` parses into, so they live as long.
+// Every command, in the order of the alphabet. They hold what `program` parses into, so they live as long.
 std::vector<Command> add_commands(CLI::App& program);
 
 }  // namespace tessera::cli

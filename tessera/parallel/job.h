@@ -18,6 +18,8 @@ namespace tessera::parallel {
 struct JobOptions {
   // Micro-batches of a step: forward and backward of each run inside the job, so that memory is that of one.
   int64_t accumulate = 1;
+  // What updates the parameters: for saving and loading its state with the model's. It must outlive the job.
+  torch::optim::Optimizer* optimizer = nullptr;
 };
 
 // A model on a mesh, and its steps. Made by `parallelize`. One per rank; the rank's own thread uses it.
@@ -107,6 +109,7 @@ Job job_of(Holder model, const plan::Plan& plan, JobOptions options) {
 template <typename Holder>
 Job parallelize(Holder& model, const plan::Plan& plan, torch::optim::Optimizer& optimizer, JobOptions options = {}) {
   place(*model, plan, &optimizer);
+  options.optimizer = &optimizer;
   return detail::job_of(model, plan, options);
 }
 

@@ -1,11 +1,8 @@
 #include "tessera/parallel/place.h"
 
 #include <torch/csrc/autograd/variable.h>
-#include <torch/optim/adagrad.h>
 #include <torch/optim/adam.h>
 #include <torch/optim/adamw.h>
-#include <torch/optim/rmsprop.h>
-#include <torch/optim/sgd.h>
 
 #include "tessera/base/error.h"
 #include "tessera/base/hash.h"
@@ -14,6 +11,7 @@
 #include "tessera/comm/core/machine.h"
 #include "tessera/dtensor/front/dtensor.h"
 #include "tessera/parallel/deferred.h"
+#include "tessera/parallel/optimizer_fields.h"
 
 namespace tessera::parallel {
 
@@ -95,41 +93,39 @@ Placements placements_of_state(const at::Tensor& state, const layout::Spec& para
   return layout::without_cuts(parameter->placements, lacks_dim);
 }
 
-using Visit = std::function<void(at::Tensor)>;
-
-// Calls `visit` with every tensor that the optimizer keeps for a parameter.
-void for_each_state(torch::optim::OptimizerParamState& state, const Visit& visit) {
-  const auto maybe = [&](const at::Tensor& tensor) {
-    if (tensor.defined()) {
-      visit(tensor);
+// Places every tensor that is kept for a parameter.
+class PlaceState : public FieldVisitor {
+ public:
+  explicit PlaceState(const at::Tensor& parameter) : parameter_(parameter) {}
+  void tensor(const char*, at::Tensor& value) override {
+    if (value.defined()) {
+      place_state(value, parameter_);
     }
-  };
-  if (auto* adamw = dynamic_cast<torch::optim::AdamWParamState*>(&state)) {
-    maybe(adamw->exp_avg()), maybe(adamw->exp_avg_sq()), maybe(adamw->max_exp_avg_sq());
-  } else if (auto* adam = dynamic_cast<torch::optim::AdamParamState*>(&state)) {
-    maybe(adam->exp_avg()), maybe(adam->exp_avg_sq()), maybe(adam->max_exp_avg_sq());
-  } else if (auto* sgd = dynamic_cast<torch::optim::SGDParamState*>(&state)) {
-    maybe(sgd->momentum_buffer());
-  } else if (auto* rmsprop = dynamic_cast<torch::optim::RMSpropParamState*>(&state)) {
-    maybe(rmsprop->square_avg()), maybe(rmsprop->momentum_buffer()), maybe(rmsprop->grad_avg());
-  } else if (auto* adagrad = dynamic_cast<torch::optim::AdagradParamState*>(&state)) {
-    maybe(adagrad->sum());
-  } else {
-    TESSERA_THROW(PlanError,
-                  "[parallelize] the optimizer has state already, of a kind whose tensors tessera cannot find; known "
-                  "are those of "
-                  "SGD, Adam, AdamW, RMSprop and Adagrad. Build the optimizer after place(), or call parallelize "
-                  "before its first step.");
   }
-}
+  void integer(const char*, int64_t&) override {}
+  void number(const char*, double&) override {}
+  void flag(const char*, bool&) override {}
+
+ private:
+  const at::Tensor& parameter_;
+};
 
 void convert_optimizer(torch::optim::Optimizer& optimizer, const std::vector<plan::NamedTensor>& tensors) {
+  const OptimizerKind* kind = find_kind(optimizer);
   for (const plan::NamedTensor& named : tensors) {
     const auto state = optimizer.state().find(named.tensor.unsafeGetTensorImpl());
     if (state == optimizer.state().end()) {
       continue;
     }
-    for_each_state(*state->second, [&](const at::Tensor& kept) { place_state(kept, named.tensor); });
+    TESSERA_CHECK_AS(
+        PlanError, kind,
+        "[parallelize] the optimizer has state already, of a kind whose tensors tessera cannot find; known are those "
+        "of ",
+        optimizer_names(),
+        ". Tell of yours with register_optimizer, build the optimizer after place(), or call parallelize before its "
+        "first step.");
+    PlaceState visitor(named.tensor);
+    kind->visit_state(*state->second, visitor);
   }
 }
 

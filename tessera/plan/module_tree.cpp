@@ -1,6 +1,6 @@
 #include "tessera/plan/module_tree.h"
 
-#include <unordered_set>
+#include <unordered_map>
 
 #include <torch/nn/modules/container/modulelist.h>
 #include <torch/nn/modules/container/sequential.h>
@@ -28,10 +28,16 @@ void classify(const torch::nn::Module& module, ModuleTree& tree) {
 }
 
 void collect(const ModuleTree& module, const std::string& prefix, ModuleTree::Tensors ModuleTree::* which,
-             bool is_parameter, std::unordered_set<const void*>& seen, std::vector<NamedTensor>& all) {
+             bool is_parameter, std::unordered_map<const void*, size_t>& seen, std::vector<NamedTensor>& all) {
   for (const auto& [name, tensor] : module.*which) {
-    if (tensor.defined() && seen.insert(tensor.unsafeGetTensorImpl()).second) {
+    if (!tensor.defined()) {
+      continue;
+    }
+    const auto [place, is_new] = seen.emplace(tensor.unsafeGetTensorImpl(), all.size());
+    if (is_new) {
       all.push_back({dotted(prefix, name), tensor, is_parameter});
+    } else {
+      all[place->second].aliases.push_back(dotted(prefix, name));
     }
   }
   for (const auto& child : module.children) {
@@ -59,7 +65,7 @@ ModuleTree describe(const torch::nn::Module& module) {
 
 std::vector<NamedTensor> tensors_of(const ModuleTree& model) {
   std::vector<NamedTensor> all;
-  std::unordered_set<const void*> seen;
+  std::unordered_map<const void*, size_t> seen;  // where in `all`
   collect(model, "", &ModuleTree::parameters, true, seen, all);
   collect(model, "", &ModuleTree::buffers, false, seen, all);
   return all;

@@ -40,6 +40,7 @@ struct NamedTensor {
   std::string name;
   at::Tensor tensor;
   bool is_parameter = false;
+  std::vector<std::string> aliases = {};  // the other names, of what is tied
 };
 
 // Every tensor of the model once, parameters first.

@@ -1,6 +1,6 @@
 // Plans, and models on a mesh.
 #include "tessera/base/error.h"
-#include "tessera/checkpoint/save_gathered.h"
+#include "tessera/checkpoint/ranks/save_gathered.h"
 #include "tessera/comm/core/context.h"
 #include "tessera/parallel/deferred.h"
 #include "tessera/parallel/forward_pass.h"

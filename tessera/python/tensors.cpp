@@ -2,6 +2,7 @@
 #include <torch/csrc/autograd/python_variable.h>
 
 #include "tessera/base/error.h"
+#include "tessera/dtensor/front/chunks.h"
 #include "tessera/dtensor/front/dtensor.h"
 #include "tessera/dtensor/front/gather_to.h"
 #include "tessera/dtensor/front/plain.h"
@@ -59,6 +60,15 @@ const layout::Spec& spec_for(const at::Tensor& asked, const char* attribute) {
   return dtensor::spec_of(tensor);
 }
 
+// Of each chunk its offsets and its part.
+std::vector<std::pair<std::vector<int64_t>, at::Tensor>> chunks(const at::Tensor& tensor) {
+  std::vector<std::pair<std::vector<int64_t>, at::Tensor>> pairs;
+  for (auto& [offsets, part] : dtensor::chunks_of(tensor)) {
+    pairs.emplace_back(std::move(offsets), std::move(part));
+  }
+  return pairs;
+}
+
 void set_numerics(const std::string& numerics, const std::string& lattice) {
   TESSERA_CHECK_AS(ConfigError, numerics == "fast" || numerics == "exact", "[numerics] \"", numerics,
                    "\"; accepted: exact, fast");
@@ -91,6 +101,7 @@ void bind_tensors(py::module_& module) {
   module.def("to_local", &dtensor::to_local, Unlocked());
   module.def("full_tensor", &dtensor::full_tensor, Unlocked());
   module.def("gather_to", &dtensor::gather_to, Unlocked());
+  module.def("chunks", &chunks, Unlocked());
   module.def("to_string", &dtensor::to_string, Unlocked());
   module.def("deep_copy", &dtensor::deep_copy, Unlocked());
   module.def("to_region", &dtensor::to_region, Unlocked());

@@ -23,11 +23,44 @@ Box intersect(const Box& a, const Box& b) {
   return result;
 }
 
+namespace {
+
+// Whether `a` begins before `b`, in index order.
+bool is_before(const Box& a, const Box& b) {
+  return std::lexicographical_compare(a.begin(), a.end(), b.begin(), b.end(),
+                                      [](const Range& x, const Range& y) { return x.begin < y.begin; });
+}
+
+// How many coordinates there are along `axes`.
+int64_t points(const Mesh& mesh, const std::vector<int64_t>& axes) {
+  int64_t result = 1;
+  for (int64_t axis : axes) {
+    result *= mesh.axes()[axis].size;
+  }
+  return result;
+}
+
+// The next coordinate along `axes`, the last fastest; after the last one the first again, and false.
+bool advance(Coord& at, const Mesh& mesh, const std::vector<int64_t>& axes) {
+  for (size_t i = axes.size(); i-- > 0;) {
+    if (++at[axes[i]] < mesh.axes()[axes[i]].size) {
+      return true;
+    }
+    at[axes[i]] = 0;
+  }
+  return false;
+}
+
+}  // namespace
+
 Holdings::Holdings(const Mesh& mesh, const Placements& placements, c10::IntArrayRef sizes)
     : mesh_(mesh), placements_(layout::normal_form(mesh, placements)), sizes_(sizes.vec()), axes_of_(sizes.size()) {
   TESSERA_CHECK(layout::is_valid(mesh, placements, static_cast<int64_t>(sizes.size())), "[reshard] ",
                 layout::str(mesh, placements), " on mesh {", mesh.str(), "} is no layout of a tensor of sizes ", sizes);
+  blocks_ = layout::blocks_of_dims(placements_, static_cast<int64_t>(sizes.size()));
   for (size_t d = 0; d < sizes.size(); ++d) {
+    TESSERA_CHECK(sizes[d] % blocks_[d] == 0, "[reshard] ", layout::str(mesh, placements), " of sizes ", sizes,
+                  ": dim ", d, " is not ", blocks_[d], " blocks of one size");
     axes_of_[d] = layout::axes_of_dim(mesh_, placements_, static_cast<int64_t>(d));
   }
   for (int64_t a = 0; a < mesh_.ndim(); ++a) {
@@ -39,12 +72,31 @@ Holdings::Holdings(const Mesh& mesh, const Placements& placements, c10::IntArray
 
 Holdings::Holdings(const Spec& spec) : Holdings(spec->mesh, spec->placements, spec->sizes) {}
 
-Box Holdings::box_of(int64_t rank) const {
+Holdings Holdings::of_holders(const Spec& spec) {
+  if (spec->is_everywhere) {
+    return Holdings(spec);
+  }
+  std::vector<std::string> axes;
+  Placements placements;
+  Coord corner(spec->mesh.ndim());
+  for (int64_t a = 0; a < spec->mesh.ndim(); ++a) {
+    if (spec->placements[a].is_on()) {
+      corner[a] = spec->placements[a].coordinate();
+    } else {
+      axes.push_back(spec->mesh.axis(a).name);
+      placements.push_back(spec->placements[a]);
+    }
+  }
+  return Holdings(spec->mesh.submesh(axes, spec->mesh.rank_at(corner)), placements, spec->sizes);
+}
+
+// Of a dim that is cut in blocks, the run in the first.
+Box Holdings::first_box_of(int64_t rank) const {
   const auto coord = mesh_.coord_of(rank);
   TESSERA_CHECK(coord, "[reshard] rank ", rank, " is not in mesh {", mesh_.str(), "}");
   Box box(sizes_.size());
   for (size_t d = 0; d < box.size(); ++d) {
-    box[d] = {0, sizes_[d]};
+    box[d] = {0, sizes_[d] / blocks_[d]};
     for (int64_t axis : axes_of_[d]) {
       const Range part = placements_[axis].cut(box[d].size(), mesh_.axes()[axis].size)[(*coord)[axis]];
       box[d] = {box[d].begin + part.begin, box[d].begin + part.end};
@@ -53,27 +105,56 @@ Box Holdings::box_of(int64_t rank) const {
   return box;
 }
 
+Box Holdings::box_of(int64_t rank) const {
+  TESSERA_CHECK(std::all_of(blocks_.begin(), blocks_.end(), [](int64_t blocks) { return blocks == 1; }),
+                "[reshard] the one box that a rank holds of ", layout::str(mesh_, placements_),
+                "; accepted: cuts that are not interleaved");
+  return first_box_of(rank);
+}
+
+std::vector<Box> Holdings::boxes_of(int64_t rank) const {
+  std::vector<Box> boxes = {first_box_of(rank)};
+  for (size_t d = 0; d < sizes_.size(); ++d) {
+    std::vector<Box> all;
+    for (const Box& box : boxes) {
+      for (const Range& run : layout::in_blocks(box[d], sizes_[d], blocks_[d])) {
+        all.push_back(box);
+        all.back()[d] = run;
+      }
+    }
+    boxes = std::move(all);
+  }
+  return boxes;
+}
+
 void Holdings::for_each_piece(const Box& wanted, const std::function<void(const Coord&, const Box&)>& visit) const {
   if (numel(wanted) == 0) {
     return;
   }
   Coord coord(mesh_.ndim());
   Box overlap(sizes_.size());
-  cut_dim(0, 0, sizes_.empty() ? Range{} : Range{0, sizes_[0]}, wanted, coord, overlap, visit);
+  visit_dim(0, wanted, coord, overlap, visit);
+}
+
+void Holdings::visit_dim(size_t dim, const Box& wanted, Coord& coord, Box& overlap,
+                         const std::function<void(const Coord&, const Box&)>& visit) const {
+  if (dim == sizes_.size()) {
+    visit(coord, overlap);
+    return;
+  }
+  const int64_t size = sizes_[dim] / blocks_[dim];
+  for (int64_t block = wanted[dim].begin / size; block * size < wanted[dim].end; ++block) {
+    cut_dim(dim, 0, {block * size, (block + 1) * size}, wanted, coord, overlap, visit);
+  }
 }
 
 // `held`: what the cuts of `dim` down to `level` leave at `coord`.
 void Holdings::cut_dim(size_t dim, size_t level, Range held, const Box& wanted, Coord& coord, Box& overlap,
                        const std::function<void(const Coord&, const Box&)>& visit) const {
-  if (dim == sizes_.size()) {
-    visit(coord, overlap);
-    return;
-  }
   const Range common{std::max(held.begin, wanted[dim].begin), std::min(held.end, wanted[dim].end)};
   if (level == axes_of_[dim].size()) {
     overlap[dim] = common;
-    const Range next = dim + 1 < sizes_.size() ? Range{0, sizes_[dim + 1]} : Range{};
-    cut_dim(dim + 1, 0, next, wanted, coord, overlap, visit);
+    visit_dim(dim + 1, wanted, coord, overlap, visit);
     return;
   }
   if (common.size() <= 0) {
@@ -118,46 +199,92 @@ int64_t Exchange::sender(Coord piece, int64_t receiver, const Coord& receiver_at
 std::vector<Transfer> Exchange::receives_of(int64_t rank) const {
   std::vector<Transfer> result;
   if (const auto at = to_.mesh().coord_of(rank)) {
-    from_.for_each_piece(to_.box_of(rank), [&](const Coord& piece, const Box& overlap) {
-      result.push_back({sender(piece, rank, *at), rank, overlap});
-    });
+    for (const Box& box : to_.boxes_of(rank)) {
+      from_.for_each_piece(box, [&](const Coord& piece, const Box& overlap) {
+        result.push_back({sender(piece, rank, *at), rank, overlap});
+      });
+    }
   }
   return result;
 }
 
-std::vector<Transfer> Exchange::sends_of(int64_t rank) const {
-  std::vector<Transfer> result;
-  const auto own = from_.mesh().coord_of(rank);
-  if (!own) {
-    return result;
-  }
-  const std::vector<int64_t>& free = to_.free_axes();
-  to_.for_each_piece(from_.box_of(rank), [&](const Coord& piece, const Box& overlap) {
+// Asks every replica of the pieces that a rank holds whether it is their sender.
+void Exchange::send_by_piece(int64_t rank, const Coord& own, std::vector<Transfer>& sends) const {
+  const auto visit = [&](const Coord& piece, const Box& overlap) {
     Coord at = piece;
-    size_t moved = 0;
     do {
       const int64_t receiver = to_.mesh().rank_at(at);
-      if (sender(*own, receiver, at) == rank) {
-        result.push_back({rank, receiver, overlap});
+      if (sender(own, receiver, at) == rank) {
+        sends.push_back({rank, receiver, overlap});
       }
-      // The next replica, counting over the free axes.
-      for (moved = free.size(); moved > 0; --moved) {
-        const int64_t axis = free[moved - 1];
-        if (++at[axis] < to_.mesh().axes()[axis].size) {
-          break;
+    } while (advance(at, to_.mesh(), to_.free_axes()));
+  };
+  for (const Box& box : from_.boxes_of(rank)) {
+    to_.for_each_piece(box, visit);
+  }
+}
+
+// Looks at the ranks alone that a rank sends to if they lack anything: those that stand where it stands on the axes
+// that replicate, and of those outside the old mesh the ones whose turn it is.
+void Exchange::send_by_receiver(int64_t rank, const Coord& own, std::vector<Transfer>& sends) const {
+  const std::vector<Box> boxes = from_.boxes_of(rank);
+  const auto send_to = [&](int64_t receiver) {
+    for (const Box& lacking : to_.boxes_of(receiver)) {
+      for (const Box& box : boxes) {
+        Box overlap = intersect(box, lacking);
+        if (numel(overlap) > 0) {
+          sends.push_back({rank, receiver, std::move(overlap)});
         }
-        at[axis] = 0;
       }
-    } while (moved > 0);
-  });
+    }
+  };
+  Coord at = own;
+  std::vector<int64_t> cut_axes;
+  for (int64_t a = 0; a < from_.mesh().ndim(); ++a) {
+    if (!std::binary_search(from_.free_axes().begin(), from_.free_axes().end(), a)) {
+      cut_axes.push_back(a);
+      at[a] = 0;
+    }
+  }
+  do {
+    const int64_t receiver = from_.mesh().rank_at(at);
+    if (to_.mesh().coord_of(receiver)) {
+      send_to(receiver);
+    }
+  } while (advance(at, from_.mesh(), cut_axes));
+  int64_t turn = 0;
+  for (int64_t axis : from_.free_axes()) {
+    turn = turn * from_.mesh().axes()[axis].size + own[axis];
+  }
+  for (; turn < to_.mesh().size(); turn += points(from_.mesh(), from_.free_axes())) {
+    const int64_t receiver = to_.mesh().ranks()[turn];
+    if (!from_.mesh().coord_of(receiver)) {
+      send_to(receiver);
+    }
+  }
+}
+
+std::vector<Transfer> Exchange::sends_of(int64_t rank) const {
+  std::vector<Transfer> result;
+  if (const auto own = from_.mesh().coord_of(rank)) {
+    const int64_t copies = points(from_.mesh(), from_.free_axes());
+    const int64_t candidates = from_.mesh().size() / copies + to_.mesh().size() / copies;
+    if (candidates < points(to_.mesh(), to_.free_axes())) {
+      send_by_receiver(rank, *own, result);
+    } else {
+      send_by_piece(rank, *own, result);
+    }
+  }
   return result;
 }
 
 RankTransfers Exchange::transfers_of(int64_t rank) const {
   RankTransfers result{sends_of(rank), receives_of(rank)};
-  std::sort(result.sends.begin(), result.sends.end(), [](const Transfer& a, const Transfer& b) { return a.to < b.to; });
-  std::sort(result.receives.begin(), result.receives.end(),
-            [](const Transfer& a, const Transfer& b) { return a.from < b.from; });
+  std::sort(result.sends.begin(), result.sends.end(),
+            [](const Transfer& a, const Transfer& b) { return a.to != b.to ? a.to < b.to : is_before(a.box, b.box); });
+  std::sort(result.receives.begin(), result.receives.end(), [](const Transfer& a, const Transfer& b) {
+    return a.from != b.from ? a.from < b.from : is_before(a.box, b.box);
+  });
   return result;
 }
 
@@ -173,16 +300,29 @@ std::vector<Transfer> Exchange::all() const {
 int64_t Exchange::moved() const {
   int64_t result = 0;
   for (int64_t rank : to_.mesh().ranks()) {
-    const Box box = to_.box_of(rank);
-    const bool is_holder = from_.mesh().coord_of(rank).has_value();
-    result += numel(box) - (is_holder ? numel(intersect(box, from_.box_of(rank))) : 0);
+    result += lacking(rank);
+  }
+  return result;
+}
+
+int64_t Exchange::lacking(int64_t rank) const {
+  int64_t result = 0;
+  if (!to_.mesh().coord_of(rank)) {
+    return 0;
+  }
+  const std::vector<Box> held = from_.mesh().coord_of(rank) ? from_.boxes_of(rank) : std::vector<Box>();
+  for (const Box& box : to_.boxes_of(rank)) {
+    result += numel(box);
+    for (const Box& other : held) {
+      result -= numel(intersect(box, other));
+    }
   }
   return result;
 }
 
 bool Exchange::is_identity() const {
   const auto holds_same = [&](int64_t rank) {
-    return from_.mesh().coord_of(rank) && from_.box_of(rank) == to_.box_of(rank);
+    return from_.mesh().coord_of(rank) && from_.boxes_of(rank) == to_.boxes_of(rank);
   };
   const auto& ranks = to_.mesh().ranks();
   return from_.mesh().size() == to_.mesh().size() && std::all_of(ranks.begin(), ranks.end(), holds_same);

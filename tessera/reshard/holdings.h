@@ -30,17 +30,25 @@ Box intersect(const Box& a, const Box& b);
 // Which box every rank of a mesh holds. A value; thread-safe.
 //
 // An axis that is Partial counts as Replicate: what its ranks hold are addends of one box, and are moved like copies.
+// So does one that is On, but for `of_holders`. Of an interleaved cut a rank holds several boxes.
 class Holdings {
  public:
   // Throws where Spec::make would.
   Holdings(const Mesh& mesh, const Placements& placements, c10::IntArrayRef sizes);
   explicit Holdings(const Spec& spec);
 
+  // Those of the ranks that hold a part, alone: where axes are On, `mesh()` has the other axes and the ranks there.
+  static Holdings of_holders(const Spec& spec);
+
   const Mesh& mesh() const { return mesh_; }
   const std::vector<int64_t>& sizes() const { return sizes_; }
 
-  // The box of `rank`; throws if the mesh does not contain it.
+  // The box of `rank`; throws if the mesh does not contain it, or if a cut is interleaved.
   Box box_of(int64_t rank) const;
+
+  // The boxes of `rank` in index order, of every cut: one for each block of the dims that are cut in blocks. Throws if
+  // the mesh does not contain it. They may be empty.
+  std::vector<Box> boxes_of(int64_t rank) const;
 
   // Calls `visit(coord, overlap)` for each distinct non-empty piece of `wanted`, in index order: the ranks that hold it
   // are those at `coord`, whatever their coordinates on `free_axes()` (0 in `coord`). Takes time in the number of
@@ -51,12 +59,17 @@ class Holdings {
   const std::vector<int64_t>& free_axes() const { return free_axes_; }
 
  private:
+  void visit_dim(size_t dim, const Box& wanted, Coord& coord, Box& overlap,
+                 const std::function<void(const Coord&, const Box&)>& visit) const;
   void cut_dim(size_t dim, size_t level, Range held, const Box& wanted, Coord& coord, Box& overlap,
                const std::function<void(const Coord&, const Box&)>& visit) const;
+
+  Box first_box_of(int64_t rank) const;
 
   Mesh mesh_;
   Placements placements_;
   std::vector<int64_t> sizes_;
+  std::vector<int64_t> blocks_;                // of each dim
   std::vector<std::vector<int64_t>> axes_of_;  // of each dim, slowest first
   std::vector<int64_t> free_axes_;
 };
@@ -69,8 +82,8 @@ struct Transfer {
   bool operator==(const Transfer&) const = default;
 };
 
-// The transfers of one rank, none empty: what it sends, by receiver, and what it receives, by sender. What it keeps
-// stands in both.
+// The transfers of one rank, none empty: what it sends, by receiver, and what it receives, by sender; several between
+// two ranks in index order, the same on both. What it keeps stands in both.
 struct RankTransfers {
   std::vector<Transfer> sends;
   std::vector<Transfer> receives;
@@ -80,7 +93,8 @@ struct RankTransfers {
 //
 // Every rank receives each element of its new box exactly once: from itself where it holds it already; else, of the
 // holders of a copy, from the one that stands where the receiver stands on the axes that replicate, or, for a receiver
-// outside the old mesh, from the holders in turn. Between two ranks at most one box moves.
+// outside the old mesh, from the holders in turn. Between two ranks at most one box moves, of interleaved cuts one for
+// each pair of blocks that meet.
 class Exchange {
  public:
   // Throws if the sizes differ.
@@ -95,7 +109,8 @@ class Exchange {
   // All transfers, receiver by receiver in the order of the new mesh.
   std::vector<Transfer> all() const;
 
-  // Elements that change rank, summed over all ranks.
+  // Elements that a rank receives from others; summed over all ranks. In time of the boxes of a rank, and of the ranks.
+  int64_t lacking(int64_t rank) const;
   int64_t moved() const;
 
   // Whether every rank holds afterwards what it held before.
@@ -104,6 +119,8 @@ class Exchange {
  private:
   std::vector<Transfer> receives_of(int64_t rank) const;
   std::vector<Transfer> sends_of(int64_t rank) const;
+  void send_by_piece(int64_t rank, const Coord& own, std::vector<Transfer>& sends) const;
+  void send_by_receiver(int64_t rank, const Coord& own, std::vector<Transfer>& sends) const;
   int64_t sender(Coord piece, int64_t receiver, const Coord& receiver_at) const;
 
   Holdings from_;

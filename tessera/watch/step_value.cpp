@@ -8,7 +8,7 @@
 #include <fmt/format.h>
 
 #include "tessera/base/error.h"
-#include "tessera/base/hash.h"
+#include "tessera/base/value_hash.h"
 #include "tessera/dtensor/state/state.h"
 
 namespace tessera::watch {
@@ -142,8 +142,7 @@ std::vector<int64_t> step_sizes(const layout::SpecData& spec) {
 
 uint64_t hash_value(const at::Tensor& tensor) {
   uint64_t sum = 0;
-  visit_elements(held_of(tensor),
-                 [&](uint64_t index, uint64_t bits) { sum += base::hash_mix(base::hash_mix(index + 1) ^ bits); });
+  visit_elements(held_of(tensor), [&](uint64_t index, uint64_t bits) { sum += base::hash_element(index, bits); });
   return sum;
 }
 

@@ -16,11 +16,19 @@ import tessera
 import torch
 
 OPTIMIZERS = {
+    "Adadelta": lambda p: torch.optim.Adadelta(p, 1e-2),
+    "Adafactor": lambda p: torch.optim.Adafactor(p, 1e-2),
+    "Adagrad": lambda p: torch.optim.Adagrad(p, 1e-2),
+    "Adam": lambda p: torch.optim.Adam(p, 1e-2),
+    "Adamax": lambda p: torch.optim.Adamax(p, 1e-2),
     "AdamW": lambda p: torch.optim.AdamW(p, 1e-2, amsgrad=True),
     "AdamW fused": lambda p: torch.optim.AdamW(p, 1e-2, fused=True),
+    "ASGD": lambda p: torch.optim.ASGD(p, 1e-2),
+    "NAdam": lambda p: torch.optim.NAdam(p, 1e-2),
+    "RAdam": lambda p: torch.optim.RAdam(p, 1e-2),
+    "RMSprop": lambda p: torch.optim.RMSprop(p, 1e-2, momentum=0.9, centered=True),
+    "Rprop": lambda p: torch.optim.Rprop(p, 1e-2),
     "SGD": lambda p: torch.optim.SGD(p, 1e-2, momentum=0.9),
-    "RMSprop": lambda p: torch.optim.RMSprop(p, 1e-2, momentum=0.9),
-    "Adafactor": lambda p: torch.optim.Adafactor(p, 1e-2),
 }
 
 
@@ -51,6 +59,11 @@ class StateTest(unittest.TestCase):
         train(reference, optimizer, 3)
         weights, saved = copy.deepcopy(reference.state_dict()), copy.deepcopy(optimizer.state_dict())
         before = copy.deepcopy(saved)
+        reference = make()  # plain PyTorch that loads: it casts some sums (NAdam, ASGD) to the dtype of the parameters
+        reference.load_state_dict(weights)
+        optimizer = build(reference.parameters())
+        optimizer.load_state_dict(copy.deepcopy(saved))
+        loaded = copy.deepcopy(optimizer.state_dict())
         train(reference, optimizer, 3)
 
         def body():
@@ -68,19 +81,22 @@ class StateTest(unittest.TestCase):
                     elif value.dim() == parameter.dim():  # Adafactor's sums: whole dims are one, the others cut as the parameter's
                         parts = [part if size > 1 else 1 for size, part in zip(value.shape, parameter.detach().to_local().shape)]
                         self.assertEqual(list(value.to_local().shape), parts, key)
+            whole = tessera.full_optimizer_state_dict(mine)
             train(model, mine, 3)
-            return tessera.full_state_dict(model)
+            return tessera.full_state_dict(model), whole
 
-        state = tessera.run_ranks(body, 4)
+        state, whole = tessera.run_ranks(body, 4)
         for key, value in reference.state_dict().items():
             self.assertLessEqual((state[key] - value).abs().max().item(), 1e-12, key)
+        self.assertEqual(str(dict(whole)), str(loaded))
+        build(make().parameters()).load_state_dict(whole)  # in plain PyTorch
         self.assertEqual(str(saved), str(before))  # nobody wrote to what was loaded
 
     def test_whole_on_one_rank(self):
         def body():
             model = tessera.parallelize(make(), "dp=2,tp=2")
             states[tessera.rank()] = tessera.full_state_dict(model, rank=2)
-            return tessera.full_state_dict(model)
+            return tessera.full_state_dict(model, rank=None)
 
         states = {}
         everywhere = tessera.run_ranks(body, 4)

@@ -4,7 +4,7 @@
 
 #include <unistd.h>
 
-#include "tessera/checkpoint/save_gathered.h"
+#include "tessera/checkpoint/ranks/save_gathered.h"
 #include "tessera/dtensor/front/gather_to.h"
 #include "tests/ranks/support.h"
 #include "tests/support/counting_allocator.h"

@@ -7,6 +7,7 @@
 
 #include <torch/torch.h>
 
+#include "tessera/checkpoint/program/job.h"
 #include "tessera/comm/threads/run_ranks.h"
 #include "tessera/dtensor/front/dtensor.h"
 #include "tessera/models/gpt.h"
@@ -35,6 +36,7 @@ struct Setting {
   int64_t seed = 7;
   std::map<std::string, at::Tensor> initial = {};       // what parameters begin with; the others with what they draw
   std::optional<sums::Lattice> lattice = std::nullopt;  // of exact numerics; none: fast
+  std::string load_from = "", save_to = "";             // folders of runs: training goes on there, is kept there
   // Clips gradients to a norm of 1 and returns the norm.
   double (*clip)(const std::vector<at::Tensor>&) = [](const std::vector<at::Tensor>& parameters) {
     return torch::nn::utils::clip_grad_norm_(parameters, 1.0);
@@ -128,8 +130,11 @@ Curve train(const Setting& setting, const Config& config, const Case& c) {
     }
     parallel::Job job(model.ptr(), plan,
                       [model](const std::vector<at::Tensor>& batch) mutable { return model->loss(batch[0], batch[1]); },
-                      {.accumulate = c.accumulate});
-    for (int64_t i = 0; i < setting.steps; ++i) {
+                      {.accumulate = c.accumulate, .optimizer = &optimizer});
+    if (!setting.load_from.empty()) {
+      checkpoint::load(setting.load_from, job);
+    }
+    for (int64_t i = job.step(); i < setting.steps; ++i) {
       const at::Tensor all = data[i];
       at::Tensor loss =
           job(all.slice(1, 0, setting.length).contiguous(), all.slice(1, 1, setting.length + 1).contiguous());
@@ -141,6 +146,9 @@ Curve train(const Setting& setting, const Config& config, const Case& c) {
       if (rank == 0) {
         curve.losses.push_back(value), curve.norms.push_back(norm);
       }
+    }
+    if (!setting.save_to.empty()) {
+      checkpoint::save(setting.save_to, job);
     }
     for (const auto& item : model->named_parameters()) {
       const at::Tensor whole = dtensor::full_tensor(item.value().detach());

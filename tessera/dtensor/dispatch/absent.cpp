@@ -1,5 +1,7 @@
 #include "tessera/dtensor/dispatch/absent.h"
 
+#include <algorithm>
+
 #include <ATen/ops/empty.h>
 
 #include "tessera/dtensor/exact/carry.h"
@@ -33,6 +35,12 @@ void give_nothing(const OpInfo& info, const CallPlan& plan, std::vector<IValue>&
   }
 }
 
+Placements without_on(Placements placements) {
+  std::replace_if(
+      placements.begin(), placements.end(), [](const layout::Placement& p) { return p.is_on(); }, layout::Replicate());
+  return placements;
+}
+
 Everywhere::Everywhere(RankState& state, const OpInfo& info, c10::ArrayRef<IValue> args) : state_(state), info_(info) {
   if (args[0].isTensorList()) {
     return;
@@ -42,10 +50,8 @@ Everywhere::Everywhere(RankState& state, const OpInfo& info, c10::ArrayRef<IValu
       return;
     }
     Meta& meta = *meta_of(tensor);
-    Placements to = meta.spec->placements;
-    std::replace_if(to.begin(), to.end(), [](const layout::Placement& p) { return p.is_on(); }, layout::Replicate());
     moved_.emplace_back(tensor, meta.spec->placements);
-    const MovePtr move = state.engine.moves.find_or_plan(meta.spec, meta.spec.with(to));
+    const MovePtr move = state.engine.moves.find_or_plan(meta.spec, meta.spec.with(without_on(meta.spec->placements)));
     meta.replace(run_move(state.ctx, *move, meta.local, info.name.c_str()), move->to);
   });
 }

@@ -13,6 +13,9 @@ namespace tessera::dtensor {
 // What a call leaves where it does not run: parts of no elements. The stack holds the arguments.
 void give_nothing(const OpInfo& info, const CallPlan& plan, std::vector<c10::IValue>& stack);
 
+// The placements with Replicate where they are On.
+layout::Placements without_on(layout::Placements placements);
+
 // For kernels of their own (OpInfo::special), which have no plan and so no home: while this lives, operands that are On
 // are Replicate; afterwards they lie where they lay. Those that take parts as they are, whatever their sizes (lists,
 // aliases), are let be. Collective over the axes on which operands are On.

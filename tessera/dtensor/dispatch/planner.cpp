@@ -45,6 +45,7 @@ rules::Call make_call(const OpInfo& info, c10::ArrayRef<IValue> args) {
   call.name = info.name;
   call.schema = &info.op.schema();
   call.args = args.vec();
+  call.operands.reserve(args.size());
   const layout::Mesh& mesh = mesh_of(info, args);
   for_each_tensor(args, [&](const at::Tensor& tensor, int arg, int) {
     rules::Operand operand;
@@ -264,6 +265,7 @@ class Planner {
                   "] this operator has no sharding rule, so tessera cannot say what a distributed "
                   "result would be (rank ",
                   state_.ctx.rank, "). Call it on full_tensor(x), or add a rule (docs/adding.md).");
+    plan_->operands.reserve(call_.operands.size());
     for (const rules::Operand& operand : call_.operands) {
       plan_->operands.push_back(operand.spec);
       plan_->operand_is_parameter.push_back(operand.is_parameter);
@@ -305,6 +307,7 @@ class Planner {
     for (const CallPlan::OperandMove& action : plan_->moves) {
       detached |= info_.is_view && !action.move->keeps_storage && !action.move->from->has_partial;
     }
+    plan_->outputs.reserve(decided.outputs.size());
     for (size_t i = 0; i < decided.outputs.size(); ++i) {
       CallPlan::Output output;
       output.spec = output.final_spec = homes_.outside(decided.outputs[i]);

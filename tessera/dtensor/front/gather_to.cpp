@@ -1,10 +1,9 @@
 #include "tessera/dtensor/front/gather_to.h"
 
-#include <algorithm>
-
 #include "tessera/base/error.h"
 #include "tessera/base/hash.h"
 #include "tessera/base/text.h"
+#include "tessera/dtensor/dispatch/absent.h"
 #include "tessera/dtensor/front/dtensor.h"
 #include "tessera/dtensor/move/run_step.h"
 #include "tessera/dtensor/record/interception.h"
@@ -41,14 +40,6 @@ at::Tensor gather(comm::RankContext& ctx, int64_t rank, const Spec& spec, const 
   return is_taker ? folded(result, blocks) : at::Tensor();
 }
 
-// Without sums that are not there yet, and without ranks that hold nothing.
-layout::Placements held_by_all(layout::Placements placements) {
-  placements = without_partial(std::move(placements));
-  std::replace_if(
-      placements.begin(), placements.end(), [](const layout::Placement& p) { return p.is_on(); }, layout::Replicate());
-  return placements;
-}
-
 }  // namespace
 
 at::Tensor gather_to(int64_t rank, const at::Tensor& tensor) {
@@ -60,7 +51,7 @@ at::Tensor gather_to(int64_t rank, const at::Tensor& tensor) {
   const layout::Mesh mesh = spec_of(tensor)->mesh;
   TESSERA_CHECK(mesh.coord_of(rank), "[gather_to] rank ", rank, " is not on mesh {", mesh.str(),
                 "} of the tensor (rank ", state.ctx.rank, "); accepted: one of ranks ", base::join(mesh.ranks(), ", "));
-  const layout::Placements to = held_by_all(spec_of(tensor)->placements);
+  const layout::Placements to = without_on(without_partial(spec_of(tensor)->placements));
   const at::Tensor merged =
       to == spec_of(tensor)->placements ? tensor.detach() : redistribute(tensor.detach(), to);  // not a copy
   const at::Tensor local = to_local(merged);  // what waits has its value then

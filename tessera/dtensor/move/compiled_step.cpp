@@ -23,17 +23,6 @@ size_t position_of(const std::vector<int64_t>& ranks, int64_t rank) {
   return static_cast<size_t>(found - ranks.begin());
 }
 
-// The sizes of a part of a tensor taken apart by `blocks`, whose sizes are `sizes`, when it is put together.
-std::vector<int64_t> folded_sizes(c10::IntArrayRef sizes, const std::vector<int64_t>& blocks) {
-  std::vector<int64_t> result;
-  size_t at = 0;
-  for (int64_t count : blocks) {
-    at += count > 1 ? 1 : 0;
-    result.push_back(count * sizes[at++]);
-  }
-  return result;
-}
-
 class StepCompiler {
  public:
   StepCompiler(const Step& step, int64_t rank)

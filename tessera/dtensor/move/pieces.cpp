@@ -190,14 +190,18 @@ at::Tensor unfolded(const at::Tensor& local, c10::IntArrayRef blocks) {
   return local.view(sizes);
 }
 
-at::Tensor folded(const at::Tensor& tensor, c10::IntArrayRef blocks) {
-  std::vector<int64_t> sizes;
-  int64_t at = 0;
+std::vector<int64_t> folded_sizes(c10::IntArrayRef sizes, c10::IntArrayRef blocks) {
+  std::vector<int64_t> result;
+  size_t at = 0;
   for (int64_t count : blocks) {
     at += count > 1 ? 1 : 0;
-    sizes.push_back(count * tensor.size(at++));
+    result.push_back(count * sizes[at++]);
   }
-  return tensor.reshape(sizes);
+  return result;
+}
+
+at::Tensor folded(const at::Tensor& tensor, c10::IntArrayRef blocks) {
+  return tensor.reshape(folded_sizes(tensor.sizes(), blocks));
 }
 
 }  // namespace tessera::dtensor

@@ -301,6 +301,14 @@ at::Tensor call_to_plain(const at::Tensor& tensor, bool whole) {
   return op.call(tensor, whole);
 }
 
+at::Tensor part_outside_program(const at::Tensor& tensor) {
+  const Meta& meta = *meta_of(tensor);
+  TESSERA_CHECK(!meta.is_pending() && !meta.derived(), "[part_outside_program] ", meta.spec.str(), " is ",
+                meta.derived() ? "a view that its base makes again" : "a gradient that waits for other samples",
+                " (rank ", RankState::require().ctx.rank, "); accepted: its copy, x.clone()");
+  return shared_part(meta);
+}
+
 at::Tensor call_from_plain(const at::Tensor& part, const Spec& layout) {
   return call_from_plain(part, c10::make_intrusive<Layout>(layout));
 }

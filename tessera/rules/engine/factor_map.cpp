@@ -25,7 +25,10 @@ std::string str(const std::vector<TensorFactors>& tensors) {
 // Reads the notation from left to right.
 class Parser {
  public:
-  Parser(std::string_view text, const Call& call) : text_(text), call_(call) {}
+  Parser(std::string_view text, const Call& call) : text_(text), call_(call) {
+    names_.reserve(kUsual);
+    map_.factors.reserve(kUsual);
+  }
 
   FactorMap parse() {
     map_.operands = parse_tensors();
@@ -73,11 +76,13 @@ class Parser {
 
   std::vector<TensorFactors> parse_tensors() {
     std::vector<TensorFactors> tensors;
+    tensors.reserve(kUsual);
     do {
       if (!take('(')) {
         break;
       }
       TensorFactors tensor;
+      tensor.reserve(kUsual);
       while (!take(')')) {
         DimFactors dim;
         if (!take('1')) {
@@ -130,6 +135,8 @@ class Parser {
       TESSERA_ASSERT(map_.factors[f].extent >= 0, "factors ", text_, " of ", call_.name, ": no extent of ", names_[f]);
     }
   }
+
+  static constexpr size_t kUsual = 4;  // dims of a tensor, and tensors
 
   std::string_view text_;
   const Call& call_;

@@ -8,6 +8,8 @@
 #include <string_view>
 #include <vector>
 
+#include <c10/util/SmallVector.h>
+
 #include "tessera/rules/engine/call.h"
 
 namespace tessera::rules {
@@ -23,7 +25,7 @@ struct Factor {
 };
 
 // The factors of one dim, slowest first; none for a dim of size one that broadcasts.
-using DimFactors = std::vector<int>;
+using DimFactors = c10::SmallVector<int, 4>;
 // The dims of one tensor.
 using TensorFactors = std::vector<DimFactors>;
 

@@ -82,12 +82,18 @@ Placements Homes::inside(Placements placements) const {
 }
 
 void Homes::take_home(Call& call) const {
+  if (empty()) {
+    return;
+  }
   for (Operand& operand : call.operands) {
     operand.spec = operand.spec.with(inside(operand.spec->placements));
   }
 }
 
 void Homes::take_home(Wishes& wishes) const {
+  if (empty()) {
+    return;
+  }
   for (auto* wanted : {&wishes.outputs, &wishes.operands}) {
     for (std::optional<Placements>& placements : *wanted) {
       if (placements) {
@@ -98,6 +104,9 @@ void Homes::take_home(Wishes& wishes) const {
 }
 
 layout::Spec Homes::outside(const layout::Spec& inside) const {
+  if (empty()) {
+    return inside;
+  }
   Placements placements = inside->placements;
   for (const HomeAxis& home : axes_) {
     if (home.coordinate) {

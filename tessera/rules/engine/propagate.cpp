@@ -121,6 +121,8 @@ class Propagator {
     set_orders();
     Propagation result;
     result.bytes = bytes_;
+    result.operands.reserve(call_.operands.size());
+    result.outputs.reserve(call_.outputs.size());
     for (size_t i = 0; i < call_.operands.size(); ++i) {
       const bool stays = map_.metadata_only || static_cast<int>(i) == map_.like;
       result.operands.push_back(stays ? call_.spec(i) : operand_spec(i));

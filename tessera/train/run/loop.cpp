@@ -115,21 +115,31 @@ void run_loop(const Config& config, const data::Sampler& sampler, const LoopOpti
   const auto plan = make_plan(config, *model);
   parallel::place(*model, plan, &optimizer);
   parallel::Job job(model, plan, [&](const std::vector<at::Tensor>& batch) { return model->loss(batch[0], batch[1]); },
-                    {.accumulate = train.accumulate});
+                    {.accumulate = train.accumulate, .optimizer = &optimizer});
+  if (!options.resume_from.empty()) {
+    resume(options.resume_from, job, config, sampler);
+  }
+  Saves saves(options.saves, config, sampler);
   const Training training{*model, plan, optimizer};
   observer.on_start(training);
 
   const auto steps = options.steps > 0 ? std::min(options.steps, train.steps) : train.steps;
-  for (int64_t step = 0; step < steps; ++step) {
+  for (int64_t step = job.step(); step < steps; ++step) {
     comm::throw_if_stopped();
     observer.on_step(train_step(config, sampler, job, optimizer, step, observer), training);
     const bool is_last = step + 1 == steps;
+    if (saves.after_step(job, step + 1, steps) && !is_last) {
+      saves.finish();
+      observer.on_finish(step + 1);
+      return;
+    }
     if (options.evaluate && (is_last || (train.eval_every > 0 && (step + 1) % train.eval_every == 0))) {
       if (const auto record = evaluate(job, *model, sampler, step + 1, train.batch, is_last ? 0 : train.eval_batches)) {
         observer.on_eval(*record);
       }
     }
   }
+  saves.finish();
   if (options.gather_parameters) {
     for (const auto& parameter : model->named_parameters()) {
       observer.on_parameter(parameter.key(), dtensor::full_tensor(parameter.value().detach()));

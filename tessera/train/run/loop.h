@@ -8,6 +8,7 @@
 #include "tessera/plan/plan.h"
 #include "tessera/train/run/config.h"
 #include "tessera/train/run/report.h"
+#include "tessera/train/run/saves.h"
 
 namespace tessera::train {
 
@@ -32,6 +33,8 @@ class Observer {
   // A step is complete, its gradients are gone.
   virtual void on_step(const StepRecord& record, const Training& training) {}
   virtual void on_eval(const EvalRecord& record) {}
+  // The run ends after this step, which is saved, because it was asked to: nothing follows.
+  virtual void on_finish(int64_t step) {}
   // At the end, each parameter whole, one after the other; only if LoopOptions ask for it. The tensor may be the
   // model's own.
   virtual void on_parameter(const std::string& name, const at::Tensor& parameter) {}
@@ -42,13 +45,16 @@ struct LoopOptions {
   int64_t steps = 0;
   bool evaluate = true;
   bool gather_parameters = false;
+  std::string resume_from = "";  // the folder of a checkpoint
+  SavePolicy saves = {};
 };
 
 // A sampler over the configuration's text.
 data::Sampler make_sampler(const Config& config);
 
 // Trains in the configuration's numerics: deferred model, AdamW, plan, placement, then `steps` of loss, backward,
-// clipping, update, with evaluations on the way. Throws an error that names the step and what to try when the loss or
+// clipping, update, with evaluations and checkpoints on the way; from a checkpoint if one is
+// given. Throws an error that names the step and what to try when the loss or
 // the gradient norm is not finite, and Stopped when the job is asked to stop. Collective over all ranks of the job,
 // whose number must be the configuration's.
 void run_loop(const Config& config, const data::Sampler& sampler, const LoopOptions& options, Observer& observer);

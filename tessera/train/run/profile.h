@@ -36,6 +36,7 @@ class Profiler : public Observer {
   void on_update() override;
   void on_step(const StepRecord& record, const Training& training) override;
   void on_eval(const EvalRecord& record) override { inner_.on_eval(record); }
+  void on_finish(int64_t step) override { inner_.on_finish(step); }
   void on_parameter(const std::string& name, const at::Tensor& parameter) override {
     inner_.on_parameter(name, parameter);
   }

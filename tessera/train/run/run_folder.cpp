@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <filesystem>
+#include <sstream>
 
 #include <ATen/core/grad_mode.h>
 #include <fcntl.h>
@@ -12,6 +13,7 @@
 #include "tessera/base/atomic_file.h"
 #include "tessera/base/error.h"
 #include "tessera/base/read_file.h"
+#include "tessera/train/run/saves.h"
 #include "tessera/train/run/setup.h"
 
 namespace tessera::train {
@@ -103,8 +105,13 @@ std::vector<checkpoint::NamedTensor> parameters_of(const torch::nn::Module& mode
 
 RunFolder::RunFolder(const std::string& folder, EarlierRun earlier) : lock_(lock(folder)) {
   verify_writable(folder);
-  TESSERA_CHECK_AS(ConfigError, earlier == EarlierRun::kReplace || !holds_run(folder), "[train] --out \"", folder,
-                   "\" holds a run already; accepted: another folder, or --replace");
+  TESSERA_CHECK_AS(ConfigError, earlier != EarlierRun::kRefuse || !holds_run(folder), "[train] --out \"", folder,
+                   "\" holds a run already; accepted: another folder, --replace, or --resume auto to go on with it");
+  if (earlier == EarlierRun::kContinue) {
+    remove_unfinished_checkpoints(folder);
+    return;
+  }
+  remove_checkpoints(folder);
   remove_files(fs::path(folder) / kTrace, {"flight_rank_", "steps_"});
   remove_files(fs::path(folder) / kCurves, {"events.out.tfevents."});
 }
@@ -115,6 +122,15 @@ std::string profile_path(const std::string& folder, const std::string& steps) {
 }
 std::string curves_folder(const std::string& folder) { return fs::path(folder) / kCurves; }
 std::string metrics_path(const std::string& folder) { return fs::path(folder) / kMetrics; }
+
+void cut_metrics(const std::string& path, int64_t steps) {
+  std::istringstream lines(base::try_read_file(path).value_or(""));
+  std::string kept, line;
+  for (int64_t count = 0; count < steps && std::getline(lines, line) && !lines.eof(); ++count) {
+    kept += line + "\n";
+  }
+  write_file(path, kept);
+}
 
 void save_run(const std::string& folder, const Config& config, const std::vector<checkpoint::NamedTensor>& parameters) {
   const fs::path to(folder);

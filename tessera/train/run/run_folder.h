@@ -8,33 +8,37 @@
 #include <string>
 #include <vector>
 
-#include "tessera/checkpoint/safetensors.h"
+#include "tessera/checkpoint/format/safetensors.h"
 #include "tessera/train/run/config.h"
 #include "tessera/train/run/generate.h"
 
 namespace tessera::train {
 
 // What a run does about one that its folder holds already.
-enum class EarlierRun : uint8_t { kRefuse, kReplace };
+enum class EarlierRun : uint8_t { kRefuse, kReplace, kContinue };
 
 // A run's folder while the run writes into it: until the object's end no other run may, of this process or another on
 // this machine.
 class RunFolder {
  public:
-  // Makes the folder. Of an earlier run it removes what is there to watch (event files, files of trace/); the rest is
-  // written over. Throws ConfigError, before anything is changed, if the folder holds a run that is not to be replaced,
-  // if another run writes into it, or if nothing can be written there: before a run, not after it.
+  // Makes the folder. Of a run that is replaced it removes what is there to watch (event files, files of trace/) and
+  // its checkpoints; the rest is written over. Of one that is continued it removes checkpoints that were not finished.
+  // Throws ConfigError, before anything is changed, if the folder holds a run that is not to be replaced, if another
+  // run writes into it, or if nothing can be written there: before a run, not after it.
   RunFolder(const std::string& folder, EarlierRun earlier);
 
  private:
   std::shared_ptr<void> lock_;
 };
 
-// What is in it: trace/, which is there once something is, trace/steps_3-5.json, tb/, metrics.jsonl.
+// What is in it: trace/, which is there once something is, trace/steps_3-5.json, tb/, metrics.jsonl, checkpoints/.
 std::string trace_folder(const std::string& folder);
 std::string profile_path(const std::string& folder, const std::string& steps);
 std::string curves_folder(const std::string& folder);
 std::string metrics_path(const std::string& folder);
+
+// Leaves of metrics.jsonl the lines of the first `steps` steps, for a run that goes on from there.
+void cut_metrics(const std::string& path, int64_t steps);
 
 // Writes the run's files, each whole or not at all; the model comes last. `parameters` are whole and have the names of
 // make_model(config). Throws DataError on a disk that fails.

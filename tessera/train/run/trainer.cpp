@@ -9,6 +9,7 @@
 #include "tessera/base/error.h"
 #include "tessera/base/text.h"
 #include "tessera/comm/call/flight.h"
+#include "tessera/comm/core/errors.h"
 #include "tessera/comm/core/gather_texts.h"
 #include "tessera/comm/threads/run_ranks.h"
 #include "tessera/data/utf8.h"
@@ -25,10 +26,10 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-std::ofstream open_for_writing(const std::string& path, const char* option) {
+std::ofstream open_for_writing(const std::string& path, const char* option, std::ios::openmode mode = std::ios::out) {
   std::ofstream file;
   if (!path.empty()) {
-    file.open(path);
+    file.open(path, mode);
     TESSERA_CHECK_AS(ConfigError, file, "[train] cannot write ", option, " \"", path,
                      "\"; accepted: a path in a folder that exists and may be written to");
   }
@@ -49,11 +50,14 @@ int64_t looked_up(const Config& config) {
 // What rank 0 shows and keeps.
 class Console : public Observer {
  public:
-  Console(const Config& config, const data::Sampler& sampler, const TrainOptions& options, TrainResult& result)
+  // `first`: steps that were done before.
+  Console(const Config& config, const data::Sampler& sampler, const TrainOptions& options, int64_t first,
+          TrainResult& result)
       : config_(config),
+        first_(first),
         sampler_(sampler),
         out_(options.out),
-        metrics_(open_for_writing(options.metrics, "--metrics")),
+        metrics_(open_for_writing(options.metrics, "--metrics", first > 0 ? std::ios::app : std::ios::out)),
         result_(result),
         keeps_model_(!options.folder.empty() || options.out != nullptr) {
     if (!options.folder.empty()) {
@@ -79,6 +83,9 @@ class Console : public Observer {
     for (const auto& note : training.plan.notes) {
       print("plan: " + note);
     }
+    if (first_ > 0) {
+      print(fmt::format("goes on after step {}", first_));
+    }
     start_ = last_line_ = Clock::now();
   }
 
@@ -96,10 +103,10 @@ class Console : public Observer {
     }
     tokens_ += record.tokens;
     const auto steps = config_.train.steps;
-    if (record.step == 1 || record.step % config_.train.log_every == 0 || record.step == steps) {
+    if (record.step == first_ + 1 || record.step % config_.train.log_every == 0 || record.step == steps) {
       const auto now = Clock::now();
       const auto left =
-          seconds(start_, now) / static_cast<double>(record.step) * static_cast<double>(steps - record.step);
+          seconds(start_, now) / static_cast<double>(record.step - first_) * static_cast<double>(steps - record.step);
       const Speed speed{.tps = static_cast<double>(tokens_) / seconds(last_line_, now),
                         .flops_per_token = flops_per_token_,
                         .seconds_left = left};
@@ -116,7 +123,14 @@ class Console : public Observer {
   }
 
   const std::string& mesh() const { return mesh_; }
+  // The step after which the run was asked to end.
+  std::optional<int64_t> finished() const { return finished_; }
   const std::vector<checkpoint::NamedTensor>& parameters() const { return parameters_; }
+
+  void on_finish(int64_t step) override {
+    finished_ = step;
+    print(fmt::format("step {} is saved; --resume auto goes on there", step));
+  }
 
   void on_eval(const EvalRecord& record) override {
     result_.held_out = record;
@@ -138,6 +152,7 @@ class Console : public Observer {
   }
 
   const Config& config_;
+  const int64_t first_;
   const data::Sampler& sampler_;
   std::ostream* out_;
   std::ofstream metrics_;
@@ -147,6 +162,7 @@ class Console : public Observer {
   int64_t tokens_ = 0;
   double flops_per_token_ = 0;
   std::string mesh_;
+  std::optional<int64_t> finished_;
   bool keeps_model_;
   std::vector<checkpoint::NamedTensor> parameters_;  // at the end
 };
@@ -225,6 +241,31 @@ void finish(const Config& config, const data::Corpus& corpus, const TrainOptions
                << std::endl;
 }
 
+// Where a run goes on, if it does; verified before anything is made or removed.
+std::optional<ResumePoint> resume_point_of(const TrainOptions& options) {
+  TESSERA_CHECK_AS(ConfigError, (options.save_every == 0 && options.resume != "auto") || !options.folder.empty(),
+                   "[train] --save-every and --resume auto need a folder; accepted: with --out");
+  TESSERA_CHECK_AS(ConfigError, !options.replace || options.resume != "auto",
+                   "[train] --replace removes what --resume auto would go on with; accepted: one of them");
+  return options.resume.empty() ? std::nullopt : find_resume_point(options.resume, options.folder);
+}
+
+SavePolicy save_policy_of(const TrainOptions& options, const Config& config) {
+  if (options.save_every == 0) {
+    return {};
+  }
+  return {.folder = checkpoints_folder(options.folder),
+          .every = options.save_every,
+          .keep = options.keep,
+          .files = {{"config.toml", to_toml(config)}}};
+}
+
+EarlierRun earlier_run_of(const TrainOptions& options) {
+  return options.replace            ? EarlierRun::kReplace
+         : options.resume == "auto" ? EarlierRun::kContinue
+                                    : EarlierRun::kRefuse;
+}
+
 void write_ledgers(std::ofstream& file, const std::vector<std::string>& ledgers, size_t steps) {
   file << "{\"steps\": " << steps << ", \"ranks\": [\n" << base::join(ledgers, ",\n") << "\n]}\n" << std::flush;
 }
@@ -249,15 +290,21 @@ TrainResult train(const Config& given, const TrainOptions& options) {
   const auto sampler = make_sampler(config);
   const auto place = launch::find_place();
   const auto own = own_options(options, place);
+  const auto resumed = resume_point_of(options);
   std::optional<RunFolder> folder;
   if (!own.folder.empty()) {
-    folder.emplace(own.folder, own.replace ? EarlierRun::kReplace : EarlierRun::kRefuse);
+    folder.emplace(own.folder, earlier_run_of(own));
   }
+  const int64_t first = resumed ? resumed->step : 0;
+  if (!own.folder.empty() && own.resume == "auto") {
+    cut_metrics(own.metrics, first);
+  }
+  const auto saves = save_policy_of(options, config);
   const bool keeps_model = !options.folder.empty() || options.out != nullptr;  // the same on every rank
   auto ledger_file = open_for_writing(own.ledger, "--ledger");
   const auto ranks = config.ranks();
   TrainResult result;
-  Console console(config, sampler, own, result);
+  Console console(config, sampler, own, first, result);
   std::vector<std::string> ledgers;
   const comm::FlightFolder flights(options.folder.empty() ? "" : trace_folder(options.folder));
   launch::run_job(ranks, [&](int64_t rank) {
@@ -268,7 +315,9 @@ TrainResult train(const Config& given, const TrainOptions& options) {
     if (profiled) {
       profiler.emplace(*profiled, profile_path(options.folder, profiled->str()), observer);
     }
-    run_loop(config, sampler, {.gather_parameters = keeps_model}, profiler ? *profiler : observer);
+    run_loop(config, sampler,
+             {.gather_parameters = keeps_model, .resume_from = resumed ? resumed->folder : "", .saves = saves},
+             profiler ? *profiler : observer);
     if (!options.ledger.empty()) {
       auto texts = comm::gather_texts(*comm::RankContext::require().world, comm::RankContext::require().ledger.json());
       if (is_heard) {
@@ -280,8 +329,11 @@ TrainResult train(const Config& given, const TrainOptions& options) {
     write_ledgers(ledger_file, ledgers, result.steps.size());
     check_written(ledger_file, "--ledger");
   }
+  if (console.finished()) {
+    TESSERA_THROW(Stopped, "[train] stopped after step ", *console.finished(), ", which is saved");
+  }
   finish(config, sampler.corpus(), own, console.parameters());
-  if (config.train.proof && ranks > 1 && (!place || place->rank == 0)) {
+  if (config.train.proof && ranks > 1 && first == 0 && (!place || place->rank == 0)) {
     result.proof = prove(config, console.mesh(), sampler, result.steps);
     if (own.out != nullptr) {
       *own.out << proof_line(*result.proof) << std::endl;

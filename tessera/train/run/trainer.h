@@ -12,11 +12,14 @@
 namespace tessera::train {
 
 struct TrainOptions {
-  std::string metrics;   // JSONL file, one object a step; empty: metrics.jsonl in the folder, if there is one
-  std::string ledger;    // JSON file of what every rank sent, by axis, collective and op; empty: none
-  std::string folder;    // run folder (run_folder.h); empty: none
-  bool replace = false;  // the run that the folder holds; else it is refused
-  std::string profile;   // steps to trace, such as 3-5, into the folder's trace/steps_3-5.json (profile.h); empty: none
+  std::string metrics;     // JSONL file, one object a step; empty: metrics.jsonl in the folder, if there is one
+  std::string ledger;      // JSON file of what every rank sent, by axis, collective and op; empty: none
+  std::string folder;      // run folder (run_folder.h); empty: none
+  bool replace = false;    // the run that the folder holds; else it is refused
+  int64_t save_every = 0;  // steps between checkpoints, in the folder's checkpoints/, one after the last too; 0: none
+  int64_t keep = 2;        // checkpoints that stay; 0: all
+  std::string resume;      // `auto`: the folder's newest checkpoint if it has one; or the folder of a run or of a step
+  std::string profile;  // steps to trace, such as 3-5, into the folder's trace/steps_3-5.json (profile.h); empty: none
   std::ostream* out = nullptr;  // progress for people, and a sample of text at the end; null: none
 };
 
@@ -43,7 +46,7 @@ struct TrainResult {
 };
 
 // Runs the configuration, and the proof if it asks for one. Throws what a rank threw; ConfigError and DataError come
-// before any rank starts.
+// before any rank starts, Stopped when the run was asked to end (comm::request_finish) and its last step is saved.
 //
 // Under a launcher this process runs one rank of it (launch::run_job): rank 0 writes the files and makes the proof, the
 // ranks of LOG_RANK show progress, and every rank returns the same records.

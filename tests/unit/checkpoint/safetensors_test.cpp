@@ -13,7 +13,7 @@
 #include <unistd.h>
 
 #include "tessera/base/error.h"
-#include "tessera/checkpoint/safetensors.h"
+#include "tessera/checkpoint/format/safetensors.h"
 
 namespace tessera::checkpoint::safetensors_test {
 

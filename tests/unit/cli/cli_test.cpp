@@ -67,15 +67,15 @@ mesh = "dp=2,tp=2"
 TEST_F(Cli, TheFlagsAreTheseAndNoOthers) {
   EXPECT_EQ(
       flag_list(),
-      "train: --help config --dtype --numerics --lattice --seed --set --mesh --ranks --steps --metrics --ledger --out "
-      "--replace --profile --quiet\n"
       "compare: --help config --dtype --numerics --lattice --seed --set --mesh --steps --tolerance --json\n"
-      "plan: --help config --dtype --numerics --lattice --seed --set --mesh --ranks\n"
       "explain: --help config --dtype --numerics --lattice --seed --set --mesh --ranks --step --rank --width --json\n"
-      "launch: --help --ranks --log-dir --grace command\n"
       "generate: --help run --prompt --max-tokens --temperature --top-k --top-p --seed\n"
+      "info: --help\n"
+      "launch: --help --ranks --log-dir --grace command\n"
+      "plan: --help config --dtype --numerics --lattice --seed --set --mesh --ranks\n"
       "trace: --help flights\n"
-      "info: --help\n");
+      "train: --help config --dtype --numerics --lattice --seed --set --mesh --ranks --steps --metrics --ledger --out "
+      "--replace --save-every --keep --resume --profile --quiet\n");
 }
 
 TEST_F(Cli, ExplainSaysWhatAStepDoes) {
@@ -263,6 +263,73 @@ TEST_F(Cli, ASignalStopsEveryRank) {
   interrupt.join();
   EXPECT_EQ(outcome.code, 130);
   EXPECT_EQ(outcome.err, "tessera: stopped\n");
+}
+
+// Stopped on one mesh, gone on with on another: the same lines, but for times.
+TEST_F(Cli, ARunGoesOnWhereItsLastCheckpointIs) {
+  const auto losses = [&](const std::string& name) {
+    std::vector<std::string> all;
+    for (const auto& line : lines(name)) {
+      const auto json = nlohmann::json::parse(line);
+      all.push_back(json.at("step").dump() + " " + json.at("loss").dump() + " " + json.at("grad_norm").dump());
+    }
+    return all;
+  };
+  const std::vector<std::string> command = {"train", path("small.toml"), "--steps", "12", "--quiet"};
+  const auto with = [&](std::vector<std::string> more) {
+    std::vector<std::string> all = command;
+    all.insert(all.end(), more.begin(), more.end());
+    return call(all);
+  };
+  ASSERT_EQ(with({"--out", path("whole")}).code, 0);
+  auto saved = with({"--out", path("run"), "--save-every", "5", "--keep", "1"});
+  ASSERT_EQ(saved.code, 0) << saved.err;
+  std::filesystem::remove_all(path("run/checkpoints/step_000012"));
+  saved = with({"--out", path("other"), "--save-every", "5", "--resume", path("run")});
+  EXPECT_EQ(saved.code, 1);
+  EXPECT_TRUE(has(saved.err, "no whole checkpoint")) << saved.err;
+
+  saved = with({"--out", path("run"), "--replace", "--save-every", "5"});
+  ASSERT_EQ(saved.code, 0) << saved.err;
+  EXPECT_TRUE(std::filesystem::exists(path("run/checkpoints/step_000010/manifest.json")));
+  EXPECT_FALSE(std::filesystem::exists(path("run/checkpoints/step_000005")));
+  std::filesystem::remove_all(path("run/checkpoints/step_000012"));  // as if it had ended at step 11
+  const auto resumed = with({"--out", path("run"), "--save-every", "5", "--resume", "auto", "--mesh", "tp=2"});
+  ASSERT_EQ(resumed.code, 0) << resumed.err;
+  EXPECT_EQ(losses("run/metrics.jsonl"), losses("whole/metrics.jsonl"));
+  EXPECT_TRUE(std::filesystem::exists(path("run/checkpoints/step_000012/manifest.json")));
+
+  EXPECT_TRUE(has(with({"--out", path("run")}).err, "--resume auto"));
+  EXPECT_TRUE(has(with({"--save-every", "5"}).err, "with --out"));
+  EXPECT_TRUE(has(with({"--out", path("run"), "--resume", "auto", "--set", "train.batch=8"}).err, "train.batch"));
+}
+
+// The first signal ends a run that is saved after its step, and it goes on as if there had been none.
+TEST_F(Cli, ASignalSavesTheStep) {
+  std::atomic<bool> is_over = false;
+  std::thread interrupt([&] {
+    while (!is_over && lines("run/metrics.jsonl").size() < 3) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(2));
+    }
+    if (!is_over) {
+      ::kill(::getpid(), SIGTERM);
+    }
+  });
+  const std::vector<std::string> command = {"train", path("small.toml"), "--steps", "400", "--save-every", "1000"};
+  auto first = command, second = command;
+  first.insert(first.end(), {"--out", path("run")});
+  const auto stopped = call(first);
+  is_over = true;
+  interrupt.join();
+  ASSERT_EQ(stopped.code, 130) << stopped.err;
+  EXPECT_TRUE(has(stopped.out, "is saved; --resume auto goes on there")) << stopped.out;
+  const auto steps = lines("run/metrics.jsonl").size();
+  EXPECT_LT(steps, 400u);
+  second.insert(second.end(), {"--out", path("run"), "--resume", "auto"});
+  const auto resumed = call(second);
+  ASSERT_EQ(resumed.code, 0) << resumed.err;
+  EXPECT_TRUE(has(resumed.out, "goes on after step " + std::to_string(steps))) << resumed.out;
+  EXPECT_EQ(lines("run/metrics.jsonl").size(), 400u);
 }
 
 TEST_F(Cli, CompareHoldsLayoutsTogether) {

@@ -132,7 +132,8 @@ TEST(Text, AFolderKeepsItsRunUnlessItIsToBeReplaced) {
   const auto metrics = content_of(folder("run/metrics.jsonl")), model = content_of(folder("run/model.safetensors"));
   const auto again = folder.train({"--quiet", "--out", folder("run"), "--seed", "1"});
   EXPECT_EQ(again.code, 1);
-  EXPECT_NE(again.err.find("run\" holds a run already; accepted: another folder, or --replace"), std::string::npos)
+  EXPECT_NE(again.err.find("run\" holds a run already; accepted: another folder, --replace, or --resume auto"),
+            std::string::npos)
       << again.err;
   EXPECT_EQ(content_of(folder("run/metrics.jsonl")), metrics);
   EXPECT_EQ(content_of(folder("run/model.safetensors")), model);

@@ -105,6 +105,73 @@ TEST(Exchange, GivesEveryElementOnceWhatTheSidesAgreeOn) {
   }
 }
 
+// What every element of the tensor is told by the transfers of all ranks: which one, by whom, to whom.
+void expect_each_element_once(const Exchange& exchange, const Spec& from, const Spec& to, int64_t ranks) {
+  std::vector<Transfer> sends, receives;
+  for (int64_t rank = 0; rank < ranks; ++rank) {
+    const RankTransfers own = exchange.transfers_of(rank);
+    sends.insert(sends.end(), own.sends.begin(), own.sends.end());
+    receives.insert(receives.end(), own.receives.begin(), own.receives.end());
+    std::vector<int64_t> counts(from->numel()), lacking(from->numel());
+    const auto add = [&](std::vector<int64_t>& to_counts, const Box& box, int64_t value) {
+      for (int64_t i = 0; i < from->numel(); ++i) {
+        bool is_in = true;
+        for (int64_t d = from->ndim(), rest = i; d-- > 0; rest /= from->sizes[d]) {
+          is_in = is_in && rest % from->sizes[d] >= box[d].begin && rest % from->sizes[d] < box[d].end;
+        }
+        to_counts[i] += is_in ? value : 0;
+      }
+    };
+    for (const Transfer& transfer : own.receives) {
+      add(counts, transfer.box, 1);
+      EXPECT_TRUE(from->holds(*from->mesh.coord_of(transfer.from))) << "from a rank that holds nothing";
+    }
+    const auto coord = to->mesh.coord_of(rank);
+    for (const Box& box : coord && to->holds(*coord) ? Holdings(to).boxes_of(rank) : std::vector<Box>()) {
+      add(lacking, box, 1);
+    }
+    EXPECT_EQ(counts, lacking) << "rank " << rank;
+  }
+  const auto by_pair = [](const Transfer& x, const Transfer& y) {
+    return std::tie(x.to, x.from) < std::tie(y.to, y.from);
+  };
+  std::stable_sort(sends.begin(), sends.end(), by_pair);
+  std::stable_sort(receives.begin(), receives.end(), by_pair);
+  EXPECT_EQ(sends, receives);
+}
+
+TEST(Exchange, OfInterleavedCutsAndOfWhatIsOnOneCoordinateGivesEveryElementOnce) {
+  const uint32_t seed = std::random_device{}();
+  SCOPED_TRACE("seed " + std::to_string(seed));
+  layout::RandomLayouts random(seed);
+  const auto random_spec = [&](const Mesh& mesh, const Sizes& sizes) {
+    auto placements = random.placements(mesh, static_cast<int64_t>(sizes.size()), true);
+    std::map<int64_t, uint8_t> blocks;
+    for (auto& placement : placements) {
+      if (placement.is_partial()) {
+        placement = Replicate();
+      } else if (placement.is_shard()) {
+        const auto choice = blocks.emplace(placement.dim, static_cast<uint8_t>(random.number(1, 3))).first->second;
+        placement.blocks = choice;
+      }
+    }
+    return Spec::contiguous(mesh, placements, sizes, c10::ScalarType::Float);
+  };
+  for (int i = 0; i < 700; ++i) {
+    const Mesh a = random.mesh(3, 3);
+    const Mesh b = random.mesh(3, 4);
+    auto ranks = random.permutation(b.size());
+    const int64_t shift = random.number(0, 5);
+    std::transform(ranks.begin(), ranks.end(), ranks.begin(), [&](int64_t rank) { return rank + shift; });
+    Sizes sizes = random.sizes(2, 3);
+    std::transform(sizes.begin(), sizes.end(), sizes.begin(), [](int64_t size) { return 6 * size; });
+    const Spec from = random_spec(a, sizes);
+    const Spec to = random_spec(Mesh(b.axes(), ranks), sizes);
+    const Exchange exchange(Holdings::of_holders(from), Holdings::of_holders(to));
+    ASSERT_NO_FATAL_FAILURE(expect_each_element_once(exchange, from, to, 70)) << from.str() << " -> " << to.str();
+  }
+}
+
 TEST(Exchange, NothingMovesWhereNothingChanges) {
   const Mesh mesh = Mesh::parse("a=2,b=2");
   const Mesh flat = mesh.flatten({"a", "b"}, "x");
@@ -142,6 +209,12 @@ TEST(Exchange, OfOneRankAmongManyIsCheap) {
     const RankTransfers own = exchange.transfers_of(rank);
     EXPECT_EQ(own.sends.size(), 1u);
     EXPECT_EQ(own.receives.size(), 1u);
+  }
+  // Copies on all ranks, before and after: each keeps its own, and asks nobody.
+  const Mesh other = mesh.flatten({"b", "a"}, "x");
+  const Exchange copies(Holdings(mesh, {Replicate(), Replicate()}, {4096}), Holdings(other, {Replicate()}, {4096}));
+  for (int64_t rank = 0; rank < 2000; ++rank) {
+    EXPECT_EQ(copies.transfers_of(rank).sends, (std::vector<Transfer>{{rank, rank, {{0, 4096}}}}));
   }
   EXPECT_THROW(Exchange(Holdings(mesh, {Shard(0), Shard(1)}, {4, 4}), Holdings(mesh, {Shard(0), Shard(1)}, {4, 5})),
                c10::Error);

@@ -1,4 +1,4 @@
-#include "tessera/checkpoint/save_gathered.h"
+#include "tessera/checkpoint/ranks/save_gathered.h"
 
 #include <optional>
 

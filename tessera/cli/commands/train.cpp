@@ -9,7 +9,8 @@ namespace {
 
 struct TrainArguments {
   PlacedOptions config;
-  std::string metrics, ledger, folder, profile;
+  std::string metrics, ledger, folder, profile, resume;
+  int64_t save_every = 0, keep = 2;
   bool replaces = false, is_quiet = false;
 };
 
@@ -19,6 +20,9 @@ int run_train(const TrainArguments& arguments, std::ostream& out) {
                                                                 .ledger = arguments.ledger,
                                                                 .folder = arguments.folder,
                                                                 .replace = arguments.replaces,
+                                                                .save_every = arguments.save_every,
+                                                                .keep = arguments.keep,
+                                                                .resume = arguments.resume,
                                                                 .profile = arguments.profile,
                                                                 .out = arguments.is_quiet ? nullptr : &out,
                                                             });
@@ -38,6 +42,14 @@ Command add_train(CLI::App& program) {
   app->add_option("--out", arguments->folder, "run folder: the model, metrics.jsonl, tb/ for TensorBoard, trace/");
   app->add_flag("--replace", arguments->replaces,
                 "write over the run that the folder of --out holds, which is refused otherwise");
+  app->add_option("--save-every", arguments->save_every, "steps between checkpoints in --out; one after the last too")
+      ->check(CLI::NonNegativeNumber);
+  app->add_option("--keep", arguments->keep, "checkpoints that stay, the newest; 0: all")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
+  app->add_option(
+      "--resume", arguments->resume,
+      "auto: go on from the newest checkpoint of --out, if it has one; or a run's folder, or a checkpoint's");
   app->add_option("--profile", arguments->profile,
                   "steps such as 3-5: their trace goes to trace/steps_3-5.json of --out");
   app->add_flag("--quiet", arguments->is_quiet, "no progress lines");

@@ -1,6 +1,9 @@
-#include "tessera/checkpoint/safetensors_header.h"
+#include "tessera/checkpoint/format/safetensors_header.h"
 
 #include <algorithm>
+#include <array>
+#include <set>
+#include <tuple>
 
 #include <nlohmann/json.hpp>
 
@@ -12,15 +15,28 @@ namespace {
 
 using nlohmann::json;
 
-constexpr std::pair<const char*, at::ScalarType> kDtypes[] = {
-    {"F64", at::kDouble}, {"F32", at::kFloat}, {"BF16", at::kBFloat16}, {"F16", at::kHalf},
-    {"I64", at::kLong},   {"I32", at::kInt},   {"U8", at::kByte},       {"BOOL", at::kBool}};
+constexpr std::pair<const char*, at::ScalarType> kDtypes[] = {{"F64", at::kDouble},
+                                                              {"F32", at::kFloat},
+                                                              {"BF16", at::kBFloat16},
+                                                              {"F16", at::kHalf},
+                                                              {"F8_E4M3", at::kFloat8_e4m3fn},
+                                                              {"F8_E5M2", at::kFloat8_e5m2},
+                                                              {"I64", at::kLong},
+                                                              {"I32", at::kInt},
+                                                              {"I16", at::kShort},
+                                                              {"I8", at::kChar},
+                                                              {"U64", at::kUInt64},
+                                                              {"U32", at::kUInt32},
+                                                              {"U16", at::kUInt16},
+                                                              {"U8", at::kByte},
+                                                              {"BOOL", at::kBool}};
 
 std::string dtype_names() {
   return base::join(kDtypes, ", ", [](std::ostream& out, const auto& each) { out << each.first; });
 }
 
-// Bytes of a tensor, or nothing if they are more than an int64 counts or a size is negative.
+}  // namespace
+
 std::optional<int64_t> byte_count(const std::vector<int64_t>& sizes, at::ScalarType dtype) {
   int64_t bytes = static_cast<int64_t>(at::elementSize(dtype));
   for (const int64_t size : sizes) {
@@ -31,14 +47,15 @@ std::optional<int64_t> byte_count(const std::vector<int64_t>& sizes, at::ScalarT
   return bytes;
 }
 
+namespace {
+
 Entry read_entry(const std::string& name, const json& part, const std::string& source) {
   const auto dtype = part.at("dtype").get<std::string>();
-  const auto known =
-      std::find_if(std::begin(kDtypes), std::end(kDtypes), [&](const auto& each) { return each.first == dtype; });
-  TESSERA_CHECK_AS(DataError, known != std::end(kDtypes), "[checkpoint] \"", source, "\" has ", name, " of dtype ",
-                   dtype, "; accepted: ", dtype_names());
+  const auto known = try_dtype_of(dtype);
+  TESSERA_CHECK_AS(DataError, known, "[checkpoint] \"", source, "\" has ", name, " of dtype ", dtype,
+                   "; accepted: ", dtype_names());
   const auto span = part.at("data_offsets").get<std::array<int64_t, 2>>();
-  Entry entry{name, known->second, part.at("shape").get<std::vector<int64_t>>(), span[0], span[1]};
+  Entry entry{name, *known, part.at("shape").get<std::vector<int64_t>>(), span[0], span[1]};
   const auto bytes = byte_count(entry.sizes, entry.dtype);
   TESSERA_CHECK_AS(
       DataError, bytes && entry.begin >= 0 && entry.end >= entry.begin && entry.end - entry.begin == *bytes,
@@ -73,6 +90,28 @@ std::string name_of_dtype(at::ScalarType dtype) {
   return known->first;
 }
 
+std::optional<at::ScalarType> try_dtype_of(std::string_view name) {
+  const auto* known =
+      std::find_if(std::begin(kDtypes), std::end(kDtypes), [&](const auto& each) { return each.first == name; });
+  return known == std::end(kDtypes) ? std::nullopt : std::optional(known->second);
+}
+
+Header lay_out(std::vector<Entry> entries, const Metadata& metadata) {
+  Header header{.entries = std::move(entries), .metadata = metadata};
+  std::set<std::string_view> names;
+  int64_t at = 0;
+  for (auto& entry : header.entries) {
+    TESSERA_CHECK(names.insert(entry.name).second && entry.name != "__metadata__", "[checkpoint] two tensors named \"",
+                  entry.name, "\" in one file; accepted: a name for each, not __metadata__");
+    const auto bytes = byte_count(entry.sizes, entry.dtype);
+    TESSERA_CHECK(bytes, "[checkpoint] ", entry.name, " of sizes ", at::IntArrayRef(entry.sizes),
+                  "; accepted: sizes of which an int64 counts the bytes");
+    entry.begin = at;
+    entry.end = at += *bytes;
+  }
+  return header;
+}
+
 std::string write_header(const Header& header) {
   nlohmann::ordered_json root;
   if (!header.metadata.empty()) {
@@ -84,6 +123,8 @@ std::string write_header(const Header& header) {
   }
   auto text = root.is_null() ? std::string("{}") : root.dump();
   text.resize((text.size() + 7) / 8 * 8, ' ');
+  TESSERA_CHECK(static_cast<int64_t>(text.size()) <= kLargestHeader, "[checkpoint] a header of ", text.size(),
+                " bytes; accepted: at most ", kLargestHeader);
   return text;
 }
 

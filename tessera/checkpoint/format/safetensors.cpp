@@ -1,10 +1,10 @@
-#include "tessera/checkpoint/safetensors.h"
+#include "tessera/checkpoint/format/safetensors.h"
 
 #include <algorithm>
 #include <bit>
 #include <filesystem>
 #include <fstream>
-#include <set>
+#include <map>
 
 #include <ATen/EmptyTensor.h>
 #include <ATen/core/grad_mode.h>
@@ -12,7 +12,7 @@
 #include "tessera/base/atomic_file.h"
 #include "tessera/base/error.h"
 #include "tessera/base/text.h"
-#include "tessera/checkpoint/safetensors_header.h"
+#include "tessera/checkpoint/format/safetensors_header.h"
 
 namespace tessera::checkpoint {
 namespace {
@@ -46,26 +46,12 @@ at::Tensor read_tensor(const Entry& entry, const std::string& path, std::ifstrea
   return tensor;
 }
 
-Header lay_out(const std::vector<NamedTensor>& tensors, const Metadata& metadata) {
-  Header header{.entries = {}, .metadata = metadata};
-  std::set<std::string> names;
+Header header_of(const std::vector<NamedTensor>& tensors, const Metadata& metadata) {
+  std::vector<Entry> entries;
   for (const auto& [name, tensor] : tensors) {
-    TESSERA_CHECK(names.insert(name).second && name != "__metadata__", "[checkpoint] two tensors named \"", name,
-                  "\" in one file; accepted: a name for each, not __metadata__");
-    header.entries.push_back(
-        {name, tensor.scalar_type(), tensor.sizes().vec(), 0, static_cast<int64_t>(tensor.nbytes())});
+    entries.push_back({name, tensor.scalar_type(), tensor.sizes().vec()});
   }
-  int64_t at = 0;
-  for (auto& entry : header.entries) {
-    entry.begin = at;
-    at = entry.end += at;
-  }
-  return header;
-}
-
-void verify_plain(const std::string& name, const at::Tensor& tensor) {
-  TESSERA_CHECK(tensor.device().is_cpu() && tensor.layout() == at::kStrided && tensor.has_storage(), "[checkpoint] ",
-                name, " is no plain tensor on the CPU; accepted: one that is whole, as full_tensor(x).cpu() gives it");
+  return lay_out(std::move(entries), metadata);
 }
 
 void verify_target(const Entry& entry, const at::Tensor& target, const std::string& path) {
@@ -77,9 +63,14 @@ void verify_target(const Entry& entry, const at::Tensor& target, const std::stri
 
 }  // namespace
 
+void verify_plain(const std::string& name, const at::Tensor& tensor) {
+  TESSERA_CHECK(tensor.device().is_cpu() && tensor.layout() == at::kStrided && tensor.has_storage(), "[checkpoint] ",
+                name, " is no plain tensor on the CPU; accepted: one that is whole, as full_tensor(x).cpu() gives it");
+}
+
 class SafetensorsWriter::File {
  public:
-  File(const std::string& path, Header header) : header_(std::move(header)), text_(text_of(header_)), file_(path) {
+  File(const std::string& path, Header header) : header_(std::move(header)), text_(write_header(header_)), file_(path) {
     const uint64_t length = text_.size();
     file_.write(&length, sizeof(length));
     file_.write(text_);
@@ -103,13 +94,6 @@ class SafetensorsWriter::File {
   }
 
  private:
-  static std::string text_of(const Header& header) {
-    auto text = write_header(header);
-    TESSERA_CHECK(static_cast<int64_t>(text.size()) <= kLargestHeader, "[checkpoint] a header of ", text.size(),
-                  " bytes; accepted: at most ", kLargestHeader);
-    return text;
-  }
-
   const Header header_;
   const std::string text_;  // before the file, which is not touched if it cannot be written
   base::AtomicFile file_;
@@ -118,7 +102,7 @@ class SafetensorsWriter::File {
 
 SafetensorsWriter::SafetensorsWriter(const std::string& path, const std::vector<NamedTensor>& tensors,
                                      const Metadata& metadata)
-    : file_(std::make_unique<File>(path, lay_out(tensors, metadata))) {}
+    : file_(std::make_unique<File>(path, header_of(tensors, metadata))) {}
 
 SafetensorsWriter::~SafetensorsWriter() = default;
 

@@ -7,7 +7,7 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "tessera/checkpoint/metadata.h"
+#include "tessera/checkpoint/format/metadata.h"
 
 namespace tessera::checkpoint {
 
@@ -48,10 +48,13 @@ class SafetensorsWriter {
 // The order of a file: wide elements first, so that each tensor is aligned to its own; then by name.
 std::vector<NamedTensor> in_file_order(std::vector<NamedTensor> tensors);
 
-// Writes whole, plain tensors on the CPU of float64, float32, bfloat16, float16, int64, int32, uint8 or bool, by way of
-// a temporary file and a rename: an earlier file stays until the new one is complete. Tensors that share memory are
-// written twice. Throws DataError on a disk that fails, c10::Error for a tensor that is none of these or a name given
-// twice.
+// Throws c10::Error for a tensor that is not plain and on the CPU; `name` is what the message calls it.
+void verify_plain(const std::string& name, const at::Tensor& tensor);
+
+// Writes whole, plain tensors on the CPU of float64, float32, bfloat16, float16, the float8 kinds e4m3fn and e5m2,
+// integers of 8 to 64 bits with and without sign, or bool, by way of a temporary file and a rename: an earlier file
+// stays until the new one is complete. Tensors that share memory are written twice. Throws DataError on a disk that
+// fails, c10::Error for a tensor that is none of these or a name given twice.
 void save_safetensors(const std::string& path, const std::vector<NamedTensor>& tensors, const Metadata& metadata = {});
 
 // Reads all tensors. Throws DataError that names the file, the tensor and what is wrong: a short or a longer file, a

@@ -2,13 +2,14 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include <c10/core/ScalarType.h>
 
-#include "tessera/checkpoint/metadata.h"
+#include "tessera/checkpoint/format/metadata.h"
 
 namespace tessera::checkpoint {
 
@@ -31,7 +32,17 @@ constexpr int64_t kLargestHeader = 100'000'000;
 // `F32`; throws c10::Error for a dtype that such files are not written with here.
 std::string name_of_dtype(at::ScalarType dtype);
 
-// The JSON, padded with spaces to a multiple of 8 bytes.
+// The dtype of that name, or nothing.
+std::optional<at::ScalarType> try_dtype_of(std::string_view name);
+
+// Bytes of a tensor, or nothing if they are more than an int64 counts or a size is negative.
+std::optional<int64_t> byte_count(const std::vector<int64_t>& sizes, at::ScalarType dtype);
+
+// The header of a file that holds these entries in this order, one behind the other; their `begin` and `end` are not
+// read. Throws c10::Error for a name given twice.
+Header lay_out(std::vector<Entry> entries, const Metadata& metadata);
+
+// The JSON, padded with spaces to a multiple of 8 bytes. Throws c10::Error if it is longer than kLargestHeader.
 std::string write_header(const Header& header);
 
 // Reads and verifies a header whose data has `data_size` bytes. `source` names the file in messages. Throws DataError.

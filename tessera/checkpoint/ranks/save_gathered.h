@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "tessera/checkpoint/safetensors.h"
+#include "tessera/checkpoint/format/safetensors.h"
 
 namespace tessera::checkpoint {
 

@@ -1,0 +1,53 @@
+#include "tessera/checkpoint/folder/claim.h"
+
+#include "tessera/checkpoint/folder/names.h"
+#include "tessera/checkpoint/format/numbers.h"
+#include "tessera/checkpoint/format/receipt.h"
+
+namespace tessera::checkpoint {
+namespace {
+
+constexpr const char* kClaimKind = "tessera claim";
+constexpr int64_t kClaimVersion = 1;
+
+// Who has the folder, as far as its claim can be read.
+std::string owner_of(Store& store, const std::string& path) {
+  try {
+    const auto claim = read_claim(read_all(store, path), path);
+    return "by save " + hex(claim.save.number) + " of " + claim.owner;
+  } catch (const DataError&) {
+    return "by a save that did not come to say who it is";
+  }
+}
+
+}  // namespace
+
+std::string write_claim(const Claim& claim) {
+  return seal(begin_document(kClaimKind, kClaimVersion) + text_of(claim.save) +
+              ",\"owner\":" + nlohmann::json(claim.owner).dump());
+}
+
+Claim read_claim(std::string_view text, const std::string& path) {
+  Document document(text, path, kClaimKind, kClaimVersion);
+  Claim claim{.save = take_save(document), .owner = document.take<std::string>("owner")};
+  document.finish();
+  return claim;
+}
+
+std::string claim_step(Store& store, const std::string& run, const Claim& claim) {
+  const auto folder = step_folder(run, claim.save.step);
+  const auto path = path_in(folder, kClaim);
+  store.make_folder(folder);
+  try {
+    write_new(store, path, write_claim(claim));
+  } catch (const FileExists&) {
+    TESSERA_THROW(DataError, "[checkpoint] cannot save step ", claim.save.step, " to \"", folder, "\": \"", path,
+                  "\" says that it is claimed ", owner_of(store, path),
+                  "; accepted: a step that no other job saves and no killed save left behind");
+  }
+  store.sync_folder(folder);
+  store.sync_folder(run);
+  return folder;
+}
+
+}  // namespace tessera::checkpoint

@@ -1,0 +1,28 @@
+// The right to write a step's folder: one save has it, whatever other jobs do.
+#pragma once
+
+#include <string>
+#include <string_view>
+
+#include "tessera/checkpoint/format/part.h"
+
+namespace tessera::checkpoint {
+
+// What a folder's claim says.
+struct Claim {
+  SaveId save;
+  std::string owner;  // for people: a host, a process, when
+  bool operator==(const Claim&) const = default;
+};
+
+std::string write_claim(const Claim& claim);
+
+// Throws DataError that names `path` for anything that write_claim cannot have written.
+Claim read_claim(std::string_view text, const std::string& path);
+
+// Makes the folder of the save's step below that of the run, which is there, and claims it. Returns the folder. One
+// rank does so, before any writes there. Throws DataError, which says whose it is, if it is claimed: by another job, or
+// by a save that was killed (remove_unfinished).
+std::string claim_step(Store& store, const std::string& run, const Claim& claim);
+
+}  // namespace tessera::checkpoint

@@ -1,0 +1,96 @@
+// Parts: the safetensors files of a checkpoint, which hold tensors or slices of tensors.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include "tessera/checkpoint/format/block_hashes.h"
+#include "tessera/checkpoint/store/store.h"
+#include "tessera/reshard/holdings.h"
+
+namespace tessera::checkpoint {
+
+using reshard::Box;
+
+// Which save a file is of.
+struct SaveId {
+  uint64_t number = 0;  // drawn at random for each save; every file of a save carries it
+  int64_t step = 0;
+  int64_t block_size = kBlockSize;  // bytes of the blocks that have checksums
+  bool operator==(const SaveId&) const = default;
+};
+
+// A file of a checkpoint.
+struct FileRecord {
+  std::string name;                   // in the checkpoint's folder
+  int64_t size = 0;                   // bytes
+  int64_t data_begin = 0;             // the byte from which places in it count: behind the header of a part; else 0
+  std::vector<uint64_t> blocks = {};  // checksums
+  bool operator==(const FileRecord&) const = default;
+};
+
+// What is to be written of a tensor.
+struct Piece {
+  std::string name;            // of the tensor, such as `exp_avg/h.0.weight`
+  std::vector<int64_t> sizes;  // of the whole tensor
+  Box box;                     // the slice; everything() of the sizes for a whole tensor
+  at::Tensor value;            // of the slice: plain, on the CPU
+  uint64_t value_hash = 0;     // the slice's share of the tensor's: those of all slices are added
+};
+
+// Where a piece lies.
+struct PlacedPiece {
+  std::string name;
+  at::ScalarType dtype = at::kFloat;
+  std::vector<int64_t> sizes;
+  Box box;
+  uint64_t value_hash = 0;
+  int64_t file = 0;   // an index among files
+  int64_t begin = 0;  // its first byte, behind the file's data_begin; its elements lie in row-major order
+  bool operator==(const PlacedPiece&) const = default;
+};
+
+struct Part {
+  FileRecord file;
+  std::vector<PlacedPiece> pieces;  // `file` is 0
+};
+
+// The box of all elements.
+Box everything(c10::IntArrayRef sizes);
+
+// The name of an entry: that of the tensor where it is whole; else with the slice in global indices,
+// `exp_avg/h.0.weight[0:4, 8:16]`.
+std::string entry_name(const std::string& name, c10::IntArrayRef sizes, const Box& box);
+
+// A file that is new, hashed while it is written: each byte is read once.
+class HashedFile {
+ public:
+  HashedFile(Store& store, const std::string& folder, const std::string& name, int64_t block_size);
+
+  void append(const void* data, size_t size);
+  void append(std::string_view text) { append(text.data(), text.size()); }
+
+  // Waits until the content lasts (NewFile::close).
+  FileRecord close();
+
+ private:
+  FileRecord record_;
+  std::unique_ptr<NewFile> file_;
+  BlockHasher hasher_;
+};
+
+// Writes a part: a safetensors file with the save's number in its metadata, as `save_number`. Wide elements come first,
+// then names in ascending order. Throws DataError as Store does, c10::Error for a value that does not fit its box, is
+// not plain or not of a dtype of save_safetensors.
+Part write_part(Store& store, const std::string& folder, const std::string& name, const SaveId& save,
+                std::vector<Piece> pieces);
+
+// As write_part, any other file.
+FileRecord write_hashed(Store& store, const std::string& folder, const std::string& name, const SaveId& save,
+                        std::string_view content);
+
+}  // namespace tessera::checkpoint

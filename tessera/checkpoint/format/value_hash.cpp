@@ -1,0 +1,61 @@
+#include "tessera/checkpoint/format/value_hash.h"
+
+#include <bit>
+#include <cstring>
+
+#include "tessera/base/error.h"
+#include "tessera/base/value_hash.h"
+#include "tessera/checkpoint/format/box_runs.h"
+#include "tessera/checkpoint/format/part.h"
+
+namespace tessera::checkpoint {
+namespace {
+
+// Elements as unsigned words, whose NaNs are those above `infinity` once the sign is gone; 0: there are none.
+template <typename Word>
+uint64_t hash_run(const char* data, uint64_t index, int64_t elements, Word infinity) {
+  constexpr Word kWithoutSign = static_cast<Word>(~Word{0}) >> 1;
+  uint64_t sum = 0;
+  for (int64_t i = 0; i < elements; ++i) {
+    Word word;
+    std::memcpy(&word, data + i * static_cast<int64_t>(sizeof(Word)), sizeof(Word));
+    const bool is_nan = infinity != 0 && static_cast<Word>(word & kWithoutSign) > infinity;
+    sum += base::hash_element(index + static_cast<uint64_t>(i), is_nan ? ~uint64_t{0} : uint64_t{word});
+  }
+  return sum;
+}
+
+uint64_t hash_run(at::ScalarType dtype, const char* data, uint64_t index, int64_t elements) {
+  switch (dtype) {
+    case at::kDouble: return hash_run<uint64_t>(data, index, elements, 0x7ff0000000000000);
+    case at::kFloat: return hash_run<uint32_t>(data, index, elements, 0x7f800000);
+    case at::kBFloat16: return hash_run<uint16_t>(data, index, elements, 0x7f80);
+    case at::kHalf: return hash_run<uint16_t>(data, index, elements, 0x7c00);
+    default: break;
+  }
+  switch (at::elementSize(dtype)) {
+    case 1: return hash_run<uint8_t>(data, index, elements, 0);
+    case 2: return hash_run<uint16_t>(data, index, elements, 0);
+    case 4: return hash_run<uint32_t>(data, index, elements, 0);
+    default: return hash_run<uint64_t>(data, index, elements, 0);
+  }
+}
+
+}  // namespace
+
+uint64_t hash_slice(const at::Tensor& value, const Box& box, c10::IntArrayRef sizes) {
+  TESSERA_CHECK(value.is_contiguous() && value.element_size() <= 8, "[checkpoint] the hash of a value of ",
+                value.scalar_type(), value.sizes(), "; accepted: contiguous, of elements of up to 8 bytes");
+  uint64_t sum = 0;
+  if (value.numel() == 0) {
+    return sum;
+  }
+  const auto* data = static_cast<const char*>(value.const_data_ptr());
+  for_each_run(box, box, everything(sizes), [&](int64_t at, int64_t index, int64_t elements) {
+    sum += hash_run(value.scalar_type(), data + at * static_cast<int64_t>(value.element_size()),
+                    static_cast<uint64_t>(index), elements);
+  });
+  return sum;
+}
+
+}  // namespace tessera::checkpoint

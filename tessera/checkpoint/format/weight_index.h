@@ -1,0 +1,20 @@
+// `model.safetensors.index.json`: in which file each parameter lies, as `transformers` reads it.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "tessera/checkpoint/format/tensor_table.h"
+
+namespace tessera::checkpoint {
+
+// The name of the file.
+constexpr const char* kWeightIndex = "model.safetensors.index.json";
+
+// Whether a file of this name holds parameters for others to read: model-00001-of-00004.safetensors.
+bool is_model_part(const std::string& name);
+
+// Its content: the tensors that lie whole in such files, and their bytes. Empty if there is none.
+std::string write_weight_index(const std::vector<TensorTable>& tensors, const std::vector<FileRecord>& files);
+
+}  // namespace tessera::checkpoint

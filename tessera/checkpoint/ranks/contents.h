@@ -1,0 +1,39 @@
+// What of a program persists, as one rank holds it.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include "tessera/catalogue/catalogue.h"
+#include "tessera/reshard/holdings.h"
+
+namespace tessera::checkpoint {
+
+// A tensor under its logical name: a DTensor, or a plain one on the CPU that all ranks have alike.
+struct KeptTensor {
+  std::string name;
+  catalogue::Role role = catalogue::Role::kParameter;
+  at::Tensor tensor;
+  std::vector<std::string> aliases = {};
+};
+
+// Every rank has the same names, roles and values.
+struct Contents {
+  std::vector<KeptTensor> tensors;
+  catalogue::Values values;
+};
+
+// The catalogue of these contents: a plain tensor is whole on every rank of the job. Throws where Catalogue does. On a
+// rank's thread; no communication.
+catalogue::Catalogue catalogue_of(const Contents& contents);
+
+// The tensors in the order of the catalogue's entries.
+std::vector<at::Tensor> in_order_of(const catalogue::Catalogue& catalogue, const Contents& contents);
+
+// The boxes of the whole tensor that the rank at `coord` holds, in the order of its part; none if it holds no element.
+// Several where cuts are interleaved.
+std::vector<reshard::Box> boxes_at(const layout::Spec& spec, const layout::Coord& coord);
+
+}  // namespace tessera::checkpoint

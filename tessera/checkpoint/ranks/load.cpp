@@ -1,0 +1,231 @@
+#include "tessera/checkpoint/ranks/load.h"
+
+#include <cstring>
+
+#include <ATen/EmptyTensor.h>
+#include <ATen/core/grad_mode.h>
+
+#include "tessera/base/error.h"
+#include "tessera/catalogue/catalogue_json.h"
+#include "tessera/catalogue/differences.h"
+#include "tessera/catalogue/transfers.h"
+#include "tessera/checkpoint/folder/names.h"
+#include "tessera/checkpoint/folder/steps.h"
+#include "tessera/checkpoint/format/box_runs.h"
+#include "tessera/checkpoint/format/range_reader.h"
+#include "tessera/checkpoint/ranks/block_plan.h"
+#include "tessera/comm/core/context.h"
+#include "tessera/comm/core/gather_texts.h"
+#include "tessera/dtensor/front/dtensor.h"
+#include "tessera/dtensor/ops/layout_ops.h"
+#include "tessera/dtensor/record/interception.h"
+
+namespace tessera::checkpoint {
+namespace {
+
+constexpr int64_t kOpener = 0;
+constexpr int64_t kTag = 0x6c6f6164;
+
+at::Tensor empty(c10::IntArrayRef sizes, at::ScalarType dtype) {
+  return at::Tensor(at::detail::empty_cpu(sizes, dtype));
+}
+
+char* bytes_of(const at::Tensor& tensor) { return static_cast<char*>(tensor.mutable_data_ptr()); }
+
+// What of a piece a rank needs.
+std::vector<Box> needed(const BlockPiece& piece, const std::vector<Box>& held) {
+  std::vector<Box> all;
+  for (const auto& box : piece.boxes) {
+    for (const auto& own : held) {
+      if (Box overlap = reshard::intersect(box, own); reshard::numel(overlap) > 0) {
+        all.push_back(std::move(overlap));
+      }
+    }
+  }
+  return all;
+}
+
+// Loads on one rank.
+class Loader {
+ public:
+  Loader(const OpenCheckpoint& checkpoint, const catalogue::Catalogue& wanted)
+      : wanted_(wanted), reader_(*checkpoint.store, checkpoint.folder, checkpoint.manifest) {
+    for (const auto& entry : wanted.entries()) {
+      const bool is_here = entry.spec->mesh.coord_of(context_.rank).has_value();
+      parts_.push_back(
+          empty(is_here ? entry.spec.local_sizes(*entry.spec->mesh.coord_of(context_.rank)) : std::vector<int64_t>{0},
+                entry.spec->dtype));
+    }
+  }
+
+  void take(const Block& block) {
+    at::Tensor content;
+    if (block.reader == context_.rank) {
+      content = empty({block.end - block.begin}, at::kByte);
+      reader_.read(block.file, block.begin, block.end, bytes_of(content));
+      for (const int64_t rank : ranks_of(block)) {
+        give(block, content, rank);
+      }
+    } else {
+      receive(block);
+    }
+  }
+
+  const std::vector<at::Tensor>& parts() const { return parts_; }
+  int64_t bytes_read() const { return reader_.bytes_read(); }
+
+ private:
+  struct Need {
+    const BlockPiece* piece;
+    Box box;
+  };
+
+  // Ranks that may need some of the block.
+  std::vector<int64_t> ranks_of(const Block& block) const {
+    std::vector<int64_t> ranks;
+    for (const auto& piece : block.pieces) {
+      const auto& more = wanted_.entries()[piece.entry].spec->mesh.ranks();
+      ranks.insert(ranks.end(), more.begin(), more.end());
+    }
+    std::sort(ranks.begin(), ranks.end());
+    ranks.erase(std::unique(ranks.begin(), ranks.end()), ranks.end());
+    return ranks;
+  }
+
+  std::vector<Need> needs_of(const Block& block, int64_t rank) const {
+    std::vector<Need> needs;
+    for (const auto& piece : block.pieces) {
+      const auto& spec = wanted_.entries()[piece.entry].spec;
+      if (const auto coord = spec->mesh.coord_of(rank)) {
+        for (auto& box : needed(piece, boxes_at(spec, *coord))) {
+          needs.push_back({&piece, std::move(box)});
+        }
+      }
+    }
+    return needs;
+  }
+
+  int64_t element_of(const BlockPiece& piece) const {
+    return static_cast<int64_t>(at::elementSize(wanted_.entries()[piece.entry].spec->dtype));
+  }
+
+  int64_t bytes_of_needs(const std::vector<Need>& needs) const {
+    int64_t bytes = 0;
+    for (const auto& need : needs) {
+      bytes += reshard::numel(need.box) * element_of(*need.piece);
+    }
+    return bytes;
+  }
+
+  // From the block to this rank's own parts, or to a message for another rank.
+  void give(const Block& block, const at::Tensor& content, int64_t rank) {
+    const auto needs = needs_of(block, rank);
+    if (needs.empty()) {
+      return;
+    }
+    const auto from = [&](const BlockPiece& piece) {
+      return bytes_of(content) + (piece.begin - block.begin) - piece.first * element_of(piece);
+    };
+    if (rank == context_.rank) {
+      for (const auto& need : needs) {
+        write_own(need, from(*need.piece), need.piece->slice);
+      }
+      return;
+    }
+    const at::Tensor message = empty({bytes_of_needs(needs)}, at::kByte);
+    char* to = bytes_of(message);
+    for (const auto& need : needs) {
+      const int64_t element = element_of(*need.piece);
+      for_each_run(need.box, need.piece->slice, need.box, [&](int64_t at, int64_t into, int64_t elements) {
+        std::memcpy(to + into * element, from(*need.piece) + at * element, static_cast<size_t>(elements * element));
+      });
+      to += reshard::numel(need.box) * element;
+    }
+    context_.world->send(message, rank, kTag)->wait();
+  }
+
+  void receive(const Block& block) {
+    const auto needs = needs_of(block, context_.rank);
+    if (needs.empty()) {
+      return;
+    }
+    const at::Tensor message = empty({bytes_of_needs(needs)}, at::kByte);
+    context_.world->receive(message, block.reader, kTag)->wait();
+    const char* from = bytes_of(message);
+    for (const auto& need : needs) {
+      write_own(need, from, need.box);
+      from += reshard::numel(need.box) * element_of(*need.piece);
+    }
+  }
+
+  // From the elements of `source` at `from` to this rank's part.
+  void write_own(const Need& need, const char* from, const Box& source) {
+    const auto& spec = wanted_.entries()[need.piece->entry].spec;
+    const at::Tensor& part = parts_[need.piece->entry];
+    const Box local = catalogue::local_box(spec, context_.rank, need.box);
+    Box into;  // the part, in indices in which `need.box` is where it lies in it
+    for (size_t d = 0; d < local.size(); ++d) {
+      const int64_t begin = need.box[d].begin - local[d].begin;
+      into.push_back({begin, begin + part.size(static_cast<int64_t>(d))});
+    }
+    const int64_t element = element_of(*need.piece);
+    for_each_run(need.box, source, into, [&](int64_t at, int64_t to, int64_t elements) {
+      std::memcpy(bytes_of(part) + to * element, from + at * element, static_cast<size_t>(elements * element));
+    });
+  }
+
+  comm::RankContext& context_ = comm::RankContext::require();
+  const catalogue::Catalogue& wanted_;
+  RangeReader reader_;
+  std::vector<at::Tensor> parts_;
+};
+
+// Makes what was read the value of the tensor.
+void replace(const at::Tensor& tensor, const at::Tensor& part) {
+  if (part.numel() == 0) {
+    return;
+  }
+  const at::Tensor target = dtensor::is_dtensor(tensor) ? dtensor::part_outside_program(tensor) : tensor;
+  const dtensor::LocalScope scope;
+  target.copy_(part);
+}
+
+}  // namespace
+
+OpenCheckpoint open_for_ranks(std::shared_ptr<Store> store, const std::string& folder) {
+  const auto& context = comm::RankContext::require();
+  OpenCheckpoint checkpoint{.store = std::move(store), .folder = folder, .manifest = {}, .catalogue = {}};
+  const auto path = path_in(folder, kManifest);
+  std::string text;
+  if (context.rank == kOpener) {
+    open_checkpoint(*checkpoint.store, folder);  // its files have their sizes
+    text = read_all(*checkpoint.store, path);
+  }
+  text = comm::gather_texts(*context.world, text).at(kOpener);
+  checkpoint.manifest = read_manifest(text, path);
+  checkpoint.catalogue = catalogue::from_json(checkpoint.manifest.catalogue.dump(), path);
+  return checkpoint;
+}
+
+void verify_fits(const OpenCheckpoint& checkpoint, const Contents& contents, LoadOptions options) {
+  catalogue::verify_fits(catalogue_of(contents), checkpoint.catalogue, checkpoint.folder,
+                         {.allows_extra = options.allows_extra});
+}
+
+int64_t load_tensors(const OpenCheckpoint& checkpoint, const Contents& contents, LoadOptions options) {
+  const at::NoGradGuard no_grad;
+  verify_fits(checkpoint, contents, options);
+  const auto wanted = catalogue_of(contents);
+  Loader loader(checkpoint, wanted);
+  for (const auto& block : plan_blocks(checkpoint.manifest, wanted)) {
+    loader.take(block);
+  }
+  comm::RankContext::require().world->barrier();  // all blocks are what was written
+  const auto tensors = in_order_of(wanted, contents);
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    replace(tensors[i], loader.parts()[i]);
+  }
+  return loader.bytes_read();
+}
+
+}  // namespace tessera::checkpoint

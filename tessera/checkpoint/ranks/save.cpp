@@ -1,0 +1,194 @@
+#include "tessera/checkpoint/ranks/save.h"
+
+#include <atomic>
+#include <exception>
+#include <random>
+#include <thread>
+
+#include <ATen/ops/zeros.h>
+#include <unistd.h>
+
+#include "tessera/base/error.h"
+#include "tessera/catalogue/catalogue_json.h"
+#include "tessera/checkpoint/folder/claim.h"
+#include "tessera/checkpoint/folder/commit.h"
+#include "tessera/checkpoint/folder/names.h"
+#include "tessera/checkpoint/folder/rank_files.h"
+#include "tessera/checkpoint/folder/steps.h"
+#include "tessera/checkpoint/format/numbers.h"
+#include "tessera/checkpoint/format/value_hash.h"
+#include "tessera/checkpoint/ranks/stage.h"
+#include "tessera/comm/core/context.h"
+#include "tessera/comm/core/gather_texts.h"
+
+namespace tessera::checkpoint {
+namespace {
+
+constexpr int64_t kCommitter = 0;  // makes the folder, and the manifest
+constexpr std::chrono::milliseconds kPoll(10);
+
+uint64_t draw_number() {
+  std::random_device random;
+  return uint64_t{random()} << 32 | random();
+}
+
+// For people who find the folder taken.
+std::string name_of_process() {
+  char host[256] = "";
+  ::gethostname(host, sizeof(host) - 1);
+  return std::string("process ") + std::to_string(::getpid()) + " on " + host;
+}
+
+// The committer's number on every rank. Collective.
+SaveId agree_on_save(Store& store, const std::string& run, int64_t step, int64_t block_size) {
+  const auto& context = comm::RankContext::require();
+  TESSERA_CHECK(block_size > 0 && block_size % 8 == 0, "[checkpoint] blocks of ", block_size,
+                " bytes; accepted: a multiple of 8");
+  SaveId save{.number = 0, .step = step, .block_size = block_size};
+  if (context.rank == kCommitter) {
+    save.number = draw_number();
+    store.make_folder(run);
+    claim_step(store, run, {save, name_of_process()});
+  }
+  const auto numbers = comm::gather_texts(*context.world, context.rank == kCommitter ? hex(save.number) : "");
+  save.number = try_parse_hex(numbers.at(kCommitter)).value_or(0);
+  return save;
+}
+
+// What the thread of one rank writes.
+struct Task {
+  std::shared_ptr<Store> store;
+  std::string run, folder;
+  SaveId save;
+  int64_t rank = 0, ranks = 1;
+  Staged staged;
+  std::string catalogue;  // the committer's alone
+  SaveOptions options;
+};
+
+void add_hashes(std::vector<Piece>& pieces) {
+  for (auto& piece : pieces) {
+    piece.value_hash = hash_slice(piece.value, piece.box, piece.sizes);
+  }
+}
+
+void write_own_files(Task& task) {
+  RankFiles files(*task.store, task.folder, task.save, task.rank);
+  for (const auto& [name, content] : task.options.files) {
+    files.write_file(name, content);
+  }
+  for (auto* pieces : {&task.staged.whole, &task.staged.slices}) {
+    add_hashes(*pieces);
+  }
+  if (task.staged.model_part >= 0) {
+    files.write_part(model_part_name(task.staged.model_part, task.staged.model_parts), std::move(task.staged.whole));
+  }
+  if (!task.staged.slices.empty()) {
+    files.write_part(state_part_name(task.rank), std::move(task.staged.slices));
+  }
+  files.leave_receipt();
+}
+
+// `is_wanted`: false once the job has failed.
+void run_task(Task& task, const std::atomic<bool>& is_wanted) {
+  write_own_files(task);
+  if (task.rank != kCommitter) {
+    return;
+  }
+  commit(*task.store, task.folder, task.save, task.ranks, nlohmann::json::parse(task.catalogue),
+         {.deadline = task.options.deadline, .sleep = [&](double seconds) {
+            TESSERA_CHECK_AS(DataError, is_wanted, "[checkpoint] \"", task.folder,
+                             "\" was given up: the job failed while ranks were writing");
+            std::this_thread::sleep_for(std::chrono::duration<double>(seconds));
+          }});
+  if (task.options.keep > 0) {
+    prune(*task.store, task.run, {.keep = task.options.keep});
+  }
+}
+
+}  // namespace
+
+// The thread of one rank and how it ended.
+class Saving::Writer {
+ public:
+  explicit Writer(Task task) : thread_([this, task = std::move(task)]() mutable { run(task); }) {}
+  ~Writer() {
+    is_wanted_ = std::uncaught_exceptions() == 0;
+    thread_.join();
+  }
+  Writer(const Writer&) = delete;
+  Writer& operator=(const Writer&) = delete;
+
+  bool is_done() const { return is_done_.load(std::memory_order_acquire); }
+
+  void check() const {
+    if (is_done() && error_) {
+      std::rethrow_exception(error_);
+    }
+  }
+
+ private:
+  void run(Task& task) {
+    try {
+      run_task(task, is_wanted_);
+    } catch (...) {
+      error_ = std::current_exception();
+    }
+    is_done_.store(true, std::memory_order_release);
+  }
+
+  std::exception_ptr error_;  // read once it is done
+  std::atomic<bool> is_wanted_ = true;
+  std::atomic<bool> is_done_ = false;
+  std::thread thread_;  // last: it uses the others
+};
+
+Saving::Saving(std::string folder, std::unique_ptr<Writer> writer)
+    : folder_(std::move(folder)), writer_(std::move(writer)) {}
+
+Saving::~Saving() = default;
+
+void Saving::check() const { writer_->check(); }
+
+// Ranks meet again and again, because no wait of one for another may be as long as a save.
+void Saving::finish() {
+  auto& world = *comm::RankContext::require().world;
+  const auto count = at::zeros({1}, at::TensorOptions().dtype(at::kLong));
+  do {
+    check();
+    count.fill_(writer_->is_done() ? 0 : 1);
+    std::this_thread::sleep_for(writer_->is_done() ? std::chrono::milliseconds(0) : kPoll);
+    world.all_reduce(count, comm::ReduceOp::kSum)->wait();
+  } while (count.item<int64_t>() > 0);
+  check();
+}
+
+std::unique_ptr<Saving> start_save(std::shared_ptr<Store> store, const std::string& run, int64_t step,
+                                   const Contents& contents, const SaveOptions& options) {
+  const auto& context = comm::RankContext::require();
+  const auto catalogue = catalogue_of(contents);
+  const SaveId save = agree_on_save(*store, run, step, options.block_size);
+  Task task{.store = std::move(store),
+            .run = run,
+            .folder = step_folder(run, step),
+            .save = save,
+            .rank = context.rank,
+            .ranks = context.world_size,
+            .staged = stage(contents, catalogue, options.in_slices),
+            .catalogue = context.rank == kCommitter ? catalogue::to_json(catalogue) : "",
+            .options = options};
+  if (context.rank != kCommitter) {
+    task.options.files.clear();
+  }
+  auto folder = task.folder;
+  return std::unique_ptr<Saving>(new Saving(std::move(folder), std::make_unique<Saving::Writer>(std::move(task))));
+}
+
+std::string save(std::shared_ptr<Store> store, const std::string& run, int64_t step, const Contents& contents,
+                 const SaveOptions& options) {
+  const auto saving = start_save(std::move(store), run, step, contents, options);
+  saving->finish();
+  return saving->folder();
+}
+
+}  // namespace tessera::checkpoint

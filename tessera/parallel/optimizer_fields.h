@@ -1,0 +1,60 @@
+// What an optimizer of libtorch keeps and is set to, field by field, under PyTorch's names.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+
+#include <torch/optim/optimizer.h>
+
+namespace tessera::parallel {
+
+// Meets the fields of an object one by one, in an order that is always the same. Each may be read, or written.
+class FieldVisitor {
+ public:
+  virtual ~FieldVisitor() = default;
+  virtual void tensor(const char* name, at::Tensor& value) = 0;  // undefined where there is none
+  virtual void integer(const char* name, int64_t& value) = 0;
+  virtual void number(const char* name, double& value) = 0;
+  virtual void flag(const char* name, bool& value) = 0;
+};
+
+// A kind of optimizer: its options (of each group of parameters) and its state (of each parameter).
+struct OptimizerKind {
+  std::string name;  // `AdamW`
+  std::function<bool(const torch::optim::Optimizer&)> is_of;
+  std::function<void(torch::optim::OptimizerOptions&, FieldVisitor&)> visit_options;
+  std::function<std::unique_ptr<torch::optim::OptimizerParamState>()> make_state;
+  std::function<void(torch::optim::OptimizerParamState&, FieldVisitor&)> visit_state;
+};
+
+// SGD, Adam, AdamW, RMSprop and Adagrad are known. A program that has another registers it, once, before it is used:
+//
+//     register_optimizer(optimizer_kind<Lion, LionOptions, LionParamState>(
+//         "Lion", [](LionOptions& options, FieldVisitor& visit) { visit.number("lr", options.lr()); },
+//         [](LionParamState& state, FieldVisitor& visit) { visit.tensor("exp_avg", state.exp_avg()); }));
+//
+// Throws c10::Error if the name is taken. Thread-safe.
+void register_optimizer(OptimizerKind kind);
+
+// Null if it is of none. Thread-safe; kinds live as long as the process.
+const OptimizerKind* find_kind(const torch::optim::Optimizer& optimizer);
+
+// The names of all kinds, in the order of their registration: `SGD, Adam, AdamW, RMSprop, Adagrad`.
+std::string optimizer_names();
+
+template <typename Optimizer, typename Options, typename State>
+OptimizerKind optimizer_kind(std::string name, void (*options)(Options&, FieldVisitor&),
+                             void (*state)(State&, FieldVisitor&)) {
+  return {
+      std::move(name),
+      [](const torch::optim::Optimizer& optimizer) { return dynamic_cast<const Optimizer*>(&optimizer) != nullptr; },
+      [options](torch::optim::OptimizerOptions& all, FieldVisitor& visit) {
+        options(static_cast<Options&>(all), visit);
+      },
+      [] { return std::make_unique<State>(); },
+      [state](torch::optim::OptimizerParamState& all, FieldVisitor& visit) { state(static_cast<State&>(all), visit); }};
+}
+
+}  // namespace tessera::parallel

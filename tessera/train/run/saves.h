@@ -1,0 +1,69 @@
+// Checkpoints of a run: saved on the way, found again, gone on from.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "tessera/checkpoint/program/job.h"
+#include "tessera/comm/core/finish.h"
+#include "tessera/data/sampler.h"
+#include "tessera/parallel/job.h"
+#include "tessera/train/run/config.h"
+
+namespace tessera::train {
+
+// When a run is saved, and where.
+struct SavePolicy {
+  std::string folder;                                           // of the checkpoints; empty: never
+  int64_t every = 0;                                            // steps; also after the last
+  int64_t keep = 2;                                             // the newest ones that stay; 0: all
+  std::vector<std::pair<std::string, std::string>> files = {};  // small files beside the tensors, by name
+};
+
+// Where the checkpoints of a run lie in its folder.
+std::string checkpoints_folder(const std::string& run);
+
+// A checkpoint to go on from: its folder, and how many steps were done.
+struct ResumePoint {
+  std::string folder;
+  int64_t step = 0;
+};
+
+// What `--resume` means: the checkpoint of that folder, or the newest whole one of a run's folder; with `auto` that of
+// `run`, or nothing if it has none yet. Throws DataError if there is none.
+std::optional<ResumePoint> find_resume_point(const std::string& resume, const std::string& run);
+
+// Removes all checkpoints of a run's folder, or those alone that were not finished. Nobody else may write there.
+void remove_checkpoints(const std::string& run);
+void remove_unfinished_checkpoints(const std::string& run);
+
+// Makes the job what it was at a checkpoint. Throws DataError as checkpoint::load, or if the run had another batch,
+// seed or text, which it names. Collective over the job.
+void resume(const std::string& folder, parallel::Job& job, const Config& config, const data::Sampler& sampler);
+
+// Saves one rank's job as its policy says; a thread writes while training goes on.
+class Saves {
+ public:
+  Saves(SavePolicy policy, const Config& config, const data::Sampler& sampler);
+
+  // After step `step` of `steps`, counted from 1. Throws what went wrong with the save before. Whether the run is to
+  // end here, because some rank was asked to (comm::request_finish): then the step is being saved. Collective over the
+  // job.
+  bool after_step(const parallel::Job& job, int64_t step, int64_t steps);
+
+  // Waits until the last save is whole. Collective over the job.
+  void finish();
+
+ private:
+  const SavePolicy policy_;
+  const catalogue::Values values_;
+  std::optional<comm::FinishScope> finishes_;  // if anything is saved
+  uint64_t finishes_before_ = 0;
+  std::unique_ptr<checkpoint::Saving> saving_;
+};
+
+}  // namespace tessera::train

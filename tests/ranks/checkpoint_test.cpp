@@ -1,0 +1,339 @@
+// What ranks hold, saved and loaded: any layout to any other, each byte once, and nothing changed by what is damaged.
+#include <atomic>
+#include <random>
+
+#include "tessera/base/value_hash.h"
+#include "tessera/checkpoint/folder/steps.h"
+#include "tessera/checkpoint/format/box_runs.h"
+#include "tessera/checkpoint/format/value_hash.h"
+#include "tessera/checkpoint/ranks/block_plan.h"
+#include "tessera/checkpoint/ranks/load.h"
+#include "tessera/checkpoint/ranks/save.h"
+#include "tessera/checkpoint/store/faulty_store.h"
+#include "tessera/checkpoint/store/memory_store.h"
+#include "tessera/dtensor/ops/layout_ops.h"
+#include "tessera/watch/step_value.h"
+#include "tests/ranks/support.h"
+
+namespace tessera::ranks::checkpoint_test {
+namespace {
+
+using catalogue::Role;
+using checkpoint::Contents;
+using checkpoint::FaultyStore;
+using checkpoint::load_tensors;
+using checkpoint::MemoryStore;
+using checkpoint::open_for_ranks;
+using checkpoint::SaveOptions;
+using checkpoint::Store;
+
+constexpr const char* kRun = "run";
+constexpr const char* kFolder = "run/step_000007";
+
+struct Example {
+  std::string name;
+  Role role;
+  at::Tensor value;
+};
+
+std::vector<Example> examples() {
+  const auto half = waves({4, 6}).to(at::kBFloat16);
+  return {{"bias", Role::kParameter, waves({7}).to(at::kFloat)},
+          {"counts", Role::kBuffer, integers({5, 2}, at::kLong)},
+          {"empty", Role::kParameter, at::empty({0, 3}, at::kFloat)},
+          {"exp_avg/bias", Role::kMoment, waves({7}, 0.9).to(at::kDouble)},
+          {"exp_avg/weight", Role::kMoment, waves({12, 10}, 0.11).to(at::kFloat)},
+          {"half", Role::kParameter, half},
+          {"mask", Role::kBuffer, integers({6}).gt(0)},
+          {"scale", Role::kParameter, at::full({}, 1.25, at::kDouble)},
+          {"weight", Role::kParameter, waves({12, 10}).to(at::kFloat)}};
+}
+
+// Of a tensor of these dims, drawn: cuts, cuts in units and in blocks, copies, one coordinate alone.
+Placements drawn_layout(const Mesh& mesh, const at::Tensor& value, std::mt19937_64& random) {
+  Placements placements;
+  for (int64_t axis = 0; axis < mesh.ndim(); ++axis) {
+    const auto dim = value.dim() > 0 ? static_cast<int64_t>(random() % static_cast<uint64_t>(value.dim())) : 0;
+    switch (value.dim() == 0 ? random() % 2 : random() % 6) {
+      case 0: placements.push_back(layout::Replicate()); break;
+      case 1:
+        placements.push_back(layout::On(static_cast<int64_t>(random() % static_cast<uint64_t>(mesh.axis(axis).size))));
+        break;
+      case 2: placements.push_back(layout::Shard(dim, {.unit = 2})); break;
+      case 3:
+        placements.push_back(value.size(dim) == 12 ? layout::InterleavedShard(dim, 3) : layout::Shard(dim));
+        break;
+      default: placements.push_back(layout::Shard(dim)); break;
+    }
+  }
+  return layout::is_valid(mesh, placements, value.dim()) ? placements : Placements(mesh.ndim());
+}
+
+// The examples as DTensors at layouts drawn by the seed, and a plain tensor; zeros where values are to be loaded.
+Contents contents_on(const Mesh& mesh, uint64_t seed, bool with_values) {
+  std::mt19937_64 random(seed);
+  Contents contents;
+  for (const auto& example : examples()) {
+    const auto placements = drawn_layout(mesh, example.value, random);
+    const auto value = with_values ? example.value : at::zeros_like(example.value);
+    contents.tensors.push_back({example.name, example.role, distribute(value, mesh, placements)});
+  }
+  contents.tensors.push_back(
+      {"plain", Role::kOther, with_values ? integers({3}, at::kByte) : at::zeros({3}, at::kByte)});
+  contents.values = {{"step", "7"}, {"note", "\"said\""}};
+  return contents;
+}
+
+void expect_values(const Contents& contents, const std::string& where) {
+  const auto all = examples();
+  for (size_t i = 0; i < all.size(); ++i) {
+    const auto& kept = contents.tensors[i];
+    EXPECT_TRUE(at::equal(full_tensor(kept.tensor), all[i].value))
+        << kept.name << " " << spec_of(kept.tensor).str() << " " << where;
+  }
+  EXPECT_TRUE(at::equal(contents.tensors.back().tensor, integers({3}, at::kByte))) << where;
+}
+
+TEST(CheckpointRanks, AnyLayoutBecomesAnyOther) {
+  const std::vector<std::string> meshes = {"1", "dp=2", "dp=3", "tp=4", "dp=2,tp=2"};
+  for (size_t i = 0; i < meshes.size(); ++i) {
+    for (const auto& to : meshes) {
+      for (const bool in_slices : {false, true}) {
+        const auto store = std::make_shared<MemoryStore>();
+        const uint64_t seed = i * 100 + static_cast<uint64_t>(in_slices);
+        const std::string where =
+            meshes[i] + " -> " + to + (in_slices ? " in slices, seed " : ", seed ") + std::to_string(seed);
+        const Mesh mesh = Mesh::parse(meshes[i]);
+        run_on(mesh, [&](int64_t) {
+          const auto folder = checkpoint::save(store, kRun, 7, contents_on(mesh, seed, true),
+                                               {.in_slices = in_slices, .block_size = 64});
+          EXPECT_EQ(folder, kFolder);
+        });
+        const Mesh other = Mesh::parse(to);
+        run_on(other, [&](int64_t) {
+          const Contents contents = contents_on(other, seed + 7, false);
+          const auto found = open_for_ranks(store, kFolder);
+          load_tensors(found, contents);
+          expect_values(contents, where);
+          EXPECT_EQ(found.catalogue.values().at("note"), "\"said\"");
+        });
+      }
+    }
+  }
+}
+
+TEST(CheckpointRanks, HashesOfValuesAreThoseOfTheRanks) {
+  const Mesh mesh = Mesh::parse("dp=2,tp=2");
+  const auto store = std::make_shared<MemoryStore>();
+  std::map<std::string, std::atomic<uint64_t>> before, after;
+  for (const auto& example : examples()) {
+    before[example.name] = 0, after[example.name] = 0;
+  }
+  const auto add = [](const Contents& contents, auto& sums) {
+    for (const auto& kept : contents.tensors) {
+      if (dtensor::is_dtensor(kept.tensor)) {
+        sums[kept.name] += watch::hash_value(kept.tensor);
+      }
+    }
+  };
+  run_on(mesh, [&](int64_t) {
+    const Contents contents = contents_on(mesh, 3, true);
+    add(contents, before);
+    checkpoint::save(store, kRun, 7, contents);
+  });
+  const auto manifest = checkpoint::open_checkpoint(*store, kFolder);
+  run_on(Mesh::parse("tp=3"), [&](int64_t) {
+    const Contents contents = contents_on(Mesh::parse("tp=3"), 4, false);
+    load_tensors(open_for_ranks(store, kFolder), contents);
+    add(contents, after);
+  });
+  for (const auto& example : examples()) {
+    if (example.value.numel() > 0) {
+      ASSERT_NE(manifest.find(example.name), nullptr) << example.name;
+      EXPECT_EQ(manifest.find(example.name)->value_hash, before[example.name].load()) << example.name;
+    }
+    EXPECT_EQ(before[example.name].load(), after[example.name].load()) << example.name;
+  }
+}
+
+TEST(CheckpointRanks, NaNsAreOneValue) {
+  const auto quiet = at::full({2}, std::numeric_limits<float>::quiet_NaN(), at::kFloat);
+  const auto with_payload = at::full({2}, 0x7fc12345, at::kInt).view(at::kFloat),
+             infinite = quiet.new_full({2}, INFINITY);
+  const checkpoint::Box box = {{0, 2}};
+  EXPECT_EQ(checkpoint::hash_slice(quiet, box, {2}), checkpoint::hash_slice(with_payload, box, {2}));
+  EXPECT_EQ(checkpoint::hash_slice(quiet, box, {2}), checkpoint::hash_slice(-quiet, box, {2}));
+  EXPECT_NE(checkpoint::hash_slice(quiet, box, {2}), checkpoint::hash_slice(infinite, box, {2}));
+  EXPECT_EQ(checkpoint::hash_slice(infinite, box, {2}),
+            base::hash_element(0, 0x7f800000) + base::hash_element(1, 0x7f800000));
+}
+
+// What a program does after the copies were made changes no bit of what is saved.
+TEST(CheckpointRanks, StepsDuringASaveChangeNothing) {
+  const Mesh mesh = Mesh::parse("dp=2,tp=2");
+  for (const bool in_slices : {false, true}) {
+    const auto store = std::make_shared<MemoryStore>();
+    run_on(mesh, [&](int64_t) {
+      const Contents contents = contents_on(mesh, 11, true);
+      const auto saving = checkpoint::start_save(store, kRun, 7, contents, {.in_slices = in_slices});
+      for (const auto& kept : contents.tensors) {
+        kept.tensor.zero_();
+      }
+      saving->finish();
+      load_tensors(open_for_ranks(store, kFolder), contents);
+      expect_values(contents, "after the save");
+    });
+  }
+}
+
+// Each rank reads the blocks that are its own, and each block is some rank's.
+TEST(CheckpointRanks, AFolderIsReadOnce) {
+  const Mesh mesh = Mesh::parse("dp=2,tp=2");
+  const auto store = std::make_shared<MemoryStore>();
+  run_on(mesh, [&](int64_t) { checkpoint::save(store, kRun, 7, contents_on(mesh, 5, true), {.block_size = 64}); });
+  const auto manifest = checkpoint::open_checkpoint(*store, kFolder);
+  for (const char* text : {"1", "dp=3", "dp=2,tp=2"}) {
+    std::atomic<int64_t> read = 0;
+    int64_t planned = 0;
+    run_on(Mesh::parse(text), [&](int64_t rank) {
+      const Contents contents = contents_on(Mesh::parse(text), 6, false);
+      read += load_tensors(open_for_ranks(store, kFolder), contents);
+      if (rank == 0) {
+        for (const auto& block : checkpoint::plan_blocks(manifest, checkpoint::catalogue_of(contents))) {
+          planned += block.end - block.begin;
+        }
+      }
+    });
+    EXPECT_EQ(read.load(), planned) << text;
+    int64_t data = 0, files = 0;
+    for (const auto& tensor : manifest.tensors) {
+      data += tensor.bytes_of(checkpoint::everything(tensor.sizes));
+    }
+    for (const auto& file : manifest.files) {
+      files += file.size;
+    }
+    EXPECT_GE(planned, data);
+    EXPECT_LE(planned, files);
+  }
+}
+
+TEST(CheckpointRanks, WhatDoesNotFitIsNamedBeforeAnythingChanges) {
+  const Mesh mesh = Mesh::parse("tp=2");
+  const auto store = std::make_shared<MemoryStore>();
+  run_on(mesh, [&](int64_t) { checkpoint::save(store, kRun, 7, contents_on(mesh, 5, true)); });
+  run_on(mesh, [&](int64_t) {
+    Contents contents = contents_on(mesh, 5, false);
+    contents.tensors[0].name = "renamed";
+    contents.tensors.back().tensor = at::zeros({4}, at::kByte);
+    const auto found = open_for_ranks(store, kFolder);
+    try {
+      load_tensors(found, contents);
+      ADD_FAILURE() << "loaded";
+    } catch (const DataError& error) {
+      const auto text = base::message_of(error);
+      EXPECT_SAYS(text, "renamed");
+      EXPECT_SAYS(text, "bias");
+      EXPECT_SAYS(text, "plain");
+    }
+    EXPECT_TRUE(at::equal(full_tensor(contents.tensors[8].tensor), at::zeros({12, 10}, at::kFloat)));
+  });
+}
+
+TEST(CheckpointRanks, ADamagedBlockFailsAllRanksAndChangesNothing) {
+  const Mesh mesh = Mesh::parse("dp=2,tp=2");
+  const auto store = std::make_shared<MemoryStore>();
+  run_on(mesh, [&](int64_t) { checkpoint::save(store, kRun, 7, contents_on(mesh, 5, true), {.block_size = 64}); });
+  const auto manifest = checkpoint::open_checkpoint(*store, kFolder);
+  std::mt19937_64 random(1);
+  for (const auto& file : manifest.files) {
+    if (file.data_begin == 0) {
+      continue;
+    }
+    const auto bit =
+        file.data_begin * 8 + static_cast<int64_t>(random() % static_cast<uint64_t>((file.size - file.data_begin) * 8));
+    const auto path = std::string(kFolder) + "/" + file.name;
+    const auto damaged = std::make_shared<FaultyStore>(*store, checkpoint::Faults{.flipped = {{path, bit}}});
+    std::atomic<int64_t> failed = 0;
+    const auto failure = failure_on(4, [&](int64_t) {
+      const Contents contents = contents_on(mesh, 6, false);
+      try {
+        load_tensors(open_for_ranks(damaged, kFolder), contents);
+      } catch (...) {
+        for (const auto& kept : contents.tensors) {
+          const at::Tensor part =
+              dtensor::is_dtensor(kept.tensor) ? dtensor::part_outside_program(kept.tensor) : kept.tensor;
+          EXPECT_EQ(part.count_nonzero().item<int64_t>(), 0) << kept.name;
+        }
+        ++failed;
+        throw;
+      }
+    });
+    EXPECT_EQ(failed.load(), 4) << file.name << " bit " << bit;
+    EXPECT_SAYS(failure, "is damaged");
+    EXPECT_SAYS(failure, file.name);
+  }
+}
+
+TEST(CheckpointRanks, AFullDiskIsAnErrorOnEveryRank) {
+  const Mesh mesh = Mesh::parse("tp=2");
+  const auto store = std::make_shared<MemoryStore>();
+  run_on(mesh, [&](int64_t) { checkpoint::save(store, kRun, 6, contents_on(mesh, 5, true)); });
+  const auto full = std::make_shared<FaultyStore>(*store, checkpoint::Faults{.room = 2000});
+  std::atomic<int64_t> failed = 0;
+  const auto failure = failure_on(2, [&](int64_t) {
+    try {
+      checkpoint::save(full, kRun, 7, contents_on(mesh, 6, true));  // the one that waits for receipts hears of it
+    } catch (...) {
+      ++failed;
+      throw;
+    }
+  });
+  EXPECT_EQ(failed.load(), 2);
+  EXPECT_SAYS(failure, "step_000007");
+  EXPECT_EQ(checkpoint::newest_whole(*store, kRun)->step, 6);
+}
+
+TEST(CheckpointRanks, TheLastOnesAreKeptAndAStepIsSavedOnce) {
+  const Mesh mesh = Mesh::parse("tp=2");
+  const auto store = std::make_shared<MemoryStore>();
+  run_on(mesh, [&](int64_t) {
+    for (int64_t step = 1; step <= 4; ++step) {
+      checkpoint::save(store, kRun, step, contents_on(mesh, 5, true), {.keep = 2});
+    }
+  });
+  const auto steps = checkpoint::list_steps(*store, kRun);
+  ASSERT_EQ(steps.size(), 2u);
+  EXPECT_EQ(steps[0].step, 3);
+  EXPECT_EQ(steps[1].step, 4);
+  const auto failure = failure_on(2, [&](int64_t) { checkpoint::save(store, kRun, 4, contents_on(mesh, 5, true)); });
+  EXPECT_SAYS(failure, "claimed");
+}
+
+TEST(BoxRuns, ARangeOfElementsIsItsBoxes) {
+  std::mt19937_64 random(2);
+  for (const auto& box :
+       std::vector<checkpoint::Box>{{}, {{2, 7}}, {{1, 4}, {3, 8}}, {{0, 2}, {1, 4}, {2, 5}}, {{3, 3}, {0, 2}}}) {
+    const int64_t count = reshard::numel(box);
+    for (int64_t begin = 0; begin <= count; ++begin) {
+      for (int64_t end = begin; end <= count; ++end) {
+        std::vector<int64_t> places;  // of the boxes' elements in `box`
+        const auto boxes = checkpoint::boxes_of_range(box, begin, end);
+        for (const auto& each : boxes) {
+          checkpoint::for_each_run(each, box, each, [&](int64_t at, int64_t, int64_t elements) {
+            for (int64_t i = 0; i < elements; ++i) {
+              places.push_back(at + i);
+            }
+          });
+        }
+        ASSERT_LE(boxes.size(), 2 * box.size() + 1);
+        ASSERT_EQ(static_cast<int64_t>(places.size()), end - begin) << begin << " " << end;
+        for (int64_t i = 0; i < end - begin; ++i) {
+          ASSERT_EQ(places[static_cast<size_t>(i)], begin + i);
+        }
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace tessera::ranks::checkpoint_test
