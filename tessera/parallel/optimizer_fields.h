@@ -5,19 +5,32 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 
 #include <torch/optim/optimizer.h>
 
 namespace tessera::parallel {
 
-// Meets the fields of an object one by one, in an order that is always the same. Each may be read, or written.
+// Meets the fields of an object one by one, in an order that is always the same. Each may be read, or written; what a
+// visitor does not override it passes by.
 class FieldVisitor {
  public:
   virtual ~FieldVisitor() = default;
-  virtual void tensor(const char* name, at::Tensor& value) = 0;  // undefined where there is none
-  virtual void integer(const char* name, int64_t& value) = 0;
-  virtual void number(const char* name, double& value) = 0;
-  virtual void flag(const char* name, bool& value) = 0;
+  virtual void tensor(const char* name, at::Tensor& value) {}  // undefined where there is none
+  virtual void integer(const char* name, int64_t& value) {}
+  virtual void number(const char* name, double& value) {}
+  virtual void flag(const char* name, bool& value) {}
+};
+
+// Visits tensors alone.
+class TensorVisitor : public FieldVisitor {
+ public:
+  using Visit = std::function<void(const char* name, at::Tensor& value)>;
+  explicit TensorVisitor(Visit visit) : visit_(std::move(visit)) {}
+  void tensor(const char* name, at::Tensor& value) override { visit_(name, value); }
+
+ private:
+  Visit visit_;
 };
 
 // A kind of optimizer: its options (of each group of parameters) and its state (of each parameter).

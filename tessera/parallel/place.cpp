@@ -93,23 +93,6 @@ Placements placements_of_state(const at::Tensor& state, const layout::Spec& para
   return layout::without_cuts(parameter->placements, lacks_dim);
 }
 
-// Places every tensor that is kept for a parameter.
-class PlaceState : public FieldVisitor {
- public:
-  explicit PlaceState(const at::Tensor& parameter) : parameter_(parameter) {}
-  void tensor(const char*, at::Tensor& value) override {
-    if (value.defined()) {
-      place_state(value, parameter_);
-    }
-  }
-  void integer(const char*, int64_t&) override {}
-  void number(const char*, double&) override {}
-  void flag(const char*, bool&) override {}
-
- private:
-  const at::Tensor& parameter_;
-};
-
 void convert_optimizer(torch::optim::Optimizer& optimizer, const std::vector<plan::NamedTensor>& tensors) {
   const OptimizerKind* kind = find_kind(optimizer);
   for (const plan::NamedTensor& named : tensors) {
@@ -124,7 +107,11 @@ void convert_optimizer(torch::optim::Optimizer& optimizer, const std::vector<pla
         optimizer_names(),
         ". Tell of yours with register_optimizer, build the optimizer after place(), or call parallelize before its "
         "first step.");
-    PlaceState visitor(named.tensor);
+    TensorVisitor visitor([&](const char*, const at::Tensor& value) {
+      if (value.defined()) {
+        place_state(value, named.tensor);
+      }
+    });
     kind->visit_state(*state->second, visitor);
   }
 }

@@ -1,7 +1,6 @@
 #include "tessera/checkpoint/program/optimizer.h"
 
 #include <algorithm>
-#include <functional>
 #include <map>
 
 #include <ATen/core/grad_mode.h>
@@ -19,6 +18,7 @@ namespace {
 using nlohmann::json;
 using parallel::FieldVisitor;
 using parallel::OptimizerKind;
+using parallel::TensorVisitor;
 
 const OptimizerKind& kind_of(const torch::optim::Optimizer& optimizer) {
   const auto* kind = parallel::find_kind(optimizer);
@@ -31,23 +31,9 @@ std::string moment_name(const char* field, const std::string& parameter) {
   return std::string(field) + "/" + parameter;
 }
 
-// Visits tensors alone.
-class TensorVisitor : public FieldVisitor {
- public:
-  explicit TensorVisitor(std::function<void(const char*, at::Tensor&)> visit) : visit_(std::move(visit)) {}
-  void tensor(const char* name, at::Tensor& value) override { visit_(name, value); }
-  void integer(const char*, int64_t&) override {}
-  void number(const char*, double&) override {}
-  void flag(const char*, bool&) override {}
-
- private:
-  std::function<void(const char*, at::Tensor&)> visit_;
-};
-
 // Takes down what is no tensor.
 class Writer : public FieldVisitor {
  public:
-  void tensor(const char*, at::Tensor&) override {}
   void integer(const char* name, int64_t& value) override { fields[name] = value; }
   void number(const char* name, double& value) override { fields[name] = value; }
   void flag(const char* name, bool& value) override { fields[name] = value; }
@@ -58,7 +44,6 @@ class Writer : public FieldVisitor {
 class Reader : public FieldVisitor {
  public:
   explicit Reader(const json& fields) : fields_(fields) {}
-  void tensor(const char*, at::Tensor&) override {}
   void integer(const char* name, int64_t& value) override { value = fields_.at(name).get<int64_t>(); }
   void number(const char* name, double& value) override { value = fields_.at(name).get<double>(); }
   void flag(const char* name, bool& value) override { value = fields_.at(name).get<bool>(); }
