@@ -2,11 +2,9 @@
 
 #include <atomic>
 #include <exception>
-#include <random>
 #include <thread>
 
 #include <ATen/ops/zeros.h>
-#include <unistd.h>
 
 #include "tessera/base/error.h"
 #include "tessera/catalogue/catalogue_json.h"
@@ -20,24 +18,13 @@
 #include "tessera/checkpoint/ranks/stage.h"
 #include "tessera/comm/core/context.h"
 #include "tessera/comm/core/gather_texts.h"
+#include "tessera/comm/processes/sockets.h"
 
 namespace tessera::checkpoint {
 namespace {
 
 constexpr int64_t kCommitter = 0;  // makes the folder, and the manifest
 constexpr std::chrono::milliseconds kPoll(10);
-
-uint64_t draw_number() {
-  std::random_device random;
-  return uint64_t{random()} << 32 | random();
-}
-
-// For people who find the folder taken.
-std::string name_of_process() {
-  char host[256] = "";
-  ::gethostname(host, sizeof(host) - 1);
-  return std::string("process ") + std::to_string(::getpid()) + " on " + host;
-}
 
 // The committer's number on every rank. Collective.
 SaveId agree_on_save(Store& store, const std::string& run, int64_t step, int64_t block_size) {
@@ -46,9 +33,9 @@ SaveId agree_on_save(Store& store, const std::string& run, int64_t step, int64_t
                 " bytes; accepted: a multiple of 8");
   SaveId save{.number = 0, .step = step, .block_size = block_size};
   if (context.rank == kCommitter) {
-    save.number = draw_number();
+    save.number = comm::random_token();
     store.make_folder(run);
-    claim_step(store, run, {save, name_of_process()});
+    claim_step(store, run, {save, comm::process_name()});
   }
   const auto numbers = comm::gather_texts(*context.world, context.rank == kCommitter ? hex(save.number) : "");
   save.number = try_parse_hex(numbers.at(kCommitter)).value_or(0);
