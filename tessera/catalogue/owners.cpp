@@ -183,16 +183,9 @@ int64_t SliceOwners::owner(size_t index, int64_t rank) const {
     return -1;
   }
   const layout::Coord coord = *holdings.mesh().coord_of(rank);
-  const std::vector<int64_t>& free = holdings.free_axes();
-  const int64_t slice = place_on(holdings.mesh(), coord, other_axes(holdings.mesh(), free)).index;
-  layout::Coord writer = coord;
-  int64_t turn = turns_[index] + slice;
-  for (size_t i = free.size(); i-- > 0;) {
-    const int64_t size = holdings.mesh().axes()[free[i]].size;
-    writer[free[i]] = turn % size;
-    turn /= size;
-  }
-  return holdings.mesh().rank_at(writer);
+  const std::vector<int64_t> cut_axes = other_axes(holdings.mesh(), holdings.free_axes());
+  const int64_t slice = place_on(holdings.mesh(), coord, cut_axes).index;
+  return holdings.copy_in_turn(coord, turns_[index] + slice);
 }
 
 }  // namespace tessera::catalogue

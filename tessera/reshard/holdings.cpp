@@ -171,6 +171,15 @@ void Holdings::cut_dim(size_t dim, size_t level, Range held, const Box& wanted, 
   coord[axis] = 0;
 }
 
+int64_t Holdings::copy_in_turn(Coord coord, int64_t turn) const {
+  for (size_t i = free_axes_.size(); i-- > 0;) {
+    const int64_t size = mesh_.axes()[free_axes_[i]].size;
+    coord[free_axes_[i]] = turn % size;
+    turn /= size;
+  }
+  return mesh_.rank_at(coord);
+}
+
 Exchange::Exchange(Holdings from, Holdings to) : from_(std::move(from)), to_(std::move(to)) {
   TESSERA_CHECK(from_.sizes() == to_.sizes(), "[reshard] an exchange from sizes ", c10::IntArrayRef(from_.sizes()),
                 " to sizes ", c10::IntArrayRef(to_.sizes()));
@@ -188,12 +197,7 @@ int64_t Exchange::sender(Coord piece, int64_t receiver, const Coord& receiver_at
   for (int64_t a = 0; a < to_.mesh().ndim(); ++a) {
     turn = turn * to_.mesh().axes()[a].size + receiver_at[a];
   }
-  for (size_t i = from_.free_axes().size(); i-- > 0;) {
-    const int64_t axis = from_.free_axes()[i];
-    piece[axis] = turn % from_.mesh().axes()[axis].size;
-    turn /= from_.mesh().axes()[axis].size;
-  }
-  return from_.mesh().rank_at(piece);
+  return from_.copy_in_turn(std::move(piece), turn);
 }
 
 std::vector<Transfer> Exchange::receives_of(int64_t rank) const {

@@ -58,6 +58,10 @@ class Holdings {
   // The axes that do not cut: ranks that differ along them only hold the same box.
   const std::vector<int64_t>& free_axes() const { return free_axes_; }
 
+  // Of the ranks that hold what the one at `coord` holds, the one whose turn it is: they take turns 0, 1, ... in the
+  // order of the mesh, again and again.
+  int64_t copy_in_turn(Coord coord, int64_t turn) const;
+
  private:
   void visit_dim(size_t dim, const Box& wanted, Coord& coord, Box& overlap,
                  const std::function<void(const Coord&, const Box&)>& visit) const;

@@ -197,9 +197,11 @@ TEST(CheckpointRanks, AFolderIsReadOnce) {
     int64_t planned = 0;
     run_on(Mesh::parse(text), [&](int64_t rank) {
       const Contents contents = contents_on(Mesh::parse(text), 6, false);
-      read += load_tensors(open_for_ranks(store, kFolder), contents);
+      const auto found = open_for_ranks(store, kFolder);
+      read += load_tensors(found, contents);
       if (rank == 0) {
-        for (const auto& block : checkpoint::plan_blocks(manifest, checkpoint::catalogue_of(contents))) {
+        for (const auto& block :
+             checkpoint::plan_blocks(manifest, found.catalogue, checkpoint::catalogue_of(contents))) {
           planned += block.end - block.begin;
         }
       }
@@ -215,6 +217,21 @@ TEST(CheckpointRanks, AFolderIsReadOnce) {
     EXPECT_GE(planned, data);
     EXPECT_LE(planned, files);
   }
+}
+
+TEST(CheckpointRanks, ATiedTensorIsLoadedUnderAnyOfItsNames) {
+  const Mesh mesh = Mesh::parse("tp=2");
+  const auto store = std::make_shared<MemoryStore>();
+  const auto value = waves({6, 4});
+  run_on(mesh, [&](int64_t) {
+    const auto saved = distribute(value, mesh, {layout::Shard(0)});
+    checkpoint::save(store, kRun, 7, {.tensors = {{"table", Role::kParameter, saved, {"head"}}}, .values = {}});
+    for (const char* name : {"table", "head"}) {
+      const auto wanted = distribute(at::zeros_like(value), mesh, {layout::Shard(1)});
+      load_tensors(open_for_ranks(store, kFolder), {.tensors = {{name, Role::kParameter, wanted}}, .values = {}});
+      EXPECT_TRUE(at::equal(full_tensor(wanted), value)) << name;
+    }
+  });
 }
 
 TEST(CheckpointRanks, WhatDoesNotFitIsNamedBeforeAnythingChanges) {

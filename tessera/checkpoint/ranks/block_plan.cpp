@@ -5,7 +5,6 @@
 
 #include "tessera/base/error.h"
 #include "tessera/checkpoint/format/box_runs.h"
-#include "tessera/checkpoint/ranks/contents.h"
 
 namespace tessera::checkpoint {
 namespace {
@@ -18,14 +17,13 @@ struct Found {
   int64_t element = 1;         // bytes of one
 };
 
-std::map<int64_t, std::vector<Found>> slices_by_file(const Manifest& manifest, const catalogue::Catalogue& wanted) {
+std::map<int64_t, std::vector<Found>> slices_by_file(const Manifest& manifest, const catalogue::Catalogue& saved,
+                                                     const catalogue::Catalogue& wanted) {
   std::map<int64_t, std::vector<Found>> by_file;
   for (size_t i = 0; i < wanted.entries().size(); ++i) {
     const auto& entry = wanted.entries()[i];
-    const TensorTable* table = manifest.find(entry.name);
-    for (size_t a = 0; table == nullptr && a < entry.aliases.size(); ++a) {
-      table = manifest.find(entry.aliases[a]);
-    }
+    const catalogue::Entry* match = saved.find_match(entry);  // it may have been saved under an alias
+    const TensorTable* table = match == nullptr ? nullptr : manifest.find(match->name);
     if (table == nullptr) {
       TESSERA_CHECK_AS(DataError, entry.spec->numel() == 0, "[checkpoint] no file has ", entry.name,
                        ", which the catalogue has; accepted: a checkpoint as it was written");
@@ -59,32 +57,25 @@ BlockPiece piece_of(const Found& found, int64_t block_begin, int64_t block_end) 
 
 // One of the ranks that hold the first element of the piece.
 int64_t reader_of(const BlockPiece& piece, const layout::Spec& spec, int64_t turn) {
-  const Box& box = piece.boxes.front();
-  std::vector<int64_t> holders;
-  for (const int64_t rank : spec->mesh.ranks()) {
-    const auto boxes = boxes_at(spec, *spec->mesh.coord_of(rank));
-    const bool holds_it = std::any_of(boxes.begin(), boxes.end(), [&](const Box& own) {
-      for (size_t d = 0; d < box.size(); ++d) {
-        if (box[d].begin < own[d].begin || own[d].end <= box[d].begin) {
-          return false;
-        }
-      }
-      return true;
-    });
-    if (holds_it) {
-      holders.push_back(rank);
-    }
+  const auto holdings = reshard::Holdings::of_holders(spec);
+  Box first;
+  for (const auto& run : piece.boxes.front()) {
+    first.push_back({run.begin, run.begin + 1});
   }
-  TESSERA_ASSERT(!holders.empty(), "no rank holds an element of ", spec.str());
-  return holders[static_cast<size_t>(turn) % holders.size()];
+  int64_t reader = -1;
+  holdings.for_each_piece(first,
+                          [&](const layout::Coord& coord, const Box&) { reader = holdings.copy_in_turn(coord, turn); });
+  TESSERA_ASSERT(reader >= 0, "no rank holds an element of ", spec.str());
+  return reader;
 }
 
 }  // namespace
 
-std::vector<Block> plan_blocks(const Manifest& manifest, const catalogue::Catalogue& wanted) {
+std::vector<Block> plan_blocks(const Manifest& manifest, const catalogue::Catalogue& found,
+                               const catalogue::Catalogue& wanted) {
   std::vector<Block> blocks;
   const int64_t size = manifest.save.block_size;
-  for (const auto& [file, slices] : slices_by_file(manifest, wanted)) {
+  for (const auto& [file, slices] : slices_by_file(manifest, found, wanted)) {
     size_t next = 0;  // the first slice that may reach into the block
     for (int64_t begin = slices.front().begin / size * size; next < slices.size(); begin += size) {
       Block block{.file = file,

@@ -1,6 +1,6 @@
 #include "tessera/checkpoint/ranks/contents.h"
 
-#include <numeric>
+#include <map>
 
 #include "tessera/base/error.h"
 #include "tessera/comm/core/context.h"
@@ -43,26 +43,6 @@ std::vector<at::Tensor> in_order_of(const catalogue::Catalogue& catalogue, const
     tensors.push_back(by_name.at(entry.name));
   }
   return tensors;
-}
-
-std::vector<reshard::Box> boxes_at(const layout::Spec& spec, const layout::Coord& coord) {
-  if (!spec->holds(coord)) {
-    return {};
-  }
-  std::vector<reshard::Box> boxes = {{}};
-  for (const auto& runs : spec.local_runs(coord)) {
-    std::vector<reshard::Box> longer;
-    for (const auto& box : boxes) {
-      for (const auto& run : runs) {
-        if (run.size() > 0) {
-          longer.push_back(box);
-          longer.back().push_back(run);
-        }
-      }
-    }
-    boxes = std::move(longer);
-  }
-  return boxes;
 }
 
 }  // namespace tessera::checkpoint

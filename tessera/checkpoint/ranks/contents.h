@@ -7,7 +7,6 @@
 #include <ATen/core/Tensor.h>
 
 #include "tessera/catalogue/catalogue.h"
-#include "tessera/reshard/holdings.h"
 
 namespace tessera::checkpoint {
 
@@ -31,9 +30,5 @@ catalogue::Catalogue catalogue_of(const Contents& contents);
 
 // The tensors in the order of the catalogue's entries.
 std::vector<at::Tensor> in_order_of(const catalogue::Catalogue& catalogue, const Contents& contents);
-
-// The boxes of the whole tensor that the rank at `coord` holds, in the order of its part; none if it holds no element.
-// Several where cuts are interleaved.
-std::vector<reshard::Box> boxes_at(const layout::Spec& spec, const layout::Coord& coord);
 
 }  // namespace tessera::checkpoint

@@ -51,10 +51,9 @@ class Loader {
   Loader(const OpenCheckpoint& checkpoint, const catalogue::Catalogue& wanted)
       : wanted_(wanted), reader_(*checkpoint.store, checkpoint.folder, checkpoint.manifest) {
     for (const auto& entry : wanted.entries()) {
-      const bool is_here = entry.spec->mesh.coord_of(context_.rank).has_value();
-      parts_.push_back(
-          empty(is_here ? entry.spec.local_sizes(*entry.spec->mesh.coord_of(context_.rank)) : std::vector<int64_t>{0},
-                entry.spec->dtype));
+      const auto coord = entry.spec->mesh.coord_of(context_.rank);
+      parts_.push_back(empty(coord ? entry.spec.local_sizes(*coord) : std::vector<int64_t>{0}, entry.spec->dtype));
+      holdings_.push_back(reshard::Holdings::of_holders(entry.spec));
     }
   }
 
@@ -84,7 +83,7 @@ class Loader {
   std::vector<int64_t> ranks_of(const Block& block) const {
     std::vector<int64_t> ranks;
     for (const auto& piece : block.pieces) {
-      const auto& more = wanted_.entries()[piece.entry].spec->mesh.ranks();
+      const auto& more = holdings_[piece.entry].mesh().ranks();
       ranks.insert(ranks.end(), more.begin(), more.end());
     }
     std::sort(ranks.begin(), ranks.end());
@@ -95,9 +94,9 @@ class Loader {
   std::vector<Need> needs_of(const Block& block, int64_t rank) const {
     std::vector<Need> needs;
     for (const auto& piece : block.pieces) {
-      const auto& spec = wanted_.entries()[piece.entry].spec;
-      if (const auto coord = spec->mesh.coord_of(rank)) {
-        for (auto& box : needed(piece, boxes_at(spec, *coord))) {
+      const auto& holdings = holdings_[piece.entry];
+      if (holdings.mesh().coord_of(rank)) {
+        for (auto& box : needed(piece, holdings.boxes_of(rank))) {
           needs.push_back({&piece, std::move(box)});
         }
       }
@@ -177,7 +176,8 @@ class Loader {
   comm::RankContext& context_ = comm::RankContext::require();
   const catalogue::Catalogue& wanted_;
   RangeReader reader_;
-  std::vector<at::Tensor> parts_;
+  std::vector<at::Tensor> parts_;            // of the wanted entries, as are
+  std::vector<reshard::Holdings> holdings_;  // those that hold a part
 };
 
 // Makes what was read the value of the tensor.
@@ -217,7 +217,7 @@ int64_t load_tensors(const OpenCheckpoint& checkpoint, const Contents& contents,
   verify_fits(checkpoint, contents, options);
   const auto wanted = catalogue_of(contents);
   Loader loader(checkpoint, wanted);
-  for (const auto& block : plan_blocks(checkpoint.manifest, wanted)) {
+  for (const auto& block : plan_blocks(checkpoint.manifest, checkpoint.catalogue, wanted)) {
     loader.take(block);
   }
   comm::RankContext::require().world->barrier();  // all blocks are what was written
