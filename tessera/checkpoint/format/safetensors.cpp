@@ -130,6 +130,11 @@ void save_safetensors(const std::string& path, const std::vector<NamedTensor>& t
   writer.commit();
 }
 
+Metadata read_metadata(const std::string& path) {
+  std::ifstream file;
+  return open(path, file).metadata;
+}
+
 Tensors load_safetensors(const std::string& path) {
   std::ifstream file;
   auto header = open(path, file);

@@ -3,8 +3,8 @@
 #include <nlohmann/json.hpp>
 
 #include "tessera/base/error.h"
-#include "tessera/checkpoint/folder/names.h"
 #include "tessera/checkpoint/folder/steps.h"
+#include "tessera/checkpoint/program/file_names.h"
 #include "tessera/checkpoint/program/optimizer.h"
 #include "tessera/checkpoint/ranks/load.h"
 #include "tessera/checkpoint/store/posix_store.h"
@@ -59,13 +59,7 @@ std::string choose(Store& store, const std::string& folder) {
   const auto& context = comm::RankContext::require();
   std::string chosen;
   if (context.rank == kChooser) {
-    chosen = folder;
-    if (!try_step_of(name_of(folder))) {
-      const auto newest = newest_whole(store, folder);
-      TESSERA_CHECK_AS(DataError, newest, "[checkpoint] \"", folder,
-                       "\" has no whole checkpoint; accepted: the folder of a run that has saved a step, or of a step");
-      chosen = newest->path;
-    }
+    chosen = find_checkpoint(store, folder);
   }
   return comm::gather_texts(*context.world, chosen).at(kChooser);
 }
@@ -77,9 +71,8 @@ void verify_numerics(const nlohmann::json& saved, const std::string& source) {
                    "; accepted: the same, or LoadJobOptions::allows_other_sums, with which other bits follow");
 }
 
-}  // namespace
-
-Contents contents_of(const parallel::Job& job, const catalogue::Values& extra) {
+// As contents_of, under the model's own names.
+Contents own_contents_of(const parallel::Job& job, const catalogue::Values& extra) {
   const auto tensors = tensors_of(job);
   Contents contents;
   add_model(tensors, contents);
@@ -97,6 +90,26 @@ Contents contents_of(const parallel::Job& job, const catalogue::Values& extra) {
                   "; accepted: names but ", kJob, " and ", kOptimizer);
   }
   return contents;
+}
+
+Contents in_form_of_files(const Contents& own, const parallel::Job& job) {
+  const auto& names = job.options().file_names;
+  return names ? as_in_files(own, *names) : own;
+}
+
+// Fills `own`, whose form in files is `contents`.
+void load_tensors(const OpenCheckpoint& checkpoint, const Contents& contents, const Contents& own,
+                  const parallel::Job& job, LoadOptions fit) {
+  load_tensors(checkpoint, contents, fit);
+  if (const auto& names = job.options().file_names) {
+    take_from_files(contents, own, *names);
+  }
+}
+
+}  // namespace
+
+Contents contents_of(const parallel::Job& job, const catalogue::Values& extra) {
+  return in_form_of_files(own_contents_of(job, extra), job);
 }
 
 std::unique_ptr<Saving> start_save(const std::string& run, const parallel::Job& job, const SaveOptions& options,
@@ -127,19 +140,31 @@ catalogue::Values load(const std::string& folder, parallel::Job& job, LoadJobOpt
   if (optimizer != nullptr) {
     prepare_optimizer({*optimizer, tensors}, checkpoint.catalogue, checkpoint.folder);
   }
-  const Contents contents = contents_of(job);
+  const Contents own = own_contents_of(job, {});
+  const Contents contents = in_form_of_files(own, job);
+  verify_form(values, contents, checkpoint.folder);
   const LoadOptions fit{.allows_extra = optimizer == nullptr};  // its moments
   verify_fits(checkpoint, contents, fit);
   if (optimizer != nullptr) {
     verify_groups({*optimizer, tensors}, values.at(kOptimizer), checkpoint.folder);
   }
-  load_tensors(checkpoint, contents, fit);
+  load_tensors(checkpoint, contents, own, job, fit);
   if (optimizer != nullptr) {
     restore_optimizer({*optimizer, tensors}, values.at(kOptimizer));
   }
   restore_random(saved, contents);
   job.set_step(saved.at("step").get<int64_t>());
   return values;
+}
+
+void load_model(const std::string& folder, parallel::Job& job) {
+  const auto store = std::make_shared<PosixStore>();
+  const auto checkpoint = open_for_ranks(store, choose(*store, folder));
+  Contents own;
+  add_model(tensors_of(job), own);
+  const Contents contents = in_form_of_files(own, job);
+  verify_form(checkpoint.catalogue.values(), contents, checkpoint.folder);
+  load_tensors(checkpoint, contents, own, job, {.allows_extra = true});
 }
 
 }  // namespace tessera::checkpoint

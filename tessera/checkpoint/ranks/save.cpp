@@ -18,7 +18,6 @@
 #include "tessera/checkpoint/ranks/stage.h"
 #include "tessera/comm/core/context.h"
 #include "tessera/comm/core/gather_texts.h"
-#include "tessera/comm/processes/sockets.h"
 
 namespace tessera::checkpoint {
 namespace {
@@ -29,13 +28,9 @@ constexpr std::chrono::milliseconds kPoll(10);
 // The committer's number on every rank. Collective.
 SaveId agree_on_save(Store& store, const std::string& run, int64_t step, int64_t block_size) {
   const auto& context = comm::RankContext::require();
-  TESSERA_CHECK(block_size > 0 && block_size % 8 == 0, "[checkpoint] blocks of ", block_size,
-                " bytes; accepted: a multiple of 8");
   SaveId save{.number = 0, .step = step, .block_size = block_size};
   if (context.rank == kCommitter) {
-    save.number = comm::random_token();
-    store.make_folder(run);
-    claim_step(store, run, {save, comm::process_name()});
+    save = begin_save(store, run, step, block_size);
   }
   const auto numbers = comm::gather_texts(*context.world, context.rank == kCommitter ? hex(save.number) : "");
   save.number = try_parse_hex(numbers.at(kCommitter)).value_or(0);
