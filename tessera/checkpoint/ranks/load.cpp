@@ -1,6 +1,7 @@
 #include "tessera/checkpoint/ranks/load.h"
 
 #include <cstring>
+#include <map>
 
 #include <ATen/EmptyTensor.h>
 #include <ATen/core/grad_mode.h>
@@ -25,6 +26,7 @@ namespace {
 
 constexpr int64_t kOpener = 0;
 constexpr int64_t kTag = 0x6c6f6164;
+constexpr int64_t kAhead = int64_t{8} << 20;  // bytes that a rank reads before the others have what it sent
 
 at::Tensor empty(c10::IntArrayRef sizes, at::ScalarType dtype) {
   return at::Tensor(at::detail::empty_cpu(sizes, dtype));
@@ -140,6 +142,7 @@ class Loader {
       });
       to += reshard::numel(need.box) * element;
     }
+    context_.ledger.record("send", context_.world->name(), "load", message.numel());
     context_.world->send(message, rank, kTag)->wait();
   }
 
@@ -180,6 +183,20 @@ class Loader {
   std::vector<reshard::Holdings> holdings_;  // those that hold a part
 };
 
+// In each round every reader has some blocks, the same on all ranks.
+std::vector<std::vector<const Block*>> in_rounds(const std::vector<Block>& blocks) {
+  std::vector<std::vector<const Block*>> rounds;
+  std::map<int64_t, int64_t> read;  // bytes of each reader
+  for (const auto& block : blocks) {
+    auto& bytes = read[block.reader];
+    const auto round = static_cast<size_t>(bytes / kAhead);
+    rounds.resize(std::max(rounds.size(), round + 1));
+    rounds[round].push_back(&block);
+    bytes += block.end - block.begin;
+  }
+  return rounds;
+}
+
 // Makes what was read the value of the tensor.
 void replace(const at::Tensor& tensor, const at::Tensor& part) {
   if (part.numel() == 0) {
@@ -198,8 +215,7 @@ OpenCheckpoint open_for_ranks(std::shared_ptr<Store> store, const std::string& f
   const auto path = path_in(folder, kManifest);
   std::string text;
   if (context.rank == kOpener) {
-    open_checkpoint(*checkpoint.store, folder);  // its files have their sizes
-    text = read_all(*checkpoint.store, path);
+    text = write_manifest(open_checkpoint(*checkpoint.store, folder));  // whose files have their sizes
   }
   text = comm::gather_texts(*context.world, text).at(kOpener);
   checkpoint.manifest = read_manifest(text, path);
@@ -217,10 +233,13 @@ int64_t load_tensors(const OpenCheckpoint& checkpoint, const Contents& contents,
   verify_fits(checkpoint, contents, options);
   const auto wanted = catalogue_of(contents);
   Loader loader(checkpoint, wanted);
-  for (const auto& block : plan_blocks(checkpoint.manifest, checkpoint.catalogue, wanted)) {
-    loader.take(block);
+  const auto blocks = plan_blocks(checkpoint.manifest, checkpoint.catalogue, wanted);
+  for (const auto& round : in_rounds(blocks)) {
+    for (const auto* block : round) {
+      loader.take(*block);
+    }
+    comm::RankContext::require().world->barrier();  // after the last round all blocks are what was written
   }
-  comm::RankContext::require().world->barrier();  // all blocks are what was written
   const auto tensors = in_order_of(wanted, contents);
   for (size_t i = 0; i < tensors.size(); ++i) {
     replace(tensors[i], loader.parts()[i]);
