@@ -92,6 +92,15 @@ std::optional<StepFolder> newest_whole(Store& store, const std::string& run) {
   return std::nullopt;
 }
 
+std::optional<StepFolder> find_step(Store& store, const std::string& folder) {
+  const auto path = folder.substr(0, folder.find_last_not_of('/') + 1);
+  if (const auto step = try_step_of(name_of(path))) {
+    open_checkpoint(store, path);
+    return StepFolder{.step = *step, .path = path, .state = StepState::kWhole};
+  }
+  return newest_whole(store, folder);
+}
+
 std::vector<std::string> prune(Store& store, const std::string& run, const PruneOptions& options) {
   TESSERA_CHECK(options.keep >= 1, "[checkpoint] keep ", options.keep, " checkpoints; accepted: at least 1");
   std::vector<std::string> removed;

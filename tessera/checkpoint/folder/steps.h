@@ -36,6 +36,11 @@ std::vector<StepFolder> list_steps(Store& store, const std::string& run);
 // The whole one of the highest step; nothing if none is whole.
 std::optional<StepFolder> newest_whole(Store& store, const std::string& run);
 
+// What a program means that names `folder` to go on from: that step, if it is the folder of one, or the newest whole
+// one of a run's; nothing if none is whole. Throws DataError if the step's own checkpoint is not whole, or if there is
+// no such folder.
+std::optional<StepFolder> find_step(Store& store, const std::string& folder);
+
 struct PruneOptions {
   int64_t keep = 1;                     // whole checkpoints that stay: those of the highest steps
   std::optional<int64_t> writing = {};  // a step that is being written, which stays too

@@ -6,7 +6,6 @@
 #include <nlohmann/json.hpp>
 
 #include "tessera/base/error.h"
-#include "tessera/checkpoint/folder/names.h"
 #include "tessera/checkpoint/folder/steps.h"
 #include "tessera/checkpoint/store/posix_store.h"
 #include "tessera/comm/core/context.h"
@@ -42,17 +41,13 @@ std::string checkpoints_folder(const std::string& run) { return checkpoint::path
 
 std::optional<ResumePoint> find_resume_point(const std::string& resume, const std::string& run) {
   checkpoint::PosixStore store;
-  if (const auto step = checkpoint::try_step_of(checkpoint::name_of(resume)); step && resume != kAuto) {
-    checkpoint::open_checkpoint(store, resume);
-    return ResumePoint{resume, *step};
-  }
-  const auto& folder = resume == kAuto ? run : resume;
-  const auto newest =
-      has_checkpoints(folder) ? checkpoint::newest_whole(store, checkpoints_folder(folder)) : std::nullopt;
+  const auto& given = resume == kAuto ? run : resume;
+  const auto where = has_checkpoints(given) ? checkpoints_folder(given) : given;
+  const auto found = std::filesystem::is_directory(where) ? checkpoint::find_step(store, where) : std::nullopt;
   TESSERA_CHECK_AS(
-      DataError, newest || resume == kAuto, "[train] --resume \"", resume,
+      DataError, found || resume == kAuto, "[train] --resume \"", resume,
       "\": no whole checkpoint is there; accepted: auto, the folder of a run that saved one, or of a step");
-  return newest ? std::optional(ResumePoint{newest->path, newest->step}) : std::nullopt;
+  return found ? std::optional(ResumePoint{found->path, found->step}) : std::nullopt;
 }
 
 void remove_checkpoints(const std::string& run) {
