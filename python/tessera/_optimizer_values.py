@@ -112,11 +112,11 @@ class StateToLoad:
         self.parts = {}  # (parameter's id, path): tensor
         self.moments = []
         own, by_name = set(map(id, _parameters(optimizer))), named(tensors)
-        for name, (dtype, sizes) in found.moments.items():
+        for name in found.moments:
             path, _, parameter = name.partition("/")
             parameter = by_name.get(parameter)
             if parameter is not None and id(parameter) in own:
-                self.parts[id(parameter), path] = self._part(parameter, path, dtype, sizes)
+                self.parts[id(parameter), path] = self._part(found, name, parameter)
                 self.moments.append((name, self.parts[id(parameter), path]))
 
     def _value_of(self, found):
@@ -128,11 +128,12 @@ class StateToLoad:
                                "the same kind of optimizer, or load(folder, model), to load the model alone; nothing was changed")
         return value
 
-    def _part(self, parameter, path, dtype, sizes):
+    def _part(self, found, name, parameter):
         """The tensor that is there, or a new one."""
-        kept = (self.optimizer.state.get(parameter) or {}).get(path)
+        dtype, sizes = found.moments[name]
+        kept = (self.optimizer.state.get(parameter) or {}).get(name.partition("/")[0])
         fits = isinstance(kept, torch.Tensor) and list(kept.shape) == sizes and kept.dtype == dtype
-        return kept if fits else _C.zeros_for(parameter, sizes, dtype)
+        return kept if fits else _C.empty_moment(found, name, parameter)
 
     def verify_groups(self):
         then = [group["parameters"] for group in self.value["groups"]]

@@ -35,7 +35,7 @@ void as_rank(Body body) {
     return;
   }
   const auto of_program = at::detail::getDefaultCPUGenerator();
-  comm::run_fake(1, 0, [&] {
+  comm::run_ranks(1, [&](int64_t) {
     dtensor::manual_seed(of_program.current_seed());
     dtensor::set_generator(dtensor::GeneratorKind::kStock);
     dtensor::stock_generator().set_state(of_program.get_state());
@@ -121,6 +121,18 @@ at::Tensor zeros_for(const at::Tensor& parameter, const std::vector<int64_t>& si
   return state;
 }
 
+// A tensor for a moment of a checkpoint: on the mesh that it was saved on it lies as it did, else as its parameter.
+at::Tensor empty_moment(const OpenCheckpoint& checkpoint, const std::string& name, const at::Tensor& parameter) {
+  const auto& spec = checkpoint.catalogue.at(name).spec;
+  const auto rank = comm::RankContext::current() ? comm::RankContext::current()->rank : -1;
+  const auto coord = spec->mesh.coord_of(rank);
+  if (!coord || !dtensor::is_dtensor(parameter) || dtensor::spec_of(parameter)->mesh != spec->mesh) {
+    return zeros_for(parameter, {spec->sizes.begin(), spec->sizes.end()}, spec->dtype);
+  }
+  const auto part = at::zeros(spec.local_sizes(*coord), at::TensorOptions().dtype(spec->dtype));
+  return dtensor::from_local(part, spec->mesh, spec->placements, spec->sizes);
+}
+
 void load_by_one(const std::vector<at::Tensor>& targets, const py::function& read) {
   const auto read_one = [&](size_t index) {
     const py::gil_scoped_acquire locked;
@@ -203,6 +215,7 @@ void bind_checkpoints(py::module_& module) {
   module.def("verify_checkpoint", &verify, Unlocked());
   module.def("load_checkpoint", &load, Unlocked());
   module.def("zeros_for", &zeros_for, Unlocked());
+  module.def("empty_moment", &empty_moment, Unlocked());
   py::class_<checkpoint::SafetensorsFile>(module, "SafetensorsFile")
       .def(py::init<const std::string&>())
       .def_property_readonly("tensors", &shapes_in)
