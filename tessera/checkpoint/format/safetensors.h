@@ -57,9 +57,6 @@ void verify_plain(const std::string& name, const at::Tensor& tensor);
 // fails, c10::Error for a tensor that is none of these or a name given twice.
 void save_safetensors(const std::string& path, const std::vector<NamedTensor>& tensors, const Metadata& metadata = {});
 
-// The texts that a file carries. Throws as load_safetensors.
-Metadata read_metadata(const std::string& path);
-
 // Reads all tensors. Throws DataError that names the file, the tensor and what is wrong: a short or a longer file, a
 // header that is no JSON, unknown dtypes, sizes that do not fit their bytes, bytes that overlap or that no tensor has.
 Tensors load_safetensors(const std::string& path);

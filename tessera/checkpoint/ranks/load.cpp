@@ -17,9 +17,6 @@
 #include "tessera/checkpoint/ranks/block_plan.h"
 #include "tessera/comm/core/context.h"
 #include "tessera/comm/core/gather_texts.h"
-#include "tessera/dtensor/front/dtensor.h"
-#include "tessera/dtensor/ops/layout_ops.h"
-#include "tessera/dtensor/record/interception.h"
 
 namespace tessera::checkpoint {
 namespace {
@@ -197,16 +194,6 @@ std::vector<std::vector<const Block*>> in_rounds(const std::vector<Block>& block
   return rounds;
 }
 
-// Makes what was read the value of the tensor.
-void replace(const at::Tensor& tensor, const at::Tensor& part) {
-  if (part.numel() == 0) {
-    return;
-  }
-  const at::Tensor target = dtensor::is_dtensor(tensor) ? dtensor::part_outside_program(tensor) : tensor;
-  const dtensor::LocalScope scope;
-  target.copy_(part);
-}
-
 }  // namespace
 
 OpenCheckpoint open_for_ranks(std::shared_ptr<Store> store, const std::string& folder) {
@@ -242,7 +229,7 @@ int64_t load_tensors(const OpenCheckpoint& checkpoint, const Contents& contents,
   }
   const auto tensors = in_order_of(wanted, contents);
   for (size_t i = 0; i < tensors.size(); ++i) {
-    replace(tensors[i], loader.parts()[i]);
+    set_part(tensors[i], loader.parts()[i]);
   }
   return loader.bytes_read();
 }

@@ -95,11 +95,15 @@ class Saving::Writer {
  public:
   explicit Writer(Task task) : thread_([this, task = std::move(task)]() mutable { run(task); }) {}
   ~Writer() {
-    is_wanted_ = std::uncaught_exceptions() == 0;
+    if (std::uncaught_exceptions() > 0) {
+      give_up();
+    }
     thread_.join();
   }
   Writer(const Writer&) = delete;
   Writer& operator=(const Writer&) = delete;
+
+  void give_up() { is_wanted_ = false; }
 
   bool is_done() const { return is_done_.load(std::memory_order_acquire); }
 
@@ -131,6 +135,8 @@ Saving::Saving(std::string folder, std::unique_ptr<Writer> writer)
 Saving::~Saving() = default;
 
 void Saving::check() const { writer_->check(); }
+
+void Saving::give_up() { writer_->give_up(); }
 
 // Ranks meet again and again, because no wait of one for another may be as long as a save.
 void Saving::finish() {

@@ -49,6 +49,15 @@ int64_t bytes_of(const OpenCheckpoint& checkpoint) {
   return bytes;
 }
 
+// Of all files that lie there.
+int64_t bytes_in(checkpoint::Store& store, const std::string& folder) {
+  int64_t bytes = 0;
+  for (const auto& name : store.list(folder).files) {
+    bytes += store.try_size(checkpoint::path_in(folder, name)).value_or(0);
+  }
+  return bytes;
+}
+
 std::optional<at::ScalarType> dtype_of(const CkptArguments& arguments) {
   const std::map<std::string, at::ScalarType> known = {
       {"float64", at::kDouble}, {"float32", at::kFloat}, {"bfloat16", at::kBFloat16}, {"float16", at::kHalf}};
@@ -90,7 +99,7 @@ int verify(const CkptArguments& arguments, std::ostream& out) {
   std::vector<std::string> damage;
   int64_t bytes = 0;
   {
-    ProgressBar bar("verify", 0);
+    ProgressBar bar("verify", bytes_in(*store, folder));
     damage = checkpoint::find_damage(*store, folder, {.progress = [&](int64_t more) {
       bytes += more;
       bar.add(more);

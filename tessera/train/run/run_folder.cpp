@@ -15,6 +15,7 @@
 #include "tessera/base/atomic_file.h"
 #include "tessera/base/error.h"
 #include "tessera/base/read_file.h"
+#include "tessera/checkpoint/format/safetensors_file.h"
 #include "tessera/train/run/saves.h"
 #include "tessera/train/run/setup.h"
 
@@ -131,7 +132,7 @@ std::vector<checkpoint::NamedTensor> parameters_of(const torch::nn::Module& mode
 // From a file in Hugging Face's form or, as it does not say so, in that of the model.
 void load_parameters(const std::string& path, const Config& config, const torch::nn::Module& model) {
   const auto own = parameters_of(model);
-  const auto metadata = checkpoint::read_metadata(path);
+  const auto metadata = checkpoint::SafetensorsFile(path).header().metadata;
   const auto form = metadata.find(kForm);
   if (form == metadata.end()) {
     checkpoint::load_into(path, own);
