@@ -82,7 +82,8 @@ def start_save(run_folder: str | os.PathLike[str], model: torch.nn.Module, optim
     """As `save`, but returns when the copies are made: the program goes on while threads write, and calls finish() in the end. Collective."""
     ensure_rank()
     if not isinstance(step, int) or isinstance(step, bool) or step < 0:
-        raise ValueError(f"[checkpoint] save with step={step!r}; accepted: how many steps were taken, a number from 0 on")
+        raise ValueError(f"[checkpoint] save with step={step!r}; accepted: how many steps were taken, a number from 0 on; or a path that "
+                         "ends in .safetensors, for one file of the model alone")
     tensors = _C.persistent_tensors(model)
     values, moments = _values(model, extra or {}), []
     if optimizer is not None:

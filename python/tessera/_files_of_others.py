@@ -215,7 +215,7 @@ class _OptimizerState:
             self._verify(len(names) == len(members), f"{len(names)} parameters in group {group}, the optimizer {len(members)}")
             for name, member in zip(names, members):
                 self._verify(not isinstance(name, str) or by_name.get(name) == own[id(member)], f"{name} in group {group} where the optimizer has another parameter")
-                numbers[name] = own[id(member)]
+                numbers[name] = numbers[str(name)] = own[id(member)]  # keys of dicts are texts in some files
         return numbers
 
     def _group_of(self, number):
@@ -232,7 +232,10 @@ class _OptimizerState:
         return self.tree.others[path] if path in self.tree.others else self.tree.tensor(path)
 
     def _add_state(self, numbers, owner, key, path):
-        self._verify(owner in numbers and len(key) == 1, f"state of {owner}, {_text(key)}, which no group lists")
+        self._verify(owner in numbers, f"state of {owner}, which no group lists")
+        if len(key) > 1:
+            raise RuntimeError(f'[checkpoint] "{self.source}" has lists of tensors in the state of its optimizer ({_text(key)}); accepted: '
+                               "optimizer.load_state_dict(...) of what torch.load gives; nothing was changed")
         parameter = self.parameters[numbers[owner]]
         dtype, sizes = self.tree.shapes.get(path, (None, []))
         if sizes:

@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "tessera/base/error.h"
+#include "tessera/checkpoint/folder/names.h"
 #include "tessera/checkpoint/folder/steps.h"
 #include "tessera/checkpoint/store/posix_store.h"
 #include "tessera/comm/core/context.h"
