@@ -204,20 +204,23 @@ class ProgramsTest(unittest.TestCase):
         self.assertEqual(whole(other, others), saved)
 
     @in_folder
-    def test_numbers_of_the_stream_go_on(self, folder):
-        def body(load):
-            tessera.set_generator("stock")
+    def test_random_numbers_go_on(self, folder):
+        def body(kind, load):
+            tessera.set_generator(kind)
             torch.manual_seed(1 + load)
-            model, optimizer = start("tp=2")
+            model, optimizer = start("dp=3" if load else "tp=2")
             torch.rand(5)
             if load:
-                tessera.load(folder, model, optimizer)
+                steps(model, optimizer, 1)
+                tessera.load(folder / kind, model, optimizer)
             else:
-                tessera.save(folder, model, optimizer, step=1)
+                tessera.save(folder / kind, model, optimizer, step=1)
             return torch.rand(4).tolist(), torch.initial_seed()
 
-        want = on("tp=2", lambda: body(False))
-        self.assertEqual(on("tp=2", lambda: body(True)), want)
+        for kind in ("stock", "counter"):
+            with self.subTest(generator=kind):
+                want = on("tp=2", lambda: body(kind, False))
+                self.assertEqual(on("dp=3", lambda: body(kind, True)), want)
 
     @in_folder
     def test_what_is_kept_along(self, folder):

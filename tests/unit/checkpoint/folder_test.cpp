@@ -73,6 +73,24 @@ TEST(Folder, ASaveComesBack) {
   EXPECT_EQ(read, bytes);  // each byte once
 }
 
+TEST(Folder, OfAStepOrOfARunIsFound) {
+  MemoryStore store;
+  store.make_folder("run");
+  EXPECT_EQ(find_step(store, "run"), std::nullopt);
+  EXPECT_NE(error_of([&] { find_step(store, "none"); }).find("none"), std::string::npos);
+  for (const int64_t step : {100, 200, 300}) {
+    save(store, "run", save_of(step));
+  }
+  store.damage("run/step_000300/state-00001.safetensors", "");
+  EXPECT_EQ(find_step(store, "run")->path, "run/step_000200");  // the newest whole one
+  for (const char* path : {"run/step_000100", "run/step_000100/"}) {
+    EXPECT_EQ(find_step(store, path)->path, "run/step_000100") << path;
+    EXPECT_EQ(find_step(store, path)->step, 100) << path;
+  }
+  EXPECT_NE(error_of([&] { find_step(store, "run/step_000300"); }).find("state-00001.safetensors"), std::string::npos);
+  EXPECT_NE(error_of([&] { find_step(store, "run/step_000400"); }).find("manifest.json"), std::string::npos);
+}
+
 TEST(Folder, IsClaimedByOne) {
   MemoryStore store;
   store.make_folder("run");
