@@ -103,7 +103,7 @@ std::string find_checkpoint(Store& store, const std::string& folder) {
   if (try_step_of(name_of(named))) {
     return named;
   }
-  const auto newest = newest_whole(store, steps_folder(store, folder));
+  const auto newest = newest_whole(store, steps_folder(store, named));
   TESSERA_CHECK_AS(DataError, newest, "[checkpoint] \"", folder,
                    "\" has no whole checkpoint; accepted: the folder of a run that has saved a step, or of a step");
   return newest->path;

@@ -74,21 +74,27 @@ TEST(Folder, ASaveComesBack) {
 }
 
 TEST(Folder, OfAStepOrOfARunIsFound) {
-  MemoryStore store;
-  store.make_folder("run");
-  EXPECT_EQ(find_step(store, "run"), std::nullopt);
-  EXPECT_NE(error_of([&] { find_step(store, "none"); }).find("none"), std::string::npos);
+  const auto store = std::make_shared<MemoryStore>();
+  store->make_folder("whole");
+  const std::string run = "whole/checkpoints";
+  store->make_folder(run);
+  EXPECT_NE(error_of([&] { find_checkpoint(*store, run); }).find("has no whole checkpoint"), std::string::npos);
+  EXPECT_NE(error_of([&] { find_checkpoint(*store, "none"); }).find("none"), std::string::npos);
   for (const int64_t step : {100, 200, 300}) {
-    save(store, "run", save_of(step));
+    save(*store, run, save_of(step));
   }
-  store.damage("run/step_000300/state-00001.safetensors", "");
-  EXPECT_EQ(find_step(store, "run")->path, "run/step_000200");  // the newest whole one
-  for (const char* path : {"run/step_000100", "run/step_000100/"}) {
-    EXPECT_EQ(find_step(store, path)->path, "run/step_000100") << path;
-    EXPECT_EQ(find_step(store, path)->step, 100) << path;
+  store->damage(run + "/step_000300/state-00001.safetensors", "");
+  for (const char* path : {"whole/checkpoints", "whole/checkpoints/", "whole"}) {
+    EXPECT_EQ(find_checkpoint(*store, path), run + "/step_000200") << path;  // the newest whole one
   }
-  EXPECT_NE(error_of([&] { find_step(store, "run/step_000300"); }).find("state-00001.safetensors"), std::string::npos);
-  EXPECT_NE(error_of([&] { find_step(store, "run/step_000400"); }).find("manifest.json"), std::string::npos);
+  for (const auto& path : {run + "/step_000100", run + "/step_000100/"}) {
+    EXPECT_EQ(find_checkpoint(*store, path), run + "/step_000100") << path;
+  }
+  const auto refusal = [&](const std::string& step) {
+    return error_of([&] { open_checkpoint(*store, find_checkpoint(*store, run + step)); });
+  };
+  EXPECT_NE(refusal("/step_000300").find("state-00001.safetensors"), std::string::npos);
+  EXPECT_NE(refusal("/step_000400").find("manifest.json"), std::string::npos);
 }
 
 TEST(Folder, IsClaimedByOne) {
