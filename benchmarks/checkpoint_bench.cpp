@@ -4,7 +4,7 @@
 // Usage: bench_checkpoint                                             measures 256 MiB on 1, 2 and 4 ranks in /tmp
 //        bench_checkpoint measure|save|load FOLDER MEBIBYTES RANKS    starts itself as so many processes:
 //            measure   everything once, in a folder that is there
-//            save      step 1 of the run FOLDER
+//            save      the step after the newest of the run FOLDER
 //            load      the checkpoint FOLDER at another layout, and compares the values
 //        bench_checkpoint verify FOLDER                               reads every byte of a checkpoint
 #include <cstdlib>
@@ -22,6 +22,7 @@
 #include "benchmarks/measure.h"
 #include "tessera/base/error.h"
 #include "tessera/checkpoint/folder/names.h"
+#include "tessera/checkpoint/folder/steps.h"
 #include "tessera/checkpoint/folder/verify.h"
 #include "tessera/checkpoint/ranks/load.h"
 #include "tessera/checkpoint/ranks/save.h"
@@ -123,20 +124,21 @@ void measure_save(const std::string& run, const Contents& contents, int64_t step
   say("save_" + kind, blocked + rest);
 }
 
-void verify_loaded(const Contents& contents) {
+void verify_loaded(const Contents& contents, double plus) {
   for (size_t i = 0; i < contents.tensors.size(); ++i) {
     const auto part = dtensor::to_local(contents.tensors[i].tensor);
-    TESSERA_CHECK((part == static_cast<double>(i)).all().item<bool>(), "[bench] other values of tensor ", i);
+    TESSERA_CHECK((part == static_cast<double>(i) + plus).all().item<bool>(), "[bench] other values of tensor ", i);
   }
 }
 
-void measure_load(const std::string& folder, int64_t mebibytes, bool is_other, const std::string& kind) {
+void measure_load(const std::string& folder, int64_t mebibytes, bool is_other, const std::string& kind,
+                  double plus = 0) {
   const Contents contents = contents_of(mebibytes, is_other, -1000);
   forget(folder);
   say((is_other ? "load_other" : "load_same") + kind, seconds_of([&] {
         checkpoint::load_tensors(checkpoint::open_for_ranks(std::make_shared<PosixStore>(), folder), contents);
       }));
-  verify_loaded(contents);
+  verify_loaded(contents, plus);
 }
 
 // One round: what is compared takes turns, so that other work on the machine disturbs all alike.
@@ -153,15 +155,26 @@ void measure(const std::string& folder, int64_t mebibytes) {
   }
 }
 
+// Every element is its tensor's number plus the step.
+void save_next(const std::string& run, int64_t mebibytes) {
+  const auto store = std::make_shared<PosixStore>();
+  const auto newest = std::filesystem::exists(run) ? checkpoint::newest_whole(*store, run) : std::nullopt;
+  const int64_t step = newest ? newest->step + 1 : 1;
+  const Contents contents = contents_of(mebibytes, false, static_cast<double>(step));
+  comm::RankContext::require().world->barrier();  // all have looked
+  checkpoint::save(store, run, step, contents);
+}
+
 int run_rank(const std::string& what, const std::string& folder, int64_t mebibytes) {
   launch::run_job(launch::find_place()->size,
                   [&](int64_t) {
                     if (what == "measure") {
                       measure(folder, mebibytes);
                     } else if (what == "save") {
-                      checkpoint::save(std::make_shared<PosixStore>(), folder, 1, contents_of(mebibytes, false, 0));
+                      save_next(folder, mebibytes);
                     } else {
-                      measure_load(folder, mebibytes, true, "");
+                      const auto step = checkpoint::try_step_of(checkpoint::name_of(folder));
+                      measure_load(folder, mebibytes, true, "", static_cast<double>(step.value_or(0)));
                     }
                   },
                   {.intra_op_threads = 1});

@@ -102,11 +102,18 @@ void Killer::kill_while_staging() {
       std::this_thread::sleep_for(std::chrono::microseconds(20));
     }
     std::this_thread::sleep_for(delay);
-    const std::scoped_lock lock(mutex_);
-    if (phase_ == Phase::kStage && step_ == step) {
-      die(std::to_string(delay.count()) + " us after " + claim);
+    while (!has_ended_ && !is_past_staging(step, delay)) {
+      std::this_thread::sleep_for(std::chrono::microseconds(20));  // the claim is being made to last
     }
   }
+}
+
+bool Killer::is_past_staging(int64_t step, std::chrono::microseconds delay) {
+  const std::scoped_lock lock(mutex_);
+  if (phase_ == Phase::kStage && step_ == step) {
+    die(std::to_string(delay.count()) + " us after the claim");
+  }
+  return step_ > step || (step_ == step && phase_ != Phase::kClaim);
 }
 
 void Killer::die(const std::string& where) const {

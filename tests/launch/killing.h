@@ -61,6 +61,7 @@ class Killer {
   void observe(const support::StoreCall& call);
   void follow(const support::StoreCall& call);
   void kill_while_staging();
+  bool is_past_staging(int64_t step, std::chrono::microseconds delay);  // kills where it is staging
   [[noreturn]] void die(const std::string& where) const;
 
   const std::shared_ptr<checkpoint::Store> inner_;

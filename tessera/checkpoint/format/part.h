@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -39,7 +40,8 @@ struct Piece {
   std::vector<int64_t> sizes;  // of the whole tensor
   Box box;                     // the slice; everything() of the sizes for a whole tensor
   at::Tensor value;            // of the slice: plain, on the CPU
-  uint64_t value_hash = 0;     // the slice's share of the tensor's: those of all slices are added
+  // The slice's share of the hash of the tensor's value; without one it is made of the value when that is written.
+  std::optional<uint64_t> value_hash = {};
 };
 
 // Where a piece lies.
@@ -48,9 +50,9 @@ struct PlacedPiece {
   at::ScalarType dtype = at::kFloat;
   std::vector<int64_t> sizes;
   Box box;
-  uint64_t value_hash = 0;
-  int64_t file = 0;   // an index among files
-  int64_t begin = 0;  // its first byte, behind the file's data_begin; its elements lie in row-major order
+  uint64_t value_hash = 0;  // those of all slices are added
+  int64_t file = 0;         // an index among files
+  int64_t begin = 0;        // its first byte, behind the file's data_begin; its elements lie in row-major order
   bool operator==(const PlacedPiece&) const = default;
 };
 

@@ -14,7 +14,6 @@
 #include "tessera/checkpoint/folder/rank_files.h"
 #include "tessera/checkpoint/folder/steps.h"
 #include "tessera/checkpoint/format/numbers.h"
-#include "tessera/checkpoint/format/value_hash.h"
 #include "tessera/checkpoint/ranks/stage.h"
 #include "tessera/comm/core/context.h"
 #include "tessera/comm/core/gather_texts.h"
@@ -48,19 +47,10 @@ struct Task {
   SaveOptions options;
 };
 
-void add_hashes(std::vector<Piece>& pieces) {
-  for (auto& piece : pieces) {
-    piece.value_hash = hash_slice(piece.value, piece.box, piece.sizes);
-  }
-}
-
 void write_own_files(Task& task) {
   RankFiles files(*task.store, task.folder, task.save, task.rank);
   for (const auto& [name, content] : task.options.files) {
     files.write_file(name, content);
-  }
-  for (auto* pieces : {&task.staged.whole, &task.staged.slices}) {
-    add_hashes(*pieces);
   }
   if (task.staged.model_part >= 0) {
     files.write_part(model_part_name(task.staged.model_part, task.staged.model_parts), std::move(task.staged.whole));
