@@ -42,7 +42,7 @@ def _tree_at(path):
     folder = Path(path)
     if (folder / ".metadata").exists():
         return _DistributedTree(path)
-    if (folder / "manifest.json").exists() or (folder / "claim.json").exists():
+    if any((folder / name).exists() for name in ("manifest.json", "claim.json", "checkpoints")):
         return None
     for name, tree in (("model.safetensors", _SafetensorsTree), ("pytorch_model.bin", _TorchTree)):
         if (folder / name).exists():
