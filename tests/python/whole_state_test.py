@@ -372,7 +372,7 @@ class RefusedTest(unittest.TestCase):
         def body():
             self.assertFalse(any(hasattr(torch.ones(2), name) for name in names))
             model = tessera.parallelize(torch.nn.Linear(4, 4), "tp=2")
-            with tempfile.TemporaryDirectory() as folder, self.assertRaisesRegex(CheckpointException, r"tessera\.save\(path, model\) and tessera\.load"):
+            with tempfile.TemporaryDirectory() as folder, self.assertRaisesRegex(CheckpointException, r"tessera\.save\(run, model, optimizer, step=n\) and tessera\.load"):
                 dcp.save(model.state_dict(), checkpoint_id=folder, no_dist=True)
 
         tessera.run_ranks(body, 2)
