@@ -28,6 +28,7 @@ counting = ctypes.CDLL(sys.argv.pop(1))
 WIDTH, LAYERS = 512, 6
 TENSOR = WIDTH * WIDTH * 4  # bytes
 SMALL = 65536  # bytes of scratch memory
+BLOCK = 4 * 2**20  # of a checkpoint's files, read and checked at once
 
 
 class Tied(torch.nn.Module):
@@ -242,6 +243,20 @@ class MemoryTest(unittest.TestCase):
                     self.assertLessEqual(peak, (model + 2 * LAYERS / 4 + 1) * TENSOR + SMALL)
                     self.assertGreaterEqual(peak, 2 * LAYERS / 4 * TENSOR)
                     self.assertLessEqual(kept, SMALL)
+
+    @in_folder
+    def test_a_checkpoint_is_loaded_block_by_block(self, folder):
+        def load(model, mine):
+            rank = tessera.rank()
+            tessera.save(folder, model, mine, step=1)
+            mine.state.clear()
+            return bytes_of(rank, lambda: tessera.load(folder, model, mine))[:2]
+
+        for rank, (peak, kept) in enumerate(self.on_ranks(load)):
+            with self.subTest(rank=rank, peak=peak / TENSOR, kept=kept / TENSOR):
+                parts, moments = LAYERS / 4, 2 * LAYERS / 4  # those of the moments are new, and all are held beside until all blocks were checked
+                self.assertLessEqual(peak, (parts + 2 * moments) * TENSOR + 2 * BLOCK + SMALL)  # a block, and what is sent of it
+                self.assertLessEqual(abs(kept - moments * TENSOR), SMALL)
 
     @in_folder
     def test_a_file_is_loaded_tensor_by_tensor(self, folder):
