@@ -44,7 +44,7 @@ py::object refuse_pickle(const ForwardPasses&) {
   TORCH_CHECK_TYPE(false,
                    "a model that was parallelized cannot be pickled: each rank has its part of it. Write "
                    "torch.save(tessera.full_state_dict(model), path), "
-                   "or tessera.save(path, model); copy.deepcopy(model) is a copy on the same ranks");
+                   "or tessera.save(\"model.safetensors\", model); copy.deepcopy(model) is a copy on the same ranks");
   return py::none();
 }
 

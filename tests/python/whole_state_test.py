@@ -28,6 +28,7 @@ counting = ctypes.CDLL(sys.argv.pop(1))
 WIDTH, LAYERS = 512, 6
 TENSOR = WIDTH * WIDTH * 4  # bytes
 SMALL = 65536  # bytes of scratch memory
+BLOCK = 4 * 2**20  # of a checkpoint's files, read and checked at once
 
 
 class Tied(torch.nn.Module):
@@ -244,6 +245,20 @@ class MemoryTest(unittest.TestCase):
                     self.assertLessEqual(kept, SMALL)
 
     @in_folder
+    def test_a_checkpoint_is_loaded_block_by_block(self, folder):
+        def load(model, mine):
+            rank = tessera.rank()
+            tessera.save(folder, model, mine, step=1)
+            mine.state.clear()
+            return bytes_of(rank, lambda: tessera.load(folder, model, mine))[:2]
+
+        for rank, (peak, kept) in enumerate(self.on_ranks(load)):
+            with self.subTest(rank=rank, peak=peak / TENSOR, kept=kept / TENSOR):
+                parts, moments = LAYERS / 4, 2 * LAYERS / 4  # those of the moments are new, and all are held beside until all blocks were checked
+                self.assertLessEqual(peak, (parts + 2 * moments) * TENSOR + 2 * BLOCK + SMALL)  # a block, and what is sent of it
+                self.assertLessEqual(abs(kept - moments * TENSOR), SMALL)
+
+    @in_folder
     def test_a_file_is_loaded_tensor_by_tensor(self, folder):
         reference = wide()
         optimizer = torch.optim.Adam(reference.parameters(), 1e-2)
@@ -372,7 +387,7 @@ class RefusedTest(unittest.TestCase):
         def body():
             self.assertFalse(any(hasattr(torch.ones(2), name) for name in names))
             model = tessera.parallelize(torch.nn.Linear(4, 4), "tp=2")
-            with tempfile.TemporaryDirectory() as folder, self.assertRaisesRegex(CheckpointException, r"tessera\.save\(path, model\) and tessera\.load"):
+            with tempfile.TemporaryDirectory() as folder, self.assertRaisesRegex(CheckpointException, r"tessera\.save\(run, model, optimizer, step=n\) and tessera\.load"):
                 dcp.save(model.state_dict(), checkpoint_id=folder, no_dist=True)
 
         tessera.run_ranks(body, 2)
