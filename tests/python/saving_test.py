@@ -23,6 +23,9 @@ MESH = "dp=2,tp=2"
 ALL = {**OPTIMIZERS, "SGD without momentum": lambda p: torch.optim.SGD(p, 1e-2), "Adam of a tensor": lambda p: torch.optim.Adam(p, torch.tensor(1e-2)),
        "LBFGS": lambda p: torch.optim.LBFGS(p, 1e-2, max_iter=2)}
 
+if hasattr(torch.optim, "Muon"):  # of matrices alone
+    ALL["Muon"] = lambda p: torch.optim.Muon([parameter for parameter in p if parameter.dim() == 2], 1e-2)
+
 
 def steps(model, optimizer, count):
     """As state_test's, also of optimizers that ask for the loss."""
