@@ -48,8 +48,9 @@ constexpr size_t kChunk = size_t{1} << 20;
 // The layout that is saved, and another one.
 Contents contents_of(int64_t mebibytes, bool is_other, double plus) {
   const int64_t ranks = comm::RankContext::require().world_size;
-  const Mesh mesh = Mesh::parse(!is_other ? "tp=" + std::to_string(ranks)
-                                : ranks == 4 ? "dp=2,tp=2" : "dp=" + std::to_string(ranks));
+  const Mesh mesh = Mesh::parse(!is_other    ? "tp=" + std::to_string(ranks)
+                                : ranks == 4 ? "dp=2,tp=2"
+                                             : "dp=" + std::to_string(ranks));
   const int64_t rows = (mebibytes << 20) / kTensors / kColumns / 4;
   Contents contents;
   for (int64_t i = 0; i < kTensors; ++i) {
@@ -116,8 +117,8 @@ void measure_raw(const std::string& folder, int64_t mebibytes) {
 void measure_save(const std::string& run, const Contents& contents, int64_t step, const SaveOptions& options) {
   const std::string kind = options.in_slices ? "slices" : "whole";
   std::unique_ptr<checkpoint::Saving> saving;
-  const double blocked =
-      seconds_of([&] { saving = checkpoint::start_save(std::make_shared<PosixStore>(), run, step, contents, options); });
+  const double blocked = seconds_of(
+      [&] { saving = checkpoint::start_save(std::make_shared<PosixStore>(), run, step, contents, options); });
   const double rest = seconds_of([&] { saving->finish(); });
   say("blocked_" + kind, blocked);
   say("save_" + kind, blocked + rest);

@@ -40,8 +40,7 @@ void save_until_killed(const layout::Mesh& mesh, const std::string& run, int64_t
   for (int64_t step = 1;; ++step) {
     const Contents contents = contents_on(mesh, step);
     killer.begin_save(step);
-    const auto saving =
-        checkpoint::start_save(killer.store(), run, step, contents, {.keep = 2, .block_size = 4096});
+    const auto saving = checkpoint::start_save(killer.store(), run, step, contents, {.keep = 2, .block_size = 4096});
     for (const auto& kept : contents.tensors) {
       kept.tensor.add_(0.5);
     }
@@ -58,9 +57,9 @@ Contents large_contents(const layout::Mesh& mesh) {
     layout::Placements placements(mesh.ndim());
     placements[mesh.ndim() - 1] = layout::Shard(i % 2);
     const auto role = i < 5 ? catalogue::Role::kParameter : catalogue::Role::kMoment;
-    contents.tensors.push_back({"tensor " + std::to_string(i), role,
-                                dtensor::distribute(at::full({kLarge, kLarge}, static_cast<double>(i), at::kFloat),
-                                                    mesh, placements)});
+    contents.tensors.push_back(
+        {"tensor " + std::to_string(i), role,
+         dtensor::distribute(at::full({kLarge, kLarge}, static_cast<double>(i), at::kFloat), mesh, placements)});
   }
   return contents;
 }

@@ -18,8 +18,8 @@ int64_t loaded_step(const std::string& folder, int64_t ranks);
 
 // What a rank that is a process does, by name; its exit code. The run's folder is TESSERA_TEST_RUN.
 //   save               one save, of step 7
-//   save until killed  a save a step while the program changes what was copied; kills itself as an Order says (killing.h)
-//   memory             saves and loads 160 MiB; writes what the process held at most beside what it must
+//   save until killed  a save a step while the program changes what was copied; kills itself as an Order says
+//   (killing.h) memory             saves and loads 160 MiB; writes what the process held at most beside what it must
 int run_body(const std::string& name);
 
 }  // namespace tessera::launch::checkpoint_test

@@ -131,8 +131,8 @@ std::string phase_left(checkpoint::Store& store, const std::string& run) {
   const auto steps = checkpoint::list_steps(store, run);
   const auto& last = steps.back();
   if (last.state == checkpoint::StepState::kWhole) {
-    const bool is_removing = static_cast<int64_t>(steps.size()) > kKeep ||
-                             steps.front().state == checkpoint::StepState::kUnfinished;
+    const bool is_removing =
+        static_cast<int64_t>(steps.size()) > kKeep || steps.front().state == checkpoint::StepState::kUnfinished;
     return is_removing ? "removal" : "between saves";
   }
   int64_t parts = 0, receipts = 0;

@@ -83,14 +83,14 @@ void Killer::follow(const support::StoreCall& call) {
     }
   } else if (is_file_call(call.what)) {
     const bool is_index = name == "model.safetensors.index.json";
-    phase_ = name == checkpoint::kClaim                        ? Phase::kClaim
-             : name == checkpoint::kManifest || is_index       ? Phase::kManifest
+    phase_ = name == checkpoint::kClaim                       ? Phase::kClaim
+             : name == checkpoint::kManifest || is_index      ? Phase::kManifest
              : checkpoint::try_receipt_rank(name).has_value() ? Phase::kReceipts
-                                                               : Phase::kWrite;
+                                                              : Phase::kWrite;
   } else if (call.what == "list") {
-    phase_ = call.path == run_                                      ? Phase::kClaim  // looks which are old
+    phase_ = call.path == run_                                   ? Phase::kClaim  // looks which are old
              : call.path == checkpoint::step_folder(run_, step_) ? Phase::kReceipts
-                                                                    : Phase::kRemoval;
+                                                                 : Phase::kRemoval;
   }
 }
 

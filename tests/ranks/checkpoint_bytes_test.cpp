@@ -170,8 +170,8 @@ int64_t kept_by_readers(const std::vector<checkpoint::Block>& blocks, const Cata
   return kept;
 }
 
-// All ranks together read the manifest and every block that has tensors once: all blocks but those of long headers. What
-// they hold beyond what they read came from others.
+// All ranks together read the manifest and every block that has tensors once: all blocks but those of long headers.
+// What they hold beyond what they read came from others.
 TEST(CheckpointBytes, ReadOnALoadAreTheFolderOnceWhateverTheMesh) {
   for (const char* from : {"1", "dp=2,tp=2", "dp=3"}) {
     Saved saved;

@@ -24,7 +24,7 @@ inline int64_t resident_bytes(const std::string& line) {
 class PeakOfMemory {
  public:
   PeakOfMemory() {
-    ::malloc_trim(0);  // what was freed is not memory to take again unseen
+    ::malloc_trim(0);                               // what was freed is not memory to take again unseen
     std::ofstream("/proc/self/clear_refs") << "5";  // the peak begins anew
     begin_ = resident_bytes("VmRSS");
   }
