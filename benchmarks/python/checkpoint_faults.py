@@ -9,6 +9,7 @@ read-only disk are a small tmpfs, for which the program must be root in a mount 
 """
 
 import argparse
+import logging
 import os
 import random
 import shutil
@@ -17,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import warnings
 from pathlib import Path
 
 import torch
@@ -262,6 +264,8 @@ def main():
     parser.add_argument("--seed", type=int, default=random.randrange(2**32))
     parser.add_argument("--save", nargs=3, help=argparse.SUPPRESS)
     given = parser.parse_args()
+    logging.disable()  # what DCP tells beside the error that it throws
+    warnings.simplefilter("ignore")
     sides = [kind(given.program and str(Path(given.program).resolve()), given.mebibytes) for kind in (Tessera, Distributed, TorchSave)]
     if given.save:
         name, run, step = given.save

@@ -46,14 +46,6 @@ void sort_as_in_file(std::vector<Piece>& pieces) {
 
 }  // namespace
 
-Box everything(c10::IntArrayRef sizes) {
-  Box box;
-  for (const auto size : sizes) {
-    box.push_back({0, size});
-  }
-  return box;
-}
-
 std::string entry_name(const std::string& name, c10::IntArrayRef sizes, const Box& box) {
   if (box.size() == sizes.size() && box == everything(sizes)) {
     return name;

@@ -10,6 +10,7 @@
 #include <ATen/core/Tensor.h>
 
 #include "tessera/checkpoint/format/block_hashes.h"
+#include "tessera/checkpoint/format/box_runs.h"
 #include "tessera/checkpoint/store/store.h"
 #include "tessera/reshard/holdings.h"
 
@@ -60,9 +61,6 @@ struct Part {
   FileRecord file;
   std::vector<PlacedPiece> pieces;  // `file` is 0
 };
-
-// The box of all elements.
-Box everything(c10::IntArrayRef sizes);
 
 // The name of an entry: that of the tensor where it is whole; else with the slice in global indices,
 // `exp_avg/h.0.weight[0:4, 8:16]`.

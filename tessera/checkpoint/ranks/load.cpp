@@ -48,7 +48,9 @@ std::vector<Box> needed(const BlockPiece& piece, const std::vector<Box>& held) {
 class Loader {
  public:
   Loader(const OpenCheckpoint& checkpoint, const catalogue::Catalogue& wanted)
-      : wanted_(wanted), reader_(*checkpoint.store, checkpoint.folder, checkpoint.manifest) {
+      : wanted_(wanted),
+        reader_(*checkpoint.store, checkpoint.folder, checkpoint.manifest),
+        content_(empty({checkpoint.manifest.save.block_size}, at::kByte)) {
     for (const auto& entry : wanted.entries()) {
       const auto coord = entry.spec->mesh.coord_of(context_.rank);
       parts_.push_back(empty(coord ? entry.spec.local_sizes(*coord) : std::vector<int64_t>{0}, entry.spec->dtype));
@@ -57,12 +59,10 @@ class Loader {
   }
 
   void take(const Block& block) {
-    at::Tensor content;
     if (block.reader == context_.rank) {
-      content = empty({block.end - block.begin}, at::kByte);
-      reader_.read(block.file, block.begin, block.end, bytes_of(content));
+      reader_.read(block.file, block.begin, block.end, bytes_of(content_));
       for (const int64_t rank : ranks_of(block)) {
-        give(block, content, rank);
+        give(block, content_, rank);
       }
     } else {
       receive(block);
@@ -176,6 +176,7 @@ class Loader {
   comm::RankContext& context_ = comm::RankContext::require();
   const catalogue::Catalogue& wanted_;
   RangeReader reader_;
+  const at::Tensor content_;                 // of the block that this rank reads
   std::vector<at::Tensor> parts_;            // of the wanted entries, as are
   std::vector<reshard::Holdings> holdings_;  // those that hold a part
 };
