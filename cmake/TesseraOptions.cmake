@@ -45,6 +45,7 @@ add_compile_options(-fPIC)
 add_compile_options(-fmacro-prefix-map=${CMAKE_CURRENT_SOURCE_DIR}/=)
 
 if(TESSERA_SANITIZE)
-  add_compile_options(-fsanitize=${TESSERA_SANITIZE} -fno-omit-frame-pointer -O1)
+  # A null pointer faults without a check of its own; checks of sizes and vtables double what compiling takes and have found nothing.
+  add_compile_options(-fsanitize=${TESSERA_SANITIZE} -fno-sanitize=null,object-size,vptr -fno-omit-frame-pointer -O1)
   add_link_options(-fsanitize=${TESSERA_SANITIZE})
 endif()

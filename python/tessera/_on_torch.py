@@ -52,7 +52,7 @@ def _refuse_memory(name):
         raise NotImplementedError(f"{name}: a DTensor ({_C.layout(self)}) has no memory of its own, only this rank's part has: call "
                                   f"x.to_local().{name}, or tessera.full_tensor(x).{name}. torch.compile, torch.export and sharing between "
                                   "processes need that memory: run the model uncompiled, and export or share full tensors. A model's "
-                                  "weights are written by tessera.save(path, model), and are plain in tessera.full_state_dict(model), which "
+                                  "weights are written by tessera.save('model.safetensors', model), and are plain in tessera.full_state_dict(model), which "
                                   "save_pretrained takes as its state_dict")
 
     return refuse

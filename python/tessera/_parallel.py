@@ -1,6 +1,5 @@
 """Models on a mesh."""
 
-import os
 import sys
 from collections.abc import Callable
 from typing import TypeVar
@@ -10,7 +9,7 @@ import torch
 from tessera import _C
 from tessera._ranks import ensure_rank, in_rank, rank
 
-__all__ = ["deferred", "generate_plan", "is_deferred", "load", "parallelize", "save"]
+__all__ = ["deferred", "generate_plan", "is_deferred", "parallelize"]
 
 T = TypeVar("T")
 Model = TypeVar("Model", bound=torch.nn.Module)
@@ -65,18 +64,10 @@ def parallelize(model: Model, plan: _C.Plan | _C.Mesh | str, optimizer: torch.op
     return model
 
 
-def save(path: str | os.PathLike[str], model: torch.nn.Module) -> None:
-    """Writes the model's state to a safetensors file, under its names, by rank 0. Collective.
-
-    Rank 0 holds one whole tensor at a time, the others none.
-    """
-    ensure_rank()
-    _C.save_gathered(str(path), [(name, value.detach()) for name, value in model.state_dict().items()])
-
-
-def load(path: str | os.PathLike[str], model: torch.nn.Module) -> None:
-    """Reads what `save`, or `safetensors`, wrote into the model, whatever its layout and that of the model that was saved."""
-    model.load_state_dict(dict(_C.load_safetensors(str(path))))
+def passes_of(model):
+    """The forward passes of the placed models that are in it."""
+    hooks = [hook for module in model.modules() for hook in module._forward_pre_hooks.values()]
+    return [hook.__self__.passes for hook in hooks if isinstance(getattr(hook, "__self__", None), _Forward)]
 
 
 class _Forward:

@@ -2,6 +2,8 @@
 
 import atexit
 import sys
+import threading
+import weakref
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -11,6 +13,25 @@ from tessera import _C
 from tessera._C import in_rank
 
 T = TypeVar("T")
+_of_thread = threading.local()  # the saves of its rank that are under way
+
+
+def remember_save(saving):
+    """Until forget_save, a failure of this rank gives it up."""
+    if not hasattr(_of_thread, "saves"):
+        _of_thread.saves = weakref.WeakSet()
+    _of_thread.saves.add(saving)
+
+
+def forget_save(saving):
+    """It is whole."""
+    getattr(_of_thread, "saves", set()).discard(saving)
+
+
+def _give_up_saves():
+    """This rank has failed: nobody waits for what others were to write."""
+    for saving in getattr(_of_thread, "saves", ()):
+        saving.give_up()
 
 
 def run_ranks(body: Callable[[], T], ranks: int, *, deadline: float = 60.0, grace: float = 60.0) -> T:
@@ -31,6 +52,7 @@ def run_ranks(body: Callable[[], T], ranks: int, *, deadline: float = 60.0, grac
             return body()
         except BaseException as error:
             raised.append((error, rank()))
+            _give_up_saves()
             raise
 
     try:
@@ -74,6 +96,8 @@ def join(group: "torch.distributed.ProcessGroup | None" = None, *, deadline: flo
 def _leave():
     """An exception that ended the program reaches the other ranks. What ended this rank while it waited for them gets a line."""
     error = getattr(sys, "last_value", None)
+    if error:
+        _give_up_saves()
     try:
         _C.leave(f"{type(error).__name__}: {error}" if error else None)
     except RuntimeError as failure:

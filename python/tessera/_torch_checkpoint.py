@@ -29,7 +29,7 @@ def _asked(of_parts, tensor, *args):
 def _verify_ranks():
     if _C.in_rank_thread():
         raise NotImplementedError("torch.distributed.checkpoint takes a process for a rank, and these ranks are threads of one. Write "
-                                  "tessera.save(path, model) and tessera.load(path, model), or torch.save(tessera.full_state_dict(model), path); or "
+                                  "tessera.save(run, model, optimizer, step=n) and tessera.load(run, model, optimizer), or torch.save(tessera.full_state_dict(model), path); or "
                                   "run ranks as processes (torchrun)")
     c10d = torch.distributed
     if _C.world_size() > 1 and not (c10d.is_initialized() and c10d.get_world_size() == _C.world_size()):

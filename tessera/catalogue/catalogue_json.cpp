@@ -9,6 +9,7 @@
 #include <nlohmann/json.hpp>
 
 #include "tessera/base/error.h"
+#include "tessera/base/runs.h"
 #include "tessera/base/text.h"
 
 namespace tessera::catalogue {
@@ -17,39 +18,12 @@ namespace {
 using Json = nlohmann::json;
 using layout::Mesh;
 
-// Ranks that follow one another in equal steps.
-struct Run {
-  int64_t first = 0, count = 1, step = 1;
-};
-
-std::vector<Run> runs_of(const std::vector<int64_t>& ranks) {
-  std::vector<Run> runs;
-  for (int64_t rank : ranks) {
-    Run* last = runs.empty() ? nullptr : &runs.back();
-    if (last != nullptr && last->count == 1) {
-      last->step = rank - last->first;
-      last->count = 2;
-    } else if (last != nullptr && rank == last->first + last->count * last->step) {
-      ++last->count;
-    } else {
-      runs.push_back({rank});
-    }
-  }
-  return runs;
-}
-
 std::string mesh_json(const Mesh& mesh) {
   std::string text = "{\"axes\": \"" + mesh.str() + "\"";
-  const std::vector<Run> runs = runs_of(mesh.ranks());
   if (mesh == Mesh(mesh.axes())) {
     return text + "}";
   }
-  return text + ", \"ranks\": [" +
-         base::join(runs, ", ",
-                    [](std::ostream& out, const Run& run) {
-                      out << '[' << run.first << ", " << run.count << ", " << run.step << ']';
-                    }) +
-         "]}";
+  return text + ", \"ranks\": [" + base::join(base::Runs(mesh.ranks()).flat(), ", ") + "]}";
 }
 
 std::string entry_json(const Entry& entry, size_t mesh) {
@@ -188,18 +162,14 @@ class CatalogueReader {
     if (!from.contains("ranks")) {
       return mesh;
     }
-    std::vector<int64_t> ranks;
+    std::vector<int64_t> flat, ranks;
     for (const Json& item : read_list(from, "ranks")) {
-      check(item.is_array() && item.size() == 3, "\"ranks\" has ", item.dump().substr(0, 80),
-            "; accepted: runs [first, count, step]");
-      const int64_t first = to_int(item[0], "ranks"), count = to_int(item[1], "ranks"), step = to_int(item[2], "ranks");
-      check(count >= 1 && count <= mesh.size() - static_cast<int64_t>(ranks.size()), "\"ranks\" are not the ",
-            mesh.size(), " of ", mesh.str());
-      constexpr int64_t kMost = int64_t{1} << 32;  // so that nothing overflows
-      check(first >= 0 && first < kMost && -kMost < step && step < kMost, "\"ranks\" has ", item.dump());
-      for (int64_t i = 0; i < count; ++i) {
-        ranks.push_back(first + i * step);
-      }
+      flat.push_back(to_int(item, "ranks"));
+    }
+    const base::Runs runs = checked("\"ranks\"", [&] { return base::Runs::from_flat(flat); });
+    check(runs.size() == mesh.size(), "\"ranks\" are not the ", mesh.size(), " of ", mesh.str());
+    for (int64_t i = 0; i < runs.size(); ++i) {
+      ranks.push_back(runs.at(i));
     }
     return checked("\"ranks\"", [&] { return Mesh(mesh.axes(), std::move(ranks)); });
   }

@@ -16,13 +16,13 @@ constexpr int kCatalogueVersion = 1;
 //     {"version": 1,
 //     "meshes": [
 //     {"axes": "dp=2,tp=4"},
-//     {"axes": "x=3", "ranks": [[4, 3, 2]]}],
+//     {"axes": "x=3", "ranks": [4, 2, 3]}],
 //     "entries": [
 //     {"name": "w", "role": "parameter", "dtype": "float32", "sizes": [8, 4], "mesh": 0, "layout": "{tp: S(0)}"}],
 //     "values": {
 //     "step": 100}}
 //
-// A mesh is written once, its ranks where they are not 0, 1, ... in order as runs [first, count, step]; nothing of the
+// A mesh is written once, its ranks where they are not 0, 1, ... in order as runs (base::Runs); nothing of the
 // text grows with ranks times tensors. Aliases stand in "aliases" where there are any. Throws where a name or value is
 // not UTF-8.
 std::string to_json(const Catalogue& catalogue);

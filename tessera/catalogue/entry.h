@@ -18,6 +18,9 @@ enum class Role : uint8_t {
   kOther,
 };
 
+// Whether it belongs to the model: a parameter or a buffer.
+inline bool is_of_model(Role role) { return role == Role::kParameter || role == Role::kBuffer; }
+
 // `parameter`, `buffer`, `moment` or `other`; and back, nothing for another text.
 const char* name_of(Role role);
 std::optional<Role> try_parse_role(std::string_view text);

@@ -41,6 +41,19 @@ class StopOnSignal {
   static constexpr int kSignals[] = {SIGINT, SIGTERM};
 };
 
+// A line for the command, and one for each of its verbs.
+void add_flags(const std::string& before, const CLI::App& command, std::string& text) {
+  const auto name = before + command.get_name();
+  text += name + ":";
+  for (const auto* option : command.get_options()) {
+    text += " " + option->get_name();
+  }
+  text += "\n";
+  for (const auto* verb : command.get_subcommands([](const CLI::App*) { return true; })) {
+    add_flags(name + " ", *verb, text);
+  }
+}
+
 }  // namespace
 
 int run(int argc, const char* const* argv, std::ostream& out, std::ostream& err) {
@@ -70,11 +83,7 @@ std::string flag_list() {
   CLI::App app;
   std::string text;
   for (const auto& command : add_commands(app)) {
-    text += command.app->get_name() + ":";
-    for (const auto* option : command.app->get_options()) {
-      text += " " + option->get_name();
-    }
-    text += "\n";
+    add_flags("", *command.app, text);
   }
   return text;
 }

@@ -1,4 +1,4 @@
-// The program `tessera`: subcommands train, compare, plan, explain, launch, generate, trace, info.
+// The program `tessera`: subcommands train, compare, plan, explain, launch, generate, ckpt, trace, info.
 #pragma once
 
 #include <iosfwd>

@@ -17,19 +17,19 @@ std::string special_names(const Tokenizer& tokenizer) {
   return names.empty() ? "a token of the tokenizer" : base::join(names, ", ");
 }
 
-std::optional<int32_t> find_end(const Tokenizer& tokenizer, const std::string& end) {
+// The text of the token that ends a document; empty if there is none.
+std::string find_end(const Tokenizer& tokenizer, const std::string& end) {
   if (!end.empty()) {
-    const auto id = tokenizer.id_of(end);
-    TESSERA_CHECK_AS(DataError, id, "[tokenizer] no token is called \"", end,
+    TESSERA_CHECK_AS(DataError, tokenizer.id_of(end), "[tokenizer] no token is called \"", end,
                      "\", which is to end a document; accepted: ", special_names(tokenizer));
-    return id;
+    return end;
   }
   for (const char* name : {"<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>"}) {
-    if (const auto id = tokenizer.id_of(name)) {
-      return id;
+    if (tokenizer.id_of(name)) {
+      return name;
     }
   }
-  return std::nullopt;
+  return "";
 }
 
 std::vector<int32_t> bytes_as_tokens(std::string_view text) {
@@ -40,7 +40,7 @@ std::vector<int32_t> bytes_as_tokens(std::string_view text) {
 }  // namespace
 
 Vocabulary::Vocabulary(Tokenizer tokenizer, const std::string& end)
-    : tokenizer_(std::move(tokenizer)), end_(find_end(*tokenizer_, end)) {}
+    : tokenizer_(std::move(tokenizer)), end_name_(find_end(*tokenizer_, end)), end_(tokenizer_->id_of(end_name_)) {}
 
 std::vector<int32_t> Vocabulary::encode_document(std::string_view text) const {
   return tokenizer_ ? tokenizer_->encode(text) : bytes_as_tokens(text);

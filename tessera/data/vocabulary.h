@@ -30,6 +30,9 @@ class Vocabulary {
   // The token that ends a document, if there is one.
   std::optional<int32_t> end() const { return end_; }
 
+  // Its text in the tokenizer's file; empty where no token ends a document, or tokens are bytes.
+  const std::string& end_name() const { return end_name_; }
+
   // A whole document, with what the tokenizer puts around one, without the token that ends it.
   std::vector<int32_t> encode_document(std::string_view text) const;
 
@@ -43,6 +46,7 @@ class Vocabulary {
 
  private:
   std::optional<Tokenizer> tokenizer_;
+  std::string end_name_;
   std::optional<int32_t> end_ = 0;
 };
 

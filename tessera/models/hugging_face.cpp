@@ -1,9 +1,33 @@
 #include "tessera/models/hugging_face.h"
 
+#include <c10/core/ScalarType.h>
+#include <nlohmann/json.hpp>
+
 namespace tessera::models {
 
 using catalogue::NameMap;
 using catalogue::NameRule;
+using Json = nlohmann::ordered_json;
+
+namespace {
+
+// What every model's configuration has.
+template <typename Config>
+Json described(const char* architecture, const char* kind, const Config& config, std::optional<int64_t> end) {
+  const Json end_token = end ? Json(*end) : Json(nullptr);
+  return {{"architectures", Json::array({architecture})},
+          {"model_type", kind},
+          {"torch_dtype", config.dtype == at::kDouble ? "float64" : "float32"},
+          {"vocab_size", config.vocab_size},
+          {"initializer_range", config.init_std},
+          {"tie_word_embeddings", config.tie_embeddings},
+          {"bos_token_id", end_token},
+          {"eos_token_id", end_token}};
+}
+
+std::string text_of(const Json& json) { return json.dump(2) + "\n"; }
+
+}  // namespace
 
 NameMap hugging_face_names(const GptConfig& config) {
   const catalogue::Change fused = catalogue::reordered(0, {config.heads, 3, config.head_dim()}, {1, 0, 2});
@@ -37,6 +61,38 @@ NameMap hugging_face_names(const LlamaConfig&) {
     rules.push_back({name, name});
   }
   return NameMap(std::move(rules));
+}
+
+std::string hugging_face_config(const GptConfig& config, std::optional<int64_t> end) {
+  Json json = described("GPT2LMHeadModel", "gpt2", config, end);
+  json.update({{"n_positions", config.max_seq},
+               {"n_embd", config.dim},
+               {"n_layer", config.layers},
+               {"n_head", config.heads},
+               {"activation_function", "gelu_new"},
+               {"layer_norm_epsilon", config.norm_eps},
+               {"embd_pdrop", config.dropout},
+               {"attn_pdrop", config.dropout},
+               {"resid_pdrop", config.dropout}});
+  return text_of(json);
+}
+
+std::string hugging_face_config(const LlamaConfig& config, std::optional<int64_t> end) {
+  Json json = described("LlamaForCausalLM", "llama", config, end);
+  json.update({{"max_position_embeddings", config.max_seq},
+               {"hidden_size", config.dim},
+               {"intermediate_size", config.hidden},
+               {"num_hidden_layers", config.layers},
+               {"num_attention_heads", config.heads},
+               {"num_key_value_heads", config.kv_heads},
+               {"head_dim", config.head_dim()},
+               {"hidden_act", "silu"},
+               {"rms_norm_eps", config.norm_eps},
+               {"rope_theta", config.rope_theta},
+               {"attention_bias", false},
+               {"attention_dropout", 0.0},
+               {"mlp_bias", false}});
+  return text_of(json);
 }
 
 }  // namespace tessera::models

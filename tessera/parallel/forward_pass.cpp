@@ -28,6 +28,18 @@ ForwardPasses ForwardPasses::of_copy() const {
   return copy;
 }
 
+int64_t ForwardPasses::step() const {
+  TESSERA_CHECK(passes_ % micro_batches_ == 0, "[forward] ", passes_ % micro_batches_, " of the ", micro_batches_,
+                " micro-batches of a step have passed, whose gradients would be lost; accepted: to save after a step");
+  return passes_ / micro_batches_;
+}
+
+void ForwardPasses::set_step(int64_t step) {
+  TESSERA_CHECK(step >= 0, "[forward] step ", step, "; accepted: one from 0 on");
+  end();
+  passes_ = step * micro_batches_, evaluations_ = 0;
+}
+
 void ForwardPasses::check(const std::vector<dtensor::NamedValue>& batch) {
   RankState& state = RankState::require();
   if (std::exchange(checks_operands_, false)) {

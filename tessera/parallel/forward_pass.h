@@ -35,6 +35,12 @@ class ForwardPasses {
   // Those of a copy of the model: they are counted on from here, and none is open.
   ForwardPasses of_copy() const;
 
+  // The training step that the next pass with gradients belongs to. Throws if only some of a step's micro-batches have
+  // passed: the gradients of those are in no checkpoint.
+  int64_t step() const;
+  // Goes on with that step from its first micro-batch.
+  void set_step(int64_t step);
+
   const plan::Plan& plan() const { return plan_; }
 
  private:

@@ -4,12 +4,14 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <utility>
 #include <vector>
 
 #include <torch/nn/module.h>
 #include <torch/optim/optimizer.h>
 
+#include "tessera/catalogue/name_map.h"
 #include "tessera/parallel/place.h"
 #include "tessera/plan/plan.h"
 
@@ -20,6 +22,9 @@ struct JobOptions {
   int64_t accumulate = 1;
   // What updates the parameters: for saving and loading its state with the model's. It must outlive the job.
   torch::optim::Optimizer* optimizer = nullptr;
+  // How the parameters and buffers are called and lie in checkpoints, so that other libraries read them; without it as
+  // in the model. A rule for each of them.
+  std::optional<catalogue::NameMap> file_names = {};
 };
 
 // A model on a mesh, and its steps. Made by `parallelize`. One per rank; the rank's own thread uses it.

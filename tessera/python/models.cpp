@@ -1,6 +1,5 @@
 // Plans, and models on a mesh.
 #include "tessera/base/error.h"
-#include "tessera/checkpoint/ranks/save_gathered.h"
 #include "tessera/comm/core/context.h"
 #include "tessera/parallel/deferred.h"
 #include "tessera/parallel/forward_pass.h"
@@ -45,7 +44,7 @@ py::object refuse_pickle(const ForwardPasses&) {
   TORCH_CHECK_TYPE(false,
                    "a model that was parallelized cannot be pickled: each rank has its part of it. Write "
                    "torch.save(tessera.full_state_dict(model), path), "
-                   "or tessera.save(path, model); copy.deepcopy(model) is a copy on the same ranks");
+                   "or tessera.save(\"model.safetensors\", model); copy.deepcopy(model) is a copy on the same ranks");
   return py::none();
 }
 
@@ -68,22 +67,6 @@ class Deferred {
  private:
   std::optional<parallel::DeferredScope> scope_;
 };
-
-void save(const std::string& path, const Named& tensors) {
-  std::vector<checkpoint::NamedTensor> all;
-  for (const auto& [name, tensor] : tensors) {
-    all.push_back({name, tensor});
-  }
-  checkpoint::save_gathered(path, std::move(all));
-}
-
-Named load(const std::string& path) {
-  Named all;
-  for (auto& [name, tensor] : checkpoint::load_safetensors(path).tensors) {
-    all.emplace_back(name, tensor);
-  }
-  return all;
-}
 
 }  // namespace
 
@@ -111,10 +94,9 @@ void bind_models(py::module_& module) {
       .def("__copy__", &copy)
       .def("__deepcopy__", &copy)
       .def("__reduce__", &refuse_pickle)
+      .def_property("step", &ForwardPasses::step, &ForwardPasses::set_step)
       .def_property_readonly("plan", &ForwardPasses::plan);
   module.def("place", &place);
-  module.def("save_gathered", &save, Unlocked());
-  module.def("load_safetensors", &load, Unlocked());
   module.def("place_state", &parallel::place_state, Unlocked());
   module.def("placed_state", &parallel::placed_state, Unlocked());
 }

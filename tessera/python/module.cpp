@@ -11,5 +11,6 @@ PYBIND11_MODULE(_C, module) {
   tessera::python::bind_tensors(module);
   tessera::python::bind_ranks(module);
   tessera::python::bind_models(module);
+  tessera::python::bind_checkpoints(module);
   tessera::python::bind_explain(module);
 }

@@ -1,5 +1,8 @@
 #include "tessera/python/module_tree.h"
 
+#include <algorithm>
+#include <set>
+
 #include "tessera/base/error.h"
 
 namespace tessera::python {
@@ -86,7 +89,31 @@ ModuleTree describe_as(const py::object& module, std::string name) {
   return tree;
 }
 
+// Adds the dotted names of buffers that do not persist.
+void add_transient(const py::object& module, const std::string& name, std::set<std::string>& names) {
+  for (const auto& own : module.attr("_non_persistent_buffers_set")) {
+    names.insert(plan::dotted(name, own.cast<std::string>()));
+  }
+  for (const auto& [key, child] : module.attr("_modules").cast<py::dict>()) {
+    if (!child.is_none()) {
+      add_transient(py::reinterpret_borrow<py::object>(child), plan::dotted(name, key.cast<std::string>()), names);
+    }
+  }
+}
+
 }  // namespace
+
+std::vector<plan::NamedTensor> persistent_tensors(const py::object& module) {
+  auto tensors = plan::tensors_of(describe(module));
+  std::set<std::string> transient;
+  add_transient(module, "", transient);
+  std::erase_if(tensors, [&](const plan::NamedTensor& named) {
+    return std::all_of(named.aliases.begin(), named.aliases.end(),
+                       [&](const auto& alias) { return transient.contains(alias); }) &&
+           transient.contains(named.name);
+  });
+  return tensors;
+}
 
 ModuleTree describe(const py::object& module) {
   TESSERA_CHECK_AS(PlanError, is_a(module, "Module"), "[parallelize] expected a torch.nn.Module, got ",

@@ -4,6 +4,7 @@ rank 0.
 Usage: checkpoint_program.py FOLDER
 """
 
+import copy
 import sys
 import warnings
 from pathlib import Path
@@ -76,12 +77,20 @@ def step(model, optimizer):
     optimizer.step()
 
 
+def ordered(value):
+    """As a text that the order of keys does not change."""
+    if isinstance(value, dict):
+        return str(sorted((str(key), ordered(item)) for key, item in value.items()))
+    return str([ordered(item) for item in value]) if isinstance(value, (list, tuple)) else str(value)
+
+
 def check_training(folder):
     """A model and its optimizer; what async_save wrote is what was there when it was called."""
     model, optimizer = model_and_optimizer("dp=2,tp=2", 0)
     step(model, optimizer)
     state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "epoch": 3}
     want = tessera.full_state_dict(model, rank=None), tessera.full_optimizer_state_dict(optimizer, rank=None)
+    saved = copy.deepcopy(dict(want[1]))
     want = {name: value.clone() for name, value in want[0].items()}, str(want[1])
     dcp.save(state, checkpoint_id=folder / "training")
     done = dcp.async_save(state, checkpoint_id=folder / "later", process_group=torch.distributed.new_group())
@@ -97,6 +106,11 @@ def check_training(folder):
         for name, value in tessera.full_state_dict(other, rank=None).items():
             assert torch.equal(value, want[0][name]), (path, name)
         assert str(tessera.full_optimizer_state_dict(others_optimizer, rank=None)) == want[1], path
+        fresh, freshs_optimizer = model_and_optimizer("tp=4", 1)  # which has taken no step
+        assert tessera.load(folder / path, fresh, freshs_optimizer) == {"epoch": 3}
+        for name, value in tessera.full_state_dict(fresh, rank=None).items():
+            assert torch.equal(value, want[0][name]), (path, name)
+        assert ordered(tessera.full_optimizer_state_dict(freshs_optimizer, rank=None)) == ordered(saved), path
         say(path)
 
 

@@ -244,7 +244,7 @@ REFUSED = {
     "pickle": (pickle.dumps, "torch.save\\(tessera.full_tensor"),
     "torch.save": (lambda x: torch.save(x, io.BytesIO()), "torch.save\\(tessera.full_tensor"),
     "data_ptr": (lambda x: x.data_ptr(), "to_local"), "storage": (lambda x: x.untyped_storage(), "to_local"),
-    "a model's storage": (lambda x: linear(x).weight.untyped_storage(), r"tessera\.save\(path, model\).*tessera\.full_state_dict\(model\)"),
+    "a model's storage": (lambda x: linear(x).weight.untyped_storage(), r"tessera\.save\('model\.safetensors', model\).*tessera\.full_state_dict\(model\)"),
     "share_memory_": (lambda x: x.share_memory_(), "to_local"), "apply_": (lambda x: x.apply_(abs), "to_local"),
     "resize_": (lambda x: x.clone().resize_(2), "from_local"), "compile": (lambda x: torch.compile(lambda a: a * 2, backend="eager")(x), "uncompiled"),
     "export": (lambda x: torch.export.export(linear(VALUE), (x,)), "uncompiled"), "trace": (lambda x: torch.jit.trace(lambda a: a * 2, x), "untraced"),

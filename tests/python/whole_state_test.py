@@ -11,6 +11,7 @@ import functools
 import importlib.util
 import io
 import json
+import math
 import pickle
 import sys
 import tempfile
@@ -20,12 +21,14 @@ from pathlib import Path
 
 import tessera
 import torch
+import torch.distributed.checkpoint as dcp
 from zoo import tf, tokens
 
 counting = ctypes.CDLL(sys.argv.pop(1))
 WIDTH, LAYERS = 512, 6
 TENSOR = WIDTH * WIDTH * 4  # bytes
 SMALL = 65536  # bytes of scratch memory
+BLOCK = 4 * 2**20  # of a checkpoint's files, read and checked at once
 
 
 class Tied(torch.nn.Module):
@@ -228,6 +231,58 @@ class MemoryTest(unittest.TestCase):
                     self.assertLessEqual(abs(kept - parts * TENSOR), SMALL)
 
 
+    @in_folder
+    def test_a_save_holds_what_is_written_and_one_tensor(self, folder):
+        def save(model, optimizer):
+            rank = tessera.rank()
+            return [bytes_of(rank, lambda: tessera.save(folder, model, optimizer, step=step, in_slices=step == 1))[:2] for step in (0, 1)]
+
+        for rank, sizes in enumerate(self.on_ranks(save)):
+            for (peak, kept), model in zip(sizes, (math.ceil(LAYERS / 4), LAYERS / 4)):  # parameters at their owners, or a part of each
+                with self.subTest(rank=rank, model=model, peak=peak / TENSOR):
+                    self.assertLessEqual(peak, (model + 2 * LAYERS / 4 + 1) * TENSOR + SMALL)
+                    self.assertGreaterEqual(peak, 2 * LAYERS / 4 * TENSOR)
+                    self.assertLessEqual(kept, SMALL)
+
+    @in_folder
+    def test_a_checkpoint_is_loaded_block_by_block(self, folder):
+        def load(model, mine):
+            rank = tessera.rank()
+            tessera.save(folder, model, mine, step=1)
+            mine.state.clear()
+            return bytes_of(rank, lambda: tessera.load(folder, model, mine))[:2]
+
+        for rank, (peak, kept) in enumerate(self.on_ranks(load)):
+            with self.subTest(rank=rank, peak=peak / TENSOR, kept=kept / TENSOR):
+                parts, moments = LAYERS / 4, 2 * LAYERS / 4  # those of the moments are new, and all are held beside until all blocks were checked
+                self.assertLessEqual(peak, (parts + 2 * moments) * TENSOR + 2 * BLOCK + SMALL)  # a block, and what is sent of it
+                self.assertLessEqual(abs(kept - moments * TENSOR), SMALL)
+
+    @in_folder
+    def test_a_file_is_loaded_tensor_by_tensor(self, folder):
+        reference = wide()
+        optimizer = torch.optim.Adam(reference.parameters(), 1e-2)
+        reference(torch.ones(2, WIDTH)).sum().backward()
+        optimizer.step()
+        torch.save({"model": reference.state_dict(), "optimizer": optimizer.state_dict()}, folder / "run.pt")
+        dcp.save({"model": reference.state_dict(), "optimizer": optimizer.state_dict()}, checkpoint_id=folder / "run", no_dist=True)
+        tessera.save(folder / "model.safetensors", reference)
+
+        def load(model, mine):
+            rank, sizes = tessera.rank(), []
+            for name in ("run.pt", "run", "model.safetensors"):
+                mine.state.clear()
+                sizes.append(bytes_of(rank, lambda: tessera.load(folder / name, model, *([] if "model" in name else [mine])))[:2])
+            return sizes
+
+        for rank, sizes in enumerate(self.on_ranks(load)):
+            for name, (peak, kept), moments in zip(("run.pt", "run", "model.safetensors"), sizes, (2 * LAYERS / 4, 2 * LAYERS / 4, 0)):
+                with self.subTest(rank=rank, file=name, peak=peak / TENSOR, kept=kept / TENSOR):
+                    beside = LAYERS / 4 + moments  # parts that were read, until all were
+                    self.assertLessEqual(peak, (moments + beside + 2) * TENSOR + SMALL)
+                    self.assertLessEqual(abs(kept - moments * TENSOR), SMALL)
+
+
 class PretrainedTest(unittest.TestCase):
     def model(self, kind):
         torch.manual_seed(0)
@@ -324,7 +379,6 @@ class RefusedTest(unittest.TestCase):
         tessera.run_ranks(body, 2)
 
     def test_distributed_checkpoints_want_processes(self):
-        import torch.distributed.checkpoint as dcp
         from torch.distributed.checkpoint.api import CheckpointException
 
         names = ("__create_write_items__", "__create_chunk_list__", "__get_tensor_shard__")
@@ -333,7 +387,7 @@ class RefusedTest(unittest.TestCase):
         def body():
             self.assertFalse(any(hasattr(torch.ones(2), name) for name in names))
             model = tessera.parallelize(torch.nn.Linear(4, 4), "tp=2")
-            with tempfile.TemporaryDirectory() as folder, self.assertRaisesRegex(CheckpointException, r"tessera\.save\(path, model\) and tessera\.load"):
+            with tempfile.TemporaryDirectory() as folder, self.assertRaisesRegex(CheckpointException, r"tessera\.save\(run, model, optimizer, step=n\) and tessera\.load"):
                 dcp.save(model.state_dict(), checkpoint_id=folder, no_dist=True)
 
         tessera.run_ranks(body, 2)

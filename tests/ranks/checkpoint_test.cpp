@@ -7,6 +7,7 @@
 #include "tessera/checkpoint/format/box_runs.h"
 #include "tessera/checkpoint/format/value_hash.h"
 #include "tessera/checkpoint/ranks/block_plan.h"
+#include "tessera/checkpoint/ranks/by_one.h"
 #include "tessera/checkpoint/ranks/load.h"
 #include "tessera/checkpoint/ranks/save.h"
 #include "tessera/checkpoint/store/faulty_store.h"
@@ -324,6 +325,67 @@ TEST(CheckpointRanks, TheLastOnesAreKeptAndAStepIsSavedOnce) {
   EXPECT_EQ(steps[1].step, 4);
   const auto failure = failure_on(2, [&](int64_t) { checkpoint::save(store, kRun, 4, contents_on(mesh, 5, true)); });
   EXPECT_SAYS(failure, "claimed");
+}
+
+// What an example is read as from another program's file: numbers with a point in another dtype, all in memory of their
+// own.
+at::Tensor as_of_others(const at::Tensor& value) {
+  return (value.scalar_type() == at::kFloat ? value.to(at::kDouble) : value).clone();
+}
+
+TEST(FilesOfOthers, GoToAnyLayoutTensorByTensor) {
+  const auto all = examples();
+  for (const auto& text : {"1", "dp=2", "tp=3", "dp=2,tp=2"}) {
+    for (uint64_t seed = 0; seed < 6; ++seed) {
+      const Mesh mesh = Mesh::parse(text);
+      std::vector<std::atomic<int64_t>> reads(all.size() + 1);
+      run_on(mesh, [&](int64_t) {
+        const Contents contents = contents_on(mesh, seed, false);
+        std::vector<at::Tensor> targets;
+        for (const auto& kept : contents.tensors) {
+          targets.push_back(kept.tensor);
+        }
+        checkpoint::load_by_one(targets, [&](size_t index) {
+          ++reads[index];
+          return index < all.size() ? as_of_others(all[index].value) : integers({3}, at::kByte);
+        });
+        expect_values(contents, std::string(text) + " seed " + std::to_string(seed));
+      });
+      for (size_t index = 0; index < reads.size(); ++index) {
+        EXPECT_EQ(reads[index], 1) << index;
+      }
+    }
+  }
+}
+
+TEST(FilesOfOthers, ThatFailAtAnyTensorChangeNothing) {
+  const auto all = examples();
+  const Mesh mesh = Mesh::parse("dp=2,tp=2");
+  for (size_t bad = 0; bad < all.size(); ++bad) {
+    for (const bool is_misshapen : {false, true}) {
+      std::atomic<int64_t> unchanged = 0;
+      const auto failure = failure_on(mesh.size(), [&](int64_t) {
+        std::vector<at::Tensor> targets, parts;
+        for (const auto& example : all) {
+          targets.push_back(distribute(example.value, mesh, Placements(2)));
+          parts.push_back(to_local(targets.back()).clone());
+        }
+        try {
+          checkpoint::load_by_one(targets, [&](size_t index) -> at::Tensor {
+            TESSERA_CHECK_AS(DataError, index != bad || is_misshapen, "[test] the file ends here");
+            return index == bad ? at::zeros({1, 2, 3}) : at::zeros_like(all[index].value);
+          });
+        } catch (...) {
+          for (size_t i = 0; i < targets.size(); ++i) {
+            unchanged += at::equal(to_local(targets[i]), parts[i]) ? 1 : 0;
+          }
+          throw;
+        }
+      });
+      EXPECT_SAYS(failure, is_misshapen ? "a tensor of sizes [1, 2, 3] was read for" : "the file ends here");
+      EXPECT_EQ(unchanged, mesh.size() * static_cast<int64_t>(all.size())) << bad;
+    }
+  }
 }
 
 TEST(BoxRuns, ARangeOfElementsIsItsBoxes) {

@@ -5,6 +5,7 @@
 
 #include "tessera/checkpoint/folder/steps.h"
 #include "tessera/checkpoint/store/posix_store.h"
+#include "tessera/models/hugging_face.h"
 #include "tests/ranks/support.h"
 #include "tests/ranks/training_run.h"
 
@@ -92,6 +93,33 @@ TEST(Resume, InFastOnTheSameMeshHasTheSameBits) {
     EXPECT_TRUE(std::equal(curve.losses.begin(), curve.losses.end(), expected.losses.begin() + kHalf));
     for (const auto& [name, value] : expected.parameters) {
       EXPECT_TRUE(at::equal(value, curve.parameters.at(name))) << name;
+    }
+  }
+}
+
+// Kept in the form of other libraries' files, a run goes on with the same bits; a job that does not know of the form is
+// refused, although its matrices might be of the same sizes.
+TEST(Resume, InTheFormOfOtherFilesIsTheSame) {
+  const Folder folder;
+  const Curve expected = train<models::Gpt>(setting(sums::Lattice()), gpt(), {});
+  const auto names = models::hugging_face_names(gpt());
+  for (const char* mesh : {"1", "dp=3", "tp=4", "dp=2,tp=2"}) {
+    SCOPED_TRACE(mesh);
+    Setting first = setting(sums::Lattice()), second = setting(sums::Lattice());
+    first.steps = kHalf, first.save_to = second.load_from = folder.run(mesh);
+    first.file_names = second.file_names = names;
+    train<models::Gpt>(first, gpt(), on(mesh));
+    const Curve curve = train<models::Gpt>(second, gpt(), on("tp=2"));
+    EXPECT_TRUE(std::equal(curve.losses.begin(), curve.losses.end(), expected.losses.begin() + kHalf));
+    for (const auto& [name, value] : expected.parameters) {
+      EXPECT_TRUE(at::equal(value, curve.parameters.at(name))) << name;
+    }
+    second.file_names.reset();
+    try {
+      train<models::Gpt>(second, gpt(), on("tp=2"));
+      ADD_FAILURE() << "nothing was refused";
+    } catch (const std::exception& error) {
+      EXPECT_SAYS(base::message_of(error), "the job reads those of its own form");
     }
   }
 }

@@ -37,6 +37,7 @@ struct Setting {
   std::map<std::string, at::Tensor> initial = {};       // what parameters begin with; the others with what they draw
   std::optional<sums::Lattice> lattice = std::nullopt;  // of exact numerics; none: fast
   std::string load_from = "", save_to = "";             // folders of runs: training goes on there, is kept there
+  std::optional<catalogue::NameMap> file_names = std::nullopt;  // the form of parameters there
   // Clips gradients to a norm of 1 and returns the norm.
   double (*clip)(const std::vector<at::Tensor>&) = [](const std::vector<at::Tensor>& parameters) {
     return torch::nn::utils::clip_grad_norm_(parameters, 1.0);
@@ -130,7 +131,7 @@ Curve train(const Setting& setting, const Config& config, const Case& c) {
     }
     parallel::Job job(model.ptr(), plan,
                       [model](const std::vector<at::Tensor>& batch) mutable { return model->loss(batch[0], batch[1]); },
-                      {.accumulate = c.accumulate, .optimizer = &optimizer});
+                      {.accumulate = c.accumulate, .optimizer = &optimizer, .file_names = setting.file_names});
     if (!setting.load_from.empty()) {
       checkpoint::load(setting.load_from, job);
     }

@@ -3,6 +3,7 @@
 #include "tessera/checkpoint/folder/names.h"
 #include "tessera/checkpoint/format/numbers.h"
 #include "tessera/checkpoint/format/receipt.h"
+#include "tessera/comm/processes/sockets.h"
 
 namespace tessera::checkpoint {
 namespace {
@@ -48,6 +49,15 @@ std::string claim_step(Store& store, const std::string& run, const Claim& claim)
   store.sync_folder(folder);
   store.sync_folder(run);
   return folder;
+}
+
+SaveId begin_save(Store& store, const std::string& run, int64_t step, int64_t block_size) {
+  TESSERA_CHECK(block_size > 0 && block_size % 8 == 0, "[checkpoint] blocks of ", block_size,
+                " bytes; accepted: a multiple of 8");
+  const SaveId save{.number = comm::random_token(), .step = step, .block_size = block_size};
+  store.make_folder(run);
+  claim_step(store, run, {save, comm::process_name()});
+  return save;
 }
 
 }  // namespace tessera::checkpoint

@@ -25,4 +25,8 @@ Claim read_claim(std::string_view text, const std::string& path);
 // by a save that was killed (remove_unfinished).
 std::string claim_step(Store& store, const std::string& run, const Claim& claim);
 
+// The start of a save: draws its number, makes the folder of the run if need be, and claims the step for this process.
+// Throws as claim_step, c10::Error for blocks that are no multiple of 8 bytes.
+SaveId begin_save(Store& store, const std::string& run, int64_t step, int64_t block_size);
+
 }  // namespace tessera::checkpoint

@@ -49,7 +49,7 @@ void wait_for_receipts(Store& store, const std::string& folder, int64_t ranks, c
     missing.insert(rank);
   }
   const auto begin = Clock::now();
-  while (true) {
+  for (double pause = options.poll / 50;; pause = std::min(options.poll, 1.5 * pause)) {
     take_receipts(store, folder, missing, maker);
     if (missing.empty()) {
       return;
@@ -59,9 +59,9 @@ void wait_for_receipts(Store& store, const std::string& folder, int64_t ranks, c
                      base::human_duration(options.deadline), " the receipts of ", missing.size(), " of ", ranks,
                      " ranks are missing: ", names_of(missing), "; accepted: a receipt of each rank");
     if (options.sleep) {
-      options.sleep(options.poll);
+      options.sleep(pause);
     } else {
-      std::this_thread::sleep_for(std::chrono::duration<double>(options.poll));
+      std::this_thread::sleep_for(std::chrono::duration<double>(pause));
     }
   }
 }

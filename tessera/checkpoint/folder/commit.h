@@ -28,7 +28,7 @@ namespace tessera::checkpoint {
 
 struct CommitOptions {
   double deadline = 600;                   // seconds to wait for receipts
-  double poll = 0.05;                      // seconds between two looks
+  double poll = 0.05;                      // seconds between two looks, at first fewer
   std::function<void(double)> sleep = {};  // waits so many seconds; empty: this thread sleeps
 };
 

@@ -16,6 +16,7 @@ namespace tessera::checkpoint {
 
 constexpr const char* kClaim = "claim.json";
 constexpr const char* kManifest = "manifest.json";
+constexpr const char* kCheckpoints = "checkpoints";  // the folder of a run that has other files too
 
 // The folder of a step below that of its run.
 std::string step_folder(const std::string& run, int64_t step);

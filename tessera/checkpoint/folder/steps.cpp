@@ -92,6 +92,23 @@ std::optional<StepFolder> newest_whole(Store& store, const std::string& run) {
   return std::nullopt;
 }
 
+std::string steps_folder(Store& store, const std::string& folder) {
+  const auto folders = store.list(folder).folders;
+  const bool is_below = std::find(folders.begin(), folders.end(), kCheckpoints) != folders.end();
+  return is_below ? path_in(folder, kCheckpoints) : folder;
+}
+
+std::string find_checkpoint(Store& store, const std::string& folder) {
+  const auto named = folder.substr(0, folder.find_last_not_of('/') + 1);
+  if (try_step_of(name_of(named))) {
+    return named;
+  }
+  const auto newest = newest_whole(store, steps_folder(store, named));
+  TESSERA_CHECK_AS(DataError, newest, "[checkpoint] \"", folder,
+                   "\" has no whole checkpoint; accepted: the folder of a run that has saved a step, or of a step");
+  return newest->path;
+}
+
 std::vector<std::string> prune(Store& store, const std::string& run, const PruneOptions& options) {
   TESSERA_CHECK(options.keep >= 1, "[checkpoint] keep ", options.keep, " checkpoints; accepted: at least 1");
   std::vector<std::string> removed;

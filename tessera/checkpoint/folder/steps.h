@@ -36,6 +36,13 @@ std::vector<StepFolder> list_steps(Store& store, const std::string& run);
 // The whole one of the highest step; nothing if none is whole.
 std::optional<StepFolder> newest_whole(Store& store, const std::string& run);
 
+// The folder of the checkpoint that is meant: `folder` itself where its name is that of a step; else the newest whole
+// one of the run that `folder` is, or that lies in its folder `checkpoints`. Throws DataError if none is whole.
+std::string find_checkpoint(Store& store, const std::string& folder);
+
+// The folder in which the steps of a run lie: `folder`, or its `checkpoints` where it has one.
+std::string steps_folder(Store& store, const std::string& folder);
+
 struct PruneOptions {
   int64_t keep = 1;                     // whole checkpoints that stay: those of the highest steps
   std::optional<int64_t> writing = {};  // a step that is being written, which stays too

@@ -42,6 +42,14 @@ void append(const Box& box, size_t dim, int64_t begin, int64_t end, Box& fixed, 
 
 }  // namespace
 
+Box everything(c10::IntArrayRef sizes) {
+  Box box;
+  for (const auto size : sizes) {
+    box.push_back({0, size});
+  }
+  return box;
+}
+
 std::vector<Box> boxes_of_range(const Box& box, int64_t begin, int64_t end) {
   std::vector<Box> all;
   Box fixed;

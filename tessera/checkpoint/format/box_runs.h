@@ -4,11 +4,16 @@
 #include <cstdint>
 #include <vector>
 
+#include <c10/util/ArrayRef.h>
+
 #include "tessera/reshard/holdings.h"
 
 namespace tessera::checkpoint {
 
 using reshard::Box;
+
+// The box of all elements.
+Box everything(c10::IntArrayRef sizes);
 
 // Calls visit(at, to, elements) for the runs of elements of `overlap` that lie one behind the other in both boxes: `at`
 // and `to` are where they begin in `from` and in `into`, in elements of row-major order. In that order.

@@ -31,8 +31,8 @@ struct Manifest {
 };
 
 // A sealed document. Its tables: a row of `files` is name, bytes, first byte of data, and the blocks' checksums in
-// base 64; a row of `tensors` is name, dtype, sizes, hash of the value, then as runs (first, step, count) the cuts of
-// each dim, the file of each slice and its first byte behind the file's data.
+// base 64; a row of `tensors` is name, dtype, sizes, hash of the value, then as runs (Runs::flat) the cuts of each dim,
+// the file of each slice and its first byte behind the file's data.
 std::string write_manifest(const Manifest& manifest);
 
 // Throws DataError that names `path` for anything that write_manifest cannot have written, or that is newer.

@@ -7,6 +7,7 @@
 #include "tessera/checkpoint/format/numbers.h"
 #include "tessera/checkpoint/format/safetensors.h"
 #include "tessera/checkpoint/format/safetensors_header.h"
+#include "tessera/checkpoint/format/value_hash.h"
 
 namespace tessera::checkpoint {
 namespace {
@@ -44,14 +45,6 @@ void sort_as_in_file(std::vector<Piece>& pieces) {
 }
 
 }  // namespace
-
-Box everything(c10::IntArrayRef sizes) {
-  Box box;
-  for (const auto size : sizes) {
-    box.push_back({0, size});
-  }
-  return box;
-}
 
 std::string entry_name(const std::string& name, c10::IntArrayRef sizes, const Box& box) {
   if (box.size() == sizes.size() && box == everything(sizes)) {
@@ -103,8 +96,9 @@ Part write_part(Store& store, const std::string& folder, const std::string& name
     auto& piece = pieces[i];
     const auto value = piece.value.contiguous();
     file.append(value.data_ptr(), value.nbytes());
+    const uint64_t hash = piece.value_hash ? *piece.value_hash : hash_slice(value, piece.box, piece.sizes);
     part.pieces.push_back({std::move(piece.name), value.scalar_type(), std::move(piece.sizes), std::move(piece.box),
-                           piece.value_hash, 0, header.entries[i].begin});
+                           hash, 0, header.entries[i].begin});
   }
   part.file = file.close();
   part.file.data_begin = static_cast<int64_t>(sizeof(length) + length);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -9,6 +10,7 @@
 #include <ATen/core/Tensor.h>
 
 #include "tessera/checkpoint/format/block_hashes.h"
+#include "tessera/checkpoint/format/box_runs.h"
 #include "tessera/checkpoint/store/store.h"
 #include "tessera/reshard/holdings.h"
 
@@ -39,7 +41,8 @@ struct Piece {
   std::vector<int64_t> sizes;  // of the whole tensor
   Box box;                     // the slice; everything() of the sizes for a whole tensor
   at::Tensor value;            // of the slice: plain, on the CPU
-  uint64_t value_hash = 0;     // the slice's share of the tensor's: those of all slices are added
+  // The slice's share of the hash of the tensor's value; without one it is made of the value when that is written.
+  std::optional<uint64_t> value_hash = {};
 };
 
 // Where a piece lies.
@@ -48,9 +51,9 @@ struct PlacedPiece {
   at::ScalarType dtype = at::kFloat;
   std::vector<int64_t> sizes;
   Box box;
-  uint64_t value_hash = 0;
-  int64_t file = 0;   // an index among files
-  int64_t begin = 0;  // its first byte, behind the file's data_begin; its elements lie in row-major order
+  uint64_t value_hash = 0;  // those of all slices are added
+  int64_t file = 0;         // an index among files
+  int64_t begin = 0;        // its first byte, behind the file's data_begin; its elements lie in row-major order
   bool operator==(const PlacedPiece&) const = default;
 };
 
@@ -58,9 +61,6 @@ struct Part {
   FileRecord file;
   std::vector<PlacedPiece> pieces;  // `file` is 0
 };
-
-// The box of all elements.
-Box everything(c10::IntArrayRef sizes);
 
 // The name of an entry: that of the tensor where it is whole; else with the slice in global indices,
 // `exp_avg/h.0.weight[0:4, 8:16]`.

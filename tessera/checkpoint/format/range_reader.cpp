@@ -7,6 +7,7 @@
 
 #include "tessera/base/text.h"
 #include "tessera/checkpoint/format/box_runs.h"
+#include "tessera/checkpoint/format/weight_index.h"
 
 namespace tessera::checkpoint {
 namespace {
@@ -90,6 +91,19 @@ void RangeReader::read_slice(const TensorTable& tensor, const StoredSlice& slice
   for_each_run(reshard::intersect(slice.box, wanted), slice.box, wanted, [&](int64_t at, int64_t to, int64_t elements) {
     read(slice.file, begin + at * element, begin + (at + elements) * element, data + to * element);
   });
+}
+
+std::vector<std::pair<std::string, std::string>> small_files_of(const Manifest& manifest, RangeReader& reader) {
+  std::vector<std::pair<std::string, std::string>> files;
+  for (size_t i = 0; i < manifest.files.size(); ++i) {
+    const auto& file = manifest.files[i];
+    if (file.data_begin == 0 && file.name != kWeightIndex) {
+      std::string content(static_cast<size_t>(file.size), '\0');
+      reader.read(static_cast<int64_t>(i), 0, file.size, content.data());
+      files.emplace_back(file.name, std::move(content));
+    }
+  }
+  return files;
 }
 
 std::string tensors_in(const Manifest& manifest, int64_t file, int64_t begin, int64_t end) {

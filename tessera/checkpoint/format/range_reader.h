@@ -2,6 +2,8 @@
 #pragma once
 
 #include <string>
+#include <utility>
+#include <vector>
 
 #include <ATen/core/Tensor.h>
 
@@ -39,6 +41,10 @@ class RangeReader {
   std::string kept_;
   int64_t bytes_read_ = 0;
 };
+
+// The files of a checkpoint that are not made of tensors, but for the index, by name: config.json, a tokenizer. Throws
+// as RangeReader::read.
+std::vector<std::pair<std::string, std::string>> small_files_of(const Manifest& manifest, RangeReader& reader);
 
 // The names of the tensors of which bytes [begin, end) of a file hold elements, for messages: "a, b[0:4, 8:16]"; at
 // most four, then how many more.

@@ -1,50 +1,18 @@
 #include "tessera/checkpoint/format/safetensors.h"
 
 #include <algorithm>
-#include <bit>
-#include <filesystem>
-#include <fstream>
 #include <map>
 
-#include <ATen/EmptyTensor.h>
 #include <ATen/core/grad_mode.h>
 
 #include "tessera/base/atomic_file.h"
 #include "tessera/base/error.h"
 #include "tessera/base/text.h"
+#include "tessera/checkpoint/format/safetensors_file.h"
 #include "tessera/checkpoint/format/safetensors_header.h"
 
 namespace tessera::checkpoint {
 namespace {
-
-static_assert(std::endian::native == std::endian::little, "safetensors files are little-endian");
-
-// Opens a file and reads its header; the stream then stands at the first byte of data.
-Header open(const std::string& path, std::ifstream& file) {
-  std::error_code failed;
-  const auto size = std::filesystem::is_regular_file(path, failed)
-                        ? static_cast<int64_t>(std::filesystem::file_size(path, failed))
-                        : -1;
-  file.open(path, std::ios::binary);
-  TESSERA_CHECK_AS(DataError, size >= 0 && file, "[checkpoint] cannot read \"", path,
-                   "\"; accepted: the path of a safetensors file");
-  uint64_t length = 0;
-  const bool has_length = size >= 8 && file.read(reinterpret_cast<char*>(&length), sizeof(length));
-  TESSERA_CHECK_AS(DataError, has_length && length <= static_cast<uint64_t>(std::min(size - 8, kLargestHeader)),
-                   "[checkpoint] \"", path, "\" of ", size, " bytes gives its header ", length,
-                   " bytes; accepted: a complete safetensors file");
-  std::string text(length, '\0');
-  file.read(text.data(), static_cast<std::streamsize>(length));
-  return read_header(text, size - 8 - static_cast<int64_t>(length), path);
-}
-
-at::Tensor read_tensor(const Entry& entry, const std::string& path, std::ifstream& file) {
-  auto tensor = at::Tensor(at::detail::empty_cpu(entry.sizes, entry.dtype));
-  file.read(static_cast<char*>(tensor.data_ptr()), entry.end - entry.begin);
-  TESSERA_CHECK_AS(DataError, file, "[checkpoint] reading ", entry.name, " of \"", path,
-                   "\" failed; accepted: a complete safetensors file");
-  return tensor;
-}
 
 Header header_of(const std::vector<NamedTensor>& tensors, const Metadata& metadata) {
   std::vector<Entry> entries;
@@ -131,18 +99,17 @@ void save_safetensors(const std::string& path, const std::vector<NamedTensor>& t
 }
 
 Tensors load_safetensors(const std::string& path) {
-  std::ifstream file;
-  auto header = open(path, file);
-  Tensors all{.tensors = {}, .metadata = std::move(header.metadata)};
-  for (const auto& entry : header.entries) {
-    all.tensors.push_back({entry.name, read_tensor(entry, path, file)});
+  SafetensorsFile file(path);
+  Tensors all{.tensors = {}, .metadata = file.header().metadata};
+  for (const auto& entry : file.header().entries) {
+    all.tensors.push_back({entry.name, file.read(entry)});
   }
   return all;
 }
 
 void load_into(const std::string& path, const std::vector<NamedTensor>& targets) {
-  std::ifstream file;
-  const auto header = open(path, file);
+  SafetensorsFile file(path);
+  const auto& header = file.header();
   std::map<std::string, at::Tensor> by_name;
   for (const auto& [name, tensor] : targets) {
     by_name[name] = tensor;
@@ -162,7 +129,7 @@ void load_into(const std::string& path, const std::vector<NamedTensor>& targets)
   }
   const at::NoGradGuard no_grad;
   for (const auto& entry : header.entries) {
-    by_name[entry.name].copy_(read_tensor(entry, path, file));
+    by_name[entry.name].copy_(file.read(entry));
   }
 }
 

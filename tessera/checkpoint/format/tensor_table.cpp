@@ -123,14 +123,17 @@ TensorTable TableMaker::make(const std::string& name) const {
                      "[checkpoint] the slice ", entry_name(name, {}, box),
                      " is there twice; accepted: one owner for each");
   }
+  std::vector<int64_t> files, begins;
   for (int64_t cell = 0; cell < cells; ++cell) {
     const auto piece = piece_of[static_cast<size_t>(cell)];
     TESSERA_CHECK_AS(DataError, piece >= 0, "[checkpoint] the slice ",
                      entry_name(name, {}, box_of_cell(along_dims(cell, table.cuts), table.cuts)),
                      " was written by no rank; accepted: all slices of a tensor");
-    table.files.push(files_[static_cast<size_t>(piece)]);
-    table.begins.push(begins_[static_cast<size_t>(piece)]);
+    files.push_back(files_[static_cast<size_t>(piece)]);
+    begins.push_back(begins_[static_cast<size_t>(piece)]);
   }
+  table.files = Runs(files);
+  table.begins = Runs(begins);
   return table;
 }
 

@@ -8,10 +8,12 @@
 
 #include <c10/core/ScalarType.h>
 
+#include "tessera/base/runs.h"
 #include "tessera/checkpoint/format/part.h"
-#include "tessera/checkpoint/format/runs.h"
 
 namespace tessera::checkpoint {
+
+using base::Runs;
 
 // A slice of a tensor in a file.
 struct StoredSlice {
@@ -21,8 +23,8 @@ struct StoredSlice {
 };
 
 // A tensor of a checkpoint. Its slices are a grid: each dim is cut at some indices, and every cell of the grid lies in
-// one file. Layouts give no others, because each cuts its dims apart from each other. What lies at regular distances
-// takes a few numbers (Runs): a tensor in 8,192 slices is found in as many bytes as one in four. A value; thread-safe.
+// one file. Layouts give no others, because each cuts its dims apart from each other. What is regular takes a few
+// numbers (Runs): a tensor in 8,192 slices is found in as many bytes as one in four. A value; thread-safe.
 struct TensorTable {
   std::string name;
   at::ScalarType dtype = at::kFloat;

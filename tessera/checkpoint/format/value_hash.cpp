@@ -6,7 +6,6 @@
 #include "tessera/base/error.h"
 #include "tessera/base/value_hash.h"
 #include "tessera/checkpoint/format/box_runs.h"
-#include "tessera/checkpoint/format/part.h"
 
 namespace tessera::checkpoint {
 namespace {

@@ -6,6 +6,10 @@ namespace tessera::checkpoint {
 
 bool is_model_part(const std::string& name) { return name.starts_with("model-") && name.ends_with(".safetensors"); }
 
+std::string write_weight_map(const std::map<std::string, std::string>& file_of, int64_t bytes) {
+  return nlohmann::ordered_json{{"metadata", {{"total_size", bytes}}}, {"weight_map", file_of}}.dump(2) + "\n";
+}
+
 std::string write_weight_index(const std::vector<TensorTable>& tensors, const std::vector<FileRecord>& files) {
   int64_t total = 0;
   std::map<std::string, std::string> file_of;
@@ -16,8 +20,7 @@ std::string write_weight_index(const std::vector<TensorTable>& tensors, const st
       total += tensor.bytes_of(everything(tensor.sizes));
     }
   }
-  const nlohmann::ordered_json index{{"metadata", {{"total_size", total}}}, {"weight_map", file_of}};
-  return file_of.empty() ? "" : index.dump(2) + "\n";
+  return file_of.empty() ? "" : write_weight_map(file_of, total);
 }
 
 }  // namespace tessera::checkpoint

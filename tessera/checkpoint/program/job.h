@@ -9,10 +9,10 @@
 
 namespace tessera::checkpoint {
 
-// What of a job persists: parameters and buffers under their names, what its optimizer keeps (JobOptions::optimizer),
-// the stream of the generator `stock`, and as values `job` (the step, the seed, numerics with their lattice) and
-// `optimizer`; with `extra`, values of the program's own, each JSON. Throws as add_optimizer, or if an extra value has
-// one of these names.
+// What of a job persists: parameters and buffers under their names (JobOptions::file_names), what its optimizer keeps
+// (JobOptions::optimizer), the stream of the generator `stock`, and as values `job` (the step, the seed, numerics with
+// their lattice) and `optimizer`; with `extra`, values of the program's own, each JSON. Throws as add_optimizer, or if
+// an extra value has one of these names.
 Contents contents_of(const parallel::Job& job, const catalogue::Values& extra = {});
 
 // Saves the job as step_<its step> in the folder `run`, which is made if need be: that many steps were taken. The
@@ -33,5 +33,10 @@ struct LoadJobOptions {
 // nothing, if there is no whole checkpoint, if it is damaged, if it has other tensors, another optimizer or other
 // numerics. An optimizer that has not taken a step gets its state. Collective over the job.
 catalogue::Values load(const std::string& folder, parallel::Job& job, LoadJobOptions options = {});
+
+// Makes parameters and buffers those of a checkpoint, which may have been saved of another job or imported; what the
+// optimizer keeps, the step and random numbers stay as they are. `folder` as in load. Throws DataError, having changed
+// nothing, if tensors are missing, of other sizes or in another form. Collective over the job.
+void load_model(const std::string& folder, parallel::Job& job);
 
 }  // namespace tessera::checkpoint

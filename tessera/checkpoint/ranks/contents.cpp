@@ -5,6 +5,8 @@
 #include "tessera/base/error.h"
 #include "tessera/comm/core/context.h"
 #include "tessera/dtensor/front/dtensor.h"
+#include "tessera/dtensor/ops/layout_ops.h"
+#include "tessera/dtensor/record/interception.h"
 
 namespace tessera::checkpoint {
 namespace {
@@ -12,23 +14,31 @@ namespace {
 // All ranks of the job along one axis.
 layout::Mesh whole_job() { return layout::Mesh({{"ranks", comm::RankContext::require().world_size}}); }
 
-layout::Spec spec_of(const KeptTensor& kept) {
-  TESSERA_CHECK(kept.tensor.defined(), "[checkpoint] ", kept.name, " is undefined; accepted: a tensor");
-  const auto& sizes = kept.tensor.sizes();
-  if (dtensor::is_dtensor(kept.tensor)) {
-    const auto& spec = dtensor::spec_of(kept.tensor);
-    return layout::Spec::contiguous(spec->mesh, spec->placements, sizes, kept.tensor.scalar_type());
+}  // namespace
+
+layout::Spec layout_of(const at::Tensor& tensor) {
+  if (dtensor::is_dtensor(tensor)) {
+    const auto& spec = dtensor::spec_of(tensor);
+    return layout::Spec::contiguous(spec->mesh, spec->placements, tensor.sizes(), tensor.scalar_type());
   }
   const auto mesh = whole_job();
-  return layout::Spec::contiguous(mesh, layout::Placements(mesh.ndim()), sizes, kept.tensor.scalar_type());
+  return layout::Spec::contiguous(mesh, layout::Placements(mesh.ndim()), tensor.sizes(), tensor.scalar_type());
 }
 
-}  // namespace
+void set_part(const at::Tensor& tensor, const at::Tensor& part) {
+  if (part.numel() == 0) {
+    return;
+  }
+  const at::Tensor target = dtensor::is_dtensor(tensor) ? dtensor::part_outside_program(tensor) : tensor;
+  const dtensor::LocalScope scope;
+  target.copy_(part);
+}
 
 catalogue::Catalogue catalogue_of(const Contents& contents) {
   std::vector<catalogue::Entry> entries;
   for (const auto& kept : contents.tensors) {
-    entries.push_back({kept.name, kept.aliases, kept.role, spec_of(kept)});
+    TESSERA_CHECK(kept.tensor.defined(), "[checkpoint] ", kept.name, " is undefined; accepted: a tensor");
+    entries.push_back({kept.name, kept.aliases, kept.role, layout_of(kept.tensor)});
   }
   return catalogue::Catalogue(std::move(entries), contents.values);
 }

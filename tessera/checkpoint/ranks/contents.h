@@ -28,6 +28,12 @@ struct Contents {
 // rank's thread; no communication.
 catalogue::Catalogue catalogue_of(const Contents& contents);
 
+// The layout of a tensor as checkpoints see it: contiguous; a plain one is whole on every rank of the job.
+layout::Spec layout_of(const at::Tensor& tensor);
+
+// Makes `part` the value of this rank's part of a tensor.
+void set_part(const at::Tensor& tensor, const at::Tensor& part);
+
 // The tensors in the order of the catalogue's entries.
 std::vector<at::Tensor> in_order_of(const catalogue::Catalogue& catalogue, const Contents& contents);
 

@@ -1,6 +1,7 @@
 #include "tessera/checkpoint/ranks/load.h"
 
 #include <cstring>
+#include <map>
 
 #include <ATen/EmptyTensor.h>
 #include <ATen/core/grad_mode.h>
@@ -16,15 +17,13 @@
 #include "tessera/checkpoint/ranks/block_plan.h"
 #include "tessera/comm/core/context.h"
 #include "tessera/comm/core/gather_texts.h"
-#include "tessera/dtensor/front/dtensor.h"
-#include "tessera/dtensor/ops/layout_ops.h"
-#include "tessera/dtensor/record/interception.h"
 
 namespace tessera::checkpoint {
 namespace {
 
 constexpr int64_t kOpener = 0;
 constexpr int64_t kTag = 0x6c6f6164;
+constexpr int64_t kAhead = int64_t{8} << 20;  // bytes that a rank reads before the others have what it sent
 
 at::Tensor empty(c10::IntArrayRef sizes, at::ScalarType dtype) {
   return at::Tensor(at::detail::empty_cpu(sizes, dtype));
@@ -49,7 +48,9 @@ std::vector<Box> needed(const BlockPiece& piece, const std::vector<Box>& held) {
 class Loader {
  public:
   Loader(const OpenCheckpoint& checkpoint, const catalogue::Catalogue& wanted)
-      : wanted_(wanted), reader_(*checkpoint.store, checkpoint.folder, checkpoint.manifest) {
+      : wanted_(wanted),
+        reader_(*checkpoint.store, checkpoint.folder, checkpoint.manifest),
+        content_(empty({checkpoint.manifest.save.block_size}, at::kByte)) {
     for (const auto& entry : wanted.entries()) {
       const auto coord = entry.spec->mesh.coord_of(context_.rank);
       parts_.push_back(empty(coord ? entry.spec.local_sizes(*coord) : std::vector<int64_t>{0}, entry.spec->dtype));
@@ -58,12 +59,10 @@ class Loader {
   }
 
   void take(const Block& block) {
-    at::Tensor content;
     if (block.reader == context_.rank) {
-      content = empty({block.end - block.begin}, at::kByte);
-      reader_.read(block.file, block.begin, block.end, bytes_of(content));
+      reader_.read(block.file, block.begin, block.end, bytes_of(content_));
       for (const int64_t rank : ranks_of(block)) {
-        give(block, content, rank);
+        give(block, content_, rank);
       }
     } else {
       receive(block);
@@ -140,6 +139,7 @@ class Loader {
       });
       to += reshard::numel(need.box) * element;
     }
+    context_.ledger.record("send", context_.world->name(), "load", message.numel());
     context_.world->send(message, rank, kTag)->wait();
   }
 
@@ -176,18 +176,23 @@ class Loader {
   comm::RankContext& context_ = comm::RankContext::require();
   const catalogue::Catalogue& wanted_;
   RangeReader reader_;
+  const at::Tensor content_;                 // of the block that this rank reads
   std::vector<at::Tensor> parts_;            // of the wanted entries, as are
   std::vector<reshard::Holdings> holdings_;  // those that hold a part
 };
 
-// Makes what was read the value of the tensor.
-void replace(const at::Tensor& tensor, const at::Tensor& part) {
-  if (part.numel() == 0) {
-    return;
+// In each round every reader has some blocks, the same on all ranks.
+std::vector<std::vector<const Block*>> in_rounds(const std::vector<Block>& blocks) {
+  std::vector<std::vector<const Block*>> rounds;
+  std::map<int64_t, int64_t> read;  // bytes of each reader
+  for (const auto& block : blocks) {
+    auto& bytes = read[block.reader];
+    const auto round = static_cast<size_t>(bytes / kAhead);
+    rounds.resize(std::max(rounds.size(), round + 1));
+    rounds[round].push_back(&block);
+    bytes += block.end - block.begin;
   }
-  const at::Tensor target = dtensor::is_dtensor(tensor) ? dtensor::part_outside_program(tensor) : tensor;
-  const dtensor::LocalScope scope;
-  target.copy_(part);
+  return rounds;
 }
 
 }  // namespace
@@ -198,8 +203,7 @@ OpenCheckpoint open_for_ranks(std::shared_ptr<Store> store, const std::string& f
   const auto path = path_in(folder, kManifest);
   std::string text;
   if (context.rank == kOpener) {
-    open_checkpoint(*checkpoint.store, folder);  // its files have their sizes
-    text = read_all(*checkpoint.store, path);
+    text = write_manifest(open_checkpoint(*checkpoint.store, folder));  // whose files have their sizes
   }
   text = comm::gather_texts(*context.world, text).at(kOpener);
   checkpoint.manifest = read_manifest(text, path);
@@ -217,13 +221,16 @@ int64_t load_tensors(const OpenCheckpoint& checkpoint, const Contents& contents,
   verify_fits(checkpoint, contents, options);
   const auto wanted = catalogue_of(contents);
   Loader loader(checkpoint, wanted);
-  for (const auto& block : plan_blocks(checkpoint.manifest, checkpoint.catalogue, wanted)) {
-    loader.take(block);
+  const auto blocks = plan_blocks(checkpoint.manifest, checkpoint.catalogue, wanted);
+  for (const auto& round : in_rounds(blocks)) {
+    for (const auto* block : round) {
+      loader.take(*block);
+    }
+    comm::RankContext::require().world->barrier();  // after the last round all blocks are what was written
   }
-  comm::RankContext::require().world->barrier();  // all blocks are what was written
   const auto tensors = in_order_of(wanted, contents);
   for (size_t i = 0; i < tensors.size(); ++i) {
-    replace(tensors[i], loader.parts()[i]);
+    set_part(tensors[i], loader.parts()[i]);
   }
   return loader.bytes_read();
 }

@@ -4,19 +4,11 @@
 #include <memory>
 #include <string>
 
-#include "tessera/checkpoint/format/manifest.h"
+#include "tessera/checkpoint/folder/opened.h"
 #include "tessera/checkpoint/ranks/contents.h"
 #include "tessera/checkpoint/store/store.h"
 
 namespace tessera::checkpoint {
-
-// A checkpoint that is there to be loaded: its manifest is whole, its files have their sizes.
-struct OpenCheckpoint {
-  std::shared_ptr<Store> store;
-  std::string folder;
-  Manifest manifest;
-  catalogue::Catalogue catalogue;  // with the layouts that it was saved at
-};
 
 // One rank looks and the others hear of it. `folder` is that of a step. Throws DataError that names the file which is
 // missing, cut, damaged or newer than this program. Collective over the job.

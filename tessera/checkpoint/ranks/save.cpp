@@ -14,11 +14,9 @@
 #include "tessera/checkpoint/folder/rank_files.h"
 #include "tessera/checkpoint/folder/steps.h"
 #include "tessera/checkpoint/format/numbers.h"
-#include "tessera/checkpoint/format/value_hash.h"
 #include "tessera/checkpoint/ranks/stage.h"
 #include "tessera/comm/core/context.h"
 #include "tessera/comm/core/gather_texts.h"
-#include "tessera/comm/processes/sockets.h"
 
 namespace tessera::checkpoint {
 namespace {
@@ -29,13 +27,9 @@ constexpr std::chrono::milliseconds kPoll(10);
 // The committer's number on every rank. Collective.
 SaveId agree_on_save(Store& store, const std::string& run, int64_t step, int64_t block_size) {
   const auto& context = comm::RankContext::require();
-  TESSERA_CHECK(block_size > 0 && block_size % 8 == 0, "[checkpoint] blocks of ", block_size,
-                " bytes; accepted: a multiple of 8");
   SaveId save{.number = 0, .step = step, .block_size = block_size};
   if (context.rank == kCommitter) {
-    save.number = comm::random_token();
-    store.make_folder(run);
-    claim_step(store, run, {save, comm::process_name()});
+    save = begin_save(store, run, step, block_size);
   }
   const auto numbers = comm::gather_texts(*context.world, context.rank == kCommitter ? hex(save.number) : "");
   save.number = try_parse_hex(numbers.at(kCommitter)).value_or(0);
@@ -53,19 +47,10 @@ struct Task {
   SaveOptions options;
 };
 
-void add_hashes(std::vector<Piece>& pieces) {
-  for (auto& piece : pieces) {
-    piece.value_hash = hash_slice(piece.value, piece.box, piece.sizes);
-  }
-}
-
 void write_own_files(Task& task) {
   RankFiles files(*task.store, task.folder, task.save, task.rank);
   for (const auto& [name, content] : task.options.files) {
     files.write_file(name, content);
-  }
-  for (auto* pieces : {&task.staged.whole, &task.staged.slices}) {
-    add_hashes(*pieces);
   }
   if (task.staged.model_part >= 0) {
     files.write_part(model_part_name(task.staged.model_part, task.staged.model_parts), std::move(task.staged.whole));
@@ -100,11 +85,15 @@ class Saving::Writer {
  public:
   explicit Writer(Task task) : thread_([this, task = std::move(task)]() mutable { run(task); }) {}
   ~Writer() {
-    is_wanted_ = std::uncaught_exceptions() == 0;
+    if (std::uncaught_exceptions() > 0) {
+      give_up();
+    }
     thread_.join();
   }
   Writer(const Writer&) = delete;
   Writer& operator=(const Writer&) = delete;
+
+  void give_up() { is_wanted_ = false; }
 
   bool is_done() const { return is_done_.load(std::memory_order_acquire); }
 
@@ -136,6 +125,8 @@ Saving::Saving(std::string folder, std::unique_ptr<Writer> writer)
 Saving::~Saving() = default;
 
 void Saving::check() const { writer_->check(); }
+
+void Saving::give_up() { writer_->give_up(); }
 
 // Ranks meet again and again, because no wait of one for another may be as long as a save.
 void Saving::finish() {

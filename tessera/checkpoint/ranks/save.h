@@ -38,6 +38,9 @@ class Saving {
   // Throws what went wrong so far on this rank, DataError; then the whole job hears of it. Does not wait.
   void check() const;
 
+  // The job has failed: this rank's thread waits for other ranks no longer. What has been written stays unfinished.
+  void give_up();
+
   // Waits until all ranks have written and the checkpoint is whole. Throws as check() does. Collective over the job.
   void finish();
 

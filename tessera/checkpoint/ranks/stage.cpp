@@ -17,9 +17,6 @@ namespace {
 
 using catalogue::Catalogue;
 using catalogue::Entry;
-using catalogue::Role;
-
-bool is_of_model(const Entry& entry) { return entry.role == Role::kParameter || entry.role == Role::kBuffer; }
 
 at::Tensor copy_of(const at::Tensor& part) {
   const dtensor::LocalScope scope;
@@ -76,9 +73,10 @@ Staged stage(const Contents& contents, const Catalogue& catalogue, bool in_slice
   const int64_t rank = comm::RankContext::require().rank;
   Staged staged;
   if (!in_slices) {
-    stage_whole(catalogue.subset(is_of_model), contents, staged);
+    stage_whole(catalogue.subset([](const Entry& entry) { return is_of_model(entry.role); }), contents, staged);
   }
-  const auto rest = in_slices ? catalogue : catalogue.subset([](const Entry& entry) { return !is_of_model(entry); });
+  const auto rest =
+      in_slices ? catalogue : catalogue.subset([](const Entry& entry) { return !is_of_model(entry.role); });
   const catalogue::SliceOwners owners(rest);
   const auto tensors = in_order_of(rest, contents);
   for (size_t i = 0; i < tensors.size(); ++i) {

@@ -9,7 +9,7 @@ namespace {
 
 struct TrainArguments {
   PlacedOptions config;
-  std::string metrics, ledger, folder, profile, resume;
+  std::string metrics, ledger, folder, profile, resume, init_from;
   int64_t save_every = 0, keep = 2;
   bool replaces = false, is_quiet = false;
 };
@@ -23,6 +23,7 @@ int run_train(const TrainArguments& arguments, std::ostream& out) {
                                                                 .save_every = arguments.save_every,
                                                                 .keep = arguments.keep,
                                                                 .resume = arguments.resume,
+                                                                .init_from = arguments.init_from,
                                                                 .profile = arguments.profile,
                                                                 .out = arguments.is_quiet ? nullptr : &out,
                                                             });
@@ -50,6 +51,8 @@ Command add_train(CLI::App& program) {
   app->add_option(
       "--resume", arguments->resume,
       "auto: go on from the newest checkpoint of --out, if it has one; or a run's folder, or a checkpoint's");
+  app->add_option("--init-from", arguments->init_from,
+                  "a checkpoint or a run's folder: begin with its parameters; of ckpt import-hf too");
   app->add_option("--profile", arguments->profile,
                   "steps such as 3-5: their trace goes to trace/steps_3-5.json of --out");
   app->add_flag("--quiet", arguments->is_quiet, "no progress lines");

@@ -30,6 +30,16 @@ constexpr milliseconds kTransfer = std::chrono::hours(24 * 365);
 
 enum class Message : uint64_t { kFailed, kGoodbye, kQuestion, kAnswer };
 
+std::string text_of(const JobFailure& failure) {
+  return Packer()
+      .number(static_cast<uint64_t>(Message::kFailed))
+      .number(static_cast<uint64_t>(failure.kind))
+      .number(static_cast<uint64_t>(failure.rank))
+      .text(failure.message)
+      .number(failure.group)
+      .take();
+}
+
 }  // namespace
 
 ProcessJob::ProcessJob(const StorePtr& store, int64_t rank, int64_t size, const ProcessOptions& options,
@@ -54,6 +64,9 @@ ProcessJob::~ProcessJob() {
     draining_.join();
   }
   links_->stop();
+  if (failure_) {  // others may see this rank's end before they hear from the one that failed
+    links_->send_to_all(text_of(*failure_));
+  }
 }
 
 void ProcessJob::run(const Round& round, const std::function<void(Works&)>& start) {
@@ -222,13 +235,7 @@ void ProcessJob::set_failure(JobFailure failure, bool tell) {
     for (const auto& kept : outbox_) {
       kept.work->abort();
     }
-    message = Packer()
-                  .number(static_cast<uint64_t>(Message::kFailed))
-                  .number(static_cast<uint64_t>(failure_->kind))
-                  .number(static_cast<uint64_t>(failure_->rank))
-                  .text(failure_->message)
-                  .number(failure_->group)
-                  .take();
+    message = text_of(*failure_);
   }
   changed_.notify_all();
   if (tell) {

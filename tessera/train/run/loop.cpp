@@ -114,10 +114,13 @@ void run_loop(const Config& config, const data::Sampler& sampler, const LoopOpti
                                                          .weight_decay(train.weight_decay));
   const auto plan = make_plan(config, *model);
   parallel::place(*model, plan, &optimizer);
-  parallel::Job job(model, plan, [&](const std::vector<at::Tensor>& batch) { return model->loss(batch[0], batch[1]); },
-                    {.accumulate = train.accumulate, .optimizer = &optimizer});
+  parallel::Job job(
+      model, plan, [&](const std::vector<at::Tensor>& batch) { return model->loss(batch[0], batch[1]); },
+      {.accumulate = train.accumulate, .optimizer = &optimizer, .file_names = in_files(config, {}).names});
   if (!options.resume_from.empty()) {
     resume(options.resume_from, job, config, sampler);
+  } else if (!options.init_from.empty()) {
+    checkpoint::load_model(options.init_from, job);
   }
   Saves saves(options.saves, config, sampler);
   const Training training{*model, plan, optimizer};

@@ -46,6 +46,7 @@ struct LoopOptions {
   bool evaluate = true;
   bool gather_parameters = false;
   std::string resume_from = "";  // the folder of a checkpoint
+  std::string init_from = "";    // one whose parameters the model begins with
   SavePolicy saves = {};
 };
 
@@ -54,9 +55,9 @@ data::Sampler make_sampler(const Config& config);
 
 // Trains in the configuration's numerics: deferred model, AdamW, plan, placement, then `steps` of loss, backward,
 // clipping, update, with evaluations and checkpoints on the way; from a checkpoint if one is
-// given. Throws an error that names the step and what to try when the loss or
-// the gradient norm is not finite, and Stopped when the job is asked to stop. Collective over all ranks of the job,
-// whose number must be the configuration's.
+// given. Throws an error that names the step and what to try when the loss or the gradient norm is not finite, and
+// Stopped when the job is asked to stop. Collective over all ranks of the job, whose number must be the
+// configuration's.
 void run_loop(const Config& config, const data::Sampler& sampler, const LoopOptions& options, Observer& observer);
 
 }  // namespace tessera::train

@@ -3,16 +3,19 @@
 #include <algorithm>
 #include <cerrno>
 #include <filesystem>
+#include <map>
 #include <sstream>
 
 #include <ATen/core/grad_mode.h>
 #include <fcntl.h>
+#include <nlohmann/json.hpp>
 #include <sys/file.h>
 #include <unistd.h>
 
 #include "tessera/base/atomic_file.h"
 #include "tessera/base/error.h"
 #include "tessera/base/read_file.h"
+#include "tessera/checkpoint/format/safetensors_file.h"
 #include "tessera/train/run/saves.h"
 #include "tessera/train/run/setup.h"
 
@@ -24,6 +27,8 @@ namespace fs = std::filesystem;
 constexpr const char* kConfig = "config.toml";
 constexpr const char* kModel = "model.safetensors";
 constexpr const char* kTokenizer = "tokenizer.json";
+constexpr const char* kForm = "form";  // of the parameters, in the metadata of the model's file
+constexpr const char* kHuggingFace = "hugging face";
 constexpr const char* kTrace = "trace";
 constexpr const char* kCurves = "tb";
 constexpr const char* kMetrics = "metrics.jsonl";
@@ -93,12 +98,57 @@ bool holds_run(const fs::path& folder) {
   return fs::exists(folder / kConfig) || fs::exists(folder / kModel) || (!is_not_there && steps > 0);
 }
 
+// How `transformers` makes the tokenizer.
+std::string tokenizer_config(const Config& config, const data::Vocabulary& vocabulary) {
+  nlohmann::ordered_json json = {{"tokenizer_class", "PreTrainedTokenizerFast"},
+                                 {"model_max_length", config.data.sequence}};
+  if (!vocabulary.end_name().empty()) {
+    json["eos_token"] = vocabulary.end_name();
+  }
+  return json.dump(2) + "\n";
+}
+
+std::vector<checkpoint::NamedTensor> renamed(const catalogue::NameMap& names,
+                                             const std::vector<checkpoint::NamedTensor>& parameters) {
+  std::map<std::string, at::Tensor> by_name;
+  for (const auto& [name, tensor] : parameters) {
+    by_name.emplace(name, tensor);
+  }
+  std::vector<checkpoint::NamedTensor> all;
+  for (const auto& [name, tensor] : names.tensors(by_name)) {
+    all.push_back({name, tensor});
+  }
+  return all;
+}
+
 std::vector<checkpoint::NamedTensor> parameters_of(const torch::nn::Module& model) {
   std::vector<checkpoint::NamedTensor> all;
   for (const auto& parameter : model.named_parameters()) {
     all.push_back({parameter.key(), parameter.value()});
   }
   return all;
+}
+
+// From a file in Hugging Face's form or, as it does not say so, in that of the model.
+void load_parameters(const std::string& path, const Config& config, const torch::nn::Module& model) {
+  const auto own = parameters_of(model);
+  const auto metadata = checkpoint::SafetensorsFile(path).header().metadata;
+  const auto form = metadata.find(kForm);
+  if (form == metadata.end()) {
+    checkpoint::load_into(path, own);
+    return;
+  }
+  TESSERA_CHECK_AS(DataError, form->second == kHuggingFace, "[generate] \"", path, "\" has parameters in the form \"",
+                   form->second, "\"; accepted: ", kHuggingFace);
+  const auto names = in_files(config, {}).names;
+  const auto found = renamed(names, own);
+  checkpoint::load_into(path, found);
+  const auto back = renamed(names.inverse(), found);
+  const at::NoGradGuard no_grad;
+  auto targets = model.named_parameters();
+  for (const auto& [name, tensor] : back) {
+    targets[name].copy_(tensor);
+  }
 }
 
 }  // namespace
@@ -132,13 +182,24 @@ void cut_metrics(const std::string& path, int64_t steps) {
   write_file(path, kept);
 }
 
+std::vector<std::pair<std::string, std::string>> files_beside_model(const Config& config) {
+  const auto vocabulary = make_vocabulary(config);
+  std::vector<std::pair<std::string, std::string>> files = {{kConfig, to_toml(as_saved(config))},
+                                                            {"config.json", in_files(config, vocabulary).config_json}};
+  if (!config.data.tokenizer.empty()) {
+    files.emplace_back(kTokenizer, content_of(config.data.tokenizer));
+    files.emplace_back("tokenizer_config.json", tokenizer_config(config, vocabulary));
+  }
+  return files;
+}
+
 void save_run(const std::string& folder, const Config& config, const std::vector<checkpoint::NamedTensor>& parameters) {
   const fs::path to(folder);
-  write_file(to / kConfig, to_toml(as_saved(config)));
-  if (!config.data.tokenizer.empty()) {
-    write_file(to / kTokenizer, content_of(config.data.tokenizer));
+  for (const auto& [name, content] : files_beside_model(config)) {
+    write_file(to / name, content);
   }
-  checkpoint::save_safetensors(to / kModel, parameters, {{"format", "pt"}});
+  checkpoint::save_safetensors(to / kModel, renamed(in_files(config, {}).names, parameters),
+                               {{"format", "pt"}, {kForm, kHuggingFace}});
 }
 
 TextModel make_text_model(const Config& config, const data::Vocabulary& vocabulary,
@@ -165,7 +226,7 @@ TextModel load_run(const std::string& folder_or_file) {
   const auto config = read_config(folder / kConfig);
   verify_run(config);
   TextModel text_model{make_model(config), make_vocabulary(config), config.data.sequence};
-  checkpoint::load_into(is_folder ? (given / kModel).string() : folder_or_file, parameters_of(*text_model.model));
+  load_parameters(is_folder ? (given / kModel).string() : folder_or_file, config, *text_model.model);
   text_model.model->eval();
   return text_model;
 }

@@ -1,11 +1,12 @@
-// A run in a folder. When it has finished: `config.toml`, `model.safetensors` and, where there is one,
-// `tokenizer.json`. From the start: `metrics.jsonl`, `tb/` for TensorBoard, `trace/` for profiles and for what ranks
-// leave when they fail.
+// A run in a folder. When it has finished: `config.toml`, and what `transformers` loads: `model.safetensors`,
+// `config.json` and, where there is one, `tokenizer.json`. From the start: `metrics.jsonl`, `tb/` for TensorBoard,
+// `trace/` for profiles and for what ranks leave when they fail.
 #pragma once
 
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "tessera/checkpoint/format/safetensors.h"
@@ -39,6 +40,10 @@ std::string metrics_path(const std::string& folder);
 
 // Leaves of metrics.jsonl the lines of the first `steps` steps, for a run that goes on from there.
 void cut_metrics(const std::string& path, int64_t steps);
+
+// The small files beside a model, by name: its configuration, and config.json and the tokenizer for `transformers`.
+// Throws DataError if the tokenizer cannot be read.
+std::vector<std::pair<std::string, std::string>> files_beside_model(const Config& config);
 
 // Writes the run's files, each whole or not at all; the model comes last. `parameters` are whole and have the names of
 // make_model(config). Throws DataError on a disk that fails.

@@ -38,21 +38,16 @@ bool has_checkpoints(const std::string& run) { return std::filesystem::is_direct
 
 }  // namespace
 
-std::string checkpoints_folder(const std::string& run) { return checkpoint::path_in(run, "checkpoints"); }
+std::string checkpoints_folder(const std::string& run) { return checkpoint::path_in(run, checkpoint::kCheckpoints); }
 
 std::optional<ResumePoint> find_resume_point(const std::string& resume, const std::string& run) {
   checkpoint::PosixStore store;
-  if (const auto step = checkpoint::try_step_of(checkpoint::name_of(resume)); step && resume != kAuto) {
-    checkpoint::open_checkpoint(store, resume);
-    return ResumePoint{resume, *step};
+  if (resume == kAuto) {
+    const auto newest = has_checkpoints(run) ? checkpoint::newest_whole(store, checkpoints_folder(run)) : std::nullopt;
+    return newest ? std::optional(ResumePoint{newest->path, newest->step}) : std::nullopt;
   }
-  const auto& folder = resume == kAuto ? run : resume;
-  const auto newest =
-      has_checkpoints(folder) ? checkpoint::newest_whole(store, checkpoints_folder(folder)) : std::nullopt;
-  TESSERA_CHECK_AS(
-      DataError, newest || resume == kAuto, "[train] --resume \"", resume,
-      "\": no whole checkpoint is there; accepted: auto, the folder of a run that saved one, or of a step");
-  return newest ? std::optional(ResumePoint{newest->path, newest->step}) : std::nullopt;
+  const auto folder = checkpoint::find_checkpoint(store, resume);
+  return ResumePoint{folder, checkpoint::open_checkpoint(store, folder).save.step};
 }
 
 void remove_checkpoints(const std::string& run) {

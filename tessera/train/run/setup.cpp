@@ -3,6 +3,7 @@
 #include "tessera/base/error.h"
 #include "tessera/base/read_file.h"
 #include "tessera/models/gpt.h"
+#include "tessera/models/hugging_face.h"
 #include "tessera/models/llama.h"
 #include "tessera/parallel/generate_plan.h"
 
@@ -96,6 +97,13 @@ std::shared_ptr<models::LanguageModel> make_model(const Config& config) {
     return models::Gpt(gpt_config(config)).ptr();
   }
   return models::Llama(llama_config(config)).ptr();
+}
+
+InFiles in_files(const Config& config, const data::Vocabulary& vocabulary) {
+  const auto form = [&](const auto& model) -> InFiles {
+    return {models::hugging_face_names(model), models::hugging_face_config(model, vocabulary.end())};
+  };
+  return config.model.kind == "gpt" ? form(gpt_config(config)) : form(llama_config(config));
 }
 
 plan::Plan make_plan(const Config& config, const torch::nn::Module& model) {

@@ -2,7 +2,9 @@
 #pragma once
 
 #include <memory>
+#include <string>
 
+#include "tessera/catalogue/name_map.h"
 #include "tessera/data/vocabulary.h"
 #include "tessera/models/language_model.h"
 #include "tessera/optim/schedule.h"
@@ -23,6 +25,13 @@ void verify_run(const Config& config);
 
 // A plain one-device module; allocates nothing inside `parallel::deferred`. Throws ConfigError if sizes contradict.
 std::shared_ptr<models::LanguageModel> make_model(const Config& config);
+
+// The configuration's model as other libraries read it from files.
+struct InFiles {
+  catalogue::NameMap names;  // from those of its parameters
+  std::string config_json;   // how `transformers` makes it
+};
+InFiles in_files(const Config& config, const data::Vocabulary& vocabulary);
 
 // The plan in the file that the configuration names, or a generated one. Throws PlanError, or ConfigError if the file's
 // mesh is not the configuration's.

@@ -8,6 +8,8 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/text.h"
+#include "tessera/checkpoint/folder/steps.h"
+#include "tessera/checkpoint/store/posix_store.h"
 #include "tessera/comm/call/flight.h"
 #include "tessera/comm/core/errors.h"
 #include "tessera/comm/core/gather_texts.h"
@@ -16,6 +18,7 @@
 #include "tessera/launch/environment.h"
 #include "tessera/launch/run.h"
 #include "tessera/trace/event_file.h"
+#include "tessera/train/run/hugging_face.h"
 #include "tessera/train/run/loop.h"
 #include "tessera/train/run/profile.h"
 #include "tessera/train/run/run_folder.h"
@@ -181,11 +184,13 @@ Config on_one_rank(Config config) {
 }
 
 Proof prove(const Config& config, const std::string& mesh, const data::Sampler& sampler,
-            const std::vector<StepRecord>& steps) {
+            const std::vector<StepRecord>& steps, const std::string& init_from) {
   const auto count = std::min<int64_t>(Proof::kSteps, static_cast<int64_t>(steps.size()));
   const auto alone = on_one_rank(config);
   Losses reference;
-  comm::run_ranks(1, [&](int64_t) { run_loop(alone, sampler, {.steps = count, .evaluate = false}, reference); });
+  comm::run_ranks(1, [&](int64_t) {
+    run_loop(alone, sampler, {.steps = count, .evaluate = false, .init_from = init_from}, reference);
+  });
   Proof proof{count, config.ranks(), mesh, 0, config.is_exact() ? 0 : default_tolerance(config), config.is_exact()};
   for (int64_t i = 0; i < count; ++i) {
     const auto a = reference.losses[static_cast<size_t>(i)], b = steps[static_cast<size_t>(i)].loss;
@@ -245,9 +250,23 @@ void finish(const Config& config, const data::Corpus& corpus, const TrainOptions
 std::optional<ResumePoint> resume_point_of(const TrainOptions& options) {
   TESSERA_CHECK_AS(ConfigError, (options.save_every == 0 && options.resume != "auto") || !options.folder.empty(),
                    "[train] --save-every and --resume auto need a folder; accepted: with --out");
+  TESSERA_CHECK_AS(ConfigError, options.init_from.empty() || options.resume.empty() || options.resume == "auto",
+                   "[train] --init-from \"", options.init_from, "\" and --resume \"", options.resume,
+                   "\" both say what the run begins with; accepted: one of them, or --resume auto");
   TESSERA_CHECK_AS(ConfigError, !options.replace || options.resume != "auto",
                    "[train] --replace removes what --resume auto would go on with; accepted: one of them");
   return options.resume.empty() ? std::nullopt : find_resume_point(options.resume, options.folder);
+}
+
+// The checkpoint whose parameters the run begins with; empty: none. Verified before anything is made or removed.
+std::string init_folder_of(const Config& config, const TrainOptions& options) {
+  if (options.init_from.empty()) {
+    return "";
+  }
+  checkpoint::PosixStore store;
+  const auto folder = checkpoint::find_checkpoint(store, options.init_from);
+  verify_same_model(config, folder);
+  return folder;
 }
 
 SavePolicy save_policy_of(const TrainOptions& options, const Config& config) {
@@ -257,7 +276,7 @@ SavePolicy save_policy_of(const TrainOptions& options, const Config& config) {
   return {.folder = checkpoints_folder(options.folder),
           .every = options.save_every,
           .keep = options.keep,
-          .files = {{"config.toml", to_toml(config)}}};
+          .files = files_beside_model(config)};
 }
 
 EarlierRun earlier_run_of(const TrainOptions& options) {
@@ -291,6 +310,7 @@ TrainResult train(const Config& given, const TrainOptions& options) {
   const auto place = launch::find_place();
   const auto own = own_options(options, place);
   const auto resumed = resume_point_of(options);
+  const auto init_from = resumed ? "" : init_folder_of(config, options);
   std::optional<RunFolder> folder;
   if (!own.folder.empty()) {
     folder.emplace(own.folder, earlier_run_of(own));
@@ -316,7 +336,10 @@ TrainResult train(const Config& given, const TrainOptions& options) {
       profiler.emplace(*profiled, profile_path(options.folder, profiled->str()), observer);
     }
     run_loop(config, sampler,
-             {.gather_parameters = keeps_model, .resume_from = resumed ? resumed->folder : "", .saves = saves},
+             {.gather_parameters = keeps_model,
+              .resume_from = resumed ? resumed->folder : "",
+              .init_from = init_from,
+              .saves = saves},
              profiler ? *profiler : observer);
     if (!options.ledger.empty()) {
       auto texts = comm::gather_texts(*comm::RankContext::require().world, comm::RankContext::require().ledger.json());
@@ -334,7 +357,7 @@ TrainResult train(const Config& given, const TrainOptions& options) {
   }
   finish(config, sampler.corpus(), own, console.parameters());
   if (config.train.proof && ranks > 1 && first == 0 && (!place || place->rank == 0)) {
-    result.proof = prove(config, console.mesh(), sampler, result.steps);
+    result.proof = prove(config, console.mesh(), sampler, result.steps, init_from);
     if (own.out != nullptr) {
       *own.out << proof_line(*result.proof) << std::endl;
     }

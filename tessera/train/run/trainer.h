@@ -19,6 +19,7 @@ struct TrainOptions {
   int64_t save_every = 0;  // steps between checkpoints, in the folder's checkpoints/, one after the last too; 0: none
   int64_t keep = 2;        // checkpoints that stay; 0: all
   std::string resume;      // `auto`: the folder's newest checkpoint if it has one; or the folder of a run or of a step
+  std::string init_from;   // a checkpoint, or a run's folder: whose parameters the run begins with; empty: drawn ones
   std::string profile;  // steps to trace, such as 3-5, into the folder's trace/steps_3-5.json (profile.h); empty: none
   std::ostream* out = nullptr;  // progress for people, and a sample of text at the end; null: none
 };

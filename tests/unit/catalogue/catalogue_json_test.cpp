@@ -14,7 +14,7 @@ using layout::Mesh;
 using layout::Spec;
 
 const char* const kText =
-    "{\"version\": 1,\n\"meshes\": [\n{\"axes\": \"dp=2,tp=4\"},\n{\"axes\": \"x=3\", \"ranks\": [[4, 3, 2]]}],\n"
+    "{\"version\": 1,\n\"meshes\": [\n{\"axes\": \"dp=2,tp=4\"},\n{\"axes\": \"x=3\", \"ranks\": [4, 2, 3]}],\n"
     "\"entries\": [\n"
     "{\"name\": \"v\", \"role\": \"moment\", \"dtype\": \"bfloat16\", \"sizes\": [], \"mesh\": 0, \"layout\": "
     "\"{}\"},\n"
@@ -106,12 +106,14 @@ TEST(CatalogueJson, RefusesWhatIsNoCatalogueAndNamesEntryAndField) {
       {"[\"u\"]", "[\"v\"]", "m.json: the entries: [catalogue] v names v"},
       {"[\"u\"]", "[1]", "entry 1 (w): \"aliases\" is 1; accepted: a text"},
       {"\"dp=2,tp=4\"", "\"dp=2,tp\"", "mesh 0: \"axes\": [mesh]"},
-      {"[[4, 3, 2]]", "[[4, 2, 2]]", "mesh 1: \"ranks\": [mesh]"},
-      {"[[4, 3, 2]]", "[[4, 9223372036854775807, 2]]", "mesh 1: \"ranks\" are not the 3 of x=3"},
-      {"[[4, 3, 2]]", "[[4, 3, -3]]", "mesh 1: \"ranks\": [mesh] rank -2 is negative"},
-      {"[[4, 3, 2]]", "[[4, 3, 0]]", "mesh 1: \"ranks\": [mesh] rank 4 is given twice"},
-      {"[[4, 3, 2]]", "[[4, 3, 4611686018427387904]]", "mesh 1: \"ranks\" has [4,3,4611686018427387904]"},
-      {"[[4, 3, 2]]", "[[4, 3]]", "mesh 1: \"ranks\" has [4,3]; accepted: runs"},
+      {"[4, 2, 3]", "[4, 2, 2]", "mesh 1: \"ranks\" are not the 3 of x=3"},
+      {"[4, 2, 3]", "[4, 2, 9223372036854775807]", "mesh 1: \"ranks\": [runs]"},
+      {"[4, 2, 3]", "[4, 0, 9223372036854775807]", "mesh 1: \"ranks\" are not the 3 of x=3"},
+      {"[4, 2, 3]", "[4, -3, 3]", "mesh 1: \"ranks\": [mesh] rank -2 is negative"},
+      {"[4, 2, 3]", "[4, 0, 3]", "mesh 1: \"ranks\": [mesh] rank 4 is given twice"},
+      {"[4, 2, 3]", "[4, 4611686018427387904, 3]", "mesh 1: \"ranks\": [runs]"},
+      {"[4, 2, 3]", "[4, 2]", "mesh 1: \"ranks\": [runs] the numbers end within a run"},
+      {"[4, 2, 3]", "[4, 2, [3]]", "mesh 1: \"ranks\" has [3]; accepted: integers"},
   };
   for (const auto& fault : faults) {
     EXPECT_NE(error_of(fault[0], fault[1]).find(fault[2]), std::string::npos)

@@ -73,6 +73,30 @@ TEST(Folder, ASaveComesBack) {
   EXPECT_EQ(read, bytes);  // each byte once
 }
 
+TEST(Folder, OfAStepOrOfARunIsFound) {
+  const auto store = std::make_shared<MemoryStore>();
+  store->make_folder("whole");
+  const std::string run = "whole/checkpoints";
+  store->make_folder(run);
+  EXPECT_NE(error_of([&] { find_checkpoint(*store, run); }).find("has no whole checkpoint"), std::string::npos);
+  EXPECT_NE(error_of([&] { find_checkpoint(*store, "none"); }).find("none"), std::string::npos);
+  for (const int64_t step : {100, 200, 300}) {
+    save(*store, run, save_of(step));
+  }
+  store->damage(run + "/step_000300/state-00001.safetensors", "");
+  for (const char* path : {"whole/checkpoints", "whole/checkpoints/", "whole"}) {
+    EXPECT_EQ(find_checkpoint(*store, path), run + "/step_000200") << path;  // the newest whole one
+  }
+  for (const auto& path : {run + "/step_000100", run + "/step_000100/"}) {
+    EXPECT_EQ(find_checkpoint(*store, path), run + "/step_000100") << path;
+  }
+  const auto refusal = [&](const std::string& step) {
+    return error_of([&] { open_checkpoint(*store, find_checkpoint(*store, run + step)); });
+  };
+  EXPECT_NE(refusal("/step_000300").find("state-00001.safetensors"), std::string::npos);
+  EXPECT_NE(refusal("/step_000400").find("manifest.json"), std::string::npos);
+}
+
 TEST(Folder, IsClaimedByOne) {
   MemoryStore store;
   store.make_folder("run");

@@ -69,40 +69,6 @@ TEST(Numbers, ReadBackAndNothingElseReads) {
   EXPECT_EQ(try_parse_hex("deadbeef"), std::nullopt);
 }
 
-TEST(Runs, AreTheSequenceThatTheyWereMadeOf) {
-  std::mt19937_64 random(9);
-  for (int sample = 0; sample < 500; ++sample) {
-    std::vector<int64_t> values;
-    while (values.size() < 40) {
-      const auto first = static_cast<int64_t>(random() % 50), step = static_cast<int64_t>(random() % 4) - 1;
-      for (uint64_t i = random() % 12; i-- > 0;) {
-        values.push_back(first + step * static_cast<int64_t>(i));
-      }
-    }
-    const Runs runs(values);
-    ASSERT_EQ(runs.size(), static_cast<int64_t>(values.size()));
-    for (size_t i = 0; i < values.size(); ++i) {
-      ASSERT_EQ(runs.at(static_cast<int64_t>(i)), values[i]);
-    }
-    EXPECT_EQ(Runs::from_flat(runs.flat()), runs);
-    EXPECT_EQ(runs.least(), *std::min_element(values.begin(), values.end()));
-    EXPECT_EQ(runs.greatest(), *std::max_element(values.begin(), values.end()));
-    EXPECT_EQ(runs.ascends(), std::adjacent_find(values.begin(), values.end(), std::greater_equal<>()) == values.end());
-    std::sort(values.begin(), values.end());
-    values.erase(std::unique(values.begin(), values.end()), values.end());
-    const Runs ascending(values);
-    EXPECT_TRUE(ascending.ascends());
-    for (int64_t wanted = -3; wanted < 60; ++wanted) {
-      const auto behind = std::upper_bound(values.begin(), values.end(), wanted);
-      ASSERT_EQ(ascending.last_at_most(wanted), behind - values.begin() - 1) << wanted;
-    }
-  }
-  EXPECT_EQ(Runs({0, 4, 8, 12, 7, 7}).flat(), (std::vector<int64_t>{0, 4, 4, 7, 0, 2}));
-  EXPECT_THROW(Runs::from_flat({1, 2}), c10::Error);
-  EXPECT_THROW(Runs::from_flat({1, 2, 0}), c10::Error);
-  EXPECT_THROW(Runs::from_flat({1, int64_t{1} << 62, 5}), c10::Error);
-}
-
 // A part byte for byte: the format's length, a header of sorted names, wide elements first.
 TEST(Parts, AreByteForByteWhatTheFormatSays) {
   MemoryStore store;
@@ -201,6 +167,64 @@ TEST(Ranges, AreThoseOfTheTensorWhateverItsSlices) {
   }
 }
 
+std::vector<PlacedPiece> pieces_like_a_model() {
+  std::vector<PlacedPiece> pieces;
+  for (const char* prefix : {"", "exp_avg/"}) {
+    for (int64_t layer = 0; layer < 12; ++layer) {
+      for (const char* name : {"weight", "bias", "w\u00e4rme", "w\u00f6rt"}) {
+        const bool is_vector = name[0] == 'b';
+        pieces.push_back({.name = prefix + std::to_string(layer) + "." + name,
+                          .dtype = prefix[0] == 0 ? at::kBFloat16 : at::kFloat,
+                          .sizes = is_vector ? std::vector<int64_t>{8} : std::vector<int64_t>{8, 4},
+                          .box = is_vector ? Box{{2, 4}} : Box{{2, 4}, {0, 4}},
+                          .value_hash = static_cast<uint64_t>(layer) << 60,
+                          .file = layer % 2,
+                          .begin = 16 * layer});
+      }
+    }
+  }
+  pieces.push_back({.name = "step", .dtype = at::kLong, .sizes = {}, .box = {}});
+  return pieces;
+}
+
+TEST(Receipts, HaveOneColumnForEachMemberOfAPiece) {
+  const SaveId save{.number = 1, .step = 2};
+  const std::vector<FileRecord> files{{.name = "a", .size = 400, .data_begin = 100, .blocks = {5}},
+                                      {.name = "b", .size = 400, .data_begin = 100, .blocks = {6}}};
+  const Receipt receipt{save, 3, files, pieces_like_a_model()};
+  const auto text = write_receipt(receipt);
+  EXPECT_EQ(read_receipt(text, "r"), receipt);
+  EXPECT_EQ(read_receipt(write_receipt({save, 3, files, {}}), "r"), (Receipt{save, 3, files, {}}));
+  auto columns = nlohmann::json::parse(text).at("pieces");
+  EXPECT_LE(columns.at("sizes").size(), 30u);
+  const auto error_with = [&](const std::string& column, const nlohmann::json& content) {
+    auto open = text.substr(0, text.find(",\n\"pieces\""));
+    auto changed = columns;
+    changed[column] = content;
+    return error_of([&] { read_receipt(seal(open + ",\"pieces\":" + changed.dump()), "r"); });
+  };
+  for (const auto& [name, content] : columns.items()) {
+    EXPECT_EQ(error_with(name, content), "no error");
+    auto longer = content;
+    if (longer.is_array()) {
+      longer.insert(longer.end(), content.begin(), content.end());
+    } else {
+      longer = content.get<std::string>() + "AAAAAAAAAAA";
+    }
+    for (const auto& other : {longer, nlohmann::json::array(), nlohmann::json(7), nlohmann::json(nullptr)}) {
+      EXPECT_NE(error_with(name, other).find("\"r\" has pieces that cannot be read"), std::string::npos)
+          << name << " " << error_with(name, other);
+    }
+  }
+  EXPECT_NE(error_with("more", 1), "no error");
+  const std::vector<std::pair<std::string, nlohmann::json>> faults = {
+      {"files", {2, 0, 97}},    {"files", {-1, 0, 97}}, {"begins", {301, 0, 97}},        {"begins", {-1, 0, 97}},
+      {"begins", {290, 0, 97}}, {"dims", {-1, 0, 97}},  {"dims", {1'000'000'000, 0, 97}}};
+  for (const auto& [name, content] : faults) {
+    EXPECT_NE(error_with(name, content), "no error") << name << content;
+  }
+}
+
 // A file that is read from front to back in pieces is read and checked once.
 TEST(Ranges, EachBlockIsReadOnce) {
   MemoryStore store;
@@ -260,94 +284,6 @@ TEST(WeightIndex, NamesWhatLiesWholeInModelFiles) {
                                     {{"h.weight", "model-00001-of-00002.safetensors"},
                                      {"h.bias", "model-00002-of-00002.safetensors"}}}}));
   EXPECT_EQ(write_weight_index({}, {}), "");
-}
-
-// The parameters and two moments of a model of 405 billion, cut over all ranks; and, as a second layout, each also over
-// eight ranks along another dim.
-struct Scale {
-  int64_t ranks;
-  int64_t columns;  // ranks that share a row of cuts
-  size_t limit;     // bytes of the manifest
-};
-
-Manifest manifest_of_405b(const Scale& scale) {
-  Manifest manifest{.save = {}, .ranks = scale.ranks, .catalogue = {}, .files = {}, .tensors = {}};
-  std::vector<int64_t> end_of(static_cast<size_t>(scale.ranks), 0);
-  const auto add = [&](const std::string& name, std::vector<int64_t> sizes, int64_t bytes) {
-    const int64_t rows = scale.ranks / scale.columns, columns = sizes.size() > 1 ? scale.columns : 1;
-    TensorTable table{.name = name, .dtype = bytes == 2 ? at::kBFloat16 : at::kFloat, .sizes = sizes, .value_hash = 1};
-    const int64_t cuts[] = {rows, columns};
-    std::vector<std::vector<int64_t>> begins;
-    for (size_t d = 0; d < sizes.size(); ++d) {
-      begins.emplace_back();
-      const int64_t part = (sizes[d] + cuts[d] - 1) / cuts[d];
-      for (int64_t at = 0; at < sizes[d]; at += part) {
-        begins[d].push_back(at);
-      }
-      begins[d].push_back(sizes[d]);
-      table.cuts.emplace_back(begins[d]);
-    }
-    for (size_t row = 0; row + 1 < begins[0].size(); ++row) {
-      for (int64_t column = 0; column < columns; ++column) {
-        const auto rank = static_cast<size_t>(static_cast<int64_t>(row) * scale.columns + column);
-        table.files.push(static_cast<int64_t>(rank));
-        table.begins.push(end_of[rank]);
-        const auto c = static_cast<size_t>(column);
-        end_of[rank] +=
-            bytes * (begins[0][row + 1] - begins[0][row]) * (sizes.size() > 1 ? begins[1][c + 1] - begins[1][c] : 1);
-      }
-    }
-    manifest.tensors.push_back(std::move(table));
-  };
-  for (const auto& [role, bytes] : {std::pair<std::string, int64_t>{"", 2}, {"exp_avg/", 4}, {"exp_avg_sq/", 4}}) {
-    for (int64_t layer = 0; layer < 126; ++layer) {
-      const auto prefix = role + "model.layers." + std::to_string(layer) + ".";
-      add(prefix + "input_layernorm.weight", {16384}, bytes);
-      add(prefix + "mlp.down_proj.weight", {16384, 53248}, bytes);
-      add(prefix + "mlp.gate_proj.weight", {53248, 16384}, bytes);
-      add(prefix + "mlp.up_proj.weight", {53248, 16384}, bytes);
-      add(prefix + "post_attention_layernorm.weight", {16384}, bytes);
-      add(prefix + "self_attn.k_proj.weight", {1024, 16384}, bytes);
-      add(prefix + "self_attn.o_proj.weight", {16384, 16384}, bytes);
-      add(prefix + "self_attn.q_proj.weight", {16384, 16384}, bytes);
-      add(prefix + "self_attn.v_proj.weight", {1024, 16384}, bytes);
-    }
-    add(role + "lm_head.weight", {128256, 16384}, bytes);
-    add(role + "model.embed_tokens.weight", {128256, 16384}, bytes);
-    add(role + "model.norm.weight", {16384}, bytes);
-  }
-  std::mt19937_64 random(1);
-  for (int64_t rank = 0; rank < scale.ranks; ++rank) {
-    FileRecord file{.name = "state-" + std::to_string(rank),
-                    .size = end_of[static_cast<size_t>(rank)] + 300'000,
-                    .data_begin = 300'000};
-    file.blocks.resize(static_cast<size_t>(block_count(file.size, kBlockSize)));
-    std::generate(file.blocks.begin(), file.blocks.end(), [&] { return random(); });
-    manifest.files.push_back(std::move(file));
-  }
-  std::sort(manifest.tensors.begin(), manifest.tensors.end(),
-            [](const auto& a, const auto& b) { return a.name < b.name; });
-  return manifest;
-}
-
-TEST(Tables, Of8192RanksTakeAFewMegabytes) {
-  for (const Scale& scale : {Scale{8192, 1, 12'000'000}, Scale{8192, 8, 100'000'000}}) {
-    auto manifest = manifest_of_405b(scale);
-    const auto text = write_manifest(manifest);
-    EXPECT_EQ(read_manifest(text, "m"), manifest);
-    int64_t slices = 0, blocks = 0;
-    for (const auto& table : manifest.tensors) {
-      slices += table.slice_count();
-    }
-    for (const auto& file : manifest.files) {
-      blocks += static_cast<int64_t>(file.blocks.size());
-    }
-    manifest.files.clear();
-    const auto tables = write_manifest(manifest).size();
-    std::cout << manifest.tensors.size() << " tensors in " << slices << " slices of " << scale.ranks << " ranks, "
-              << blocks << " blocks: " << text.size() << " bytes, of which tables of tensors " << tables << "\n";
-    EXPECT_LE(text.size(), scale.limit);
-  }
 }
 
 }  // namespace

@@ -14,6 +14,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/checkpoint/format/safetensors.h"
+#include "tessera/checkpoint/format/safetensors_file.h"
 
 namespace tessera::checkpoint::safetensors_test {
 
@@ -92,6 +93,20 @@ TEST_F(Safetensors, ComeBackBitForBit) {
     EXPECT_TRUE(at::equal(tensor, known->tensor)) << name;
   }
   EXPECT_EQ(files(), 1u);
+}
+
+TEST_F(Safetensors, AreReadOneByOneInAnyOrder) {
+  auto tensors = some_tensors();
+  save_safetensors(path(), tensors);
+  SafetensorsFile file(path());
+  EXPECT_EQ(file.header().entries.size(), tensors.size());
+  for (const bool is_second : {false, true}) {
+    for (const auto& [name, tensor] : tensors) {
+      EXPECT_TRUE(at::equal(file.read(name), tensor)) << name << is_second;
+    }
+    std::reverse(tensors.begin(), tensors.end());
+  }
+  EXPECT_THROW(file.read("none"), c10::Error);
 }
 
 // The format, read by hand: a length, JSON, then every tensor aligned to its elements.

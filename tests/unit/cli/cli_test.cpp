@@ -67,6 +67,13 @@ mesh = "dp=2,tp=2"
 TEST_F(Cli, TheFlagsAreTheseAndNoOthers) {
   EXPECT_EQ(
       flag_list(),
+      "ckpt: --help\n"
+      "ckpt show: --help folder --json\n"
+      "ckpt verify: --help folder --values --json\n"
+      "ckpt diff: --help a b --values --json\n"
+      "ckpt reshard: --help from to --mesh --in-slices\n"
+      "ckpt export-hf: --help from to --dtype\n"
+      "ckpt import-hf: --help from to --step --dtype\n"
       "compare: --help config --dtype --numerics --lattice --seed --set --mesh --steps --tolerance --json\n"
       "explain: --help config --dtype --numerics --lattice --seed --set --mesh --ranks --step --rank --width --json\n"
       "generate: --help run --prompt --max-tokens --temperature --top-k --top-p --seed\n"
@@ -75,7 +82,7 @@ TEST_F(Cli, TheFlagsAreTheseAndNoOthers) {
       "plan: --help config --dtype --numerics --lattice --seed --set --mesh --ranks\n"
       "trace: --help flights\n"
       "train: --help config --dtype --numerics --lattice --seed --set --mesh --ranks --steps --metrics --ledger --out "
-      "--replace --save-every --keep --resume --profile --quiet\n");
+      "--replace --save-every --keep --resume --init-from --profile --quiet\n");
 }
 
 TEST_F(Cli, ExplainSaysWhatAStepDoes) {
