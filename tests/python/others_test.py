@@ -4,16 +4,14 @@
 Usage: others_test.py [unittest's arguments]
 """
 
-import functools
-import tempfile
 import unittest
 import warnings
-from pathlib import Path
 
 import tessera
 import torch
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict
+from folders import in_folder
 from zoo import tf
 
 from saving_test import ALL, make, on, plain, start, steps, whole
@@ -36,16 +34,11 @@ def as_loaded(model, optimizer, build):
     return {name: value.tolist() for name, value in model.state_dict().items()}, plain(other.state_dict())
 
 
-def in_folder(check):
-    @functools.wraps(check)
-    def test(self):
-        with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            check(self, Path(folder))
-    return test
-
-
 class OthersTest(unittest.TestCase):
+    def setUp(self):
+        self.enterContext(warnings.catch_warnings())
+        warnings.simplefilter("ignore")
+
     def check(self, path, want, values=None, step=None, build=ALL["AdamW"], meshes=MESHES):
         """Model and optimizer on each mesh, and on none, have every bit; moments lie as their parameters."""
         def body(mesh):

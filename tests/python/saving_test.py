@@ -5,18 +5,16 @@ is refused before anything changes.
 Usage: saving_test.py [unittest's arguments]
 """
 
-import functools
 import json
 import os
 import random
-import tempfile
 import time
 import unittest
 import warnings
-from pathlib import Path
 
 import tessera
 import torch
+from folders import in_folder
 from state_test import OPTIMIZERS, make, train
 
 MESH = "dp=2,tp=2"
@@ -74,14 +72,6 @@ def parts(model, optimizer):
 
 def on(mesh, body):
     return tessera.run_ranks(body, tessera.Mesh(mesh).size())
-
-
-def in_folder(check):
-    @functools.wraps(check)
-    def test(self):
-        with tempfile.TemporaryDirectory() as folder:
-            check(self, Path(folder))
-    return test
 
 
 class OptimizersTest(unittest.TestCase):

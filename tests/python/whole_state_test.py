@@ -7,7 +7,6 @@ Usage: whole_state_test.py LIBRARY [unittest's arguments]     LIBRARY: test_coun
 
 import copy
 import ctypes
-import functools
 import importlib.util
 import io
 import json
@@ -17,11 +16,11 @@ import sys
 import tempfile
 import unittest
 import warnings
-from pathlib import Path
 
 import tessera
 import torch
 import torch.distributed.checkpoint as dcp
+from folders import in_folder
 from zoo import tf, tokens
 
 counting = ctypes.CDLL(sys.argv.pop(1))
@@ -69,14 +68,6 @@ def bytes_of(rank, work):
     counting.reset_peak_bytes(rank)
     result = work()
     return counting.peak_bytes(rank) - before, counting.live_bytes(rank) - before, result
-
-
-def in_folder(check):
-    @functools.wraps(check)
-    def test(self):
-        with tempfile.TemporaryDirectory() as folder:
-            check(self, Path(folder))
-    return test
 
 
 class FilesOfTorchTest(unittest.TestCase):

@@ -41,14 +41,6 @@ OpenCheckpoint open(const std::string& folder) {
 
 bool is_step(const std::string& folder) { return checkpoint::try_step_of(checkpoint::name_of(folder)).has_value(); }
 
-int64_t bytes_of(const OpenCheckpoint& checkpoint) {
-  int64_t bytes = 0;
-  for (const auto& file : checkpoint.manifest.files) {
-    bytes += file.size;
-  }
-  return bytes;
-}
-
 // Of all files that lie there.
 int64_t bytes_in(checkpoint::Store& store, const std::string& folder) {
   int64_t bytes = 0;
@@ -172,7 +164,7 @@ int reshard(const CkptArguments& arguments, std::ostream& out) {
 int export_hf(const CkptArguments& arguments, std::ostream& out) {
   const auto from = open(arguments.folder);
   {
-    ProgressBar bar("export", bytes_of(from));
+    ProgressBar bar("export", from.catalogue.subset([](const auto& entry) { return is_of_model(entry.role); }).bytes());
     checkpoint::export_weights(from, arguments.to, {.dtype = dtype_of(arguments), .progress = bar.callback()});
   }
   out << arguments.to << "\n";

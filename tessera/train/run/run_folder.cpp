@@ -129,6 +129,14 @@ std::vector<checkpoint::NamedTensor> parameters_of(const torch::nn::Module& mode
   return all;
 }
 
+void set_parameters(const torch::nn::Module& model, const std::vector<checkpoint::NamedTensor>& values) {
+  const at::NoGradGuard no_grad;
+  auto targets = model.named_parameters();
+  for (const auto& [name, value] : values) {
+    targets[name].copy_(value);
+  }
+}
+
 // From a file in Hugging Face's form or, as it does not say so, in that of the model.
 void load_parameters(const std::string& path, const Config& config, const torch::nn::Module& model) {
   const auto own = parameters_of(model);
@@ -143,12 +151,7 @@ void load_parameters(const std::string& path, const Config& config, const torch:
   const auto names = in_files(config, {}).names;
   const auto found = renamed(names, own);
   checkpoint::load_into(path, found);
-  const auto back = renamed(names.inverse(), found);
-  const at::NoGradGuard no_grad;
-  auto targets = model.named_parameters();
-  for (const auto& [name, tensor] : back) {
-    targets[name].copy_(tensor);
-  }
+  set_parameters(model, renamed(names.inverse(), found));
 }
 
 }  // namespace
@@ -182,8 +185,8 @@ void cut_metrics(const std::string& path, int64_t steps) {
   write_file(path, kept);
 }
 
-std::vector<std::pair<std::string, std::string>> files_beside_model(const Config& config) {
-  const auto vocabulary = make_vocabulary(config);
+std::vector<std::pair<std::string, std::string>> files_beside_model(const Config& config,
+                                                                    const data::Vocabulary& vocabulary) {
   std::vector<std::pair<std::string, std::string>> files = {{kConfig, to_toml(as_saved(config))},
                                                             {"config.json", in_files(config, vocabulary).config_json}};
   if (!config.data.tokenizer.empty()) {
@@ -193,9 +196,10 @@ std::vector<std::pair<std::string, std::string>> files_beside_model(const Config
   return files;
 }
 
-void save_run(const std::string& folder, const Config& config, const std::vector<checkpoint::NamedTensor>& parameters) {
+void save_run(const std::string& folder, const Config& config, const data::Vocabulary& vocabulary,
+              const std::vector<checkpoint::NamedTensor>& parameters) {
   const fs::path to(folder);
-  for (const auto& [name, content] : files_beside_model(config)) {
+  for (const auto& [name, content] : files_beside_model(config, vocabulary)) {
     write_file(to / name, content);
   }
   checkpoint::save_safetensors(to / kModel, renamed(in_files(config, {}).names, parameters),
@@ -205,11 +209,7 @@ void save_run(const std::string& folder, const Config& config, const std::vector
 TextModel make_text_model(const Config& config, const data::Vocabulary& vocabulary,
                           const std::vector<checkpoint::NamedTensor>& parameters) {
   TextModel text_model{make_model(config), vocabulary, config.data.sequence};
-  const at::NoGradGuard no_grad;
-  auto targets = text_model.model->named_parameters();
-  for (const auto& [name, tensor] : parameters) {
-    targets[name].copy_(tensor);
-  }
+  set_parameters(*text_model.model, parameters);
   text_model.model->eval();
   return text_model;
 }

@@ -43,11 +43,13 @@ void cut_metrics(const std::string& path, int64_t steps);
 
 // The small files beside a model, by name: its configuration, and config.json and the tokenizer for `transformers`.
 // Throws DataError if the tokenizer cannot be read.
-std::vector<std::pair<std::string, std::string>> files_beside_model(const Config& config);
+std::vector<std::pair<std::string, std::string>> files_beside_model(const Config& config,
+                                                                    const data::Vocabulary& vocabulary);
 
 // Writes the run's files, each whole or not at all; the model comes last. `parameters` are whole and have the names of
 // make_model(config). Throws DataError on a disk that fails.
-void save_run(const std::string& folder, const Config& config, const std::vector<checkpoint::NamedTensor>& parameters);
+void save_run(const std::string& folder, const Config& config, const data::Vocabulary& vocabulary,
+              const std::vector<checkpoint::NamedTensor>& parameters);
 
 // A model of these parameters, for use on one device.
 TextModel make_text_model(const Config& config, const data::Vocabulary& vocabulary,

@@ -230,7 +230,7 @@ std::optional<ProfiledSteps> profiled_steps(const Config& config, const TrainOpt
 void finish(const Config& config, const data::Corpus& corpus, const TrainOptions& options,
             const std::vector<checkpoint::NamedTensor>& parameters) {
   if (!options.folder.empty()) {
-    save_run(options.folder, config, parameters);
+    save_run(options.folder, config, corpus.vocabulary(), parameters);
   }
   const bool is_text = corpus.is_bytes() || !corpus.vocabulary().is_bytes();
   if (options.out == nullptr || !is_text) {
@@ -269,14 +269,14 @@ std::string init_folder_of(const Config& config, const TrainOptions& options) {
   return folder;
 }
 
-SavePolicy save_policy_of(const TrainOptions& options, const Config& config) {
+SavePolicy save_policy_of(const TrainOptions& options, const Config& config, const data::Vocabulary& vocabulary) {
   if (options.save_every == 0) {
     return {};
   }
   return {.folder = checkpoints_folder(options.folder),
           .every = options.save_every,
           .keep = options.keep,
-          .files = files_beside_model(config)};
+          .files = files_beside_model(config, vocabulary)};
 }
 
 EarlierRun earlier_run_of(const TrainOptions& options) {
@@ -319,7 +319,7 @@ TrainResult train(const Config& given, const TrainOptions& options) {
   if (!own.folder.empty() && own.resume == "auto") {
     cut_metrics(own.metrics, first);
   }
-  const auto saves = save_policy_of(options, config);
+  const auto saves = save_policy_of(options, config, sampler.corpus().vocabulary());
   const bool keeps_model = !options.folder.empty() || options.out != nullptr;  // the same on every rank
   auto ledger_file = open_for_writing(own.ledger, "--ledger");
   const auto ranks = config.ranks();
