@@ -56,6 +56,7 @@ std::pair<torch::Tensor, torch::Tensor> read_batch(int64_t step) {
 }
 
 std::vector<double> train(torch::Dtype dtype) {
+  torch::manual_seed(0);
   auto model = Classifier(32, 4);
   model->to(dtype);
   auto optimizer = torch::optim::AdamW(model->parameters(), torch::optim::AdamWOptions(3e-3));

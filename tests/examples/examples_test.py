@@ -27,6 +27,11 @@ def is_the_word_job(before, after):
     return len(before) == len(after) == 1 and re.sub(r"\bmodel\(", "job(", before[0]) == after[0] != before[0]
 
 
+def learns(curve):
+    """Whether the last five losses are below the first five, on average: every batch is another one."""
+    return sum(curve[-5:]) < sum(curve[:5])
+
+
 def losses(program, *arguments):
     done = subprocess.run([program, *arguments], check=True, capture_output=True, text=True, timeout=120)
     return [float(line.split()[3]) for line in done.stdout.splitlines()]
@@ -49,7 +54,7 @@ class Examples(unittest.TestCase):
     def test_the_one_device_program_learns(self):
         curve = losses(PROGRAMS[0])
         self.assertEqual(len(curve), 20)
-        self.assertLess(curve[-1], curve[0])
+        self.assertTrue(learns(curve), curve)
 
     def test_the_curves_agree(self):
         # In float32 each rounds otherwise: ranks_training holds the two against float64.
@@ -61,7 +66,7 @@ class Examples(unittest.TestCase):
             print(f"\nlargest relative difference of 20 losses, {arguments or 'float32'}: {worst:.3g}")
             if tolerance:
                 self.assertLessEqual(worst, tolerance)
-            self.assertLess(many[-1], many[0])
+            self.assertTrue(learns(many), many)
 
 
 if __name__ == "__main__":
