@@ -12,6 +12,7 @@
 #include <functional>
 #include <iostream>
 #include <string>
+#include <thread>
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/full.h>
@@ -64,14 +65,29 @@ Contents contents_of(int64_t mebibytes, bool is_other, double plus) {
   return contents;
 }
 
-// The seconds of the slowest rank.
+// What was written and removed is no longer the disk's to do.
+void settle() {
+  const auto& context = comm::RankContext::require();
+  context.world->barrier();
+  if (context.rank == 0) {
+    ::sync();
+    std::this_thread::sleep_for(std::chrono::milliseconds(500));
+  }
+  context.world->barrier();
+}
+
+double slowest(double own) {
+  const auto most = at::full({1}, own, at::kDouble);
+  comm::RankContext::require().world->all_reduce(most, layout::ReduceOp::kMax)->wait();
+  return most.item<double>();
+}
+
+// The seconds of the slowest rank, on a disk at rest.
 double seconds_of(const std::function<void()>& body) {
+  settle();
   auto& world = *comm::RankContext::require().world;
   world.barrier();
-  const double own = microseconds(1, body) / 1e6;
-  const auto most = at::full({1}, own, at::kDouble);
-  world.all_reduce(most, layout::ReduceOp::kMax)->wait();
-  return most.item<double>();
+  return slowest(microseconds(1, body) / 1e6);
 }
 
 // Reads come from the disk, not from memory.
@@ -114,14 +130,37 @@ void measure_raw(const std::string& folder, int64_t mebibytes) {
   std::filesystem::remove(path);
 }
 
+// The step's files leave the memory that they are cached in too.
+void remove(const std::string& run, int64_t step) {
+  const auto& context = comm::RankContext::require();
+  context.world->barrier();
+  if (context.rank == 0) {
+    std::filesystem::remove_all(checkpoint::step_folder(run, step));
+  }
+}
+
+std::string kind_of(const SaveOptions& options) { return options.in_slices ? "slices" : "whole"; }
+
+// Leaves nothing.
 void measure_save(const std::string& run, const Contents& contents, int64_t step, const SaveOptions& options) {
-  const std::string kind = options.in_slices ? "slices" : "whole";
-  std::unique_ptr<checkpoint::Saving> saving;
-  const double blocked = seconds_of(
-      [&] { saving = checkpoint::start_save(std::make_shared<PosixStore>(), run, step, contents, options); });
-  const double rest = seconds_of([&] { saving->finish(); });
-  say("blocked_" + kind, blocked);
-  say("save_" + kind, blocked + rest);
+  say("save_" + kind_of(options),
+      seconds_of([&] { checkpoint::save(std::make_shared<PosixStore>(), run, step, contents, options); }));
+  remove(run, step);
+}
+
+// A save beside which the program goes on: how long it waits for copies. Their memory is new in the `first`.
+void measure_blocked(const std::string& run, const Contents& contents, int64_t step, const SaveOptions& options,
+                     const std::string& first = "") {
+  double blocked = 0;
+  const double all = seconds_of([&] {
+    std::unique_ptr<checkpoint::Saving> saving;
+    blocked = microseconds(1, [&] {
+                saving = checkpoint::start_save(std::make_shared<PosixStore>(), run, step, contents, options);
+              }) / 1e6;
+    saving->finish();
+  });
+  say("blocked_" + first + kind_of(options), slowest(blocked));
+  say("async_" + first + kind_of(options), all);
 }
 
 void verify_loaded(const Contents& contents, double plus) {
@@ -148,9 +187,13 @@ void measure(const std::string& folder, int64_t mebibytes) {
   measure_raw(folder, mebibytes);
   measure_save(run, contents, 1, {});
   measure_save(run, contents, 2, {.in_slices = true});
-  for (const int64_t step : {1, 2}) {
+  measure_blocked(run, contents, 3, {}, "first_");
+  remove(run, 3);
+  measure_blocked(run, contents, 4, {});
+  measure_blocked(run, contents, 5, {.in_slices = true});
+  for (const int64_t step : {4, 5}) {
     for (const bool is_other : {false, true}) {
-      measure_load(checkpoint::step_folder(run, step), mebibytes, is_other, step == 1 ? "_of_whole" : "_of_slices");
+      measure_load(checkpoint::step_folder(run, step), mebibytes, is_other, step == 4 ? "_of_whole" : "_of_slices");
     }
   }
 }

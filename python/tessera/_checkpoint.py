@@ -72,14 +72,21 @@ def save(run_folder: str | os.PathLike[str], model: torch.nn.Module, optimizer: 
         ensure_rank()
         _C.save_gathered(path, [(name, value.detach()) for name, value in model.state_dict().items() if isinstance(value, torch.Tensor)])
         return path
-    saving = start_save(path, model, optimizer, step=step, extra=extra, in_slices=in_slices, keep=keep)
+    saving = _start(path, model, optimizer, step, extra, in_slices, keep, copies=False)
     saving.finish()
     return saving.folder
 
 
 def start_save(run_folder: str | os.PathLike[str], model: torch.nn.Module, optimizer: torch.optim.Optimizer | None = None, *, step: int | None,
                extra: Mapping[str, object] | None = None, in_slices: bool = False, keep: int = 0) -> Saving:
-    """As `save`, but returns when the copies are made: the program goes on while threads write, and calls finish() in the end. Collective."""
+    """As `save`, but returns when copies are made: the program goes on while threads write, and calls finish() in the end. Collective.
+
+    The memory of the copies stays for the next save, as far as the system has no other use for it.
+    """
+    return _start(run_folder, model, optimizer, step, extra, in_slices, keep, copies=True)
+
+
+def _start(run_folder, model, optimizer, step, extra, in_slices, keep, copies):
     ensure_rank()
     if not isinstance(step, int) or isinstance(step, bool) or step < 0:
         raise ValueError(f"[checkpoint] save with step={step!r}; accepted: how many steps were taken, a number from 0 on; or a path that "
@@ -88,7 +95,7 @@ def start_save(run_folder: str | os.PathLike[str], model: torch.nn.Module, optim
     values, moments = _values(model, extra or {}), []
     if optimizer is not None:
         moments, values["optimizer"] = pack(optimizer, tensors)
-    return Saving(_C.start_save(os.fspath(run_folder), step, tensors, moments, values, in_slices, keep, _files(model)))
+    return Saving(_C.start_save(os.fspath(run_folder), step, tensors, moments, values, in_slices, copies, keep, _files(model)))
 
 
 def load(folder: str | os.PathLike[str], model: torch.nn.Module, optimizer: torch.optim.Optimizer | None = None, *,

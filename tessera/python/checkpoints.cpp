@@ -70,12 +70,12 @@ class SaveHandle {
 };
 
 SaveHandle start_save(const std::string& run, int64_t step, const NamedTensors& model, const Named& moments,
-                      const catalogue::Values& values, bool in_slices, int64_t keep,
+                      const catalogue::Values& values, bool in_slices, bool copies, int64_t keep,
                       const std::vector<std::pair<std::string, std::string>>& files) {
   std::unique_ptr<checkpoint::Saving> saving;
   as_rank([&] {
     saving = checkpoint::start_save(run, step, {model, moments, values},
-                                    {.in_slices = in_slices, .keep = keep, .files = files});
+                                    {.in_slices = in_slices, .copies = copies, .keep = keep, .files = files});
   });
   return SaveHandle(std::move(saving));
 }

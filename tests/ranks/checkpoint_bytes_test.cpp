@@ -139,7 +139,9 @@ TEST(CheckpointBytes, SentOnASaveAreWhatOwnersLack) {
         const auto catalogue = checkpoint::catalogue_of(contents);
         auto& ledger = comm::RankContext::require().ledger;
         ledger.clear();
-        checkpoint::stage(contents, catalogue, in_slices);
+        const auto memory = checkpoint::HostMemory::of_thread();
+        checkpoint::stage_whole(contents, catalogue, {.in_slices = in_slices}, *memory);
+        checkpoint::stage_slices(contents, catalogue, {.in_slices = in_slices}, *memory);
         sent += ledger.total_bytes();
         const auto model = catalogue.subset([](const auto& e) { return e.role == catalogue::Role::kParameter; });
         const auto owners = catalogue::owners_of(model);

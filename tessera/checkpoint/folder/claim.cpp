@@ -39,6 +39,10 @@ std::string claim_step(Store& store, const std::string& run, const Claim& claim)
   const auto folder = step_folder(run, claim.save.step);
   const auto path = path_in(folder, kClaim);
   store.make_folder(folder);
+  const auto files = store.list(folder).files;
+  TESSERA_CHECK_AS(DataError, files.empty() || store.try_size(path), "[checkpoint] cannot save step ", claim.save.step,
+                   " to \"", folder, "\", which has no claim but \"", files.front(),
+                   "\"; accepted: an empty folder, or none");
   try {
     write_new(store, path, write_claim(claim));
   } catch (const FileExists&) {
@@ -46,8 +50,6 @@ std::string claim_step(Store& store, const std::string& run, const Claim& claim)
                   "\" says that it is claimed ", owner_of(store, path),
                   "; accepted: a step that no other job saves and no killed save left behind");
   }
-  store.sync_folder(folder);
-  store.sync_folder(run);
   return folder;
 }
 

@@ -79,6 +79,7 @@ Manifest commit(Store& store, const std::string& folder, const SaveId& save, int
   }
   write_new(store, path_in(folder, kManifest), write_manifest(manifest));
   store.sync_folder(folder);
+  store.sync_folder(folder_of(folder));
   return manifest;
 }
 

@@ -7,13 +7,14 @@
 //     2. its receipt: made only then. Whoever can read a whole receipt may rely on 1, whether or not the receipt lasts;
 //     3. the manifest: made only when the receipts of all ranks were read, and the index, which its writer adds, went
 //        through 1. So whenever any of the manifest is on a disk, all that it names is;
-//     4. the commit is over when the manifest and its name last. Only then older checkpoints are removed.
+//     4. the commit is over when the manifest, its name and that of the folder last. Only then older checkpoints are
+//        removed.
 //   Receipts are not among what the manifest names: they have checksums of their own, and nothing depends on them once
-//   it is there. (Their writers synchronise them, but a manifest may be sooner; a loss of power then leaves a whole
-//   checkpoint of which verify_checkpoint() says that a receipt is missing.)
+//   it is there. (Their writers synchronise their content; their names last with the manifest's.)
 //   Removal goes the other way: the manifest first, then the folder is synchronised, then the rest. So a manifest
 //   whose files are missing is damage, and never the work of a job that was killed.
-//   The names of the step's folder and of its claim are made to last when it is claimed, before anything is in it.
+//   The names of the step's folder and of its claim are not made to last before anything is in it: what a loss of power
+//   leaves of a folder without a claim is not written to either (claim_step).
 #pragma once
 
 #include <cstdint>

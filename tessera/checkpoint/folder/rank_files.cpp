@@ -23,7 +23,6 @@ void RankFiles::write_file(const std::string& name, std::string_view content) {
 void RankFiles::leave_receipt() {
   store_.sync_folder(folder_);  // the names of the files, which last themselves
   write_new(store_, path_in(folder_, receipt_name(receipt_.rank)), write_receipt(receipt_));
-  store_.sync_folder(folder_);
 }
 
 }  // namespace tessera::checkpoint

@@ -1,6 +1,7 @@
 #include "tessera/checkpoint/format/part.h"
 
 #include <algorithm>
+#include <future>
 #include <tuple>
 
 #include "tessera/base/text.h"
@@ -12,7 +13,7 @@
 namespace tessera::checkpoint {
 namespace {
 
-constexpr size_t kChunk = size_t{1} << 20;  // bytes that are hashed, then written while they are in the cache
+constexpr size_t kChunk = size_t{1} << 20;  // bytes that are written by one call
 
 std::vector<int64_t> sizes_of(const Box& box) {
   std::vector<int64_t> sizes;
@@ -44,6 +45,28 @@ void sort_as_in_file(std::vector<Piece>& pieces) {
   std::sort(pieces.begin(), pieces.end(), [&](const Piece& a, const Piece& b) { return key(a) < key(b); });
 }
 
+void append(NewFile& file, std::string_view bytes) {
+  for (size_t at = 0; at < bytes.size(); at += kChunk) {
+    file.append(bytes.substr(at, kChunk));
+  }
+}
+
+// What is known of a part once all of it was looked at.
+struct Hashes {
+  BlockHasher blocks;
+  std::vector<uint64_t> values;  // of the pieces
+};
+
+Hashes hash_all(std::string_view start, const std::vector<Piece>& pieces, int64_t block_size) {
+  Hashes hashes{.blocks = BlockHasher(block_size), .values = {}};
+  hashes.blocks.add(start.data(), start.size());
+  for (const auto& piece : pieces) {
+    hashes.blocks.add(piece.value.const_data_ptr(), piece.value.nbytes());
+    hashes.values.push_back(piece.value_hash ? *piece.value_hash : hash_slice(piece.value, piece.box, piece.sizes));
+  }
+  return hashes;
+}
+
 }  // namespace
 
 std::string entry_name(const std::string& name, c10::IntArrayRef sizes, const Box& box) {
@@ -55,61 +78,48 @@ std::string entry_name(const std::string& name, c10::IntArrayRef sizes, const Bo
   return name + "[" + runs + "]";
 }
 
-HashedFile::HashedFile(Store& store, const std::string& folder, const std::string& name, int64_t block_size)
-    : record_{.name = name}, file_(store.create(path_in(folder, name))), hasher_(block_size) {}
-
-void HashedFile::append(const void* data, size_t size) {
-  const auto* next = static_cast<const char*>(data);
-  while (size > 0) {
-    const size_t count = std::min(size, kChunk);
-    hasher_.add(next, count);
-    file_->append(next, count);
-    next += count;
-    size -= count;
-  }
-}
-
-FileRecord HashedFile::close() {
-  file_->close();
-  record_.size = hasher_.size();
-  record_.blocks = hasher_.finish();
-  return record_;
-}
-
 Part write_part(Store& store, const std::string& folder, const std::string& name, const SaveId& save,
                 std::vector<Piece> pieces) {
   sort_as_in_file(pieces);
   std::vector<Entry> entries;
-  for (const auto& piece : pieces) {
+  for (auto& piece : pieces) {
     verify_piece(piece);
+    piece.value = piece.value.contiguous();
     entries.push_back(
         {entry_name(piece.name, piece.sizes, piece.box), piece.value.scalar_type(), piece.value.sizes().vec()});
   }
   const auto header = lay_out(std::move(entries), {{"format", "pt"}, {"save_number", hex(save.number)}});
   const auto text = write_header(header);  // before the file, which is not made if it cannot be written
   const uint64_t length = text.size();
-  HashedFile file(store, folder, name, save.block_size);
-  file.append(&length, sizeof(length));
-  file.append(text);
-  Part part;
+  const std::string start = std::string(reinterpret_cast<const char*>(&length), sizeof(length)) + text;
+  const auto file = store.create(path_in(folder, name));
+  auto hashing = std::async(std::launch::async | std::launch::deferred, hash_all, std::string_view(start),
+                            std::cref(pieces), save.block_size);
+  append(*file, start);
+  for (const auto& piece : pieces) {
+    append(*file, {static_cast<const char*>(piece.value.const_data_ptr()), piece.value.nbytes()});
+  }
+  file->close();
+  auto hashes = hashing.get();
+  Part part{.file = {.name = name,
+                     .size = hashes.blocks.size(),
+                     .data_begin = static_cast<int64_t>(start.size()),
+                     .blocks = hashes.blocks.finish()},
+            .pieces = {}};
   for (size_t i = 0; i < pieces.size(); ++i) {
     auto& piece = pieces[i];
-    const auto value = piece.value.contiguous();
-    file.append(value.data_ptr(), value.nbytes());
-    const uint64_t hash = piece.value_hash ? *piece.value_hash : hash_slice(value, piece.box, piece.sizes);
-    part.pieces.push_back({std::move(piece.name), value.scalar_type(), std::move(piece.sizes), std::move(piece.box),
-                           hash, 0, header.entries[i].begin});
+    part.pieces.push_back({std::move(piece.name), piece.value.scalar_type(), std::move(piece.sizes),
+                           std::move(piece.box), hashes.values[i], 0, header.entries[i].begin});
   }
-  part.file = file.close();
-  part.file.data_begin = static_cast<int64_t>(sizeof(length) + length);
   return part;
 }
 
 FileRecord write_hashed(Store& store, const std::string& folder, const std::string& name, const SaveId& save,
                         std::string_view content) {
-  HashedFile file(store, folder, name, save.block_size);
-  file.append(content);
-  return file.close();
+  write_new(store, path_in(folder, name), content);
+  BlockHasher blocks(save.block_size);
+  blocks.add(content.data(), content.size());
+  return {.name = name, .size = blocks.size(), .data_begin = 0, .blocks = blocks.finish()};
 }
 
 }  // namespace tessera::checkpoint

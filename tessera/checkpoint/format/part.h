@@ -66,26 +66,9 @@ struct Part {
 // `exp_avg/h.0.weight[0:4, 8:16]`.
 std::string entry_name(const std::string& name, c10::IntArrayRef sizes, const Box& box);
 
-// A file that is new, hashed while it is written: each byte is read once.
-class HashedFile {
- public:
-  HashedFile(Store& store, const std::string& folder, const std::string& name, int64_t block_size);
-
-  void append(const void* data, size_t size);
-  void append(std::string_view text) { append(text.data(), text.size()); }
-
-  // Waits until the content lasts (NewFile::close).
-  FileRecord close();
-
- private:
-  FileRecord record_;
-  std::unique_ptr<NewFile> file_;
-  BlockHasher hasher_;
-};
-
 // Writes a part: a safetensors file with the save's number in its metadata, as `save_number`. Wide elements come first,
-// then names in ascending order. Throws DataError as Store does, c10::Error for a value that does not fit its box, is
-// not plain or not of a dtype of save_safetensors.
+// then names in ascending order. A thread of its own hashes what this one writes. Throws DataError as Store does,
+// c10::Error for a value that does not fit its box, is not plain or not of a dtype of save_safetensors.
 Part write_part(Store& store, const std::string& folder, const std::string& name, const SaveId& save,
                 std::vector<Piece> pieces);
 

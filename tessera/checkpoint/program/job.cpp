@@ -54,9 +54,7 @@ std::unique_ptr<Saving> start_save(const std::string& run, const parallel::Job& 
 
 std::string save(const std::string& run, const parallel::Job& job, const SaveOptions& options,
                  const catalogue::Values& extra) {
-  const auto saving = start_save(run, job, options, extra);
-  saving->finish();
-  return saving->folder();
+  return save(std::make_shared<PosixStore>(), run, job.step(), contents_of(job, extra), options);
 }
 
 catalogue::Values load(const std::string& folder, parallel::Job& job, LoadJobOptions options) {

@@ -15,6 +15,8 @@
 #include "tessera/checkpoint/format/box_runs.h"
 #include "tessera/checkpoint/format/range_reader.h"
 #include "tessera/checkpoint/ranks/block_plan.h"
+#include "tessera/checkpoint/ranks/host_memory.h"
+#include "tessera/checkpoint/ranks/read_ahead.h"
 #include "tessera/comm/core/context.h"
 #include "tessera/comm/core/gather_texts.h"
 
@@ -44,25 +46,38 @@ std::vector<Box> needed(const BlockPiece& piece, const std::vector<Box>& held) {
   return all;
 }
 
+// Those that a rank reads, in their order.
+std::vector<FileRange> ranges_of(int64_t rank, const std::vector<Block>& blocks) {
+  std::vector<FileRange> ranges;
+  for (const auto& block : blocks) {
+    if (block.reader == rank) {
+      ranges.push_back({block.file, block.begin, block.end});
+    }
+  }
+  return ranges;
+}
+
 // Loads on one rank.
 class Loader {
  public:
-  Loader(const OpenCheckpoint& checkpoint, const catalogue::Catalogue& wanted)
+  Loader(const OpenCheckpoint& checkpoint, const catalogue::Catalogue& wanted, const std::vector<Block>& blocks)
       : wanted_(wanted),
         reader_(*checkpoint.store, checkpoint.folder, checkpoint.manifest),
-        content_(empty({checkpoint.manifest.save.block_size}, at::kByte)) {
+        ahead_(reader_, ranges_of(context_.rank, blocks)) {
     for (const auto& entry : wanted.entries()) {
       const auto coord = entry.spec->mesh.coord_of(context_.rank);
-      parts_.push_back(empty(coord ? entry.spec.local_sizes(*coord) : std::vector<int64_t>{0}, entry.spec->dtype));
+      const auto sizes = coord ? entry.spec.local_sizes(*coord) : std::vector<int64_t>{0};
+      parts_.push_back(memory_->empty(sizes, entry.spec->dtype));
       holdings_.push_back(reshard::Holdings::of_holders(entry.spec));
     }
   }
 
+  // Each block, in the order in which every reader reads its own.
   void take(const Block& block) {
     if (block.reader == context_.rank) {
-      reader_.read(block.file, block.begin, block.end, bytes_of(content_));
+      const char* content = ahead_.next();
       for (const int64_t rank : ranks_of(block)) {
-        give(block, content_, rank);
+        give(block, content, rank);
       }
     } else {
       receive(block);
@@ -70,6 +85,8 @@ class Loader {
   }
 
   const std::vector<at::Tensor>& parts() const { return parts_; }
+
+  // After the last block.
   int64_t bytes_read() const { return reader_.bytes_read(); }
 
  private:
@@ -116,13 +133,13 @@ class Loader {
   }
 
   // From the block to this rank's own parts, or to a message for another rank.
-  void give(const Block& block, const at::Tensor& content, int64_t rank) {
+  void give(const Block& block, const char* content, int64_t rank) {
     const auto needs = needs_of(block, rank);
     if (needs.empty()) {
       return;
     }
     const auto from = [&](const BlockPiece& piece) {
-      return bytes_of(content) + (piece.begin - block.begin) - piece.first * element_of(piece);
+      return content + (piece.begin - block.begin) - piece.first * element_of(piece);
     };
     if (rank == context_.rank) {
       for (const auto& need : needs) {
@@ -176,8 +193,9 @@ class Loader {
   comm::RankContext& context_ = comm::RankContext::require();
   const catalogue::Catalogue& wanted_;
   RangeReader reader_;
-  const at::Tensor content_;                 // of the block that this rank reads
-  std::vector<at::Tensor> parts_;            // of the wanted entries, as are
+  ReadAhead ahead_;  // the reader's only user
+  const std::shared_ptr<HostMemory> memory_ = HostMemory::of_thread();
+  std::vector<at::Tensor> parts_;            // of the wanted entries, in this memory; as are
   std::vector<reshard::Holdings> holdings_;  // those that hold a part
 };
 
@@ -220,8 +238,8 @@ int64_t load_tensors(const OpenCheckpoint& checkpoint, const Contents& contents,
   const at::NoGradGuard no_grad;
   verify_fits(checkpoint, contents, options);
   const auto wanted = catalogue_of(contents);
-  Loader loader(checkpoint, wanted);
   const auto blocks = plan_blocks(checkpoint.manifest, checkpoint.catalogue, wanted);
+  Loader loader(checkpoint, wanted, blocks);
   for (const auto& round : in_rounds(blocks)) {
     for (const auto* block : round) {
       loader.take(*block);

@@ -1,7 +1,10 @@
 #include "tessera/checkpoint/ranks/save.h"
 
 #include <atomic>
+#include <condition_variable>
 #include <exception>
+#include <future>
+#include <mutex>
 #include <thread>
 
 #include <ATen/ops/zeros.h>
@@ -42,7 +45,9 @@ struct Task {
   std::string run, folder;
   SaveId save;
   int64_t rank = 0, ranks = 1;
-  Staged staged;
+  std::shared_ptr<HostMemory> memory;  // in which copies lie
+  std::vector<Piece> slices;
+  std::future<WholeTensors> whole;  // they may still be gathered when the thread begins
   std::string catalogue;  // the committer's alone
   SaveOptions options;
 };
@@ -52,11 +57,11 @@ void write_own_files(Task& task) {
   for (const auto& [name, content] : task.options.files) {
     files.write_file(name, content);
   }
-  if (task.staged.model_part >= 0) {
-    files.write_part(model_part_name(task.staged.model_part, task.staged.model_parts), std::move(task.staged.whole));
+  if (!task.slices.empty()) {
+    files.write_part(state_part_name(task.rank), std::move(task.slices));
   }
-  if (!task.staged.slices.empty()) {
-    files.write_part(state_part_name(task.rank), std::move(task.staged.slices));
+  if (auto whole = task.whole.get(); whole.part >= 0) {
+    files.write_part(model_part_name(whole.part, whole.parts), std::move(whole.pieces));
   }
   files.leave_receipt();
 }
@@ -97,6 +102,12 @@ class Saving::Writer {
 
   bool is_done() const { return is_done_.load(std::memory_order_acquire); }
 
+  // Waits a little, or until it is done.
+  void wait() const {
+    std::unique_lock lock(mutex_);
+    done_.wait_for(lock, kPoll, [this] { return is_done(); });
+  }
+
   void check() const {
     if (is_done() && error_) {
       std::rethrow_exception(error_);
@@ -110,12 +121,17 @@ class Saving::Writer {
     } catch (...) {
       error_ = std::current_exception();
     }
+    task.memory.reset();  // the rank may have it for its next save
+    const std::scoped_lock lock(mutex_);
     is_done_.store(true, std::memory_order_release);
+    done_.notify_one();
   }
 
   std::exception_ptr error_;  // read once it is done
   std::atomic<bool> is_wanted_ = true;
   std::atomic<bool> is_done_ = false;
+  mutable std::mutex mutex_;
+  mutable std::condition_variable done_;
   std::thread thread_;  // last: it uses the others
 };
 
@@ -133,9 +149,9 @@ void Saving::finish() {
   auto& world = *comm::RankContext::require().world;
   const auto count = at::zeros({1}, at::TensorOptions().dtype(at::kLong));
   do {
+    writer_->wait();
     check();
     count.fill_(writer_->is_done() ? 0 : 1);
-    std::this_thread::sleep_for(writer_->is_done() ? std::chrono::milliseconds(0) : kPoll);
     world.all_reduce(count, comm::ReduceOp::kSum)->wait();
   } while (count.item<int64_t>() > 0);
   check();
@@ -146,24 +162,38 @@ std::unique_ptr<Saving> start_save(std::shared_ptr<Store> store, const std::stri
   const auto& context = comm::RankContext::require();
   const auto catalogue = catalogue_of(contents);
   const SaveId save = agree_on_save(*store, run, step, options.block_size);
+  const StageOptions how{.in_slices = options.in_slices, .copies = options.copies};
+  const auto memory = HostMemory::of_thread();
+  std::promise<WholeTensors> whole;
+  if (options.copies) {  // the sooner the program goes on
+    whole.set_value(stage_whole(contents, catalogue, how, *memory));
+  }
   Task task{.store = std::move(store),
             .run = run,
             .folder = step_folder(run, step),
             .save = save,
             .rank = context.rank,
             .ranks = context.world_size,
-            .staged = stage(contents, catalogue, options.in_slices),
+            .memory = memory,
+            .slices = stage_slices(contents, catalogue, how, *memory),
+            .whole = whole.get_future(),
             .catalogue = context.rank == kCommitter ? catalogue::to_json(catalogue) : "",
             .options = options};
   if (context.rank != kCommitter) {
     task.options.files.clear();
   }
   auto folder = task.folder;
-  return std::unique_ptr<Saving>(new Saving(std::move(folder), std::make_unique<Saving::Writer>(std::move(task))));
+  auto writer = std::make_unique<Saving::Writer>(std::move(task));
+  auto promise = std::move(whole);  // goes before the writer, which waits for it
+  if (!options.copies) {            // beside the thread, which has slices to write
+    promise.set_value(stage_whole(contents, catalogue, how, *memory));
+  }
+  return std::unique_ptr<Saving>(new Saving(std::move(folder), std::move(writer)));
 }
 
 std::string save(std::shared_ptr<Store> store, const std::string& run, int64_t step, const Contents& contents,
-                 const SaveOptions& options) {
+                 SaveOptions options) {
+  options.copies = false;
   const auto saving = start_save(std::move(store), run, step, contents, options);
   saving->finish();
   return saving->folder();

@@ -15,6 +15,7 @@ namespace tessera::checkpoint {
 
 struct SaveOptions {
   bool in_slices = false;           // parameters and buffers too: faster, but only tessera reads the result
+  bool copies = true;               // false: the program changes nothing of what is saved before finish()
   int64_t keep = 0;                 // whole checkpoints of the run that stay, this one among them; 0: all
   double deadline = 600;            // seconds in which all ranks must have written
   int64_t block_size = kBlockSize;  // bytes of file that have one checksum: a multiple of 8
@@ -55,14 +56,15 @@ class Saving {
 };
 
 // Copies what this rank is to write of `contents` and begins to write it to the folder of `step` below `run`, a folder
-// that is made if its own folder is there. The program may go on at once. The checkpoint is whole when every rank has
+// that is made if its own folder is there. The program may go on at once (SaveOptions::copies). The copies' memory
+// stays with the thread for its next save, as far as the system has no other use for it. The checkpoint is whole when every rank has
 // written its share, which rank 0's thread makes sure of; then that thread removes old ones (SaveOptions::keep).
 // Throws DataError if the step's folder is another save's, or cannot be written to. Collective over the job.
 std::unique_ptr<Saving> start_save(std::shared_ptr<Store> store, const std::string& run, int64_t step,
                                    const Contents& contents, const SaveOptions& options = {});
 
-// start_save and finish; returns the folder.
+// start_save and finish, without copies of what need not be gathered; returns the folder.
 std::string save(std::shared_ptr<Store> store, const std::string& run, int64_t step, const Contents& contents,
-                 const SaveOptions& options = {});
+                 SaveOptions options = {});
 
 }  // namespace tessera::checkpoint

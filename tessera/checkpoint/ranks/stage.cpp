@@ -1,7 +1,8 @@
 #include "tessera/checkpoint/ranks/stage.h"
 
-#include <algorithm>
+#include <iterator>
 #include <set>
+#include <tuple>
 
 #include <ATen/core/grad_mode.h>
 
@@ -18,9 +19,8 @@ namespace {
 using catalogue::Catalogue;
 using catalogue::Entry;
 
-at::Tensor copy_of(const at::Tensor& part) {
-  const dtensor::LocalScope scope;
-  return part.detach().cpu().clone(at::MemoryFormat::Contiguous);
+bool goes_whole(const Entry& entry, const StageOptions& options) {
+  return !options.in_slices && is_of_model(entry.role);
 }
 
 // What this rank holds, in slices of the whole.
@@ -29,62 +29,77 @@ std::vector<dtensor::Chunk> chunks_of(const at::Tensor& tensor) {
                                      : std::vector<dtensor::Chunk>{{std::vector<int64_t>(tensor.dim()), tensor}};
 }
 
-// The same value in memory that the program does not write to: of what is whole already, a copy.
-at::Tensor apart_from(const at::Tensor& tensor, const at::Tensor& value) {
-  const auto chunks = chunks_of(tensor);
-  const bool is_shared = std::any_of(chunks.begin(), chunks.end(),
-                                     [&](const dtensor::Chunk& chunk) { return chunk.part.is_alias_of(value); });
-  return is_shared || !value.is_cpu() ? copy_of(value) : value.contiguous();
+// Whether the rank has all of the tensor in one piece. All ranks find the same.
+bool is_whole_at(const layout::Spec& spec, int64_t rank) {
+  const auto coord = spec->mesh.coord_of(rank);
+  if (!coord || spec->has_partial || !spec->holds(*coord)) {
+    return false;
+  }
+  const auto runs = spec.local_runs(*coord);
+  for (size_t d = 0; d < runs.size(); ++d) {
+    if (runs[d].size() != 1 || runs[d].front().size() != spec->sizes[d]) {
+      return false;
+    }
+  }
+  return true;
 }
 
-void stage_whole(const Catalogue& model, const Contents& contents, Staged& staged) {
-  const int64_t rank = comm::RankContext::require().rank;
-  const auto owners = catalogue::owners_of(model);
-  const auto tensors = in_order_of(model, contents);
-  for (size_t i = 0; i < tensors.size(); ++i) {
-    const at::Tensor value = dtensor::gather_to(owners[i], tensors[i]);
-    if (owners[i] != rank) {
-      continue;
-    }
-    const auto& sizes = model.entries()[i].spec->sizes;
-    staged.whole.push_back({model.entries()[i].name, sizes, everything(sizes), apart_from(tensors[i], value)});
-  }
-  const std::set<int64_t> writers(owners.begin(), owners.end());
-  staged.model_parts = static_cast<int64_t>(writers.size());
-  if (const auto own = writers.find(rank); own != writers.end()) {
-    staged.model_part = std::distance(writers.begin(), own);
-  }
-}
-
-void stage_slices(const Entry& entry, const at::Tensor& tensor, std::vector<Piece>& slices) {
-  for (const auto& [offsets, part] : chunks_of(tensor)) {
-    Box box;
-    for (size_t d = 0; d < offsets.size(); ++d) {
-      box.push_back({offsets[d], offsets[d] + part.size(static_cast<int64_t>(d))});
-    }
-    slices.push_back({entry.name, entry.spec->sizes, std::move(box), copy_of(part)});
-  }
+// Contiguous on the CPU; in `memory` if it is copied.
+at::Tensor staged_value(const at::Tensor& value, bool copies, HostMemory& memory) {
+  const dtensor::LocalScope scope;
+  return copies || !value.is_cpu() || !value.is_contiguous() ? memory.copy(value) : value.detach();
 }
 
 }  // namespace
 
-Staged stage(const Contents& contents, const Catalogue& catalogue, bool in_slices) {
+WholeTensors stage_whole(const Contents& contents, const Catalogue& catalogue, const StageOptions& options,
+                         HostMemory& memory) {
   const at::NoGradGuard no_grad;
   const int64_t rank = comm::RankContext::require().rank;
-  Staged staged;
-  if (!in_slices) {
-    stage_whole(catalogue.subset([](const Entry& entry) { return is_of_model(entry.role); }), contents, staged);
-  }
-  const auto rest =
-      in_slices ? catalogue : catalogue.subset([](const Entry& entry) { return !is_of_model(entry.role); });
-  const catalogue::SliceOwners owners(rest);
-  const auto tensors = in_order_of(rest, contents);
+  const auto model = catalogue.subset([&](const Entry& entry) { return goes_whole(entry, options); });
+  const auto owners = catalogue::owners_of(model);
+  const auto tensors = in_order_of(model, contents);
+  WholeTensors whole;
   for (size_t i = 0; i < tensors.size(); ++i) {
-    if (owners.owner(i, rank) == rank) {
-      stage_slices(rest.entries()[i], tensors[i], staged.slices);
+    const auto& [name, spec] = std::tie(model.entries()[i].name, model.entries()[i].spec);
+    const bool is_there = is_whole_at(spec, owners[i]);
+    const at::Tensor gathered = is_there ? at::Tensor() : dtensor::gather_to(owners[i], tensors[i]);
+    if (owners[i] == rank) {
+      whole.pieces.push_back({name, spec->sizes, everything(spec->sizes),
+                              is_there ? staged_value(chunks_of(tensors[i]).front().part, options.copies, memory)
+                                       : staged_value(gathered, true, memory)});
     }
   }
-  return staged;
+  const std::set<int64_t> writers(owners.begin(), owners.end());
+  whole.parts = static_cast<int64_t>(writers.size());
+  if (const auto own = writers.find(rank); own != writers.end()) {
+    whole.part = std::distance(writers.begin(), own);
+  }
+  return whole;
+}
+
+std::vector<Piece> stage_slices(const Contents& contents, const Catalogue& catalogue, const StageOptions& options,
+                                HostMemory& memory) {
+  const at::NoGradGuard no_grad;
+  const int64_t rank = comm::RankContext::require().rank;
+  const auto rest = catalogue.subset([&](const Entry& entry) { return !goes_whole(entry, options); });
+  const catalogue::SliceOwners owners(rest);
+  const auto tensors = in_order_of(rest, contents);
+  std::vector<Piece> slices;
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    if (owners.owner(i, rank) != rank) {
+      continue;
+    }
+    for (const auto& [offsets, part] : chunks_of(tensors[i])) {
+      Box box;
+      for (size_t d = 0; d < offsets.size(); ++d) {
+        box.push_back({offsets[d], offsets[d] + part.size(static_cast<int64_t>(d))});
+      }
+      const auto& entry = rest.entries()[i];
+      slices.push_back({entry.name, entry.spec->sizes, std::move(box), staged_value(part, options.copies, memory)});
+    }
+  }
+  return slices;
 }
 
 }  // namespace tessera::checkpoint
