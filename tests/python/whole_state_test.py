@@ -10,7 +10,6 @@ import ctypes
 import importlib.util
 import io
 import json
-import math
 import pickle
 import sys
 import tempfile
