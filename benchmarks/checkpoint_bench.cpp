@@ -141,14 +141,15 @@ void remove(const std::string& run, int64_t step) {
 
 std::string kind_of(const SaveOptions& options) { return options.in_slices ? "slices" : "whole"; }
 
-// Leaves nothing.
-void measure_save(const std::string& run, const Contents& contents, int64_t step, const SaveOptions& options) {
-  say("save_" + kind_of(options),
+// A save that is waited for; leaves nothing. What memory it needs is new in the `first`.
+void measure_save(const std::string& run, const Contents& contents, int64_t step, const SaveOptions& options,
+                  const std::string& first = "") {
+  say("save_" + first + kind_of(options),
       seconds_of([&] { checkpoint::save(std::make_shared<PosixStore>(), run, step, contents, options); }));
   remove(run, step);
 }
 
-// A save beside which the program goes on: how long it waits for copies. Their memory is new in the `first`.
+// A save beside which the program goes on: how long it waits for copies.
 void measure_blocked(const std::string& run, const Contents& contents, int64_t step, const SaveOptions& options,
                      const std::string& first = "") {
   double blocked = 0;
@@ -185,6 +186,7 @@ void measure(const std::string& folder, int64_t mebibytes) {
   const auto run = folder + "/run";
   const Contents contents = contents_of(mebibytes, false, 0);
   measure_raw(folder, mebibytes);
+  measure_save(run, contents, 1, {}, "first_");
   measure_save(run, contents, 1, {});
   measure_save(run, contents, 2, {.in_slices = true});
   measure_blocked(run, contents, 3, {}, "first_");

@@ -80,6 +80,29 @@ void collectives(int64_t, std::ostream& out) {
   }
 }
 
+// Member `to` gets MiB elements `to` times and a few, of each.
+at::Tensor large_value(int64_t from, int64_t to, at::ScalarType dtype) {
+  return values_of(key_of(from, to), {(1 << 20) * to + 5}, dtype);
+}
+
+// What came over `group`, which must be what its members gave.
+void exchange_large(comm::Communicator& group, const std::vector<at::Tensor>& inputs, at::ScalarType dtype) {
+  const int64_t rank = group.rank();
+  std::vector<at::Tensor> all, gathered;
+  for (int64_t from = 0; from < group.size(); ++from) {
+    all.push_back(at::zeros_like(inputs[static_cast<size_t>(rank)]));
+    gathered.push_back(at::zeros_like(inputs[static_cast<size_t>(from)]));
+  }
+  group.all_to_all(all, inputs)->wait();
+  group.all_gather(gathered, inputs[static_cast<size_t>(rank)])->wait();
+  for (int64_t from = 0; from < group.size(); ++from) {
+    TESSERA_CHECK(comm::identical(all[static_cast<size_t>(from)], large_value(from, rank, dtype)), "all_to_all: from ",
+                  from);
+    TESSERA_CHECK(comm::identical(gathered[static_cast<size_t>(from)], large_value(from, from, dtype)),
+                  "all_gather: from ", from);
+  }
+}
+
 // Of many pieces, the last one short; half a MiB travels at a time, up to four ahead.
 void large(int64_t rank, std::ostream& out) {
   for (const auto& group : worlds()) {
@@ -88,8 +111,9 @@ void large(int64_t rank, std::ostream& out) {
       group->all_reduce(tensor, ReduceOp::kSum)->wait();
       std::vector<at::Tensor> inputs;
       for (int64_t to = 0; to < group->size(); ++to) {
-        inputs.push_back(values_of(key_of(rank, to), {(1 << 20) * to + 5}, dtype));
+        inputs.push_back(large_value(rank, to, dtype));
       }
+      exchange_large(*group, inputs, dtype);
       auto output = at::zeros_like(inputs[static_cast<size_t>(rank)]);
       group->reduce_scatter(output, inputs, ReduceOp::kSum)->wait();
       out << "large " << dtype << " " << digest({tensor, output}) << "\n";

@@ -2,6 +2,7 @@
 
 #include <cstring>
 #include <map>
+#include <numeric>
 
 #include <ATen/EmptyTensor.h>
 #include <ATen/core/grad_mode.h>
@@ -24,8 +25,7 @@ namespace tessera::checkpoint {
 namespace {
 
 constexpr int64_t kOpener = 0;
-constexpr int64_t kTag = 0x6c6f6164;
-constexpr int64_t kAhead = int64_t{8} << 20;  // bytes that a rank reads before the others have what it sent
+constexpr int64_t kRound = int64_t{8} << 20;  // bytes that a rank reads before the others have what it sends
 
 at::Tensor empty(c10::IntArrayRef sizes, at::ScalarType dtype) {
   return at::Tensor(at::detail::empty_cpu(sizes, dtype));
@@ -72,15 +72,25 @@ class Loader {
     }
   }
 
-  // Each block, in the order in which every reader reads its own.
-  void take(const Block& block) {
-    if (block.reader == context_.rank) {
-      const char* content = ahead_.next();
-      for (const int64_t rank : ranks_of(block)) {
-        give(block, content, rank);
+  // Blocks, in the order in which every reader reads its own; each sends the others what they need of them. Collective
+  // over the job.
+  void take(const std::vector<const Block*>& blocks) {
+    std::vector<at::Tensor> given(context_.world_size, empty({0}, at::kByte)), taken = given;
+    make_room(blocks, given, taken);
+    std::vector<int64_t> filled(given.size());
+    for (const auto* block : blocks) {
+      if (block->reader == context_.rank) {
+        deal(*block, ahead_.next(), given, filled);
       }
-    } else {
-      receive(block);
+    }
+    const auto sent = std::accumulate(filled.begin(), filled.end(), int64_t{0});
+    context_.ledger.record("all_to_all", context_.world->name(), "load", sent);
+    context_.world->all_to_all(taken, given)->wait();
+    std::vector<int64_t> read(taken.size());
+    for (const auto* block : blocks) {
+      if (block->reader != context_.rank) {
+        receive(*block, bytes_of(taken[block->reader]), read[block->reader]);
+      }
     }
   }
 
@@ -132,45 +142,50 @@ class Loader {
     return bytes;
   }
 
-  // From the block to this rank's own parts, or to a message for another rank.
-  void give(const Block& block, const char* content, int64_t rank) {
-    const auto needs = needs_of(block, rank);
-    if (needs.empty()) {
-      return;
-    }
-    const auto from = [&](const BlockPiece& piece) {
-      return content + (piece.begin - block.begin) - piece.first * element_of(piece);
-    };
-    if (rank == context_.rank) {
-      for (const auto& need : needs) {
-        write_own(need, from(*need.piece), need.piece->slice);
+  // For what this rank sends of the blocks to each, and what it receives.
+  void make_room(const std::vector<const Block*>& blocks, std::vector<at::Tensor>& given,
+                 std::vector<at::Tensor>& taken) const {
+    std::vector<int64_t> to_give(given.size()), to_take(taken.size());
+    for (const auto* block : blocks) {
+      if (block->reader != context_.rank) {
+        to_take[block->reader] += bytes_of_needs(needs_of(*block, context_.rank));
+        continue;
       }
-      return;
+      for (const int64_t rank : ranks_of(*block)) {
+        to_give[rank] += rank == context_.rank ? 0 : bytes_of_needs(needs_of(*block, rank));
+      }
     }
-    const at::Tensor message = empty({bytes_of_needs(needs)}, at::kByte);
-    char* to = bytes_of(message);
-    for (const auto& need : needs) {
-      const int64_t element = element_of(*need.piece);
-      for_each_run(need.box, need.piece->slice, need.box, [&](int64_t at, int64_t into, int64_t elements) {
-        std::memcpy(to + into * element, from(*need.piece) + at * element, static_cast<size_t>(elements * element));
-      });
-      to += reshard::numel(need.box) * element;
+    for (size_t i = 0; i < given.size(); ++i) {
+      given[i] = empty({to_give[i]}, at::kByte);
+      taken[i] = empty({to_take[i]}, at::kByte);
     }
-    context_.ledger.record("send", context_.world->name(), "load", message.numel());
-    context_.world->send(message, rank, kTag)->wait();
   }
 
-  void receive(const Block& block) {
-    const auto needs = needs_of(block, context_.rank);
-    if (needs.empty()) {
-      return;
+  // From a block to this rank's own parts, and to what others are given, behind what was `filled` of it.
+  void deal(const Block& block, const char* content, const std::vector<at::Tensor>& given,
+            std::vector<int64_t>& filled) {
+    for (const int64_t rank : ranks_of(block)) {
+      for (const auto& need : needs_of(block, rank)) {
+        const int64_t element = element_of(*need.piece);
+        const char* from = content + (need.piece->begin - block.begin) - need.piece->first * element;
+        if (rank == context_.rank) {
+          write_own(need, from, need.piece->slice);
+          continue;
+        }
+        char* to = bytes_of(given[rank]) + filled[rank];
+        for_each_run(need.box, need.piece->slice, need.box, [&](int64_t at, int64_t into, int64_t elements) {
+          std::memcpy(to + into * element, from + at * element, static_cast<size_t>(elements * element));
+        });
+        filled[rank] += reshard::numel(need.box) * element;
+      }
     }
-    const at::Tensor message = empty({bytes_of_needs(needs)}, at::kByte);
-    context_.world->receive(message, block.reader, kTag)->wait();
-    const char* from = bytes_of(message);
-    for (const auto& need : needs) {
-      write_own(need, from, need.box);
-      from += reshard::numel(need.box) * element_of(*need.piece);
+  }
+
+  // What its reader gave of a block, from byte `read` on.
+  void receive(const Block& block, const char* taken, int64_t& read) {
+    for (const auto& need : needs_of(block, context_.rank)) {
+      write_own(need, taken + read, need.box);
+      read += reshard::numel(need.box) * element_of(*need.piece);
     }
   }
 
@@ -205,7 +220,7 @@ std::vector<std::vector<const Block*>> in_rounds(const std::vector<Block>& block
   std::map<int64_t, int64_t> read;  // bytes of each reader
   for (const auto& block : blocks) {
     auto& bytes = read[block.reader];
-    const auto round = static_cast<size_t>(bytes / kAhead);
+    const auto round = static_cast<size_t>(bytes / kRound);
     rounds.resize(std::max(rounds.size(), round + 1));
     rounds[round].push_back(&block);
     bytes += block.end - block.begin;
@@ -241,10 +256,7 @@ int64_t load_tensors(const OpenCheckpoint& checkpoint, const Contents& contents,
   const auto blocks = plan_blocks(checkpoint.manifest, checkpoint.catalogue, wanted);
   Loader loader(checkpoint, wanted, blocks);
   for (const auto& round : in_rounds(blocks)) {
-    for (const auto* block : round) {
-      loader.take(*block);
-    }
-    comm::RankContext::require().world->barrier();  // after the last round all blocks are what was written
+    loader.take(round);  // after the last one all blocks are what was written
   }
   const auto tensors = in_order_of(wanted, contents);
   for (size_t i = 0; i < tensors.size(); ++i) {

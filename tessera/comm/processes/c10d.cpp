@@ -14,6 +14,7 @@
 #include "tessera/comm/processes/c10d_messages.h"
 #include "tessera/comm/processes/c10d_reduce.h"
 #include "tessera/comm/processes/shared_board.h"
+#include "tessera/comm/processes/shared_exchange.h"
 #include "tessera/comm/processes/shared_reduce.h"
 #include "tessera/comm/sums/merge_sums.h"
 #include "tessera/comm/sums/reduction.h"
@@ -21,6 +22,8 @@
 
 namespace tessera::comm {
 namespace {
+
+constexpr int64_t kLeastBoardBytes = 64 << 10;  // of a gathered list: below, messages are as fast
 
 void verify_device(const Call& call) {
   const auto tensors = call.inputs.empty() ? call.outputs : call.inputs;
@@ -81,7 +84,11 @@ class C10dCommunicator : public Communicator, public std::enable_shared_from_thi
   WorkPtr all_gather(std::vector<at::Tensor> outputs, at::Tensor input) override {
     return meet({.kind = Kind::kAllGather, .inputs = input, .outputs = outputs}, [&](const Round& round) {
       copy_bytes(outputs[index()], input);
-      exchange(round, outputs, std::vector<at::Tensor>(ranks().size(), input));
+      int64_t bytes = 0;  // all members find the same
+      for (const auto& output : outputs) {
+        bytes += static_cast<int64_t>(output.nbytes());
+      }
+      exchange(round, outputs, std::vector<at::Tensor>(ranks().size(), input), bytes >= kLeastBoardBytes);
     });
   }
 
@@ -93,7 +100,7 @@ class C10dCommunicator : public Communicator, public std::enable_shared_from_thi
   WorkPtr all_to_all(std::vector<at::Tensor> outputs, std::vector<at::Tensor> inputs) override {
     return meet({.kind = Kind::kAllToAll, .inputs = inputs, .outputs = outputs}, [&](const Round& round) {
       copy_bytes(outputs[index()], inputs[index()]);
-      exchange(round, outputs, inputs);
+      exchange(round, outputs, inputs, true);
     });
   }
 
@@ -142,7 +149,7 @@ class C10dCommunicator : public Communicator, public std::enable_shared_from_thi
   void barrier() override {
     meet({.kind = Kind::kBarrier}, [&](const Round& round) {
       std::vector<at::Tensor> nothing(ranks().size(), at::empty({0}));
-      exchange(round, nothing, nothing);
+      exchange(round, nothing, nothing, false);
     });
   }
 
@@ -179,8 +186,21 @@ class C10dCommunicator : public Communicator, public std::enable_shared_from_thi
     return finished_work();
   }
 
-  // `taken[i]` becomes member i's `given[rank()]`, for all members but this one.
-  void exchange(const Round& round, const std::vector<at::Tensor>& taken, const std::vector<at::Tensor>& given) {
+  // The group's, opened by the first call that wants it; null where there is none.
+  SharedBoard* board(const Round& round) {
+    if (wants_board_) {
+      board_ = SharedBoard::open(messages_, round);
+      wants_board_ = false;
+    }
+    return board_.get();
+  }
+
+  // `taken[i]` becomes member i's `given[rank()]`, for all members but this one; by shared memory if all say `on_board`.
+  void exchange(const Round& round, const std::vector<at::Tensor>& taken, const std::vector<at::Tensor>& given,
+                bool on_board) {
+    if (on_board && fits_board(size()) && board(round) && run_exchange(*board_, round, taken, given, rank())) {
+      return note_composed(round.call, "shared memory");
+    }
     const auto hash = fingerprint_of(round);
     note_messages(round);
     job().run(round, [&](Works& works) {
@@ -196,11 +216,7 @@ class C10dCommunicator : public Communicator, public std::enable_shared_from_thi
   }
 
   void reduce(const Round& round, const Reduction& reduction) {
-    if (wants_board_) {
-      board_ = SharedBoard::open(messages_, round);
-      wants_board_ = false;
-    }
-    if (board_ && fits_board(reduction)) {
+    if (board(round) && fits_board(reduction)) {
       note_composed(round.call, "shared memory");
       return run_reduction(*board_, round, reduction, rank());
     }

@@ -19,6 +19,9 @@ class SharedBoard {
   // Bytes of each member's memory. Pages that nobody writes to cost nothing.
   static constexpr int64_t kBytes = 8 << 20;
 
+  // Of a half: what is read in one step is overwritten two steps later, so users write to the halves in turn.
+  static constexpr int64_t kHalf = kBytes / 2;
+
   // Null on all members if one of them cannot see another's memory: in another container, or of another user. `round`
   // is the call that needs it. Collective over the group.
   static std::unique_ptr<SharedBoard> open(const C10dMessages& messages, const Round& round);

@@ -16,8 +16,7 @@ using Tensors = Reduction::Tensors;
 // A piece of each tensor fits into the caches; of less than the least, meeting costs more than the copies save.
 constexpr int64_t kBoardPieceBytes = 256 << 10, kLeastBytes = 4 << 10;
 constexpr int64_t kBoardAlignment = 64;
-// What is read in one step is overwritten two steps later.
-constexpr int64_t kHalf = SharedBoard::kBytes / 2;
+constexpr int64_t kHalf = SharedBoard::kHalf;
 
 // Parts that a member gives to, as the board has them.
 int64_t parts_on_board(const Reduction& reduction) { return reduction.is_whole ? 1 : reduction.size(); }

@@ -53,13 +53,16 @@ class Flips : public testing::Test {
   Flips() : run_(std::filesystem::temp_directory_path() / ("tessera_flips_" + std::to_string(::getpid()))) {
     std::filesystem::remove_all(run_);
     const Mesh mesh = Mesh::parse("dp=2,tp=2");
-    comm::run_ranks(4, [&](int64_t) {
+    comm::run_ranks(4, [&](int64_t rank) {
       Contents contents;
       for (int64_t i = 0; i < kTensors; ++i) {
         contents.tensors.push_back(tensor_on(mesh, i, scale_.rows, true));
       }
-      folder_ = save(std::make_shared<PosixStore>(), run_, 1, contents,
-                     {.block_size = scale_.block_size, .files = {{"config.json", "{\"kind\": \"none\"}\n"}}});
+      auto folder = save(std::make_shared<PosixStore>(), run_, 1, contents,
+                         {.block_size = scale_.block_size, .files = {{"config.json", "{\"kind\": \"none\"}\n"}}});
+      if (rank == 0) {
+        folder_ = std::move(folder);
+      }
     });
     manifest_ = open_checkpoint(posix_, folder_);
   }
