@@ -155,9 +155,10 @@ void measure_blocked(const std::string& run, const Contents& contents, int64_t s
   double blocked = 0;
   const double all = seconds_of([&] {
     std::unique_ptr<checkpoint::Saving> saving;
-    blocked = microseconds(1, [&] {
-                saving = checkpoint::start_save(std::make_shared<PosixStore>(), run, step, contents, options);
-              }) / 1e6;
+    blocked =
+        microseconds(
+            1, [&] { saving = checkpoint::start_save(std::make_shared<PosixStore>(), run, step, contents, options); }) /
+        1e6;
     saving->finish();
   });
   say("blocked_" + first + kind_of(options), slowest(blocked));

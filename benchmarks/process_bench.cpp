@@ -1,5 +1,5 @@
 // What sums cost between ranks: those of tessera between processes, through shared memory and over Gloo's messages, and
-// between rank threads, beside Gloo's own all_reduce of the same tensor.
+// between rank threads, beside Gloo's own all_reduce of the same tensor. Then what exchanges cost between processes.
 //
 // Usage: bench_process [RANKS]      starts itself as RANKS processes (2)
 #include <cstdlib>
@@ -131,6 +131,32 @@ void measure(int64_t rank, std::istringstream threads) {
   }
 }
 
+// Of one rank of the job: the tensor is gathered by everyone; each has such a tensor for each.
+void measure_exchanges(int64_t rank) {
+  Communicator& world = *comm::RankContext::require().world;
+  const auto by_messages = comm::split_messages_only(world);
+  if (rank == 0) {
+    print_header("microseconds", {"gather", "to all"});
+  }
+  for (int64_t bytes : kSizes) {
+    const std::vector<at::Tensor> given(static_cast<size_t>(world.size()), at::zeros({bytes / 4}));
+    std::vector<at::Tensor> taken;
+    for (size_t i = 0; i < given.size(); ++i) {
+      taken.push_back(at::empty({bytes / 4}));
+    }
+    std::vector<Body> bodies;
+    for (Communicator* group : {by_messages.get(), &world}) {
+      bodies.push_back([group, &taken](at::Tensor& tensor) { group->all_gather(taken, tensor)->wait(); });
+      bodies.push_back([group, &taken, &given](at::Tensor&) { group->all_to_all(taken, given)->wait(); });
+    }
+    const auto times = least_us(world, bytes, bodies);
+    if (rank == 0) {
+      print_row(name_of(world.size(), bytes) + " over Gloo", {times[0], times[1]}, "%10.2f");
+      print_row(name_of(world.size(), bytes) + " by memory", {times[2], times[3]}, "%10.2f");
+    }
+  }
+}
+
 }  // namespace
 }  // namespace tessera::benchmarks
 
@@ -145,7 +171,11 @@ int main(int argc, char** argv) {
     return launch::run_local({.ranks = ranks, .command = {"/proc/self/exe", std::to_string(ranks), times}});
   }
   const std::string threads = argc > 2 ? argv[2] : "";
-  launch::run_job(ranks, [&](int64_t rank) { benchmarks::measure(rank, std::istringstream(threads)); },
+  launch::run_job(ranks,
+                  [&](int64_t rank) {
+                    benchmarks::measure(rank, std::istringstream(threads));
+                    benchmarks::measure_exchanges(rank);
+                  },
                   {.intra_op_threads = 1});
   return 0;
 }

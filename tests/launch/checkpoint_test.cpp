@@ -38,8 +38,8 @@ TEST_F(CheckpointOfProcesses, IsLoadedByOthers) {
   EXPECT_EQ(loaded_step(newest->path, 3), 7);
 }
 
-// Of 160 MiB a rank holds its copy of what it writes while that is written, and beside it little; where it waits for the
-// files, little alone; while it loads, what it is to hold twice.
+// Of 160 MiB a rank holds its copy of what it writes while that is written, and beside it little; where it waits for
+// the files, little alone; while it loads, what it is to hold twice.
 TEST_F(CheckpointOfProcesses, TakesLittleMemoryBesideTheCopy) {
   constexpr int64_t kMost = int64_t{64} << 20;
   for (const int64_t size : {2, 4}) {

@@ -78,7 +78,7 @@ void Killer::observe(const support::StoreCall& call) {
 void Killer::follow(const support::StoreCall& call) {
   const auto name = checkpoint::name_of(call.path);
   if (call.is_done) {
-    if (phase_ == Phase::kClaim && call.what == "sync_folder" && call.path == run_) {
+    if (phase_ == Phase::kClaim && call.what == "close" && name == checkpoint::kClaim) {
       phase_ = Phase::kStage;
     }
   } else if (is_file_call(call.what)) {
@@ -88,9 +88,11 @@ void Killer::follow(const support::StoreCall& call) {
              : checkpoint::try_receipt_rank(name).has_value() ? Phase::kReceipts
                                                               : Phase::kWrite;
   } else if (call.what == "list") {
-    phase_ = call.path == run_                                   ? Phase::kClaim  // looks which are old
-             : call.path == checkpoint::step_folder(run_, step_) ? Phase::kReceipts
-                                                                 : Phase::kRemoval;
+    const bool is_own = call.path == checkpoint::step_folder(run_, step_);
+    phase_ = call.path == run_                   ? Phase::kClaim  // looks which are old
+             : is_own && phase_ == Phase::kClaim ? Phase::kClaim  // looks whether it is empty
+             : is_own                            ? Phase::kReceipts
+                                                 : Phase::kRemoval;
   }
 }
 

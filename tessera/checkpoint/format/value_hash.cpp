@@ -10,8 +10,8 @@
 namespace tessera::checkpoint {
 namespace {
 
-// Functions that are compiled for each of these instruction sets; the processor picks when the program starts. A sanitizer
-// is not ready when it does.
+// Functions that are compiled for each of these instruction sets; the processor picks when the program starts. A
+// sanitizer is not ready when it does.
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
 #define TESSERA_EACH_ISA __attribute__((target_clones("default", "avx2", "arch=x86-64-v4")))
 #else

@@ -9,8 +9,7 @@
 
 namespace tessera::checkpoint {
 
-ReadAhead::ReadAhead(RangeReader& reader, std::vector<FileRange> ranges)
-    : reader_(reader), ranges_(std::move(ranges)) {
+ReadAhead::ReadAhead(RangeReader& reader, std::vector<FileRange> ranges) : reader_(reader), ranges_(std::move(ranges)) {
   int64_t most = 0;
   for (const auto& range : ranges_) {
     most = std::max(most, range.end - range.begin);

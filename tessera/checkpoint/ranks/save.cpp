@@ -48,7 +48,7 @@ struct Task {
   std::shared_ptr<HostMemory> memory;  // in which copies lie
   std::vector<Piece> slices;
   std::future<WholeTensors> whole;  // they may still be gathered when the thread begins
-  std::string catalogue;  // the committer's alone
+  std::string catalogue;            // the committer's alone
   SaveOptions options;
 };
 

@@ -57,9 +57,10 @@ class Saving {
 
 // Copies what this rank is to write of `contents` and begins to write it to the folder of `step` below `run`, a folder
 // that is made if its own folder is there. The program may go on at once (SaveOptions::copies). The copies' memory
-// stays with the thread for its next save, as far as the system has no other use for it. The checkpoint is whole when every rank has
-// written its share, which rank 0's thread makes sure of; then that thread removes old ones (SaveOptions::keep).
-// Throws DataError if the step's folder is another save's, or cannot be written to. Collective over the job.
+// stays with the thread for its next save, as far as the system has no other use for it. The checkpoint is whole when
+// every rank has written its share, which rank 0's thread makes sure of; then that thread removes old ones
+// (SaveOptions::keep). Throws DataError if the step's folder is another save's, or cannot be written to. Collective
+// over the job.
 std::unique_ptr<Saving> start_save(std::shared_ptr<Store> store, const std::string& run, int64_t step,
                                    const Contents& contents, const SaveOptions& options = {});
 

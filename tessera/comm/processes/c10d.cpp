@@ -23,8 +23,6 @@
 namespace tessera::comm {
 namespace {
 
-constexpr int64_t kLeastBoardBytes = 64 << 10;  // of a gathered list: below, messages are as fast
-
 void verify_device(const Call& call) {
   const auto tensors = call.inputs.empty() ? call.outputs : call.inputs;
   TESSERA_CHECK(tensors.empty() || tensors.front().device().is_cpu(), "[", name_of(call.kind), "] a tensor on ",
@@ -84,11 +82,7 @@ class C10dCommunicator : public Communicator, public std::enable_shared_from_thi
   WorkPtr all_gather(std::vector<at::Tensor> outputs, at::Tensor input) override {
     return meet({.kind = Kind::kAllGather, .inputs = input, .outputs = outputs}, [&](const Round& round) {
       copy_bytes(outputs[index()], input);
-      int64_t bytes = 0;  // all members find the same
-      for (const auto& output : outputs) {
-        bytes += static_cast<int64_t>(output.nbytes());
-      }
-      exchange(round, outputs, std::vector<at::Tensor>(ranks().size(), input), bytes >= kLeastBoardBytes);
+      exchange(round, outputs, std::vector<at::Tensor>(ranks().size(), input));
     });
   }
 
@@ -100,7 +94,7 @@ class C10dCommunicator : public Communicator, public std::enable_shared_from_thi
   WorkPtr all_to_all(std::vector<at::Tensor> outputs, std::vector<at::Tensor> inputs) override {
     return meet({.kind = Kind::kAllToAll, .inputs = inputs, .outputs = outputs}, [&](const Round& round) {
       copy_bytes(outputs[index()], inputs[index()]);
-      exchange(round, outputs, inputs, true);
+      exchange(round, outputs, inputs);
     });
   }
 
@@ -149,7 +143,7 @@ class C10dCommunicator : public Communicator, public std::enable_shared_from_thi
   void barrier() override {
     meet({.kind = Kind::kBarrier}, [&](const Round& round) {
       std::vector<at::Tensor> nothing(ranks().size(), at::empty({0}));
-      exchange(round, nothing, nothing, false);
+      exchange(round, nothing, nothing);
     });
   }
 
@@ -195,10 +189,10 @@ class C10dCommunicator : public Communicator, public std::enable_shared_from_thi
     return board_.get();
   }
 
-  // `taken[i]` becomes member i's `given[rank()]`, for all members but this one; by shared memory if all say `on_board`.
-  void exchange(const Round& round, const std::vector<at::Tensor>& taken, const std::vector<at::Tensor>& given,
-                bool on_board) {
-    if (on_board && fits_board(size()) && board(round) && run_exchange(*board_, round, taken, given, rank())) {
+  // `taken[i]` becomes member i's `given[rank()]`, for all members but this one. What does not fit together does not
+  // meet as messages either, which is explained.
+  void exchange(const Round& round, const std::vector<at::Tensor>& taken, const std::vector<at::Tensor>& given) {
+    if (fits_board(size()) && board(round) && run_exchange(*board_, round, taken, given, rank())) {
       return note_composed(round.call, "shared memory");
     }
     const auto hash = fingerprint_of(round);

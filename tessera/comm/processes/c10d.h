@@ -28,9 +28,9 @@ namespace tessera::comm {
 //   barrier                             a message of one byte for each pair
 //   split                               no connection and no store: the members' messages carry the group in their tags
 //
-// Reductions travel in pieces, combined as they come (c10d_reduce.h). In a job on one machine they and exchanges (an
-// all_to_all, an all_gather of 64 KiB or more) travel through shared memory instead (shared_board.h), where all members
-// of the group can see it: they agree on that in the first of them.
+// Reductions travel in pieces, combined as they come (c10d_reduce.h). In a job on one machine all of these but a
+// broadcast travel through shared memory instead (shared_board.h), where all members of the group can see it: they
+// agree on that in the group's first one.
 //
 // Messages of one call carry a fingerprint of it (group, round, collective, op, root, dtype, sizes, and the hash of the
 // program so far) in their tag, so that calls of different programs never meet and checking costs no message; the waits

@@ -91,7 +91,9 @@ class Exchange {
   }
 
  private:
-  Page page(int64_t member, int64_t half) const { return {board_.memory(member) + half * SharedBoard::kHalf, members_}; }
+  Page page(int64_t member, int64_t half) const {
+    return {board_.memory(member) + half * SharedBoard::kHalf, members_};
+  }
 
   void announce(int64_t half) const {
     const Page own = page(me_, half);
@@ -154,8 +156,8 @@ class Exchange {
     for (int64_t j = 1; j < members_; ++j) {
       const int64_t from = (me_ + j) % members_;  // not all from the same one at once
       piece(taken_[from], k, Page::slot_size(members_, is_one_[from]), [&](int64_t begin, size_t size) {
-        std::memcpy(static_cast<char*>(taken_[from].mutable_data_ptr()) + begin, page(from, half).slot(me_, is_one_[from]),
-                    size);
+        std::memcpy(static_cast<char*>(taken_[from].mutable_data_ptr()) + begin,
+                    page(from, half).slot(me_, is_one_[from]), size);
       });
     }
   }
