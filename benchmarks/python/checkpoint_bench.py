@@ -9,6 +9,7 @@ in slices. Everything synchronises its files; reads come from the disk. The two 
 
 import argparse
 import os
+import shutil
 import socket
 import statistics
 import subprocess
@@ -61,6 +62,13 @@ def seconds_of(body):
     return most.item(), result
 
 
+def remove(folder):
+    """What is written next has the memory of its cache again."""
+    import torch.distributed as dist
+    if dist.get_rank() == 0:
+        shutil.rmtree(folder)
+
+
 def forget(folder):
     """The next reads come from the disk."""
     for path in Path(folder).rglob("*"):
@@ -80,13 +88,16 @@ def measure_theirs(folder, mebibytes):
     say = print if dist.get_rank() == 0 else lambda *_: None
     state = state_of(mebibytes, False, 0)
     say("dcp_first_save", seconds_of(lambda: dcp.save(state, checkpoint_id=f"{folder}/first"))[0])
+    remove(f"{folder}/first")
     say("dcp_save", seconds_of(lambda: dcp.save(state, checkpoint_id=f"{folder}/save"))[0])
     apart = dist.new_group(backend="gloo")  # its thread must not meet in this one's collectives
     blocked, future = seconds_of(lambda: dcp.async_save(state, checkpoint_id=f"{folder}/async", process_group=apart))
     say("dcp_blocked", blocked)
     say("dcp_async", blocked + seconds_of(future.result)[0])
+    remove(f"{folder}/async")
     writer = dcp.HuggingFaceStorageWriter(f"{folder}/consolidated", save_distributed=True, enable_consolidation=True)
     say("dcp_consolidated", seconds_of(lambda: dcp.save(state, storage_writer=writer))[0])
+    remove(f"{folder}/consolidated")
     for is_other in (False, True):
         loaded = state_of(mebibytes, is_other, -1000)
         forget(f"{folder}/save")
