@@ -25,7 +25,7 @@ namespace tessera::checkpoint {
 namespace {
 
 constexpr int64_t kOpener = 0;
-constexpr int64_t kRound = int64_t{8} << 20;  // bytes that a rank reads before the others have what it sends
+constexpr int64_t kRound = int64_t{16} << 20;  // bytes that a rank reads before the others have what it sends
 
 at::Tensor empty(c10::IntArrayRef sizes, at::ScalarType dtype) {
   return at::Tensor(at::detail::empty_cpu(sizes, dtype));
@@ -75,7 +75,7 @@ class Loader {
   // Blocks, in the order in which every reader reads its own; each sends the others what they need of them. Collective
   // over the job.
   void take(const std::vector<const Block*>& blocks) {
-    std::vector<at::Tensor> given(context_.world_size, empty({0}, at::kByte)), taken = given;
+    std::vector<at::Tensor> given(context_.world_size), taken(context_.world_size);
     make_room(blocks, given, taken);
     std::vector<int64_t> filled(given.size());
     for (const auto* block : blocks) {
@@ -144,7 +144,7 @@ class Loader {
 
   // For what this rank sends of the blocks to each, and what it receives.
   void make_room(const std::vector<const Block*>& blocks, std::vector<at::Tensor>& given,
-                 std::vector<at::Tensor>& taken) const {
+                 std::vector<at::Tensor>& taken) {
     std::vector<int64_t> to_give(given.size()), to_take(taken.size());
     for (const auto* block : blocks) {
       if (block->reader != context_.rank) {
@@ -155,10 +155,20 @@ class Loader {
         to_give[rank] += rank == context_.rank ? 0 : bytes_of_needs(needs_of(*block, rank));
       }
     }
+    given_room_.resize(given.size());
+    taken_room_.resize(taken.size());
     for (size_t i = 0; i < given.size(); ++i) {
-      given[i] = empty({to_give[i]}, at::kByte);
-      taken[i] = empty({to_take[i]}, at::kByte);
+      given[i] = narrowed(given_room_[i], to_give[i]);
+      taken[i] = narrowed(taken_room_[i], to_take[i]);
     }
+  }
+
+  // So many bytes of a room, which grows if need be.
+  static at::Tensor narrowed(at::Tensor& room, int64_t bytes) {
+    if (!room.defined() || room.numel() < bytes) {
+      room = empty({bytes}, at::kByte);
+    }
+    return room.narrow(0, 0, bytes);
   }
 
   // From a block to this rank's own parts, and to what others are given, behind what was `filled` of it.
@@ -210,8 +220,9 @@ class Loader {
   RangeReader reader_;
   ReadAhead ahead_;  // the reader's only user
   const std::shared_ptr<HostMemory> memory_ = HostMemory::of_thread();
-  std::vector<at::Tensor> parts_;            // of the wanted entries, in this memory; as are
-  std::vector<reshard::Holdings> holdings_;  // those that hold a part
+  std::vector<at::Tensor> parts_;                    // of the wanted entries, in this memory; as are
+  std::vector<reshard::Holdings> holdings_;          // those that hold a part
+  std::vector<at::Tensor> given_room_, taken_room_;  // for each rank, of all rounds
 };
 
 // In each round every reader has some blocks, the same on all ranks.

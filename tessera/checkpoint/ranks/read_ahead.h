@@ -34,7 +34,7 @@ class ReadAhead {
   const char* next();
 
  private:
-  static constexpr size_t kSlots = 3;  // one that is used, one that waits, one that is read
+  static constexpr size_t kSlots = 5;  // one that is used, one that is read, and those between
 
   void read();
 
