@@ -10,7 +10,8 @@
 //     4. the commit is over when the manifest, its name and that of the folder last. Only then older checkpoints are
 //        removed.
 //   Receipts are not among what the manifest names: they have checksums of their own, and nothing depends on them once
-//   it is there. (Their writers synchronise their content; their names last with the manifest's.)
+//   it is there. (Their writers synchronise their content; their names last when the commit is over. A loss of power
+//   before that may leave a whole checkpoint of which verify_checkpoint() says that a receipt is missing.)
 //   Removal goes the other way: the manifest first, then the folder is synchronised, then the rest. So a manifest
 //   whose files are missing is damage, and never the work of a job that was killed.
 //   The names of the step's folder and of its claim are not made to last before anything is in it: what a loss of power

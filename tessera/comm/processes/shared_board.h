@@ -22,6 +22,9 @@ class SharedBoard {
   // Of a half: what is read in one step is overwritten two steps later, so users write to the halves in turn.
   static constexpr int64_t kHalf = kBytes / 2;
 
+  // Of pieces: on what boundary they lie, and the least bytes for which meeting does not cost more than copies save.
+  static constexpr int64_t kAlignment = 64, kLeastPiece = 4 << 10;
+
   // Null on all members if one of them cannot see another's memory: in another container, or of another user. `round`
   // is the call that needs it. Collective over the group.
   static std::unique_ptr<SharedBoard> open(const C10dMessages& messages, const Round& round);

@@ -8,9 +8,6 @@
 namespace tessera::comm {
 namespace {
 
-constexpr int64_t kLeastSlot = 4 << 10;  // bytes for which a step is worth while
-constexpr int64_t kSlotAlignment = 64;
-
 // What one member has for another, or expects of it.
 struct Parcel {
   int64_t bytes;
@@ -35,11 +32,12 @@ struct Page {
 
   static int64_t head(int64_t members) {
     const auto bytes = static_cast<int64_t>(2 * sizeof(Parcel)) * members + static_cast<int64_t>(sizeof(int64_t));
-    return (bytes + kSlotAlignment - 1) / kSlotAlignment * kSlotAlignment;
+    return (bytes + SharedBoard::kAlignment - 1) / SharedBoard::kAlignment * SharedBoard::kAlignment;
   }
 
   static int64_t slot_size(int64_t members, bool is_one) {
-    return (SharedBoard::kHalf - head(members)) / (is_one ? 1 : members) / kSlotAlignment * kSlotAlignment;
+    return (SharedBoard::kHalf - head(members)) / (is_one ? 1 : members) / SharedBoard::kAlignment *
+           SharedBoard::kAlignment;
   }
 
   std::byte* slot(int64_t member, bool is_one) const {
@@ -141,14 +139,16 @@ class Exchange {
 
   void give(int64_t k, int64_t half) const {
     const Page own = page(me_, half);
-    for (int64_t i = 0, left = gives_one_ ? 1 : members_; i < members_ && left > 0; ++i) {
+    for (int64_t i = 0; i < members_; ++i) {
       if (i == me_) {
         continue;
       }
       piece(given_[i], k, Page::slot_size(members_, gives_one_), [&](int64_t begin, size_t size) {
         std::memcpy(own.slot(i, gives_one_), static_cast<const char*>(given_[i].const_data_ptr()) + begin, size);
       });
-      --left;
+      if (gives_one_) {
+        return;
+      }
     }
   }
 
@@ -174,7 +174,7 @@ class Exchange {
 
 }  // namespace
 
-bool fits_board(int64_t members) { return Page::slot_size(members, false) >= kLeastSlot; }
+bool fits_board(int64_t members) { return Page::slot_size(members, false) >= SharedBoard::kLeastPiece; }
 
 bool run_exchange(SharedBoard& board, const Round& round, const std::vector<at::Tensor>& taken,
                   const std::vector<at::Tensor>& given, int64_t member) {

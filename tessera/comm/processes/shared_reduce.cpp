@@ -13,10 +13,8 @@ namespace {
 using layout::Range;
 using Tensors = Reduction::Tensors;
 
-// A piece of each tensor fits into the caches; of less than the least, meeting costs more than the copies save.
-constexpr int64_t kBoardPieceBytes = 256 << 10, kLeastBytes = 4 << 10;
-constexpr int64_t kBoardAlignment = 64;
-constexpr int64_t kHalf = SharedBoard::kHalf;
+// A piece of each tensor fits into the caches.
+constexpr int64_t kBoardPieceBytes = 256 << 10;
 
 // Parts that a member gives to, as the board has them.
 int64_t parts_on_board(const Reduction& reduction) { return reduction.is_whole ? 1 : reduction.size(); }
@@ -29,7 +27,7 @@ int64_t results_on_board(const Reduction& reduction) {
 int64_t bytes_of_piece(const Reduction& reduction) {
   const int64_t most = *std::max_element(reduction.counts.begin(), reduction.counts.end());
   const int64_t tensors = std::max<int64_t>(1, parts_on_board(reduction) * most + results_on_board(reduction));
-  return std::min(kBoardPieceBytes, kHalf / tensors / kBoardAlignment * kBoardAlignment);
+  return std::min(kBoardPieceBytes, SharedBoard::kHalf / tensors / SharedBoard::kAlignment * SharedBoard::kAlignment);
 }
 
 class BoardRun {
@@ -120,7 +118,7 @@ class BoardRun {
   }
 
   at::Tensor on_board(int64_t member, int64_t half, int64_t index, const Range& range) const {
-    return at::from_blob(board_.memory(member) + half * kHalf + index * bytes_, {range.size()},
+    return at::from_blob(board_.memory(member) + half * SharedBoard::kHalf + index * bytes_, {range.size()},
                          at::TensorOptions().dtype(reduction_.dtype));
   }
 
@@ -133,7 +131,7 @@ class BoardRun {
 
 }  // namespace
 
-bool fits_board(const Reduction& reduction) { return bytes_of_piece(reduction) >= kLeastBytes; }
+bool fits_board(const Reduction& reduction) { return bytes_of_piece(reduction) >= SharedBoard::kLeastPiece; }
 
 void run_reduction(SharedBoard& board, const Round& round, const Reduction& reduction, int64_t member) {
   BoardRun(board, round, reduction, member).run();
