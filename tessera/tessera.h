@@ -83,6 +83,7 @@ using plan::Plan;
 // Jobs that end and go on, on whatever mesh.
 using checkpoint::load;
 using checkpoint::LoadJobOptions;
+using checkpoint::remove_unfinished;
 using checkpoint::save;
 using checkpoint::SaveOptions;
 using checkpoint::Saving;

@@ -15,7 +15,7 @@ from tessera._optimizer_values import StateToLoad, pack, to_json
 from tessera._parallel import passes_of
 from tessera._ranks import ensure_rank, forget_save, remember_save
 
-__all__ = ["Loaded", "Saving", "load", "save", "start_save"]
+__all__ = ["Loaded", "Saving", "load", "remove_unfinished", "save", "start_save"]
 
 # Values of a checkpoint that are not the program's own.
 _RESERVED = ("extra state", "form of parameters", "job", "optimizer", "passes", "place", "program")
@@ -96,6 +96,15 @@ def _start(run_folder, model, optimizer, step, extra, in_slices, keep, copies):
     if optimizer is not None:
         moments, values["optimizer"] = pack(optimizer, tensors)
     return Saving(_C.start_save(os.fspath(run_folder), step, tensors, moments, values, in_slices, copies, keep, _files(model)))
+
+
+def remove_unfinished(run_folder: str | os.PathLike[str]) -> list[str]:
+    """Removes what killed saves left in the folder of a run, and returns these folders; none where there is no such folder yet. Collective.
+
+    For a program that begins: a step whose save was killed cannot be saved before. No other program may be saving there.
+    """
+    ensure_rank()
+    return _C.remove_unfinished(os.fspath(run_folder))
 
 
 def load(folder: str | os.PathLike[str], model: torch.nn.Module, optimizer: torch.optim.Optimizer | None = None, *,

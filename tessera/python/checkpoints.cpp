@@ -5,6 +5,7 @@
 #include "tessera/base/error.h"
 #include "tessera/catalogue/differences.h"
 #include "tessera/checkpoint/format/safetensors_file.h"
+#include "tessera/checkpoint/program/job.h"
 #include "tessera/checkpoint/program/own_loop.h"
 #include "tessera/checkpoint/ranks/by_one.h"
 #include "tessera/checkpoint/ranks/save_gathered.h"
@@ -78,6 +79,12 @@ SaveHandle start_save(const std::string& run, int64_t step, const NamedTensors& 
                                     {.in_slices = in_slices, .copies = copies, .keep = keep, .files = files});
   });
   return SaveHandle(std::move(saving));
+}
+
+std::vector<std::string> remove_unfinished(const std::string& run) {
+  std::vector<std::string> removed;
+  as_rank([&] { removed = checkpoint::remove_unfinished(run); });
+  return removed;
 }
 
 // A plain program draws from its own generator, whatever the checkpoint was saved with.
@@ -207,6 +214,7 @@ void bind_checkpoints(py::module_& module) {
       .def("finish", &SaveHandle::finish, Unlocked())
       .def("give_up", &SaveHandle::give_up);
   module.def("start_save", &start_save, Unlocked());
+  module.def("remove_unfinished", &remove_unfinished, Unlocked());
   py::class_<OpenCheckpoint>(module, "OpenCheckpoint")
       .def_readonly("folder", &OpenCheckpoint::folder)
       .def_property_readonly("values", [](const OpenCheckpoint& self) { return self.catalogue.values(); })

@@ -10,6 +10,7 @@
 #include "tessera/checkpoint/store/posix_store.h"
 #include "tests/launch/checkpoint_bodies.h"
 #include "tests/launch/process_ranks.h"
+#include "tests/support/sanitized.h"
 
 namespace tessera::launch::checkpoint_test {
 namespace {
@@ -41,6 +42,9 @@ TEST_F(CheckpointOfProcesses, IsLoadedByOthers) {
 // Of 160 MiB a rank holds its copy of what it writes while that is written, and beside it little; where it waits for
 // the files, little alone; while it loads, what it is to hold twice.
 TEST_F(CheckpointOfProcesses, TakesLittleMemoryBesideTheCopy) {
+  if (support::kIsSanitized) {
+    GTEST_SKIP() << "what sanitizers note of memory is memory too";
+  }
   constexpr int64_t kMost = int64_t{64} << 20;
   for (const int64_t size : {2, 4}) {
     std::filesystem::remove_all(run_);

@@ -10,6 +10,7 @@
 
 #include "tests/launch/bodies.h"
 #include "tests/launch/process_ranks.h"
+#include "tests/support/sanitized.h"
 
 namespace tessera::launch::failures_test {
 namespace {
@@ -19,7 +20,7 @@ using std::chrono::milliseconds;
 
 constexpr uint64_t kSeed = 4711;
 // From the broken connection, as it is promised.
-constexpr milliseconds kSoon{2000};
+constexpr milliseconds kSoon{support::kIsSanitized ? 20000 : 2000};
 
 bool has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
 

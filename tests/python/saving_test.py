@@ -323,7 +323,7 @@ class RefusedTest(unittest.TestCase):
         self.check("gives its header", lambda m, o: tessera.load(folder / "file.safetensors", m))
         self.check("weights_only|Weights only", lambda m, o: tessera.load(folder / "file", m), Exception)
         self.check("file", lambda m, o: tessera.save(folder / "file", m, step=1))
-        self.check("no/such", lambda m, o: tessera.save(folder / "no" / "such", m, step=1))
+        self.check("file/such.*Not a directory", lambda m, o: tessera.save(folder / "file" / "such", m, step=1))
 
     @in_folder
     def test_a_step_is_saved_once(self, folder):
@@ -345,6 +345,42 @@ class RefusedTest(unittest.TestCase):
         self.check(f"{part.name}.*damaged", lambda m, o: tessera.load(folder, m))
 
     @in_folder
+    def test_a_program_goes_on_with_another_checkpoint(self, folder):
+        """Damage is an error on every rank, after which the job is what it was."""
+        def save():
+            model, optimizer = start("dp=2")
+            tessera.save(folder, model, optimizer, step=1)
+            steps(model, optimizer, 1)
+            tessera.save(folder, model, optimizer, step=2)
+
+        def load():
+            model, optimizer = start("dp=2")
+            with self.assertRaisesRegex(RuntimeError, "step_000002.*damaged"):
+                tessera.load(folder, model, optimizer)
+            return tessera.load(folder / "step_000001", model, optimizer).step
+
+        on("dp=2", save)
+        part = next((folder / "step_000002").glob("model-*.safetensors"))
+        content = bytearray(part.read_bytes())
+        content[-5] ^= 4
+        part.write_bytes(content)
+        self.assertEqual(on("dp=2", load), 1)
+
+    @in_folder
+    def test_what_killed_saves_left(self, folder):
+        run = folder / "a" / "run"
+        self.assertEqual(on("dp=2", lambda: tessera.remove_unfinished(run)), [])
+        on("dp=2", lambda: tessera.save(run, start("dp=2")[0], step=1))
+        on("dp=2", lambda: tessera.save(run, start("dp=2")[0], step=2))
+        self.check("that step is saved there already", lambda m, o: tessera.save(run, m, step=2))
+        (run / "step_000002" / "manifest.json").unlink()
+        self.check("is claimed by save .*remove_unfinished", lambda m, o: tessera.save(run, m, step=2))
+        self.assertEqual(on("dp=2", lambda: tessera.remove_unfinished(run)), [str(run / "step_000002")])
+        on("dp=2", lambda: tessera.save(run, start("dp=2")[0], step=2))
+        self.assertEqual(tessera.remove_unfinished(run), [])
+        self.assertEqual(on("dp=2", lambda: tessera.load(run, start("dp=2")[0]).step), 2)
+
+    @in_folder
     def test_a_rank_that_cannot_write_ends_the_job(self, folder):
         """Rank 0 does not wait for its receipt, for which it would have ten minutes."""
         taken = folder / "step_000001" / "model-00002-of-00002.safetensors"
@@ -353,9 +389,8 @@ class RefusedTest(unittest.TestCase):
         def body():
             model, optimizer = start("dp=2")
             errors[tessera.rank()] = None
-            saving = tessera.start_save(folder, model, optimizer, step=1)
             try:
-                saving.finish()
+                tessera.start_save(folder, model, optimizer, step=1).finish()
             except Exception as error:
                 errors[tessera.rank()] = type(error)
                 raise

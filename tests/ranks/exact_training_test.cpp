@@ -86,7 +86,7 @@ TEST(Exact, SequenceParallel) {
 // AdamW's eps keeps it from scaling up the rounding of single gradients that are nearly zero.
 template <typename Model, typename Config>
 void expect_rounding_of_fast(Config config, int64_t seed) {
-  const Setting fast = {.learning_rate = 1e-4, .eps = 1e-6, .seed = seed};
+  const Setting fast = {.steps = 20, .learning_rate = 1e-4, .eps = 1e-6, .seed = seed};
   Setting exact = fast;
   exact.lattice = sums::Lattice();
   const Curve in_doubles = train_in_doubles<Model>(fast, config);

@@ -426,6 +426,9 @@ TEST(RecomputedDraws, MakesTheSameNumbers) {
 
 // Deeper than libtorch re-enters backward on one thread.
 TEST(RecomputedDraws, SurvivesAPoolThread) {
+  if (support::kHasThreadSanitizer) {
+    GTEST_SKIP() << "the sanitizer does not see how libtorch hands a rank's pass to another thread and waits for it";
+  }
   const Mesh mesh = Mesh::parse("a=2");
   run_on(mesh, [&](int64_t) {
     const Trained plain = block(mesh, "{a: S(0)}", false, 70), again = block(mesh, "{a: S(0)}", true, 70);

@@ -13,6 +13,7 @@
 #include "tessera/comm/threads/run_ranks.h"
 #include "tessera/dtensor/front/dtensor.h"
 #include "tests/support/layouts.h"
+#include "tests/support/sanitized.h"
 
 namespace tessera::ranks {
 
@@ -34,10 +35,13 @@ using Sizes = std::vector<int64_t>;
 // Whether to run everything instead of samples: `make test-full`.
 inline bool is_full() { return std::getenv("TESSERA_FULL") != nullptr; }
 
-// What the ranks' error says; empty if they do not fail. Short deadlines, so that a hang is an error soon.
+// What the ranks' error says; empty if they do not fail. Short deadlines, so that a hang is an error soon. One thread
+// each where OpenMP is to have no teams (`make sanitize`): oneDNN would wait for what the others of a team do.
 inline std::string failure_on(int64_t ranks, const std::function<void(int64_t rank)>& body) {
   try {
-    comm::run_ranks(ranks, body, {.deadline = std::chrono::milliseconds(20000)});
+    comm::run_ranks(
+        ranks, body,
+        {.deadline = std::chrono::milliseconds(20000), .intra_op_threads = support::kHasThreadSanitizer ? 1 : 0});
   } catch (const std::exception& error) {
     return base::message_of(error);
   }

@@ -1,6 +1,7 @@
 #include "tessera/checkpoint/folder/claim.h"
 
 #include "tessera/checkpoint/folder/names.h"
+#include "tessera/checkpoint/folder/steps.h"
 #include "tessera/checkpoint/format/numbers.h"
 #include "tessera/checkpoint/format/receipt.h"
 #include "tessera/comm/processes/sockets.h"
@@ -15,10 +16,26 @@ constexpr int64_t kClaimVersion = 1;
 std::string owner_of(Store& store, const std::string& path) {
   try {
     const auto claim = read_claim(read_all(store, path), path);
-    return "by save " + hex(claim.save.number) + " of " + claim.owner;
+    return "save " + hex(claim.save.number) + " of " + claim.owner;
   } catch (const DataError&) {
-    return "by a save that did not come to say who it is";
+    return "a save that did not come to say who it is";
   }
+}
+
+// Why a step's folder that has a claim is not to be had.
+std::string why_taken(Store& store, const std::string& folder, int64_t step) {
+  const auto found = look_at_step(store, folder, step);
+  switch (found.state) {
+    case StepState::kWhole:
+      return "that step is saved there already; accepted: another step or another folder, or first remove this one";
+    case StepState::kDamaged:
+      return "a checkpoint that is damaged lies there (" + found.reason +
+             "); accepted: another step or another folder, or first move this one away";
+    case StepState::kUnfinished: break;
+  }
+  return "it is claimed by " + owner_of(store, path_in(folder, kClaim)) +
+         ", which is under way or was killed; accepted: a step that no other job saves; what killed saves left, "
+         "remove_unfinished takes away";
 }
 
 }  // namespace
@@ -46,9 +63,8 @@ std::string claim_step(Store& store, const std::string& run, const Claim& claim)
   try {
     write_new(store, path, write_claim(claim));
   } catch (const FileExists&) {
-    TESSERA_THROW(DataError, "[checkpoint] cannot save step ", claim.save.step, " to \"", folder, "\": \"", path,
-                  "\" says that it is claimed ", owner_of(store, path),
-                  "; accepted: a step that no other job saves and no killed save left behind");
+    TESSERA_THROW(DataError, "[checkpoint] cannot save step ", claim.save.step, " to \"", folder,
+                  "\": ", why_taken(store, folder, claim.save.step));
   }
   return folder;
 }

@@ -21,8 +21,9 @@ std::string write_claim(const Claim& claim);
 Claim read_claim(std::string_view text, const std::string& path);
 
 // Makes the folder of the save's step below that of the run, which is there, and claims it. Returns the folder. One
-// rank does so, before any writes there. Throws DataError, which says whose it is, if it is claimed: by another job, or
-// by a save that was killed (remove_unfinished); or if it has files but no claim, as a loss of power may leave it.
+// rank does so, before any writes there. Throws DataError if the step is there already; if it is claimed, and by whom:
+// by another job, or by a save that was killed (remove_unfinished); or if it has files but no claim, as a loss of power
+// may leave it.
 std::string claim_step(Store& store, const std::string& run, const Claim& claim);
 
 // The start of a save: draws its number, makes the folder of the run if need be, and claims the step for this process.

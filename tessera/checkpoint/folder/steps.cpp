@@ -13,22 +13,6 @@ bool has_manifest(Store& store, const std::string& folder) {
   return store.try_size(path) && has_seal(read_all(store, path));
 }
 
-StepFolder step_at(Store& store, const std::string& path, int64_t step) {
-  StepFolder found{.step = step, .path = path};
-  if (!has_manifest(store, path)) {
-    found.reason = "it has no complete " + std::string(kManifest);
-    return found;
-  }
-  try {
-    open_checkpoint(store, path);
-    found.state = StepState::kWhole;
-  } catch (const DataError& error) {
-    found.state = StepState::kDamaged;
-    found.reason = base::message_of(error);
-  }
-  return found;
-}
-
 // The steps that there are, descending.
 std::vector<int64_t> steps_of(Store& store, const std::string& run) {
   std::vector<int64_t> steps;
@@ -39,6 +23,15 @@ std::vector<int64_t> steps_of(Store& store, const std::string& run) {
   }
   std::sort(steps.rbegin(), steps.rend());
   return steps;
+}
+
+// Of a run's steps, none of them whole.
+std::string what_they_lack(const std::vector<StepFolder>& steps) {
+  std::vector<std::string> each;
+  for (const auto& step : steps) {
+    each.push_back("\"" + step.path + "\": " + step.reason);
+  }
+  return each.empty() ? "" : " (" + base::join(each, "; ") + ")";
 }
 
 // Whether the folder, older than `whole_above` whole ones, is to go.
@@ -52,6 +45,22 @@ bool is_outlived(const StepFolder& folder, int64_t whole_above, int64_t keep) {
 }
 
 }  // namespace
+
+StepFolder look_at_step(Store& store, const std::string& folder, int64_t step) {
+  StepFolder found{.step = step, .path = folder};
+  if (!has_manifest(store, folder)) {
+    found.reason = "it has no complete " + std::string(kManifest);
+    return found;
+  }
+  try {
+    open_checkpoint(store, folder);
+    found.state = StepState::kWhole;
+  } catch (const DataError& error) {
+    found.state = StepState::kDamaged;
+    found.reason = base::message_of(error);
+  }
+  return found;
+}
 
 void verify_step(const Manifest& manifest, const std::string& folder) {
   const auto step = try_step_of(name_of(folder));
@@ -77,7 +86,7 @@ Manifest open_checkpoint(Store& store, const std::string& folder) {
 std::vector<StepFolder> list_steps(Store& store, const std::string& run) {
   std::vector<StepFolder> all;
   for (const auto step : steps_of(store, run)) {
-    all.push_back(step_at(store, step_folder(run, step), step));
+    all.push_back(look_at_step(store, step_folder(run, step), step));
   }
   std::reverse(all.begin(), all.end());
   return all;
@@ -85,7 +94,7 @@ std::vector<StepFolder> list_steps(Store& store, const std::string& run) {
 
 std::optional<StepFolder> newest_whole(Store& store, const std::string& run) {
   for (const auto step : steps_of(store, run)) {
-    if (auto found = step_at(store, step_folder(run, step), step); found.state == StepState::kWhole) {
+    if (auto found = look_at_step(store, step_folder(run, step), step); found.state == StepState::kWhole) {
       return found;
     }
   }
@@ -103,9 +112,11 @@ std::string find_checkpoint(Store& store, const std::string& folder) {
   if (try_step_of(name_of(named))) {
     return named;
   }
-  const auto newest = newest_whole(store, steps_folder(store, named));
-  TESSERA_CHECK_AS(DataError, newest, "[checkpoint] \"", folder,
-                   "\" has no whole checkpoint; accepted: the folder of a run that has saved a step, or of a step");
+  const auto run = steps_folder(store, named);
+  const auto newest = newest_whole(store, run);
+  TESSERA_CHECK_AS(DataError, newest, "[checkpoint] \"", folder, "\" has no whole checkpoint",
+                   what_they_lack(list_steps(store, run)),
+                   "; accepted: the folder of a run that has saved a step, or of a step");
   return newest->path;
 }
 
@@ -114,7 +125,7 @@ std::vector<std::string> prune(Store& store, const std::string& run, const Prune
   std::vector<std::string> removed;
   int64_t whole = 0;
   for (const auto step : steps_of(store, run)) {
-    const auto folder = step_at(store, step_folder(run, step), step);
+    const auto folder = look_at_step(store, step_folder(run, step), step);
     if (is_outlived(folder, whole, options.keep) && options.writing != step) {
       remove_step(store, folder.path);
       removed.push_back(folder.path);

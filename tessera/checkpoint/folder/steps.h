@@ -23,6 +23,9 @@ struct StepFolder {
   std::string reason = {};  // why it is not whole
 };
 
+// What a step's folder, which is there, holds.
+StepFolder look_at_step(Store& store, const std::string& folder, int64_t step);
+
 // The manifest of a checkpoint that is whole. Throws DataError that names the file that is missing, cut or damaged. The
 // content of files is looked at by RangeReader and verify_checkpoint alone.
 Manifest open_checkpoint(Store& store, const std::string& folder);
@@ -37,7 +40,8 @@ std::vector<StepFolder> list_steps(Store& store, const std::string& run);
 std::optional<StepFolder> newest_whole(Store& store, const std::string& run);
 
 // The folder of the checkpoint that is meant: `folder` itself where its name is that of a step; else the newest whole
-// one of the run that `folder` is, or that lies in its folder `checkpoints`. Throws DataError if none is whole.
+// one of the run that `folder` is, or that lies in its folder `checkpoints`. Throws DataError if none is whole, with
+// what each lacks.
 std::string find_checkpoint(Store& store, const std::string& folder);
 
 // The folder in which the steps of a run lie: `folder`, or its `checkpoints` where it has one.

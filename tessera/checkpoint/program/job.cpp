@@ -1,8 +1,13 @@
 #include "tessera/checkpoint/program/job.h"
 
+#include <filesystem>
+
+#include "tessera/base/text.h"
+#include "tessera/checkpoint/folder/steps.h"
 #include "tessera/checkpoint/program/file_names.h"
 #include "tessera/checkpoint/program/optimizer.h"
 #include "tessera/checkpoint/program/run_state.h"
+#include "tessera/checkpoint/ranks/agree.h"
 #include "tessera/checkpoint/ranks/load.h"
 #include "tessera/checkpoint/store/posix_store.h"
 #include "tessera/plan/module_tree.h"
@@ -94,6 +99,15 @@ void load_model(const std::string& folder, parallel::Job& job) {
   const Contents contents = in_form_of_files(own, job);
   verify_form(checkpoint.catalogue.values(), contents, checkpoint.folder);
   load_tensors(checkpoint, contents, own, job, {.allows_extra = true});
+}
+
+std::vector<std::string> remove_unfinished(const std::string& run) {
+  const auto removed = read_on_one([&] {
+    PosixStore store;
+    const bool has_run = std::filesystem::is_directory(run);
+    return base::join(has_run ? remove_unfinished(store, steps_folder(store, run)) : std::vector<std::string>(), "\n");
+  });
+  return removed.empty() ? std::vector<std::string>() : base::split(removed, '\n');
 }
 
 }  // namespace tessera::checkpoint

@@ -3,6 +3,7 @@
 
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "tessera/checkpoint/ranks/save.h"
 #include "tessera/parallel/job.h"
@@ -38,5 +39,10 @@ catalogue::Values load(const std::string& folder, parallel::Job& job, LoadJobOpt
 // optimizer keeps, the step and random numbers stay as they are. `folder` as in load. Throws DataError, having changed
 // nothing, if tensors are missing, of other sizes or in another form. Collective over the job.
 void load_model(const std::string& folder, parallel::Job& job);
+
+// Removes what killed saves left in the folder of a run, whose steps cannot be saved before, and returns these folders;
+// does nothing where the run has no folder yet. For a job that begins: no other one may be saving there. Throws
+// DataError as Store does. Collective over the job.
+std::vector<std::string> remove_unfinished(const std::string& run);
 
 }  // namespace tessera::checkpoint

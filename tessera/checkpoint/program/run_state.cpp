@@ -5,8 +5,7 @@
 #include "tessera/base/error.h"
 #include "tessera/catalogue/differences.h"
 #include "tessera/checkpoint/folder/steps.h"
-#include "tessera/comm/core/context.h"
-#include "tessera/comm/core/gather_texts.h"
+#include "tessera/checkpoint/ranks/agree.h"
 #include "tessera/dtensor/front/dtensor.h"
 #include "tessera/dtensor/state/state.h"
 
@@ -16,7 +15,6 @@ namespace {
 using dtensor::RankState;
 
 constexpr const char* kStream = "random stream";  // of the generator `stock`
-constexpr int64_t kChooser = 0;
 
 // `fast`, or `exact` and the lattice.
 std::string numerics_of_rank() {
@@ -29,16 +27,6 @@ bool has_stream() { return static_cast<bool>(RankState::require().random.stock()
 bool has_stream(const OpenCheckpoint& checkpoint) { return checkpoint.catalogue.find(kStream) != nullptr; }
 
 const char* generator_name(bool has_stream) { return has_stream ? "stock" : "counter"; }
-
-// The folder of the checkpoint, on every rank the same. Collective.
-std::string choose(Store& store, const std::string& folder) {
-  const auto& context = comm::RankContext::require();
-  std::string chosen;
-  if (context.rank == kChooser) {
-    chosen = find_checkpoint(store, folder);
-  }
-  return comm::gather_texts(*context.world, chosen).at(kChooser);
-}
 
 nlohmann::json value_of(const OpenCheckpoint& checkpoint) {
   return nlohmann::json::parse(checkpoint.catalogue.values().at(kJob));
@@ -71,7 +59,7 @@ void add_run_state(int64_t step, Contents& contents) {
 }
 
 OpenCheckpoint open_newest(std::shared_ptr<Store> store, const std::string& folder) {
-  const auto chosen = choose(*store, folder);
+  const auto chosen = read_on_one([&] { return find_checkpoint(*store, folder); });
   return open_for_ranks(std::move(store), chosen);
 }
 

@@ -15,16 +15,15 @@
 #include "tessera/checkpoint/folder/steps.h"
 #include "tessera/checkpoint/format/box_runs.h"
 #include "tessera/checkpoint/format/range_reader.h"
+#include "tessera/checkpoint/ranks/agree.h"
 #include "tessera/checkpoint/ranks/block_plan.h"
 #include "tessera/checkpoint/ranks/host_memory.h"
 #include "tessera/checkpoint/ranks/read_ahead.h"
 #include "tessera/comm/core/context.h"
-#include "tessera/comm/core/gather_texts.h"
 
 namespace tessera::checkpoint {
 namespace {
 
-constexpr int64_t kOpener = 0;
 constexpr int64_t kRound = int64_t{16} << 20;  // bytes that a rank reads before the others have what it sends
 
 at::Tensor empty(c10::IntArrayRef sizes, at::ScalarType dtype) {
@@ -79,8 +78,9 @@ class Loader {
     make_room(blocks, given, taken);
     std::vector<int64_t> filled(given.size());
     for (const auto* block : blocks) {
-      if (block->reader == context_.rank) {
-        deal(*block, ahead_.next(), given, filled);
+      const char* content = block->reader == context_.rank ? next() : nullptr;
+      if (content != nullptr) {
+        deal(*block, content, given, filled);
       }
     }
     const auto sent = std::accumulate(filled.begin(), filled.end(), int64_t{0});
@@ -94,9 +94,11 @@ class Loader {
     }
   }
 
-  const std::vector<at::Tensor>& parts() const { return parts_; }
+  // After the last block: throws Damaged on every rank if one could not be read somewhere. Collective over the job.
+  void finish() const { throw_damage(damage_); }
 
-  // After the last block.
+  // After finish().
+  const std::vector<at::Tensor>& parts() const { return parts_; }
   int64_t bytes_read() const { return reader_.bytes_read(); }
 
  private:
@@ -104,6 +106,17 @@ class Loader {
     const BlockPiece* piece;
     Box box;
   };
+
+  // The next block that this rank reads; none from the first on that it cannot. What others then get in its place is
+  // not used.
+  const char* next() {
+    try {
+      return damage_.empty() ? ahead_.next() : nullptr;
+    } catch (const DataError& error) {
+      damage_ = base::message_of(error);
+      return nullptr;
+    }
+  }
 
   // Ranks that may need some of the block.
   std::vector<int64_t> ranks_of(const Block& block) const {
@@ -218,7 +231,8 @@ class Loader {
   comm::RankContext& context_ = comm::RankContext::require();
   const catalogue::Catalogue& wanted_;
   RangeReader reader_;
-  ReadAhead ahead_;  // the reader's only user
+  ReadAhead ahead_;     // the reader's only user
+  std::string damage_;  // what it threw
   const std::shared_ptr<HostMemory> memory_ = HostMemory::of_thread();
   std::vector<at::Tensor> parts_;                    // of the wanted entries, in this memory; as are
   std::vector<reshard::Holdings> holdings_;          // those that hold a part
@@ -242,14 +256,9 @@ std::vector<std::vector<const Block*>> in_rounds(const std::vector<Block>& block
 }  // namespace
 
 OpenCheckpoint open_for_ranks(std::shared_ptr<Store> store, const std::string& folder) {
-  const auto& context = comm::RankContext::require();
   OpenCheckpoint checkpoint{.store = std::move(store), .folder = folder, .manifest = {}, .catalogue = {}};
   const auto path = path_in(folder, kManifest);
-  std::string text;
-  if (context.rank == kOpener) {
-    text = write_manifest(open_checkpoint(*checkpoint.store, folder));  // whose files have their sizes
-  }
-  text = comm::gather_texts(*context.world, text).at(kOpener);
+  const auto text = read_on_one([&] { return write_manifest(open_checkpoint(*checkpoint.store, folder)); });
   checkpoint.manifest = read_manifest(text, path);
   checkpoint.catalogue = catalogue::from_json(checkpoint.manifest.catalogue.dump(), path);
   return checkpoint;
@@ -267,8 +276,9 @@ int64_t load_tensors(const OpenCheckpoint& checkpoint, const Contents& contents,
   const auto blocks = plan_blocks(checkpoint.manifest, checkpoint.catalogue, wanted);
   Loader loader(checkpoint, wanted, blocks);
   for (const auto& round : in_rounds(blocks)) {
-    loader.take(round);  // after the last one all blocks are what was written
+    loader.take(round);
   }
+  loader.finish();  // all blocks are what was written
   const auto tensors = in_order_of(wanted, contents);
   for (size_t i = 0; i < tensors.size(); ++i) {
     set_part(tensors[i], loader.parts()[i]);

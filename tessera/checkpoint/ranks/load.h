@@ -10,8 +10,8 @@
 
 namespace tessera::checkpoint {
 
-// One rank looks and the others hear of it. `folder` is that of a step. Throws DataError that names the file which is
-// missing, cut, damaged or newer than this program. Collective over the job.
+// One rank looks and the others hear of it. `folder` is that of a step. Throws DataError, on every rank, that names the
+// file which is missing, cut, damaged or newer than this program. Collective over the job.
 OpenCheckpoint open_for_ranks(std::shared_ptr<Store> store, const std::string& folder);
 
 struct LoadOptions {
@@ -24,7 +24,7 @@ void verify_fits(const OpenCheckpoint& checkpoint, const Contents& contents, Loa
 // Fills the tensors of `contents`, whatever their layouts, with those of the checkpoint; their values are not looked
 // at. Each block of each file is read and checked by one rank, which sends the others what they need of it. What is
 // read is held beside the tensors until all of it is checked: whatever throws before leaves them as they were. Throws
-// as verify_fits, or DataError that names the damaged file, block and tensors. Returns the bytes that this rank read.
+// as verify_fits, or Damaged (agree.h), which names the file, block and tensors. Returns the bytes that this rank read.
 // Collective over the job.
 int64_t load_tensors(const OpenCheckpoint& checkpoint, const Contents& contents, LoadOptions options = {});
 

@@ -99,7 +99,13 @@ void MemoryStore::remove(const std::string& path) {
 
 void MemoryStore::make_folder(const std::string& folder) {
   const std::scoped_lock lock(mutex_);
-  verify_folder("make a folder in", folder_of(folder));
+  for (size_t end = folder.find('/', 1); end != std::string::npos; end = folder.find('/', end + 1)) {
+    make_one_folder(folder.substr(0, end));
+  }
+  make_one_folder(folder);
+}
+
+void MemoryStore::make_one_folder(const std::string& folder) {
   const auto [at, is_new] = seen_.try_emplace(folder);
   if (!is_new && !at->second->is_folder) {
     fail_in_memory("make the folder", folder, EEXIST);

@@ -48,6 +48,7 @@ class MemoryStore : public Store {
   class File;
 
   void verify_folder(const char* what, const std::string& folder) const;
+  void make_one_folder(const std::string& folder);
   std::shared_ptr<Node> take(const char* what, const std::string& path, bool is_folder) const;
 
   mutable std::mutex mutex_;

@@ -146,6 +146,8 @@ void PosixStore::remove(const std::string& path) {
 
 void PosixStore::make_folder(const std::string& folder) {
   struct stat found{};
+  std::error_code ignored;  // mkdir says what is wrong
+  std::filesystem::create_directories(std::filesystem::path(folder).parent_path(), ignored);
   if (::mkdir(folder.c_str(), 0777) != 0) {
     const int error = errno;
     if (error != EEXIST || ::stat(folder.c_str(), &found) != 0 || !S_ISDIR(found.st_mode)) {

@@ -71,7 +71,7 @@ class Store {
   // Removes a file; throws if there is none.
   virtual void remove(const std::string& path) = 0;
 
-  // Makes a folder in one that is there; none is made, and it is no error, if it is there already.
+  // Makes a folder, and those that it lies in; none is made, and it is no error, if it is there already.
   virtual void make_folder(const std::string& folder) = 0;
 
   // Removes a folder in which nothing is; throws if something is.

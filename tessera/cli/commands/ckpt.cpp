@@ -85,6 +85,17 @@ int show(const CkptArguments& arguments, std::ostream& out) {
   return 0;
 }
 
+// What is wrong with the damaged checkpoints of a run.
+std::vector<std::string> damaged_steps(checkpoint::Store& store, const std::string& run) {
+  std::vector<std::string> damage;
+  for (const auto& step : checkpoint::list_steps(store, checkpoint::steps_folder(store, run))) {
+    if (step.state == checkpoint::StepState::kDamaged) {
+      damage.push_back(step.reason);
+    }
+  }
+  return damage;
+}
+
 int verify(const CkptArguments& arguments, std::ostream& out) {
   const auto store = std::make_shared<PosixStore>();
   const auto folder = checkpoint::find_checkpoint(*store, arguments.folder);
@@ -101,6 +112,10 @@ int verify(const CkptArguments& arguments, std::ostream& out) {
     const auto checkpoint = open(folder);
     ProgressBar bar("values", checkpoint.catalogue.bytes());
     damage = checkpoint::find_other_values(checkpoint, bar.callback());
+  }
+  if (!is_step(arguments.folder)) {
+    const auto others = damaged_steps(*store, arguments.folder);
+    damage.insert(damage.end(), others.begin(), others.end());
   }
   if (arguments.is_json) {
     out << Json{{"folder", folder}, {"bytes", bytes}, {"damage", damage}}.dump(2) << "\n";

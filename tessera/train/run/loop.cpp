@@ -55,6 +55,7 @@ std::optional<EvalRecord> evaluate(parallel::Job& job, models::LanguageModel& mo
   model.eval();
   double sum = 0;
   for (int64_t i = 0; i < batches; ++i) {
+    comm::throw_if_stopped();
     sum += value_of(job.run_rows(batch, [&](int64_t begin, int64_t end) {
       return tensors_of(sampler.held_out(i * batch + begin, end - begin));
     }));
@@ -118,7 +119,8 @@ void run_loop(const Config& config, const data::Sampler& sampler, const LoopOpti
       model, plan, [&](const std::vector<at::Tensor>& batch) { return model->loss(batch[0], batch[1]); },
       {.accumulate = train.accumulate, .optimizer = &optimizer, .file_names = in_files(config, {}).names});
   if (!options.resume_from.empty()) {
-    resume(options.resume_from, job, config, sampler);
+    resume(options.resume_from, job, config, sampler,
+           [&](const std::string& what, const ResumePoint& next) { observer.on_damage(what, next); });
   } else if (!options.init_from.empty()) {
     checkpoint::load_model(options.init_from, job);
   }

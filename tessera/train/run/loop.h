@@ -24,6 +24,8 @@ struct Training {
 class Observer {
  public:
   virtual ~Observer() = default;
+  // A checkpoint that the run was to go on from is damaged, as `what` says; it goes on from `next`.
+  virtual void on_damage(const std::string& what, const ResumePoint& next) {}
   // The model has its values.
   virtual void on_start(const Training& training) {}
   // A step begins, counted from 1.
@@ -45,8 +47,8 @@ struct LoopOptions {
   int64_t steps = 0;
   bool evaluate = true;
   bool gather_parameters = false;
-  std::string resume_from = "";  // the folder of a checkpoint
-  std::string init_from = "";    // one whose parameters the model begins with
+  std::vector<ResumePoint> resume_from = {};  // the first that is not damaged
+  std::string init_from = "";                 // a checkpoint whose parameters the model begins with
   SavePolicy saves = {};
 };
 

@@ -161,7 +161,7 @@ RunFolder::RunFolder(const std::string& folder, EarlierRun earlier) : lock_(lock
   TESSERA_CHECK_AS(ConfigError, earlier != EarlierRun::kRefuse || !holds_run(folder), "[train] --out \"", folder,
                    "\" holds a run already; accepted: another folder, --replace, or --resume auto to go on with it");
   if (earlier == EarlierRun::kContinue) {
-    remove_unfinished_checkpoints(folder);
+    make_way(folder);
     return;
   }
   remove_checkpoints(folder);

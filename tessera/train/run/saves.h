@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -33,17 +34,29 @@ struct ResumePoint {
   int64_t step = 0;
 };
 
-// What `--resume` means: the checkpoint of that folder, or the newest whole one of a run's folder; with `auto` that of
-// `run`, or nothing if it has none yet. Throws DataError if there is none.
-std::optional<ResumePoint> find_resume_point(const std::string& resume, const std::string& run);
+// Where a run may go on.
+struct ResumePlan {
+  std::vector<ResumePoint> points = {};   // the first that turns out to be what was written; none: at the beginning
+  std::vector<std::string> skipped = {};  // newer checkpoints that are damaged, and how
+};
 
-// Removes all checkpoints of a run's folder, or those alone that were not finished. Nobody else may write there.
+// What `--resume` means: the checkpoint of that folder, or the newest whole one of a run's folder; with `auto` the
+// whole ones of `run`, newest first, or none if it has no checkpoint yet. Throws DataError if there is none, or with
+// `auto` none that is whole among some that are damaged.
+ResumePlan find_resume_plan(const std::string& resume, const std::string& run);
+
+// Removes all checkpoints of a run's folder. Nobody else may write there.
 void remove_checkpoints(const std::string& run);
-void remove_unfinished_checkpoints(const std::string& run);
 
-// Makes the job what it was at a checkpoint. Throws DataError as checkpoint::load, or if the run had another batch,
-// seed or text, which it names. Collective over the job.
-void resume(const std::string& folder, parallel::Job& job, const Config& config, const data::Sampler& sampler);
+// Makes way for a run that goes on after its newest whole checkpoint: removes newer ones that were not finished, and
+// sets damaged ones aside as `damaged_step_...`. Nobody else may write there.
+void make_way(const std::string& run);
+
+// Makes the job what it was at the first point that is what was written; then damaged ones before it are set aside, and
+// of each `on_damage` hears what is wrong and where the job goes on instead. Throws DataError if all are damaged, as
+// checkpoint::load, or if the run had another batch, seed or text, which it names. Collective over the job.
+void resume(const std::vector<ResumePoint>& points, parallel::Job& job, const Config& config,
+            const data::Sampler& sampler, const std::function<void(const std::string&, const ResumePoint&)>& on_damage);
 
 // Saves one rank's job as its policy says; a thread writes while training goes on.
 class Saves {

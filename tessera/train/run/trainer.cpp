@@ -57,6 +57,7 @@ class Console : public Observer {
   Console(const Config& config, const data::Sampler& sampler, const TrainOptions& options, int64_t first,
           TrainResult& result)
       : config_(config),
+        options_(options),
         first_(first),
         sampler_(sampler),
         out_(options.out),
@@ -66,6 +67,20 @@ class Console : public Observer {
     if (!options.folder.empty()) {
       curves_.emplace(curves_folder(options.folder));
     }
+  }
+
+  void print(const std::string& line) {
+    if (out_ != nullptr) {
+      *out_ << line << std::endl;
+    }
+  }
+
+  void on_damage(const std::string& what, const ResumePoint& next) override {
+    print(what + "; goes on from " + next.folder);
+    first_ = next.step;
+    metrics_.close();
+    cut_metrics(options_.metrics, first_);
+    metrics_ = open_for_writing(options_.metrics, "--metrics", std::ios::app);
   }
 
   void on_start(const Training& training) override {
@@ -87,7 +102,9 @@ class Console : public Observer {
       print("plan: " + note);
     }
     if (first_ > 0) {
-      print(fmt::format("goes on after step {}", first_));
+      const auto steps = config_.train.steps;
+      print(fmt::format("goes on after step {}", first_) +
+            (first_ >= steps ? fmt::format(": nothing is left of {} steps", steps) : ""));
     }
     start_ = last_line_ = Clock::now();
   }
@@ -148,14 +165,10 @@ class Console : public Observer {
   static double seconds(Clock::time_point from, Clock::time_point to) {
     return std::chrono::duration<double>(to - from).count();
   }
-  void print(const std::string& line) {
-    if (out_ != nullptr) {
-      *out_ << line << std::endl;
-    }
-  }
 
   const Config& config_;
-  const int64_t first_;
+  const TrainOptions& options_;
+  int64_t first_;
   const data::Sampler& sampler_;
   std::ostream* out_;
   std::ofstream metrics_;
@@ -247,7 +260,7 @@ void finish(const Config& config, const data::Corpus& corpus, const TrainOptions
 }
 
 // Where a run goes on, if it does; verified before anything is made or removed.
-std::optional<ResumePoint> resume_point_of(const TrainOptions& options) {
+ResumePlan resume_plan_of(const TrainOptions& options) {
   TESSERA_CHECK_AS(ConfigError, (options.save_every == 0 && options.resume != "auto") || !options.folder.empty(),
                    "[train] --save-every and --resume auto need a folder; accepted: with --out");
   TESSERA_CHECK_AS(ConfigError, options.init_from.empty() || options.resume.empty() || options.resume == "auto",
@@ -255,7 +268,7 @@ std::optional<ResumePoint> resume_point_of(const TrainOptions& options) {
                    "\" both say what the run begins with; accepted: one of them, or --resume auto");
   TESSERA_CHECK_AS(ConfigError, !options.replace || options.resume != "auto",
                    "[train] --replace removes what --resume auto would go on with; accepted: one of them");
-  return options.resume.empty() ? std::nullopt : find_resume_point(options.resume, options.folder);
+  return options.resume.empty() ? ResumePlan() : find_resume_plan(options.resume, options.folder);
 }
 
 // The checkpoint whose parameters the run begins with; empty: none. Verified before anything is made or removed.
@@ -309,13 +322,13 @@ TrainResult train(const Config& given, const TrainOptions& options) {
   const auto sampler = make_sampler(config);
   const auto place = launch::find_place();
   const auto own = own_options(options, place);
-  const auto resumed = resume_point_of(options);
-  const auto init_from = resumed ? "" : init_folder_of(config, options);
+  const auto resumed = resume_plan_of(options);
+  const auto init_from = resumed.points.empty() ? init_folder_of(config, options) : "";
   std::optional<RunFolder> folder;
   if (!own.folder.empty()) {
     folder.emplace(own.folder, earlier_run_of(own));
   }
-  const int64_t first = resumed ? resumed->step : 0;
+  const int64_t first = resumed.points.empty() ? 0 : resumed.points.front().step;
   if (!own.folder.empty() && own.resume == "auto") {
     cut_metrics(own.metrics, first);
   }
@@ -325,6 +338,9 @@ TrainResult train(const Config& given, const TrainOptions& options) {
   const auto ranks = config.ranks();
   TrainResult result;
   Console console(config, sampler, own, first, result);
+  for (const auto& damage : resumed.skipped) {
+    console.print(damage + "; it is set aside");
+  }
   std::vector<std::string> ledgers;
   const comm::FlightFolder flights(options.folder.empty() ? "" : trace_folder(options.folder));
   launch::run_job(ranks, [&](int64_t rank) {
@@ -336,10 +352,7 @@ TrainResult train(const Config& given, const TrainOptions& options) {
       profiler.emplace(*profiled, profile_path(options.folder, profiled->str()), observer);
     }
     run_loop(config, sampler,
-             {.gather_parameters = keeps_model,
-              .resume_from = resumed ? resumed->folder : "",
-              .init_from = init_from,
-              .saves = saves},
+             {.gather_parameters = keeps_model, .resume_from = resumed.points, .init_from = init_from, .saves = saves},
              profiler ? *profiler : observer);
     if (!options.ledger.empty()) {
       auto texts = comm::gather_texts(*comm::RankContext::require().world, comm::RankContext::require().ledger.json());

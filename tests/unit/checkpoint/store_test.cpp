@@ -98,6 +98,12 @@ TEST_P(EveryStore, ListsMakesAndRemoves) {
   fails([&] { store().make_folder(at("a")); }, at("a"), "File exists");
   fails([&] { write_new(store(), at("none/x"), ""); }, at("none"), "No such file");
   fails([&] { write_new(store(), at("a/x"), ""); }, at("a"), "Not a directory");
+  store().make_folder(at("deep/er/still"));
+  EXPECT_EQ(store().list(at("deep/er")).folders, std::vector<std::string>{"still"});
+  fails([&] { store().make_folder(at("a/x")); }, at("a"), "");
+  store().remove_folder(at("deep/er/still"));
+  store().remove_folder(at("deep/er"));
+  store().remove_folder(at("deep"));
   store().remove(at("folder/inner"));
   store().remove_folder(at("folder"));
   EXPECT_EQ(store().list(place_.folder).folders.size(), 0u);

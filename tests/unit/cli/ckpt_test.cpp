@@ -81,6 +81,19 @@ class Ckpt : public testing::Test {
     return all;
   }
 
+  // One bit of the parameters, or their last byte, of a run's step.
+  void damage(const std::string& run, int64_t step, bool is_cut) const {
+    const auto part = fs::path(checkpoint(run, step)) / "model-00001-of-00002.safetensors";
+    auto content = content_of(part);
+    content.back() = static_cast<char>(content.back() ^ 1);
+    content.resize(content.size() - (is_cut ? 1 : 0));
+    std::ofstream(part, std::ios::binary) << content;
+  }
+
+  std::string checkpoint(const std::string& run, int64_t step) const {
+    return path(run + "/checkpoints/step_0000" + (step < 10 ? "0" : "") + std::to_string(step));
+  }
+
   fs::path folder_;
 };
 
@@ -128,6 +141,51 @@ TEST_F(Ckpt, VerifyFindsOneBit) {
   const auto as_json = call({"ckpt", "verify", path("run"), "--json"});
   EXPECT_EQ(as_json.code, 1);
   EXPECT_EQ(json::parse(as_json.out).at("damage").size(), 1u);
+}
+
+// The newest that is whole is found before the ranks begin, a damaged block when they read it.
+TEST_F(Ckpt, ARunGoesOnBeforeWhatIsDamaged) {
+  train("gpt", "whole", {"--mesh", "dp=2", "--save-every", "2", "--keep", "0"});
+  for (const bool is_cut : {true, false}) {
+    const std::string run = is_cut ? "cut" : "flipped";
+    train("gpt", run, {"--mesh", "dp=2", "--save-every", "2", "--keep", "0"});
+    damage(run, 6, is_cut);
+    damage(run, 8, is_cut);
+    fs::remove_all(checkpoint(run, 10));
+    const auto verified = call({"ckpt", "verify", path(run)});
+    EXPECT_EQ(verified.code, 1) << verified.err;
+    EXPECT_TRUE(has(verified.out, "step_000008/model-00001-of-00002.safetensors")) << verified.out;
+    const auto resumed = call({"train", path("gpt.toml"), "--out", path(run), "--mesh", "dp=2", "--save-every", "2",
+                               "--keep", "0", "--resume", "auto"});
+    EXPECT_EQ(resumed.code, 0) << resumed.err;
+    for (const char* says : {"step_000008", "step_000006", "goes on after step 4\n"}) {
+      EXPECT_TRUE(has(resumed.out, says)) << resumed.out;
+    }
+    EXPECT_EQ(curve(run), curve("whole"));
+    for (const int64_t step : {6, 8}) {
+      EXPECT_TRUE(fs::exists(path(run + "/checkpoints/damaged_step_00000" + std::to_string(step))));
+      EXPECT_EQ(call({"ckpt", "diff", checkpoint(run, step), checkpoint("whole", step)}).code, 0);
+    }
+  }
+}
+
+TEST_F(Ckpt, ARunWhoseCheckpointsAreAllDamagedStaysAsItIs) {
+  train("llama", "run", {"--mesh", "tp=2", "--steps", "4", "--save-every", "2"});  // keeps two
+  const auto before = curve("run");
+  for (const bool is_cut : {false, true}) {
+    damage("run", 2, is_cut);
+    damage("run", 4, is_cut);
+    const auto refused = call(
+        {"train", path("llama.toml"), "--out", path("run"), "--mesh", "tp=2", "--save-every", "2", "--resume", "auto"});
+    EXPECT_EQ(refused.code, 1) << refused.out;
+    for (const char* says : {"step_000002/model-00001-of-00002", "step_000004/model-00001-of-00002"}) {
+      EXPECT_TRUE(has(refused.err, says)) << refused.err;
+    }
+    EXPECT_EQ(has(refused.err, "--replace to begin again"), is_cut) << refused.err;
+    EXPECT_EQ(call({"ckpt", "verify", path("run")}).code, 1);
+    EXPECT_TRUE(fs::exists(checkpoint("run", 4)));
+    EXPECT_EQ(curve("run"), before);
+  }
 }
 
 // Two runs that part at step 7: the first six checkpoints are the same, on other meshes too.
@@ -247,13 +305,13 @@ TEST_F(Ckpt, WhatCannotBeMeantIsRefused) {
                          {{"diff", run, path("empty")}, "no step is whole in both"},
                          {{"reshard", run, new_folder, "--mesh", "dp"}, "\"dp\" is no mesh"},
                          {{"reshard", run, path("run/checkpoints"), "--mesh", "2"}, "\"2\" is no mesh"},
-                         {{"reshard", run, path("run/checkpoints"), "--mesh", "dp=2"}, "is claimed"},
+                         {{"reshard", run, path("run/checkpoints"), "--mesh", "dp=2"}, "is saved there already"},
                          {{"export-hf", run, run}, "has files already"},
                          {{"import-hf", path("empty"), new_folder}, "config.json\" cannot be read"},
                          {{"import-hf", path("other"), new_folder}, "model_type bert; accepted: llama, gpt2"},
                          {{"import-hf", path("biased"), new_folder}, "attention_bias = true"},
                          {{"import-hf", path("no_weights"), new_folder}, "has neither model.safetensors nor"},
-                         {{"import-hf", run, path("in")}, "is claimed"}}) {
+                         {{"import-hf", run, path("in")}, "is saved there already"}}) {
     std::vector<std::string> all = {"ckpt"};
     all.insert(all.end(), command.begin(), command.end());
     const auto outcome = call(all);

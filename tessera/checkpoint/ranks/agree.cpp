@@ -1,0 +1,35 @@
+#include "tessera/checkpoint/ranks/agree.h"
+
+#include "tessera/comm/core/context.h"
+#include "tessera/comm/core/gather_texts.h"
+
+namespace tessera::checkpoint {
+namespace {
+
+constexpr int64_t kReader = 0;
+constexpr char kRead = '+', kFailed = '-';  // how the reader's text begins
+
+}  // namespace
+
+std::string read_on_one(const std::function<std::string()>& read) {
+  const auto& context = comm::RankContext::require();
+  std::string text;
+  if (context.rank == kReader) {
+    try {
+      text = kRead + read();
+    } catch (const DataError& error) {
+      text = kFailed + base::message_of(error);
+    }
+  }
+  text = comm::gather_texts(*context.world, text).at(kReader);
+  TESSERA_CHECK_AS(DataError, text.front() == kRead, text.substr(1));
+  return text.substr(1);
+}
+
+void throw_damage(const std::string& message) {
+  for (const auto& found : comm::gather_texts(*comm::RankContext::require().world, message)) {
+    TESSERA_CHECK_AS(Damaged, found.empty(), found);
+  }
+}
+
+}  // namespace tessera::checkpoint
