@@ -22,6 +22,8 @@ std::string read_on_one(const std::function<std::string()>& read) {
     }
   }
   text = comm::gather_texts(*context.world, text).at(kReader);
+  TESSERA_CHECK(!text.empty(), "[checkpoint] ranks of an imagined job hear nothing of files; accepted: run_ranks, or ",
+                "processes");
   TESSERA_CHECK_AS(DataError, text.front() == kRead, text.substr(1));
   return text.substr(1);
 }
