@@ -1,6 +1,6 @@
 // How fast rank threads merge sums: all_reduce, and the exact merge of one node each, over 2 and 4 ranks. The merge
 // writes where the sums were, as all_reduce does (reused), or beside them (kept), or hands each rank its slice
-// (scatter).
+// (scatter). And what the flight recorder adds to each collective.
 
 #include <functional>
 
@@ -10,6 +10,7 @@
 #include "tessera/comm/core/context.h"
 #include "tessera/comm/merge/exact_merge.h"
 #include "tessera/comm/threads/run_ranks.h"
+#include "tessera/trace/flight_recorder.h"
 
 namespace tessera::benchmarks {
 namespace {
@@ -81,6 +82,29 @@ std::vector<double> times_of(int64_t ranks, int64_t kib) {
   return times;
 }
 
+// Of the begin and the end of a collective.
+double record_us() {
+  trace::FlightRecorder recorder;
+  const std::string group = "tp";
+  const std::vector<int64_t> ranks = {0, 1}, sizes = {4, 8, 16};
+  Least least;
+  for (int repeat = 0; repeat < 20; ++repeat) {
+    least.add(microseconds(10000, [&] {
+      recorder.end(recorder.begin({.kind = "all_reduce",
+                                   .detail = "sum",
+                                   .group = group,
+                                   .ranks = ranks,
+                                   .op = "aten::_scaled_dot_product_attention",
+                                   .dtype = at::kFloat,
+                                   .sizes = sizes,
+                                   .tensors = 1,
+                                   .bytes = 2048}),
+                   false);
+    }));
+  }
+  return least.value();
+}
+
 }  // namespace
 }  // namespace tessera::benchmarks
 
@@ -92,4 +116,6 @@ int main() {
       print_row(std::to_string(ranks) + " ranks, " + std::to_string(kib) + " KiB", times_of(ranks, kib), "%10.2f");
     }
   }
+  print_header("flight recorder, us", {"a record"});
+  print_row("all_reduce", {record_us()});
 }
