@@ -108,7 +108,7 @@ TEST(CheckpointBytes, ARankWritesItsShareOrItsLargestTensor) {
         all[!in_slices && entry.role == catalogue::Role::kParameter] += entry.spec->bytes();
       }
       for (int64_t rank = 0; rank < mesh.size(); ++rank) {
-        const auto path = std::string(kFolder) + "/" + checkpoint::receipt_name(rank);
+        const auto path = checkpoint::path_in(kFolder, checkpoint::receipt_name(rank));
         const auto receipt = checkpoint::read_receipt(checkpoint::read_all(*saved.store, path), path);
         std::map<bool, int64_t> written, largest;
         for (const auto& piece : receipt.pieces) {
