@@ -4,9 +4,9 @@
 Usage: build_seconds.py [--every N] [--jobs N] [--folder FOLDER] REVISION...     such as 5a12afd HEAD
 
 Each revision is built in FOLDER/<revision> (build/seconds) without compiler caches: first what is compiled, then the rest (links, files
-that are copied or written). With --every N only the precompiled headers and every N-th other file are compiled, what they cost is taken
-N times, and there is no rest. Prints a table as in docs/measured/build.md. What was measured of a revision stays in FOLDER/seconds.json
-and is not measured again, so a run may be ended at any time.
+that are copied or written); the compiler's warnings are counted. With --every N only the precompiled headers and every N-th other file are
+compiled, what they cost is taken N times, and there is no rest. Prints a table as in docs/measured/build.md. What was measured of a revision
+stays in FOLDER/seconds.json and is not measured again, so a run may be ended at any time.
 """
 
 import argparse
@@ -40,9 +40,14 @@ def configure(revision, tree):
 
 
 def measure(tree, target, every, jobs, seen):
-    """(files compiled, processor seconds of compiling, of the rest). `seen`: what earlier stages have compiled."""
+    """(files compiled, processor seconds of compiling, of the rest, warnings). `seen`: what earlier stages have compiled."""
+    warnings = 0
+
     def build(*targets):
-        return call("ninja", "-C", "build", "-j", str(jobs), *targets, cwd=tree)[1] if targets else 0
+        nonlocal warnings
+        said, seconds = call("ninja", "-C", "build", "-j", str(jobs), *targets, cwd=tree) if targets else ("", 0)
+        warnings += len(re.findall(r"\bwarning: ", said))
+        return seconds
 
     commands, _ = call("ninja", "-C", "build", "-t", "commands", target, cwd=tree)
     outputs = [name for name in re.findall(r" -o (\S+\.(?:o|gch)) ", commands) if name not in seen]
@@ -51,7 +56,8 @@ def measure(tree, target, every, jobs, seen):
     others = [name for name in outputs if not name.endswith(".gch")]
     sample = others[::every]
     seconds = build(*headers) + build(*sample) * len(others) / len(sample)
-    return len(outputs), seconds, build(target) if every == 1 else 0
+    rest = build(target) if every == 1 else 0
+    return len(outputs), seconds, rest, warnings
 
 
 def main():
@@ -64,7 +70,7 @@ def main():
     arguments.folder.mkdir(parents=True, exist_ok=True)
     record = arguments.folder.resolve() / "seconds.json"
     known = json.loads(record.read_text()) if record.exists() else {}
-    print("| revision | " + " | ".join(f"{stage}, files | compiling, s | the rest, s" for stage in STAGES) + " |\n|---|" + "---|" * 3 * len(STAGES))
+    print("| revision | " + " | ".join(f"{stage}, files | compiling, s | the rest, s | warnings" for stage in STAGES) + " |\n|---|" + "---|" * 4 * len(STAGES))
     for revision in arguments.revisions:
         commit = subprocess.run(["git", "rev-parse", "--short", revision], cwd=ROOT, check=True, capture_output=True, text=True).stdout.strip()
         key = f"{commit} every {arguments.every}"
@@ -73,7 +79,7 @@ def main():
             configure(commit, tree)
             known[key] = [measure(tree, target, arguments.every, arguments.jobs, seen) for target in STAGES.values()]
             record.write_text(json.dumps(known))
-        print(f"| {commit} | " + " | ".join(f"{files} | {compiling:.0f} | {rest:.0f}" for files, compiling, rest in known[key]) + " |", flush=True)
+        print(f"| {commit} | " + " | ".join(f"{files} | {compiling:.0f} | {rest:.0f} | {warnings}" for files, compiling, rest, warnings in known[key]) + " |", flush=True)
 
 
 if __name__ == "__main__":
