@@ -19,6 +19,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+import safetensors.torch
 import tessera
 import torch
 
@@ -43,8 +44,14 @@ def hash_of(*parts):
     return digest.hexdigest()[:16]
 
 
+def values_of(folder):
+    """Each parameter of a run's folder as its elements from low to high: whatever files call it, and whichever way round it lies in them."""
+    tensors = (tensor for file in sorted(folder.glob("*.safetensors")) for tensor in safetensors.torch.load_file(file).values())
+    return sorted(tensor.flatten().view(torch.int32).sort().values.numpy().tobytes() for tensor in tensors)
+
+
 def run_example(program, model, numerics, mesh, accumulate):
-    """Losses and gradient norms, and the file of the parameters."""
+    """Losses and gradient norms, and the values of the parameters."""
     with tempfile.TemporaryDirectory() as holder:
         folder = Path(holder)
         (folder / "text.txt").write_text("".join(f"line {i} of a text that repeats itself\n" for i in range(400)))
@@ -55,7 +62,7 @@ def run_example(program, model, numerics, mesh, accumulate):
         subprocess.run([str(word) for word in words], check=True, cwd=folder, stdout=subprocess.DEVNULL)
         records = [json.loads(line) for line in (folder / "m.jsonl").read_text().splitlines()]
         numbers = json.dumps([(record["loss"], record["grad_norm"]) for record in records])
-        return {"losses": hash_of(numbers.encode()), "parameters": hash_of((folder / "run/model.safetensors").read_bytes())}
+        return {"losses": hash_of(numbers.encode()), "parameters": hash_of(*values_of(folder / "run"))}
 
 
 def bytes_of(tensors):
