@@ -12,7 +12,7 @@ namespace tessera::trace {
 
 // Bytes and calls of one kind of collective over one axis on behalf of one op.
 struct LedgerEntry {
-  std::string collective;  // all_reduce, all_gather, reduce_scatter, all_to_all, broadcast, send
+  std::string collective;  // all_reduce, all_gather, reduce_scatter, all_to_all, broadcast, send, get
   std::string axis;        // mesh axis name
   std::string op;          // the operator that needed it, or what the caller named
   int64_t calls = 0;

@@ -9,6 +9,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "tessera/comm/core/window.h"
 #include "tessera/layout/placement.h"
 
 namespace tessera::comm {
@@ -66,6 +67,10 @@ class Communicator {
   // member or a part of them on each. The bits are the same on every backend, because none uses a library's sum; this
   // one, over copies, serves all that have no better way. Complete when it returns.
   virtual std::vector<NodeSum> merge(const Merge& merge);
+
+  // Through which members read each other's memory; null, on all members, where one of them may not read another's:
+  // on several machines, of several users, where the system forbids it, in an imagined job.
+  virtual std::unique_ptr<Window> open_window() { return nullptr; }
 
   // A new group: the one of `groups` (lists of global ranks of this group) that contains this rank.
   // Collective over the ranks of that new group only; the k-th such call of one member meets the k-th of the others.

@@ -3,21 +3,13 @@
 #include <algorithm>
 
 #include <ATen/ops/empty.h>
-#include <ATen/ops/full.h>
+
+#include "tessera/comm/core/gather_numbers.h"
 
 namespace tessera::comm {
 
 std::vector<std::string> gather_texts(Communicator& ranks, const std::string& mine) {
-  std::vector<at::Tensor> all;
-  for (int64_t i = 0; i < ranks.size(); ++i) {
-    all.push_back(at::empty({1}, at::TensorOptions().dtype(at::kLong)));
-  }
-  ranks.all_gather(all, at::full({1}, static_cast<int64_t>(mine.size()), at::TensorOptions().dtype(at::kLong)))->wait();
-  std::vector<int64_t> sizes;
-  for (const auto& size : all) {
-    sizes.push_back(*size.const_data_ptr<int64_t>());
-  }
-  return gather_texts(ranks, mine, sizes);
+  return gather_texts(ranks, mine, gather_numbers(ranks, static_cast<int64_t>(mine.size())));
 }
 
 std::vector<std::string> gather_texts(Communicator& ranks, const std::string& mine, const std::vector<int64_t>& sizes) {

@@ -330,6 +330,8 @@ class DeviceCommunicator : public Communicator, public std::enable_shared_from_t
     return merge.options.device().type() == backends_.device ? merge_by_copies(*this, merge) : cpu_->merge(merge);
   }
 
+  std::unique_ptr<Window> open_window() override { return cpu_->open_window(); }
+
   std::shared_ptr<Communicator> split(const std::vector<std::vector<int64_t>>& groups, std::string name) override {
     return std::make_shared<DeviceCommunicator>(cpu_->split(groups, std::move(name)), backends_, watch_);
   }

@@ -13,6 +13,7 @@
 #include "tessera/comm/merge/exact_merge.h"
 #include "tessera/comm/processes/c10d_messages.h"
 #include "tessera/comm/processes/c10d_reduce.h"
+#include "tessera/comm/processes/process_window.h"
 #include "tessera/comm/processes/shared_board.h"
 #include "tessera/comm/processes/shared_exchange.h"
 #include "tessera/comm/processes/shared_reduce.h"
@@ -154,6 +155,8 @@ class C10dCommunicator : public Communicator, public std::enable_shared_from_thi
          [&](const Round& round) { reduce(round, merge_reduction_of(merge, results, rank())); });
     return with_nodes(merge.plan, results);
   }
+
+  std::unique_ptr<Window> open_window() override { return shares_memory_ ? open_process_window(*this) : nullptr; }
 
   std::shared_ptr<Communicator> split(const std::vector<std::vector<int64_t>>& groups, std::string name) override {
     return split(groups, std::move(name), shares_memory_);

@@ -49,6 +49,12 @@ class ReceiveWork : public Work {
   bool is_done_ = false;
 };
 
+// Their memory is one.
+class ThreadWindow : public Window {
+ public:
+  void get(int64_t, const std::vector<Get>& gets) override { copy_gets(gets); }
+};
+
 class ThreadCommunicator : public Communicator, public std::enable_shared_from_this<ThreadCommunicator> {
  public:
   ThreadCommunicator(std::shared_ptr<ThreadJob> job, std::shared_ptr<ThreadGroup> group, size_t member,
@@ -105,6 +111,8 @@ class ThreadCommunicator : public Communicator, public std::enable_shared_from_t
     meet({.kind = Kind::kMerge, .inputs = merge.sums, .outputs = results, .merge = &merge});
     return with_nodes(merge.plan, results);
   }
+
+  std::unique_ptr<Window> open_window() override { return std::make_unique<ThreadWindow>(); }
 
   std::shared_ptr<Communicator> split(const std::vector<std::vector<int64_t>>& groups, std::string name) override;
 

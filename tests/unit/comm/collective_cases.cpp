@@ -9,6 +9,7 @@
 
 #include <ATen/ops/full.h>
 
+#include "tessera/comm/core/gather_numbers.h"
 #include "tests/unit/comm/support.h"
 
 namespace tessera::comm {
@@ -275,6 +276,51 @@ Outcomes split(Communicator& group, const Sample&) {
   return outcomes;
 }
 
+// `size` bytes in runs, the last one first, and empty ones.
+std::vector<Get> gets_of(const std::byte* from, std::byte* to, int64_t size) {
+  constexpr int64_t kRun = 57;
+  std::vector<Get> gets(2);
+  for (int64_t end = size; end > 0; end -= kRun) {
+    const int64_t begin = std::max<int64_t>(0, end - kRun);
+    gets.push_back({from + begin, to + begin, static_cast<size_t>(end - begin)});
+    gets.emplace_back();
+  }
+  return gets;
+}
+
+// Of what each member holds; where there are no windows, of what it sends. A window may be opened again.
+Outcomes window(Communicator& group, const Sample& sample) {
+  Outcomes outcomes;
+  for (int64_t round = 0; round < 2; ++round) {
+    const auto window = group.open_window();
+    for (const int64_t has_one : gather_numbers(group, window != nullptr)) {
+      TESSERA_CHECK((has_one == 1) == (window != nullptr), "some members have a window, and some have none");
+    }
+    const auto own = given(group.rank(), round, {sample.size}, sample.dtype);
+    Tensors all;
+    for (int64_t member = 0; member < group.size(); ++member) {
+      all.push_back(zeros_of({sample.size}, sample.dtype));
+    }
+    if (window) {
+      const auto addresses = gather_numbers(group, reinterpret_cast<intptr_t>(own.const_data_ptr()));
+      for (int64_t member = 0; member < group.size(); ++member) {
+        const auto& got = all[static_cast<size_t>(member)];
+        window->get(member,
+                    gets_of(reinterpret_cast<const std::byte*>(addresses[static_cast<size_t>(member)]),
+                            static_cast<std::byte*>(got.mutable_data_ptr()), static_cast<int64_t>(got.nbytes())));
+      }
+      group.barrier();  // `own` may go
+    } else {
+      group.all_gather(all, own)->wait();
+    }
+    for (int64_t member = 0; member < group.size(); ++member) {
+      outcomes.push_back(
+          {from(member), all[static_cast<size_t>(member)], given(member, round, {sample.size}, sample.dtype)});
+    }
+  }
+  return outcomes;
+}
+
 }  // namespace
 
 const std::vector<CollectiveCase>& collective_cases() {
@@ -291,6 +337,7 @@ const std::vector<CollectiveCase>& collective_cases() {
       {.name = "ReduceScatterOfOneTensor", .depends_on_sample = false, .run = reduce_scatter_of_one_tensor},
       {.name = "SeveralAtOnce", .depends_on_sample = false, .run = several_at_once},
       {.name = "Split", .depends_on_sample = false, .run = split},
+      {.name = "Window", .run = window},
   };
   return all;
 }
