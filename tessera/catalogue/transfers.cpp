@@ -132,4 +132,14 @@ Box local_box(const Spec& spec, int64_t rank, const Box& box) {
   return local;
 }
 
+Box part_around(const Spec& spec, int64_t rank, const Box& box) {
+  Box part = local_box(spec, rank, box);
+  const auto sizes = spec.local_sizes(*spec->mesh.coord_of(rank));
+  for (size_t d = 0; d < part.size(); ++d) {
+    const int64_t begin = box[d].begin - part[d].begin;
+    part[d] = {begin, begin + sizes[d]};
+  }
+  return part;
+}
+
 }  // namespace tessera::catalogue

@@ -14,6 +14,7 @@
 #include "tessera/comm/core/context.h"
 #include "tests/ranks/support.h"
 #include "tests/support/llama_catalogue.h"
+#include "tests/support/no_windows.h"
 #include "tests/support/observed_store.h"
 
 namespace tessera::ranks::checkpoint_bytes_test {
@@ -128,13 +129,29 @@ TEST(CheckpointBytes, ARankWritesItsShareOrItsLargestTensor) {
   }
 }
 
+// Out of each other's memory or by messages: the same bytes.
+class CheckpointTraffic : public testing::TestWithParam<bool> {
+ protected:
+  static void run_with(const Mesh& mesh, const std::function<void(int64_t)>& body) {
+    run_on(mesh, [&](int64_t rank) {
+      if (!GetParam()) {
+        support::close_windows();
+      }
+      body(rank);
+    });
+  }
+};
+
+INSTANTIATE_TEST_SUITE_P(All, CheckpointTraffic, testing::Bool(),
+                         [](const auto& info) { return info.param ? "ByWindows" : "ByMessages"; });
+
 // Owners get what they lack, and nothing else is sent while copies are made.
-TEST(CheckpointBytes, SentOnASaveAreWhatOwnersLack) {
+TEST_P(CheckpointTraffic, SentOnASaveAreWhatOwnersLack) {
   for (const char* text : kMeshes) {
     const Mesh mesh = Mesh::parse(text);
     for (const bool in_slices : {false, true}) {
       std::atomic<int64_t> sent = 0, lacking = 0;
-      run_on(mesh, [&](int64_t rank) {
+      run_with(mesh, [&](int64_t rank) {
         const Contents contents = contents_on(mesh);
         const auto catalogue = checkpoint::catalogue_of(contents);
         auto& ledger = comm::RankContext::require().ledger;
@@ -174,7 +191,7 @@ int64_t kept_by_readers(const std::vector<checkpoint::Block>& blocks, const Cata
 
 // All ranks together read the manifest and every block that has tensors once: all blocks but those of long headers.
 // What they hold beyond what they read came from others.
-TEST(CheckpointBytes, ReadOnALoadAreTheFolderOnceWhateverTheMesh) {
+TEST_P(CheckpointTraffic, ReadOnALoadAreTheFolderOnceWhateverTheMesh) {
   for (const char* from : {"1", "dp=2,tp=2", "dp=3"}) {
     Saved saved;
     save_on(Mesh::parse(from), std::string(from) == "dp=3", saved);
@@ -183,7 +200,7 @@ TEST(CheckpointBytes, ReadOnALoadAreTheFolderOnceWhateverTheMesh) {
       const auto store = counted.over(saved.store);
       const Mesh mesh = Mesh::parse(text);
       std::atomic<int64_t> read = 0, sent = 0, held = 0, kept = 0;
-      run_on(mesh, [&](int64_t rank) {
+      run_with(mesh, [&](int64_t rank) {
         const Contents contents = contents_on(mesh);
         const auto found = checkpoint::open_for_ranks(store, kFolder);
         auto& ledger = comm::RankContext::require().ledger;

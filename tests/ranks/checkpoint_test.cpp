@@ -16,6 +16,7 @@
 #include "tessera/dtensor/ops/layout_ops.h"
 #include "tessera/watch/step_value.h"
 #include "tests/ranks/support.h"
+#include "tests/support/no_windows.h"
 
 namespace tessera::ranks::checkpoint_test {
 namespace {
@@ -96,7 +97,23 @@ void expect_values(const Contents& contents, const std::string& where) {
   EXPECT_TRUE(at::equal(contents.tensors.back().tensor, integers({3}, at::kByte))) << where;
 }
 
-TEST(CheckpointRanks, AnyLayoutBecomesAnyOther) {
+// Out of each other's memory or by messages.
+class CheckpointTransport : public testing::TestWithParam<bool> {
+ protected:
+  static void run_with(const Mesh& mesh, const std::function<void()>& body) {
+    run_on(mesh, [&](int64_t) {
+      if (!GetParam()) {
+        support::close_windows();
+      }
+      body();
+    });
+  }
+};
+
+INSTANTIATE_TEST_SUITE_P(All, CheckpointTransport, testing::Bool(),
+                         [](const auto& info) { return info.param ? "ByWindows" : "ByMessages"; });
+
+TEST_P(CheckpointTransport, AnyLayoutBecomesAnyOther) {
   const std::vector<std::string> meshes = {"1", "dp=2", "dp=3", "tp=4", "dp=2,tp=2"};
   for (size_t i = 0; i < meshes.size(); ++i) {
     for (const auto& to : meshes) {
@@ -106,13 +123,13 @@ TEST(CheckpointRanks, AnyLayoutBecomesAnyOther) {
         const std::string where =
             meshes[i] + " -> " + to + (in_slices ? " in slices, seed " : ", seed ") + std::to_string(seed);
         const Mesh mesh = Mesh::parse(meshes[i]);
-        run_on(mesh, [&](int64_t) {
+        run_with(mesh, [&] {
           const auto folder = checkpoint::save(store, kRun, 7, contents_on(mesh, seed, true),
                                                {.in_slices = in_slices, .block_size = 64});
           EXPECT_EQ(folder, kFolder);
         });
         const Mesh other = Mesh::parse(to);
-        run_on(other, [&](int64_t) {
+        run_with(other, [&] {
           const Contents contents = contents_on(other, seed + 7, false);
           const auto found = open_for_ranks(store, kFolder);
           load_tensors(found, contents);
@@ -122,6 +139,31 @@ TEST(CheckpointRanks, AnyLayoutBecomesAnyOther) {
       }
     }
   }
+}
+
+// Tensors whose memory is no copy of what a file has: in another order, or of numbers that are read as their negatives.
+TEST_P(CheckpointTransport, TensorsMayLieInMemoryAsTheyLike) {
+  const auto value = waves({12, 10}).to(at::kFloat);
+  const auto contents_of = [](const at::Tensor& turned, const at::Tensor& negated) {
+    return Contents{.tensors = {{"negated", Role::kOther, negated}, {"turned", Role::kOther, turned}}, .values = {}};
+  };
+  const auto store = std::make_shared<MemoryStore>();
+  run_with(Mesh::parse("tp=2"), [&] {
+    checkpoint::save(store, kRun, 7, contents_of(value.t().contiguous().t(), at::_neg_view(-value)),
+                     {.block_size = 64});
+  });
+  run_with(Mesh::parse("tp=3"), [&] {
+    const auto plain = contents_of(at::zeros_like(value), at::zeros_like(value));
+    const auto other = contents_of(at::zeros({10, 12}, at::kFloat).t(), at::_neg_view(at::zeros_like(value)));
+    for (const auto& contents : {plain, other}) {
+      for (const auto& kept : contents.tensors) {
+        const auto version = kept.tensor._version();
+        load_tensors(open_for_ranks(store, kFolder), {.tensors = {kept}, .values = {}}, {.allows_extra = true});
+        EXPECT_TRUE(at::equal(kept.tensor, value)) << kept.name;
+        EXPECT_GT(kept.tensor._version(), version) << "autograd does not see the write";
+      }
+    }
+  });
 }
 
 TEST(CheckpointRanks, HashesOfValuesAreThoseOfTheRanks) {
@@ -258,7 +300,7 @@ TEST(CheckpointRanks, WhatDoesNotFitIsNamedBeforeAnythingChanges) {
   });
 }
 
-TEST(CheckpointRanks, ADamagedBlockFailsAllRanksAndChangesNothing) {
+TEST_P(CheckpointTransport, ADamagedBlockFailsAllRanksAndChangesNothing) {
   const Mesh mesh = Mesh::parse("dp=2,tp=2");
   const auto store = std::make_shared<MemoryStore>();
   run_on(mesh, [&](int64_t) { checkpoint::save(store, kRun, 7, contents_on(mesh, 5, true), {.block_size = 64}); });
@@ -273,7 +315,7 @@ TEST(CheckpointRanks, ADamagedBlockFailsAllRanksAndChangesNothing) {
     const auto path = std::string(kFolder) + "/" + file.name;
     const auto damaged = std::make_shared<FaultyStore>(*store, checkpoint::Faults{.flipped = {{path, bit}}});
     std::atomic<int64_t> failed = 0;
-    run_on(mesh, [&](int64_t) {
+    run_with(mesh, [&] {
       const Contents contents = contents_on(mesh, 6, false);
       const auto has_values = [](const checkpoint::KeptTensor& kept) {
         const at::Tensor part =

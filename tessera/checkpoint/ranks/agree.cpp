@@ -1,5 +1,7 @@
 #include "tessera/checkpoint/ranks/agree.h"
 
+#include <ATen/ops/zeros.h>
+
 #include "tessera/comm/core/context.h"
 #include "tessera/comm/core/gather_texts.h"
 
@@ -26,6 +28,15 @@ std::string read_on_one(const std::function<std::string()>& read) {
                 "processes");
   TESSERA_CHECK_AS(DataError, text.front() == kRead, text.substr(1));
   return text.substr(1);
+}
+
+void wait_for_all(const std::function<bool()>& wait) {
+  auto& world = *comm::RankContext::require().world;
+  const auto waiting = at::zeros({1}, at::TensorOptions().dtype(at::kLong));
+  do {
+    waiting.fill_(wait() ? 0 : 1);
+    world.all_reduce(waiting, comm::ReduceOp::kSum)->wait();
+  } while (waiting.item<int64_t>() > 0);
 }
 
 void throw_damage(const std::string& message) {

@@ -19,6 +19,11 @@ class Damaged : public DataError {
 // the job.
 std::string read_on_one(const std::function<std::string()>& read);
 
+// Returns once `wait` has been true on every rank; it waits a little and says whether this rank is done. Ranks meet
+// again and again meanwhile, because no wait of one for another may be as long as a save or a load. Collective over the
+// job.
+void wait_for_all(const std::function<bool()>& wait);
+
 // Throws Damaged with the message of the first rank that has one, on every rank; does nothing where none has.
 // Collective over the job.
 void throw_damage(const std::string& message);

@@ -24,7 +24,7 @@ at::Tensor read_as(const layout::Spec& spec, size_t index, const std::function<a
 }
 
 // This rank's part of tensor `index`, which one rank reads.
-at::Tensor part_of(const layout::Spec& spec, size_t index, const std::function<at::Tensor(size_t)>& read) {
+at::Tensor read_part(const layout::Spec& spec, size_t index, const std::function<at::Tensor(size_t)>& read) {
   const auto& ranks = spec->mesh.ranks();
   const int64_t reader = ranks[index % ranks.size()], rank = comm::RankContext::require().rank;
   const auto coord = spec->mesh.coord_of(rank);
@@ -45,7 +45,7 @@ void load_by_one(const std::vector<at::Tensor>& targets, const std::function<at:
   const at::NoGradGuard no_grad;
   std::vector<at::Tensor> parts;
   for (size_t i = 0; i < targets.size(); ++i) {
-    parts.push_back(part_of(layout_of(targets[i]), i, read));
+    parts.push_back(read_part(layout_of(targets[i]), i, read));
   }
   comm::RankContext::require().world->barrier();  // everything was read
   for (size_t i = 0; i < targets.size(); ++i) {

@@ -25,11 +25,19 @@ layout::Spec layout_of(const at::Tensor& tensor) {
   return layout::Spec::contiguous(mesh, layout::Placements(mesh.ndim()), tensor.sizes(), tensor.scalar_type());
 }
 
+at::Tensor part_of(const at::Tensor& tensor) {
+  return dtensor::is_dtensor(tensor) ? dtensor::part_outside_program(tensor) : tensor;
+}
+
+bool is_plain_memory(const at::Tensor& tensor) {
+  return tensor.is_cpu() && tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg();
+}
+
 void set_part(const at::Tensor& tensor, const at::Tensor& part) {
   if (part.numel() == 0) {
     return;
   }
-  const at::Tensor target = dtensor::is_dtensor(tensor) ? dtensor::part_outside_program(tensor) : tensor;
+  const at::Tensor target = part_of(tensor);
   const dtensor::LocalScope scope;
   target.copy_(part);
 }

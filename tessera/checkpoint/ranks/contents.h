@@ -31,6 +31,12 @@ catalogue::Catalogue catalogue_of(const Contents& contents);
 // The layout of a tensor as checkpoints see it: contiguous; a plain one is whole on every rank of the job.
 layout::Spec layout_of(const at::Tensor& tensor);
 
+// This rank's part of a tensor, of which it may be a view. Throws for a DTensor as dtensor::part_outside_program does.
+at::Tensor part_of(const at::Tensor& tensor);
+
+// Whether a plain tensor's values lie in the memory of the CPU one behind the other, in row-major order.
+bool is_plain_memory(const at::Tensor& tensor);
+
 // Makes `part` the value of this rank's part of a tensor.
 void set_part(const at::Tensor& tensor, const at::Tensor& part);
 

@@ -22,10 +22,10 @@ struct LoadOptions {
 void verify_fits(const OpenCheckpoint& checkpoint, const Contents& contents, LoadOptions options = {});
 
 // Fills the tensors of `contents`, whatever their layouts, with those of the checkpoint; their values are not looked
-// at. Each block of each file is read and checked by one rank, which sends the others what they need of it. What is
-// read is held beside the tensors until all of it is checked: whatever throws before leaves them as they were. Throws
-// as verify_fits, or Damaged (agree.h), which names the file, block and tensors. Returns the bytes that this rank read.
-// Collective over the job.
+// at. Each block of each file is read and checked by one rank, which holds it until all ranks have read theirs; then
+// the others get from it what they need. So a rank holds beside its tensors what it reads, its share of the files, and
+// files that are not what was written leave the tensors as they were. Throws as verify_fits, or Damaged (agree.h),
+// which names the file, block and tensors. Returns the bytes that this rank read. Collective over the job.
 int64_t load_tensors(const OpenCheckpoint& checkpoint, const Contents& contents, LoadOptions options = {});
 
 }  // namespace tessera::checkpoint

@@ -7,8 +7,6 @@
 #include <mutex>
 #include <thread>
 
-#include <ATen/ops/zeros.h>
-
 #include "tessera/base/error.h"
 #include "tessera/catalogue/catalogue_json.h"
 #include "tessera/checkpoint/folder/claim.h"
@@ -17,6 +15,7 @@
 #include "tessera/checkpoint/folder/rank_files.h"
 #include "tessera/checkpoint/folder/steps.h"
 #include "tessera/checkpoint/format/numbers.h"
+#include "tessera/checkpoint/ranks/agree.h"
 #include "tessera/checkpoint/ranks/stage.h"
 #include "tessera/comm/core/context.h"
 #include "tessera/comm/core/gather_texts.h"
@@ -144,21 +143,19 @@ void Saving::check() const { writer_->check(); }
 
 void Saving::give_up() { writer_->give_up(); }
 
-// Ranks meet again and again, because no wait of one for another may be as long as a save.
 void Saving::finish() {
-  auto& world = *comm::RankContext::require().world;
-  const auto count = at::zeros({1}, at::TensorOptions().dtype(at::kLong));
-  do {
+  wait_for_all([this] {
     writer_->wait();
     check();
-    count.fill_(writer_->is_done() ? 0 : 1);
-    world.all_reduce(count, comm::ReduceOp::kSum)->wait();
-  } while (count.item<int64_t>() > 0);
+    return writer_->is_done();
+  });
   check();
 }
 
 std::unique_ptr<Saving> start_save(std::shared_ptr<Store> store, const std::string& run, int64_t step,
                                    const Contents& contents, const SaveOptions& options) {
+  TESSERA_CHECK(options.keep >= 0, "[checkpoint] to keep ", options.keep,
+                " checkpoints; accepted: how many, or 0 for all");
   const auto& context = comm::RankContext::require();
   const auto catalogue = catalogue_of(contents);
   const SaveId save = agree_on_save(*store, run, step, options.block_size);

@@ -7,6 +7,7 @@
 #include <ATen/core/grad_mode.h>
 
 #include "tessera/catalogue/owners.h"
+#include "tessera/checkpoint/ranks/whole_gets.h"
 #include "tessera/comm/core/context.h"
 #include "tessera/dtensor/front/chunks.h"
 #include "tessera/dtensor/front/dtensor.h"
@@ -47,7 +48,7 @@ bool is_whole_at(const layout::Spec& spec, int64_t rank) {
 // Contiguous on the CPU; in `memory` if it is copied.
 at::Tensor staged_value(const at::Tensor& value, bool copies, HostMemory& memory) {
   const dtensor::LocalScope scope;
-  return copies || !value.is_cpu() || !value.is_contiguous() ? memory.copy(value) : value.detach();
+  return copies || !is_plain_memory(value) ? memory.copy(value) : value.detach();
 }
 
 }  // namespace
@@ -59,17 +60,24 @@ WholeTensors stage_whole(const Contents& contents, const Catalogue& catalogue, c
   const auto model = catalogue.subset([&](const Entry& entry) { return goes_whole(entry, options); });
   const auto owners = catalogue::owners_of(model);
   const auto tensors = in_order_of(model, contents);
+  WholeGets gets(model, owners, tensors);
   WholeTensors whole;
   for (size_t i = 0; i < tensors.size(); ++i) {
     const auto& [name, spec] = std::tie(model.entries()[i].name, model.entries()[i].spec);
     const bool is_there = is_whole_at(spec, owners[i]);
-    const at::Tensor gathered = is_there ? at::Tensor() : dtensor::gather_to(owners[i], tensors[i]);
+    at::Tensor value;
+    if (is_there) {
+      value = owners[i] == rank ? staged_value(chunks_of(tensors[i]).front().part, options.copies, memory) : value;
+    } else if (gets.can_get(i)) {
+      value = gets.get(i, memory);
+    } else if (const auto gathered = dtensor::gather_to(owners[i], tensors[i]); gathered.defined()) {
+      value = staged_value(gathered, true, memory);
+    }
     if (owners[i] == rank) {
-      whole.pieces.push_back({name, spec->sizes, everything(spec->sizes),
-                              is_there ? staged_value(chunks_of(tensors[i]).front().part, options.copies, memory)
-                                       : staged_value(gathered, true, memory)});
+      whole.pieces.push_back({name, spec->sizes, everything(spec->sizes), value});
     }
   }
+  gets.finish();
   const std::set<int64_t> writers(owners.begin(), owners.end());
   whole.parts = static_cast<int64_t>(writers.size());
   if (const auto own = writers.find(rank); own != writers.end()) {

@@ -1,14 +1,13 @@
-// Memory that is kept from one save to the next, and blocks that are read ahead.
-#include <thread>
+// Memory that is kept from one save to the next, and blocks that are read into it.
+#include <set>
 
 #include <ATen/ops/arange.h>
 #include <ATen/ops/equal.h>
 #include <gtest/gtest.h>
 
 #include "tessera/checkpoint/folder/steps.h"
-#include "tessera/checkpoint/format/range_reader.h"
 #include "tessera/checkpoint/ranks/host_memory.h"
-#include "tessera/checkpoint/ranks/read_ahead.h"
+#include "tessera/checkpoint/ranks/own_blocks.h"
 #include "tessera/checkpoint/store/faulty_store.h"
 #include "tessera/checkpoint/store/memory_store.h"
 #include "tests/unit/checkpoint/small_save.h"
@@ -58,9 +57,9 @@ TEST(HostMemory, TakesTensorsOfAnySize) {
 }
 
 // Every block of a small checkpoint, and a store that may be damaged.
-class ReadAheadOfSmall : public testing::Test {
+class BlocksOfSmall : public testing::Test {
  protected:
-  ReadAheadOfSmall() {
+  BlocksOfSmall() {
     store_.make_folder("run");
     manifest_ = small_save::save(store_, "run", small_save::save_of(7));
     for (size_t file = 0; file < manifest_.files.size(); ++file) {
@@ -77,45 +76,68 @@ class ReadAheadOfSmall : public testing::Test {
     return bytes;
   }
 
+  // What `store` has of it; the store outlives it.
+  OpenCheckpoint open(Store& store) {
+    return {.store = {std::shared_ptr<Store>(), &store}, .folder = folder_, .manifest = manifest_, .catalogue = {}};
+  }
+
+  static void wait_for(OwnBlocks& own) {
+    while (!own.wait()) {
+    }
+  }
+
   MemoryStore store_;
   const std::string folder_ = "run/step_000007";
   Manifest manifest_;
   std::vector<FileRange> ranges_;
 };
 
-TEST_F(ReadAheadOfSmall, GivesBlocksInTheirOrderAndLeavesThemAlone) {
+TEST_F(BlocksOfSmall, AreReadAndCheckedByThreadsAndStay) {
   ASSERT_GE(ranges_.size(), 10U);
-  RangeReader reader(store_, folder_, manifest_);
-  ReadAhead ahead(reader, ranges_);
+  const auto checkpoint = open(store_);
+  int64_t size = 0;
   for (const auto& range : ranges_) {
-    const char* bytes = ahead.next();
-    std::this_thread::sleep_for(std::chrono::milliseconds(1));  // in which it reads what it may
-    EXPECT_EQ(std::string(bytes, static_cast<size_t>(range.end - range.begin)), content(range));
+    size += range.end - range.begin;
   }
-}
-
-TEST_F(ReadAheadOfSmall, FailsAtTheBlockThatIsDamaged) {
-  const auto& damaged = ranges_[6];
-  const auto path = path_in(folder_, manifest_.files[damaged.file].name);
-  FaultyStore faulty(store_, {.flipped = {{path, 8 * damaged.begin}}});
-  RangeReader reader(faulty, folder_, manifest_);
-  ReadAhead ahead(reader, ranges_);
-  for (int i = 0; i < 6; ++i) {
-    ahead.next();
-  }
-  EXPECT_NE(small_save::error_of([&] { ahead.next(); }).find(path + "\" is damaged"), std::string::npos);
-}
-
-TEST_F(ReadAheadOfSmall, MayBeLeftBeforeTheEnd) {
-  for (const size_t count : {0, 1, 5}) {
-    RangeReader reader(store_, folder_, manifest_);
-    ReadAhead ahead(reader, ranges_);
-    for (size_t i = 0; i < count; ++i) {
-      ahead.next();
+  for (const int threads : {1, 4, 100}) {
+    HostMemory memory;
+    OwnBlocks own(checkpoint, ranges_, memory, threads);
+    wait_for(own);
+    EXPECT_EQ(own.damage(), "");
+    EXPECT_EQ(own.bytes_read(), size);
+    for (size_t i = 0; i < ranges_.size(); ++i) {
+      const auto bytes = static_cast<size_t>(ranges_[i].end - ranges_[i].begin);
+      EXPECT_EQ(std::string(reinterpret_cast<const char*>(own.content(i)), bytes), content(ranges_[i])) << i;
     }
   }
-  RangeReader reader(store_, folder_, manifest_);
-  const ReadAhead nothing(reader, {});
+}
+
+// Whichever thread comes to it first: what is said is the same in every run.
+TEST_F(BlocksOfSmall, TellOfTheFirstThatIsDamaged) {
+  const auto path = [&](const FileRange& range) { return path_in(folder_, manifest_.files[range.file].name); };
+  const auto &damaged = ranges_[6], &also = ranges_.back();
+  ASSERT_NE(damaged.file, also.file);
+  FaultyStore faulty(store_, {.flipped = {{path(damaged), 8 * damaged.begin}, {path(also), 8 * also.begin}}});
+  const auto checkpoint = open(faulty);
+  std::set<std::string> told;
+  for (const int threads : {1, 1, 4, 4, 4, 4}) {
+    HostMemory memory;
+    OwnBlocks own(checkpoint, ranges_, memory, threads);
+    wait_for(own);
+    told.insert(own.damage());
+  }
+  ASSERT_EQ(told.size(), 1U);
+  EXPECT_NE(told.begin()->find(path(damaged) + "\" is damaged"), std::string::npos);
+}
+
+TEST_F(BlocksOfSmall, MayBeLeftBeforeTheEnd) {
+  const auto checkpoint = open(store_);
+  HostMemory memory;
+  for (const int threads : {1, 4}) {
+    const OwnBlocks left(checkpoint, ranges_, memory, threads);
+  }
+  OwnBlocks nothing(checkpoint, {}, memory, 1);
+  EXPECT_TRUE(nothing.wait());
 }
 
 }  // namespace
