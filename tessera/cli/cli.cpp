@@ -3,10 +3,13 @@
 #include <algorithm>
 #include <csignal>
 #include <ostream>
+#include <string>
+#include <vector>
 
 #include <CLI/CLI.hpp>
 
 #include "tessera/base/error.h"
+#include "tessera/base/text.h"
 #include "tessera/cli/command.h"
 #include "tessera/comm/core/errors.h"
 #include "tessera/comm/core/finish.h"
@@ -54,12 +57,34 @@ void add_flags(const std::string& before, const CLI::App& command, std::string& 
   }
 }
 
+// Whether the first argument is to be a command and is none; says so.
+bool is_unknown_command(int argc, const char* const* argv, const CLI::App& app, std::ostream& err) {
+  const std::string first = argc > 1 ? argv[1] : "";
+  if (first.empty() || first.starts_with('-')) {
+    return false;
+  }
+  std::vector<std::string> names;
+  for (const auto* command : app.get_subcommands([](const CLI::App*) { return true; })) {
+    names.push_back(command->get_name());
+  }
+  if (std::find(names.begin(), names.end(), first) != names.end()) {
+    return false;
+  }
+  err << "tessera: there is no command \"" << first << "\"; accepted: " << base::join(names, ", ")
+      << base::did_you_mean(first, names) << std::endl;
+  return true;
+}
+
 }  // namespace
 
 int run(int argc, const char* const* argv, std::ostream& out, std::ostream& err) {
   CLI::App app("tessera: one program, any mesh, the one-device curve", "tessera");
   app.require_subcommand(1);
+  app.set_version_flag("--version", "tessera " TESSERA_VERSION);
   const auto commands = add_commands(app);
+  if (is_unknown_command(argc, argv, app, err)) {
+    return kUsage;
+  }
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {

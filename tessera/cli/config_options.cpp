@@ -2,6 +2,7 @@
 
 #include <CLI/CLI.hpp>
 
+#include "tessera/cli/checks.h"
 #include "tessera/launch/environment.h"
 #include "tessera/layout/mesh.h"
 #include "tessera/train/run/setup.h"
@@ -48,7 +49,7 @@ train::Config ConfigOptions::read() const {
 void PlacedOptions::add_to(CLI::App& command) {
   ConfigOptions::add_to(command);
   command.add_option("--mesh", meshes, "dp=2,tp=2: parallel.mesh; sets the number of ranks too")->expected(1);
-  command.add_option("--ranks", ranks, "parallel.ranks; without --mesh the mesh is chosen");
+  command.add_option("--ranks", ranks, "parallel.ranks; without --mesh the mesh is chosen")->check(at_least(1));
 }
 
 train::Config PlacedOptions::read() const {

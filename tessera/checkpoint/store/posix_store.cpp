@@ -13,13 +13,28 @@
 namespace tessera::checkpoint {
 namespace {
 
+// What would work where the system says no.
+const char* accepted_instead_of(int error) {
+  switch (error) {
+    case ENOENT: return "a path that is there";
+    case ENOTDIR: return "a path whose folders are folders";
+    case EISDIR: return "a file";
+    case EACCES:
+    case EPERM: return "a path that this user may use so";
+    case EROFS: return "a path on a disk that may be written to";
+    case ENOSPC:
+    case EDQUOT: return "a path on a disk that has room";
+    default: return "a path of which the system can do this";
+  }
+}
+
 [[noreturn]] void fail(const char* what, const std::string& path, int error) {
   if (error == EEXIST) {
     TESSERA_THROW(FileExists, "[store] cannot ", what, " \"", path, "\": ", std::strerror(error),
                   "; accepted: a path at which nothing is yet");
   }
   TESSERA_THROW(DataError, "[store] cannot ", what, " \"", path, "\": ", std::strerror(error),
-                "; accepted: a path that is there, may be used so, and has room");
+                "; accepted: ", accepted_instead_of(error));
 }
 
 // A descriptor that is closed at the end.

@@ -15,6 +15,7 @@
 #include "tessera/checkpoint/offline/values.h"
 #include "tessera/checkpoint/offline/weights.h"
 #include "tessera/checkpoint/store/posix_store.h"
+#include "tessera/cli/checks.h"
 #include "tessera/cli/command.h"
 #include "tessera/cli/progress_bar.h"
 #include "tessera/train/run/hugging_face.h"
@@ -249,9 +250,7 @@ std::vector<Choice> add_verbs(CLI::App& app, CkptArguments& arguments) {
   verb = add("import-hf", "make a checkpoint of a Llama or GPT-2 that transformers saved", import_hf);
   verb->add_option("from", arguments.folder, "the folder of model.save_pretrained")->required();
   verb->add_option("to", arguments.to, "the folder below which the step is written")->required();
-  verb->add_option("--step", arguments.step, "that the checkpoint is of")
-      ->check(CLI::NonNegativeNumber)
-      ->capture_default_str();
+  verb->add_option("--step", arguments.step, "that the checkpoint is of")->check(at_least(0))->capture_default_str();
   add_dtype(verb);
   return choices;
 }

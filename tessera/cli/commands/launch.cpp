@@ -4,6 +4,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/text.h"
+#include "tessera/cli/checks.h"
 #include "tessera/cli/command.h"
 #include "tessera/launch/local.h"
 
@@ -51,10 +52,10 @@ Command add_launch(CLI::App& program) {
   const auto arguments = std::make_shared<LaunchArguments>();
   auto* app = program.add_subcommand(
       "launch", "start local processes, one for each rank: tessera launch -n 4 -- train FILE, or -- python train.py");
-  app->add_option("-n,--ranks", arguments->ranks, "how many")->required();
+  app->add_option("-n,--ranks", arguments->ranks, "how many")->required()->check(at_least(1));
   app->add_option("--log-dir", arguments->log_dir, "a folder for one file a rank");
   app->add_option("--grace", arguments->grace, "seconds that ranks may take to end when one has failed")
-      ->check(CLI::NonNegativeNumber);
+      ->check(at_least(0));
   app->add_option("command", arguments->command, "after --: a command of tessera, or any program, with its arguments")
       ->required();
   return {app,

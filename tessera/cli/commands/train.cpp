@@ -1,5 +1,6 @@
 #include <CLI/CLI.hpp>
 
+#include "tessera/cli/checks.h"
 #include "tessera/cli/command.h"
 #include "tessera/cli/config_options.h"
 #include "tessera/train/run/trainer.h"
@@ -43,10 +44,12 @@ Command add_train(CLI::App& program) {
   app->add_option("--out", arguments->folder, "run folder: the model, metrics.jsonl, tb/ for TensorBoard, trace/");
   app->add_flag("--replace", arguments->replaces,
                 "write over the run that the folder of --out holds, which is refused otherwise");
-  app->add_option("--save-every", arguments->save_every, "steps between checkpoints in --out; one after the last too")
-      ->check(CLI::NonNegativeNumber);
+  auto* saves = app->add_option("--save-every", arguments->save_every,
+                                "steps between checkpoints in --out; one after the last too")
+                    ->check(at_least(0));
   app->add_option("--keep", arguments->keep, "checkpoints that stay, the newest; 0: all")
-      ->check(CLI::NonNegativeNumber)
+      ->check(at_least(0))
+      ->needs(saves)
       ->capture_default_str();
   app->add_option(
       "--resume", arguments->resume,

@@ -207,6 +207,27 @@ TEST_P(BadInput, EndsSoonWithOneParagraphOfAdvice) {
 
 INSTANTIATE_TEST_SUITE_P(All, BadInput, testing::ValuesIn(cases()), [](const auto& info) { return info.param.name; });
 
+// What the command line itself cannot mean.
+TEST(Usage, IsSaid) {
+  const std::vector<std::pair<std::vector<std::string>, std::vector<std::string>>> cases = {
+      {{"trian"}, {"there is no command \"trian\"", "did you mean \"train\"?", "accepted: ckpt, compare, "}},
+      {{"train", "run.toml", "--ranks", "0"}, {"--ranks: 0; accepted: a number of at least 1"}},
+      {{"train", "run.toml", "--save-every", "-2"}, {"--save-every: -2; accepted: a number of at least 0"}},
+      {{"train", "run.toml", "--keep", "3"}, {"--keep requires --save-every"}},
+      {{"train"}, {"config is required"}},
+  };
+  for (const auto& [arguments, parts] : cases) {
+    const Outcome outcome = call(arguments);
+    EXPECT_EQ(outcome.code, 2) << outcome.err;
+    for (const auto& part : parts) {
+      EXPECT_NE(outcome.err.find(part), std::string::npos) << outcome.err;
+    }
+  }
+  const Outcome version = call({"--version"});
+  EXPECT_EQ(version.code, 0);
+  EXPECT_EQ(version.out.find("tessera "), 0U) << version.out;
+}
+
 // The control: the same folder and command without anything bad.
 TEST(GoodInput, Trains) {
   const Folder folder;
