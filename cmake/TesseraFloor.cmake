@@ -1,4 +1,5 @@
-# tessera_floor(NAME <floor> SOURCES ... DEPENDS <lower floors>)   one floor, as an object library tessera_<floor>
+# tessera_floor(NAME <floor> [COLD] SOURCES ... DEPENDS <lower floors>)   one floor, as an object library tessera_<floor>; COLD: nothing in it
+#   runs often enough for more than -O1 to be seen, which costs a quarter of the compiler's time
 # tessera_test_program(NAME <program> FLOORS <floors> [SOURCES ...] [LIBRARIES ...])   a program test_<program> of several tests, over some
 #   floors, and what they share
 # tessera_test(NAME <test> SOURCES ... PROGRAM <program> [PARTS n])   one test of it: the suites of GoogleTest in these sources, in a process of
@@ -52,9 +53,12 @@ function(tessera_closure out)
 endfunction()
 
 function(tessera_floor)
-  cmake_parse_arguments(F "" "NAME" "ROOMS;SOURCES;DEPENDS;LIBRARIES" ${ARGN})  # ROOMS: for tools/check_rooms.py
+  cmake_parse_arguments(F "COLD" "NAME" "ROOMS;SOURCES;DEPENDS;LIBRARIES" ${ARGN})  # ROOMS: for tools/check_rooms.py
   add_library(tessera_${F_NAME} OBJECT ${F_SOURCES})
   tessera_unite(tessera_${F_NAME} ${F_SOURCES})
+  if(F_COLD)
+    target_compile_options(tessera_${F_NAME} PRIVATE -O1)
+  endif()
   target_include_directories(tessera_${F_NAME} PUBLIC ${PROJECT_SOURCE_DIR})
   target_link_libraries(tessera_${F_NAME} PUBLIC tessera_torch ${F_LIBRARIES})
   target_precompile_headers(tessera_${F_NAME} REUSE_FROM tessera_pch)
