@@ -1,4 +1,5 @@
 // What a save writes and sends, and a load reads and sends, byte for byte: against closed forms, on every kind of mesh.
+#include <array>
 #include <map>
 #include <mutex>
 
@@ -223,8 +224,41 @@ TEST_P(CheckpointTraffic, ReadOnALoadAreTheFolderOnceWhateverTheMesh) {
       }
       EXPECT_EQ(read.load(), parts) << from << " -> " << text;
       EXPECT_EQ(counted.read[checkpoint::kManifest],
-                *saved.store->try_size(std::string(kFolder) + "/" + checkpoint::kManifest));
+                *saved.store->try_size(checkpoint::path_in(kFolder, checkpoint::kManifest)));
       EXPECT_EQ(sent.load(), held - kept) << from << " -> " << text;
+    }
+  }
+}
+
+// Whoever holds the first elements of blocks does not read them all.
+TEST(CheckpointBytes, ARankReadsItsShare) {
+  using layout::Replicate;
+  using layout::Shard;
+  const auto value = waves({256, 256});
+  const auto contents_at = [&](const Mesh& mesh, const layout::Placements& placements) {
+    return Contents{.tensors = {{"table", catalogue::Role::kParameter, distribute(value, mesh, placements)}},
+                    .values = {}};
+  };
+  const auto store = std::make_shared<MemoryStore>();
+  const Mesh two = Mesh::parse("tp=2");
+  run_on(two, [&](int64_t) {
+    checkpoint::save(store, "run", 7, contents_at(two, {Shard(0)}), {.in_slices = true, .block_size = kBlock});
+  });
+  struct Case {
+    const char* mesh;
+    layout::Placements placements;
+  };
+  for (const Case& each : {Case{"tp=4", {Shard(1)}}, Case{"tp=4", {Shard(0)}}, Case{"dp=4", {Replicate()}},
+                           Case{"dp=2,tp=2", {Replicate(), Shard(1)}}, Case{"dp=2,tp=2", {Shard(0), Shard(1)}}}) {
+    const Mesh mesh = Mesh::parse(each.mesh);
+    std::array<int64_t, 4> read{};
+    run_on(mesh, [&](int64_t rank) {
+      read.at(static_cast<size_t>(rank)) =
+          checkpoint::load_tensors(checkpoint::open_for_ranks(store, kFolder), contents_at(mesh, each.placements));
+    });
+    for (const int64_t bytes : read) {
+      EXPECT_LE(bytes, static_cast<int64_t>(value.nbytes()) / mesh.size() + 2 * kBlock)
+          << each.mesh << " " << at::IntArrayRef(read);
     }
   }
 }

@@ -55,25 +55,66 @@ BlockPiece piece_of(const Found& found, int64_t block_begin, int64_t block_end) 
           .boxes = boxes_of_range(found.slice.box, first, (end - found.begin) / found.element)};
 }
 
-// One of the ranks that hold the first element of the piece.
-int64_t reader_of(const BlockPiece& piece, const layout::Spec& spec, int64_t turn) {
-  const auto holdings = reshard::Holdings::of_holders(spec);
-  Box first;
-  for (const auto& run : piece.boxes.front()) {
-    first.push_back({run.begin, run.begin + 1});
+// The box of one element, the one at `index` of the box.
+Box element_of(const Box& box, int64_t index) {
+  Box element = box;
+  for (size_t d = box.size(); d-- > 0;) {
+    const int64_t at = box[d].begin + index % box[d].size();
+    index /= box[d].size();
+    element[d] = {at, at + 1};
   }
-  int64_t reader = -1;
-  holdings.for_each_piece(first,
-                          [&](const layout::Coord& coord, const Box&) { reader = holdings.copy_in_turn(coord, turn); });
-  TESSERA_ASSERT(reader >= 0, "no rank holds an element of ", spec.str());
-  return reader;
+  return element;
 }
+
+// Gives blocks to ranks that need some of them, such that all read about as much. Elements here and there in a block
+// say who needs it: one look for each of them, whatever the number of ranks.
+class Readers {
+ public:
+  explicit Readers(const catalogue::Catalogue& wanted) : wanted_(wanted) {}
+
+  int64_t next(const Block& block) {
+    const int64_t bytes = block.end - block.begin;
+    std::map<int64_t, int64_t> needs;  // of each rank that was met, about how many bytes
+    for (int64_t look = 0; look < kLooks; ++look) {
+      needs[rank_with(block, look)] += bytes / kLooks;
+    }
+    const auto cost = [&](const auto& need) { return given_[need.first] + bytes - need.second; };
+    const auto& [reader, need] =
+        *std::min_element(needs.begin(), needs.end(), [&](const auto& a, const auto& b) { return cost(a) < cost(b); });
+    given_[reader] += bytes;
+    return reader;
+  }
+
+ private:
+  static constexpr int64_t kLooks = 8;  // at a block
+
+  // One that holds some element of the block.
+  int64_t rank_with(const Block& block, int64_t look) {
+    const auto& piece = block.pieces[block.pieces.size() * static_cast<size_t>(look) / kLooks];
+    const auto& box = piece.boxes[static_cast<size_t>(looks_) % piece.boxes.size()];
+    const uint64_t where = static_cast<uint32_t>(looks_ * 0x9E3779B1);  // of 2^32; spread evenly (golden ratio)
+    const auto element =
+        element_of(box, static_cast<int64_t>((where * static_cast<uint64_t>(reshard::numel(box))) >> 32));
+    const auto holdings = reshard::Holdings::of_holders(wanted_.entries()[piece.entry].spec);
+    int64_t rank = -1;
+    holdings.for_each_piece(
+        element, [&](const layout::Coord& coord, const Box&) { rank = holdings.copy_in_turn(coord, looks_); });
+    TESSERA_ASSERT(rank >= 0, "no rank holds an element of ", wanted_.entries()[piece.entry].name);
+    ++looks_;
+    return rank;
+  }
+
+  const catalogue::Catalogue& wanted_;
+  std::map<int64_t, int64_t> given_;  // bytes that each rank reads
+  int64_t looks_ = 0;                 // so far
+};
 
 }  // namespace
 
 std::vector<Block> plan_blocks(const Manifest& manifest, const catalogue::Catalogue& found,
                                const catalogue::Catalogue& wanted) {
   std::vector<Block> blocks;
+  Readers readers(wanted);
   const int64_t size = manifest.save.block_size;
   for (const auto& [file, slices] : slices_by_file(manifest, found, wanted)) {
     size_t next = 0;  // the first slice that may reach into the block
@@ -90,8 +131,7 @@ std::vector<Block> plan_blocks(const Manifest& manifest, const catalogue::Catalo
         ++next;
       }
       if (!block.pieces.empty()) {
-        const auto& piece = block.pieces.front();
-        block.reader = reader_of(piece, wanted.entries()[piece.entry].spec, static_cast<int64_t>(blocks.size()));
+        block.reader = readers.next(block);
         blocks.push_back(std::move(block));
       }
     }

@@ -29,7 +29,8 @@ struct Block {
 
 // The blocks of a checkpoint's files in which something lies that is wanted, file by file in the order of their bytes;
 // the same on every rank. `found` is the checkpoint's catalogue, which fits `wanted`. The reader of a block is one that
-// needs some of it; replicas take turns. Throws DataError if the manifest lacks a tensor of its catalogue.
+// needs some of it, and ranks read about as much as each other where their needs allow. Throws DataError if the
+// manifest lacks a tensor of its catalogue.
 std::vector<Block> plan_blocks(const Manifest& manifest, const catalogue::Catalogue& found,
                                const catalogue::Catalogue& wanted);
 
