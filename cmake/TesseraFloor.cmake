@@ -5,7 +5,8 @@
 # tessera_test(NAME <test> SOURCES ... PROGRAM <program> [PARTS n])   one test of it: the suites of GoogleTest in these sources, in a process of
 #   their own; a long one runs as n tests, <test>_1 to <test>_n, side by side
 # tessera_test(NAME <test> SOURCES ... FLOORS <floors> [LIBRARIES ...] [PARTS n])   one that is a program, test_<test>
-# tessera_extension(NAME <floor> SOURCES ... DEPENDS <floors>)   the Python extension module over libtessera, and its package, in <build>/python
+# tessera_extension(NAME <floor> SOURCES ... DEPENDS <floors>)   the Python extension module over libtessera, and its package, in <build>/python;
+#   as COLD: operators do not pass through it
 # tessera_benchmark(NAME <bench> SOURCES ... [FLOORS <floors>])   one program that prints a table, over libtessera or over floors that it hides
 #
 # A floor (or a test) sees only the floors it names and what those depend on.
@@ -172,6 +173,7 @@ function(tessera_extension)
   target_include_directories(tessera_${E_NAME} PRIVATE ${PROJECT_SOURCE_DIR})
   target_include_directories(tessera_${E_NAME} SYSTEM PRIVATE ${include})
   target_compile_definitions(tessera_${E_NAME} PRIVATE TORCH_EXTENSION_NAME=_C TESSERA_TORCH_VERSION="${TESSERA_TORCH_VERSION}")
+  target_compile_options(tessera_${E_NAME} PRIVATE -O1)
   target_link_libraries(tessera_${E_NAME} PRIVATE tessera tessera_torch torch_python)
   set_target_properties(tessera_${E_NAME} PROPERTIES PREFIX "" OUTPUT_NAME _C SUFFIX ${suffix} CXX_VISIBILITY_PRESET hidden
     LIBRARY_OUTPUT_DIRECTORY ${package})
