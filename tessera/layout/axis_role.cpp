@@ -21,8 +21,8 @@ constexpr NamedRole kRoles[] = {
     {"dp", AxisRole::kData, "cuts the batch"},
     {"dp_replicate", AxisRole::kData, "the same as dp"},
     {"tp", AxisRole::kTensor, "cuts the model"},
-    {"fsdp", {}, "fully sharded parameters are not there yet"},
-    {"dp_shard", {}, "fully sharded parameters are not there yet"},
+    {"fsdp", AxisRole::kSharded, "cuts the batch and what is kept of each parameter"},
+    {"dp_shard", AxisRole::kSharded, "the same as fsdp"},
     {"pp", {}, "pipeline stages are not there yet"},
     {"cp", {}, "context parallelism is not there yet"},
     {"ep", {}, "expert parallelism is not there yet"},
@@ -78,6 +78,13 @@ std::vector<std::string> axes_of(const Mesh& mesh, AxisRole role) {
       names.push_back(mesh.axis(axis).name);
     }
   }
+  return names;
+}
+
+std::vector<std::string> batch_axes_of(const Mesh& mesh) {
+  std::vector<std::string> names = axes_of(mesh, AxisRole::kData);
+  const std::vector<std::string> sharded = axes_of(mesh, AxisRole::kSharded);
+  names.insert(names.end(), sharded.begin(), sharded.end());
   return names;
 }
 

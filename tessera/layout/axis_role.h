@@ -12,8 +12,9 @@ namespace tessera::layout {
 // What the ranks along an axis do. A mesh alone gives its axes no role, so that a program which places tensors by hand
 // names them as it likes; a plan, and what makes or reads one, asks for the role of each.
 enum class AxisRole : uint8_t {
-  kData,    // dp, dp_replicate: they cut the batch
-  kTensor,  // tp: they cut the model
+  kData,     // dp, dp_replicate: they cut the batch
+  kSharded,  // fsdp, dp_shard: they cut the batch, and what is kept of each parameter
+  kTensor,   // tp: they cut the model
 };
 
 // The role of an axis. Throws PlanError, with the names that have one, for a name that is unknown or whose parallelism
@@ -25,6 +26,10 @@ void verify_roles(const Mesh& mesh);
 
 // The names of the axes of this role, slowest first. Throws as verify_roles.
 std::vector<std::string> axes_of(const Mesh& mesh, AxisRole role);
+
+// The axes that cut the batch, in the order in which they do, slowest first: all that only replicate parameters, then
+// those that shard them, so that the ranks which share a copy hold neighbouring samples. Throws as verify_roles.
+std::vector<std::string> batch_axes_of(const Mesh& mesh);
 
 // What an axis of this role is called when nobody said otherwise.
 std::string name_of(AxisRole role);

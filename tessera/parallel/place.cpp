@@ -170,12 +170,32 @@ void verify(const std::vector<plan::NamedTensor>& tensors, const plan::Plan& pla
   plan.verify(sizes);
 }
 
+// How the plan has it read, by axes.
+dtensor::GatherPolicy policy_of(const plan::ParameterPlan& entry) {
+  dtensor::GatherPolicy policy;
+  for (size_t axis = 0; axis < entry.storage.size(); ++axis) {
+    const auto is_whole = [&](const std::optional<Placements>& state) {
+      return state && entry.storage[axis].is_shard() && (*state)[axis].is_replicate();
+    };
+    const auto add_if = [&](bool holds, std::vector<int64_t>& axes) {
+      if (holds) {
+        axes.push_back(static_cast<int64_t>(axis));
+      }
+    };
+    add_if(is_whole(entry.compute), policy.read);
+    add_if(is_whole(entry.kept), policy.kept);
+    add_if(entry.gradient && !(*entry.gradient)[axis].is_partial(), policy.merged);
+  }
+  return policy;
+}
+
 // What the plan says about a parameter goes with it.
 void attach(RankState& state, const plan::NamedTensor& named, const plan::Plan& plan) {
   const plan::ParameterPlan* entry = plan.find(named.name);
   dtensor::ParameterInfo info{named.name, base::hash_string(named.name), {}, {}};
   if (entry) {
     info.input = entry->input, info.output = entry->output;
+    info.gather = state.engine.parameters.find_or_add(policy_of(*entry));
   }
   state.engine.parameters.add(named.tensor, std::move(info));
 }

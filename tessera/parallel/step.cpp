@@ -57,7 +57,7 @@ void Step::begin_pass(const PassSamples& samples) {
   if (before.region) {
     before.outer = Outer{rank.pass.sites.position(), rank.pass.backward_region(), rank.engine.gathered.budget()};
   } else {
-    rank.engine.gathered.clear();
+    rank.engine.drop_gathered();
   }
   rank.engine.gathered.set_budget(gathered_bytes_);
   rank.pass.sites.begin_step(options_->number, options_->evaluation);
@@ -85,12 +85,15 @@ void Step::end_pass() {
     rank->pass.set_backward_region(std::move(before->outer->backward_region));
     rank->engine.gathered.set_budget(before->outer->gathered_bytes);
   } else if (options_->backward == Backward::kInPass) {
-    rank->engine.gathered.clear();
+    rank->engine.drop_gathered();
   }
 }
 
 void Step::end() {
   end_pass();
+  if (RankState* rank = options_ ? RankState::current() : nullptr) {
+    rank->engine.kept_parameters.clear();
+  }
   options_.reset();
 }
 

@@ -52,8 +52,12 @@ std::vector<ParameterPlan> collapsed(const std::vector<ParameterPlan>& entries, 
   const auto means_the_same = [&](const ParameterPlan& wide) {
     return std::all_of(exact.begin(), exact.end(), [&](const auto& named) {
       const auto* entry = named.second;
-      return !matches(wide.pattern, named.first) || (entry != nullptr && entry->storage == wide.storage &&
-                                                     entry->input == wide.input && entry->output == wide.output);
+      if (!matches(wide.pattern, named.first) || entry == nullptr) {
+        return entry != nullptr || !matches(wide.pattern, named.first);
+      }
+      ParameterPlan same = *entry;
+      same.pattern = wide.pattern;
+      return same == wide;
     });
   };
   std::map<std::string, bool> verdicts;
@@ -90,6 +94,12 @@ void Draft::note(const std::string& text) {
   }
 }
 
+std::vector<NamedTensor> Draft::parameters() const {
+  std::vector<NamedTensor> all = tensors_of(model_);
+  std::erase_if(all, [](const NamedTensor& named) { return !named.is_parameter; });
+  return all;
+}
+
 std::optional<int64_t> Draft::wide_axis(layout::AxisRole role) const {
   const auto axes = layout::axes_of(plan.mesh, role);
   if (axes.empty()) {
@@ -97,6 +107,16 @@ std::optional<int64_t> Draft::wide_axis(layout::AxisRole role) const {
   }
   const auto axis = plan.mesh.axis_index(axes.back());
   return plan.mesh.axis(axis).size > 1 ? std::optional(axis) : std::nullopt;
+}
+
+std::vector<int64_t> Draft::wide_axes(layout::AxisRole role) const {
+  std::vector<int64_t> wide;
+  for (const auto& name : layout::axes_of(plan.mesh, role)) {
+    if (const auto axis = plan.mesh.axis_index(name); plan.mesh.axis(axis).size > 1) {
+      wide.push_back(axis);
+    }
+  }
+  return wide;
 }
 
 Plan Draft::finish() {

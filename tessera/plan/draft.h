@@ -34,11 +34,16 @@ class Draft {
   // The entry of the parameter of this dotted name: whole on every axis, unless a style said otherwise.
   ParameterPlan& entry(const std::string& name);
 
+  // All parameters of the model, each once.
+  std::vector<NamedTensor> parameters() const;
+
   // A remark for people. The same about every layer is made once.
   void note(const std::string& text);
 
   // The last axis of the mesh that has this role, if it has more than one rank.
   std::optional<int64_t> wide_axis(layout::AxisRole role) const;
+  // All of them, slowest first.
+  std::vector<int64_t> wide_axes(layout::AxisRole role) const;
 
   // The plan, with the entries in the order of roles.
   Plan finish();

@@ -3,20 +3,36 @@
 
 #include <cstdint>
 #include <optional>
+#include <string>
+#include <string_view>
 
 #include "tessera/layout/mesh.h"
 #include "tessera/sums/lattice.h"
 
 namespace tessera::plan {
 
+// What fsdp axes cut beside the batch, besides what goes before it.
+enum class Sharding : uint8_t {
+  kState,       // what is kept between steps: parameters and the optimizer's state (ZeRO-1)
+  kGradients,   // ... and gradients, from the backward pass that has them on (ZeRO-2)
+  kParameters,  // ... and parameters between the operators that read them (ZeRO-3)
+};
+
+// `state`, `gradients`, `parameters`. Of a text that is none of them: throws PlanError.
+std::string name_of(Sharding sharding);
+Sharding parse_sharding(std::string_view text);
+
 struct PlanOptions {
   // Number of ranks; used when `mesh` is not given. Then all are dp; with a lattice as many as it has leaves of a
   // batch, and tp the rest. The first of the plan's notes says the mesh.
   int64_t devices = 1;
-  // `dp=2,tp=2`: each axis has a role by its name (layout/axis_role.h): dp cuts the batch, tp cuts the model.
+  // `dp=2,tp=2`: each axis has a role by its name (layout/axis_role.h): dp cuts the batch, fsdp the batch and what is
+  // kept of parameters, tp the model.
   std::optional<layout::Mesh> mesh = std::nullopt;
   // Norms, dropouts and residuals work on sequence shards on the tp axis.
   bool sequence_parallel = false;
+  // On fsdp axes.
+  Sharding sharding = Sharding::kParameters;
   // Query heads and key/value heads of attention (0: what the model says; if it says nothing, cuts fall wherever
   // torch.chunk cuts). Cuts fall between heads, and where there are as many key/value heads as ranks, between whole
   // groups; a fused product is taken to have its rows in the order [kv_heads, (queries of the group, key, value),

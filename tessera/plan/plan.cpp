@@ -11,15 +11,44 @@ namespace tessera::plan {
 namespace {
 
 // What an entry asks of one tensor: its own placements, or those of an activation next to it.
-void verify_placements(const Plan& plan, const ParameterPlan& entry, const char* what,
-                       const layout::Placements& placements) {
+void verify_size(const Plan& plan, const ParameterPlan& entry, const char* what, const layout::Placements& placements) {
   TESSERA_CHECK_AS(PlanError, static_cast<int64_t>(placements.size()) == plan.mesh.ndim(), "[plan] the ", what,
                    " of \"", entry.pattern, "\" has ", placements.size(), " placements for the axes of mesh {",
                    plan.mesh.str(), "}; accepted: one for each axis");
+}
+
+void verify_placements(const Plan& plan, const ParameterPlan& entry, const char* what,
+                       const layout::Placements& placements) {
+  verify_size(plan, entry, what, placements);
   TESSERA_CHECK_AS(PlanError, !layout::has_partial(placements), "[plan] the ", what, " of \"", entry.pattern, "\" is ",
                    layout::str(plan.mesh, placements),
                    "; accepted: R and S(dim), since a plan says where values lie, not "
                    "which sums are unfinished");
+}
+
+// Each of the parameter's other layouts is, axis by axis, as stored or the one other thing that it may be.
+void verify_states(const Plan& plan, const ParameterPlan& entry) {
+  const auto verify_state = [&](const char* what, const std::optional<layout::Placements>& state, const char* accepted,
+                                const auto& may_be) {
+    if (!state) {
+      return;
+    }
+    verify_size(plan, entry, what, *state);
+    const layout::Placements own = layout::normal_form(plan.mesh, *state);
+    for (size_t axis = 0; axis < own.size(); ++axis) {
+      const bool is_stored = own[axis] == entry.storage[axis] || own[axis].shares_dim(entry.storage[axis]);
+      TESSERA_CHECK_AS(PlanError, is_stored || may_be(own[axis], axis), "[plan] the ", what, " of \"", entry.pattern,
+                       "\" is ", layout::str(plan.mesh, own), ", and its storage ",
+                       layout::str(plan.mesh, entry.storage), "; accepted on each axis: as in storage, or ", accepted);
+    }
+  };
+  const layout::Placements compute = entry.compute.value_or(entry.storage);
+  verify_state("compute", entry.compute, "R, where it is gathered",
+               [](const layout::Placement& own, size_t) { return own.is_replicate(); });
+  verify_state("kept", entry.kept, "as in compute",
+               [&](const layout::Placement& own, size_t axis) { return own == compute[axis]; });
+  verify_state("gradient", entry.gradient, "P, which is merged once a step",
+               [](const layout::Placement& own, size_t) { return own.is_partial(); });
 }
 
 void verify_shape(const Plan& plan, const ParameterPlan& entry, const std::string& name,
@@ -62,7 +91,7 @@ const ParameterPlan* Plan::find(std::string_view name) const {
 }
 
 void Plan::verify_axes() const {
-  const auto data_axes = layout::axes_of(mesh, layout::AxisRole::kData);
+  const auto data_axes = layout::batch_axes_of(mesh);
   const auto cuts_batch = [&](const std::string& axis) {
     return std::find(data_axes.begin(), data_axes.end(), axis) != data_axes.end();
   };
@@ -91,6 +120,7 @@ void Plan::verify(const std::map<std::string, std::vector<int64_t>>& sizes) cons
     if (entry.output) {
       verify_placements(*this, entry, "output", *entry.output);
     }
+    verify_states(*this, entry);
     bool is_used = false, is_taken = false;
     for (const auto& [name, shape] : sizes) {
       if (find(name) == &entry) {

@@ -17,17 +17,27 @@ namespace tessera::plan {
 struct ParameterPlan {
   // Glob over dotted names: `*` matches within one dotted part, `**` across parts.
   std::string pattern;
+  // Between steps, where the optimizer works.
   layout::Placements storage;
   // Layouts that the op reading the parameter is asked for: of its activation operand, and of its result. Empty:
   // whatever the rules choose. (C++ modules have no hooks, so activations hang on parameters.)
   std::optional<layout::Placements> input;
   std::optional<layout::Placements> output;
+  // Inside of the operators that read the parameter: on each axis as in storage, or R where they gather it first.
+  // Empty: as in storage.
+  std::optional<layout::Placements> compute = std::nullopt;
+  // Between two such operators of a step: on each axis as in storage, or as in compute, where the gathered copy stays
+  // until the step ends. Empty: as in storage, so that each operator gathers again what the last ones left.
+  std::optional<layout::Placements> kept = std::nullopt;
+  // The gradient, between the passes of a step: on each axis as in storage, merged as soon as a backward pass has it,
+  // or P, merged once a step. Empty: P wherever ranks have sums of their own.
+  std::optional<layout::Placements> gradient = std::nullopt;
   bool operator==(const ParameterPlan&) const = default;
 };
 
 // A plan: a value, serialised as JSON with a version, one line per entry so that two plans diff line by line.
 struct Plan {
-  static constexpr int kVersion = 1;
+  static constexpr int kVersion = 2;  // 1: without compute, kept, gradient
 
   layout::Mesh mesh;
   // Axes that cut the batch, slowest first: of the mesh, and of that role (layout/axis_role.h).
@@ -48,8 +58,9 @@ struct Plan {
   // Throws PlanError if an axis of the mesh has no role, or a batch axis is not one of its axes that cut the batch.
   void verify_axes() const;
 
-  // ... and if an entry matches nothing (or nothing that earlier entries leave), a dim does not exist or a placement is
-  // Partial; `sizes` are the model's parameters with their global shapes.
+  // ... and if an entry matches nothing (or nothing that earlier entries leave), a dim does not exist, a placement is
+  // Partial that must not be, or the four layouts of a parameter do not fit each other; `sizes` are the model's
+  // parameters with their global shapes.
   void verify(const std::map<std::string, std::vector<int64_t>>& sizes) const;
 
   std::string json() const;

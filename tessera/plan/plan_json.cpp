@@ -20,14 +20,24 @@ std::string placements_json(const layout::Mesh& mesh, const layout::Placements& 
   return quoted(layout::short_str(mesh, placements));
 }
 
+// What an entry may have beside its pattern and storage, in the order in which it is written.
+struct OptionalKey {
+  const char* name;
+  std::optional<layout::Placements> ParameterPlan::* placements;
+};
+constexpr OptionalKey kOptionalKeys[] = {{"compute", &ParameterPlan::compute},
+                                         {"kept", &ParameterPlan::kept},
+                                         {"gradient", &ParameterPlan::gradient},
+                                         {"input", &ParameterPlan::input},
+                                         {"output", &ParameterPlan::output}};
+
 std::string entry_json(const layout::Mesh& mesh, const ParameterPlan& entry) {
   std::string text =
       "{\"pattern\": " + quoted(entry.pattern) + ", \"storage\": " + placements_json(mesh, entry.storage);
-  if (entry.input) {
-    text += ", \"input\": " + placements_json(mesh, *entry.input);
-  }
-  if (entry.output) {
-    text += ", \"output\": " + placements_json(mesh, *entry.output);
+  for (const OptionalKey& key : kOptionalKeys) {
+    if (const auto& placements = entry.*key.placements) {
+      text += ", \"" + std::string(key.name) + "\": " + placements_json(mesh, *placements);
+    }
   }
   return text + "}";
 }
@@ -80,8 +90,8 @@ class Reader {
       check_key(key, kKeys, key_lines_[key]);
     }
     const auto version = get<int64_t>(root_, "version", line_of("version"));
-    check(version == Plan::kVersion, line_of("version"), "version ", version, " is not ", Plan::kVersion,
-          version > Plan::kVersion ? ", which is the newest that this program reads" : "");
+    check(version >= 1 && version <= Plan::kVersion, line_of("version"), "version ", version, " is none of 1 to ",
+          Plan::kVersion, version > Plan::kVersion ? ", which is the newest that this program reads" : "");
     Plan plan;
     plan.mesh = read_mesh();
     plan.batch_axes = get<std::vector<std::string>>(root_, "batch_axes", line_of("batch_axes"));
@@ -167,17 +177,19 @@ class Reader {
   }
 
   static ParameterPlan read_entry(const layout::Mesh& mesh, const Json& from, int64_t line) {
-    static const std::vector<std::string> kKeys = {"pattern", "storage", "input", "output"};
+    std::vector<std::string> keys = {"pattern", "storage"};
+    for (const OptionalKey& key : kOptionalKeys) {
+      keys.emplace_back(key.name);
+    }
     check(from.is_object(), line, "an entry of \"parameters\" is no object {\"pattern\": ..., \"storage\": ...}");
     for (const auto& [key, unused] : from.items()) {
-      check_key(key, kKeys, line);
+      check_key(key, keys, line);
     }
     ParameterPlan entry{get<std::string>(from, "pattern", line), read_placements(mesh, from, "storage", line), {}, {}};
-    if (from.contains("input")) {
-      entry.input = read_placements(mesh, from, "input", line);
-    }
-    if (from.contains("output")) {
-      entry.output = read_placements(mesh, from, "output", line);
+    for (const OptionalKey& key : kOptionalKeys) {
+      if (from.contains(key.name)) {
+        entry.*key.placements = read_placements(mesh, from, key.name, line);
+      }
     }
     return entry;
   }

@@ -27,9 +27,11 @@ struct Case {
   std::string mesh = "1";
   bool sequence_parallel = false;
   int64_t accumulate = 1;
+  plan::Sharding sharding = plan::Sharding::kParameters;
 
   std::string str() const {
-    return mesh + (sequence_parallel ? " sp" : "") + " accumulate " + std::to_string(accumulate);
+    return mesh + (sequence_parallel ? " sp" : "") + " accumulate " + std::to_string(accumulate) + " shards " +
+           plan::name_of(sharding);
   }
 };
 
@@ -123,6 +125,7 @@ Curve train(const Setting& setting, const Config& config, const Case& c) {
                                   torch::optim::AdamWOptions(setting.learning_rate).eps(setting.eps));
     const auto plan = parallel::generate_plan(*model, {.mesh = mesh,
                                                        .sequence_parallel = c.sequence_parallel,
+                                                       .sharding = c.sharding,
                                                        .heads = config.heads,
                                                        .kv_heads = kv_heads_of(config),
                                                        .lattice = setting.lattice});

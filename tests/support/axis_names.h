@@ -14,12 +14,12 @@ struct AxisName {
 
 // Of tessera, of other systems, and misspelled.
 inline std::vector<AxisName> axis_names() {
-  std::vector<AxisName> all = {{"dp", true}, {"dp_replicate", true}, {"tp", true}};
+  std::vector<AxisName> all = {{"dp", true}, {"dp_replicate", true}, {"fsdp", true}, {"dp_shard", true}, {"tp", true}};
   for (const char* name :
-       {"fsdp",     "dp_shard", "pp",     "cp",        "ep",    "sp",   "data",   "model", "tensor",  "pipe",
-        "pipeline", "context",  "expert", "replicate", "shard", "hsdp", "ddp",    "zero",  "mp",      "etp",
-        "edp",      "vpp",      "batch",  "world",     "rank",  "host", "device", "node",  "dim_0",   "x",
-        "stage",    "DP",       "TP",     "dpp",       "td",    "dp2",  "tp_",    "d_p",   "dp_repl", "FSDP"}) {
+       {"pp",     "cp",        "ep",    "sp",   "data",   "model", "tensor",  "pipe", "pipeline", "context",
+        "expert", "replicate", "shard", "hsdp", "ddp",    "zero",  "mp",      "etp",  "edp",      "vpp",
+        "batch",  "world",     "rank",  "host", "device", "node",  "dim_0",   "x",    "stage",    "DP",
+        "TP",     "dpp",       "td",    "dp2",  "tp_",    "d_p",   "dp_repl", "FSDP", "sdp"}) {
     all.push_back({name});
   }
   return all;
@@ -27,6 +27,7 @@ inline std::vector<AxisName> axis_names() {
 
 // What every refusal says.
 inline constexpr const char* kAcceptedAxes =
-    "; accepted: dp (cuts the batch), dp_replicate (the same as dp), tp (cuts the model)";
+    "; accepted: dp (cuts the batch), dp_replicate (the same as dp), fsdp (cuts the batch and what is kept of each "
+    "parameter), dp_shard (the same as fsdp), tp (cuts the model)";
 
 }  // namespace tessera::support

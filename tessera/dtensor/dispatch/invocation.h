@@ -23,6 +23,10 @@ struct Invocation {
     return c10::ArrayRef<c10::IValue>(stack.data() + (stack.size() - info.num_returns()), info.num_returns());
   }
 
+  // Whether it is a model's, which reads parameters gathered where the plan says so, and no optimizer's, which works on
+  // what is stored. On a rank only.
+  bool reads_gathered() const;
+
   // Names the call's place in the program: the forward call whose derivative it is, or the reading of a parameter.
   void place();
   // Whether it is part of a derivative, and not of a forward pass that is run again inside one. On a rank only.

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "tessera/dtensor/record/arguments.h"
+#include "tessera/dtensor/record/interception.h"
 #include "tessera/dtensor/view/views.h"
 
 namespace tessera::dtensor {
@@ -11,40 +12,76 @@ namespace {
 
 using c10::IValue;
 
+// How the dims of a view that only permutes those of its base stand in the base; empty: it is another view. Dims of one
+// element may stand anywhere.
+c10::SmallVector<int64_t, 4> permutation_of(const Meta& view, const Meta& base) {
+  c10::SmallVector<int64_t, 4> order;
+  const layout::SpecData &own = *view.spec, &whole = *base.spec;
+  for (int64_t d = 0; d < own.ndim() && own.ndim() == whole.ndim(); ++d) {
+    for (int64_t k = 0; k < whole.ndim(); ++k) {
+      const bool is_free = std::find(order.begin(), order.end(), k) == order.end();
+      if (is_free && own.sizes[d] == whole.sizes[k] && own.strides[d] == whole.strides[k]) {
+        order.push_back(k);
+        break;
+      }
+    }
+  }
+  return order.size() == whole.sizes.size() ? order : c10::SmallVector<int64_t, 4>();
+}
+
+// A parameter where operators read it: from where it stays for the step, if it does.
+at::Tensor gathered_parameter(RankState& state, const char* op, const MetaPtr& meta) {
+  Engine& engine = state.engine;
+  const GatherPolicy& policy = *meta->parameter->gather;
+  Spec from = meta->spec;
+  at::Tensor part = meta->local;
+  if (!policy.kept.empty()) {
+    const Spec kept = gathered(from, policy.kept);
+    part = engine.kept_parameters.find_or_run(state.ctx, meta, *engine.moves.find_or_plan(from, kept), part, op);
+    from = kept;
+  }
+  const Spec to = gathered(meta->spec, policy.read);
+  return from == to
+             ? part
+             : engine.gathered_parameters.find_or_run(state.ctx, meta, *engine.moves.find_or_plan(from, to), part, op);
+}
+
+// The same of a view of one, such as `w.t()`, which is made anew at every reading: the parameter's own copy, seen so.
+at::Tensor gathered_view(RankState& state, const char* op, Meta* meta) {
+  const MetaPtr held = MetaPtr::reclaim_copy(meta);
+  if (!meta->root || meta->root->parameter != meta->parameter || meta->derived()) {
+    return gathered_parameter(state, op, held);
+  }
+  const auto order = permutation_of(*meta, *meta->root);
+  return order.empty() ? gathered_parameter(state, op, held) : gathered_parameter(state, op, meta->root).permute(order);
+}
+
 // The operand on the layout that the plan wants.
-at::Tensor moved(RankState& state, const OpInfo& info, const Move& move, const at::Tensor& tensor) {
+at::Tensor moved(RankState& state, const char* op, const CallPlan::OperandMove& action, const at::Tensor& tensor) {
+  const Move& move = *action.move;
   if (!is_dtensor(tensor)) {
-    return run_move(state.ctx, move, tensor, info.name.c_str());
+    return run_move(state.ctx, move, tensor, op);
   }
   Meta* meta = meta_of(tensor);
   if (meta->spec == move.to) {
     return meta->local;  // another operand of this call was the same tensor
   }
   if (C10_UNLIKELY(meta->spec != move.from)) {  // ... and was merged to another layout
-    return run_move(state.ctx, *state.engine.moves.find_or_plan(meta->spec, move.to), meta->local, info.name.c_str());
+    return run_move(state.ctx, *state.engine.moves.find_or_plan(meta->spec, move.to), meta->local, op);
   }
   if (move.from->has_partial) {
     // Merged once, however many operators read it: the same logical value stays in the tensor.
-    meta->replace(run_move(state.ctx, move, meta->local, info.name.c_str()), move.to);
+    meta->replace(run_move(state.ctx, move, meta->local, op), move.to);
     drop_unseen_base(*meta);
     return meta->local;
   }
-  if (!move.communicates) {
-    return run_move(state.ctx, move, meta->local, info.name.c_str());
+  if (action.gathers_parameter) {
+    const LocalScope scope;
+    return gathered_view(state, op, meta);
   }
-  if (meta->rare && meta->rare->gathered_spec == move.to && meta->unchanged_since(meta->rare->gathered_at) &&
-      meta->rare->gathered.is_inference() <= c10::InferenceMode::is_enabled()) {
-    return meta->rare->gathered;
-  }
-  at::Tensor result = run_move(state.ctx, move, meta->local, info.name.c_str());
-  Rare& rare = meta->make_rare();
-  rare.gathered_spec = move.to;
-  rare.gathered = result;
-  rare.gathered_at = meta->moment();
-  // Of the largest part, so that all ranks drop the same copies.
-  const int64_t most = c10::multiply_integers(move.to.local_sizes(layout::Coord(move.to->mesh.ndim())));
-  state.engine.gathered.add(MetaPtr::reclaim_copy(meta), most * result.element_size());
-  return result;
+  return move.communicates
+             ? state.engine.gathered.find_or_run(state.ctx, MetaPtr::reclaim_copy(meta), move, meta->local, op)
+             : run_move(state.ctx, move, meta->local, op);
 }
 
 // The operands that stay as they are, as local tensors: a merge below replaces the part of a tensor that may be an
@@ -68,7 +105,7 @@ void move_operands(const Invocation& call, const CallPlan& plan) {
   for (const CallPlan::OperandMove& action : plan.moves) {
     IValue& arg = call.args()[action.arg];
     const at::Tensor tensor = action.item < 0 ? arg.toTensor() : arg.toListRef()[action.item].toTensor();
-    at::Tensor result = moved(*call.state, call.info, *action.move, tensor);
+    at::Tensor result = moved(*call.state, call.info.name.c_str(), action, tensor);
     if (!call.info.args[action.arg].written) {
       replace_tensor(arg, action.item, std::move(result));
     }

@@ -126,13 +126,15 @@ Spec forward_result(const CallPlan* forward) {
 // Makes one plan, part by part.
 class Planner {
  public:
-  Planner(RankState& state, const OpInfo& info, c10::ArrayRef<IValue> args, const CallPlan* forward)
-      : state_(state),
-        info_(info),
-        args_(args),
-        forward_(forward),
-        call_(make_call(info, args)),
-        homes_(call_, forward_result(forward), state.exact.lattice().has_value()),
+  explicit Planner(const Invocation& call)
+      : state_(*call.state),
+        info_(call.info),
+        args_(call.arguments()),
+        forward_(call.forward ? call.forward->plan : nullptr),
+        has_gathered_(call.flags & kGathered),
+        reads_gathered_(has_gathered_ && !call.info.is_view && call.reads_gathered()),
+        call_(make_call(info_, args_)),
+        homes_(call_, forward_result(forward_), state_.exact.lattice().has_value()),
         plan_(std::make_unique<CallPlan>()) {}
 
   std::unique_ptr<CallPlan> run() {
@@ -155,13 +157,19 @@ class Planner {
     }
     wants_ = forward_ || info_.is_view ? nullptr : wanting_parameter(args_);
     wish_input();
+    if (has_gathered_) {
+      show_gathered();
+    }
     homes_.take_home(call_);
     rules::FactorMap map = info_.rule->map(call_);
+    if (map.metadata_only) {
+      show_stored();
+    }
     const rules::LocalKernel local = exact && exact->local ? exact->local : info_.rule->local;
     const bool is_exact_of_runs = exact && (exact->local || exact->node || exact->per_sample);  // leaves are runs
     map.keeps_runs = is_exact_of_runs || (local && !info_.rule->takes_interleaved);
     if (exact) {
-      plan_->per_sample = restrict_cuts(*exact, call_, map);
+      plan_->per_sample = restrict_cuts(state_, *exact, call_, map);
     }
     if (from_factors) {
       outputs_from_factors(info_, call_, map, *plan_, defined_);
@@ -171,9 +179,10 @@ class Planner {
     homes_.take_home(wishes);
     const rules::Propagation decided = rules::propagate(call_, map, wishes);
     if (!map.metadata_only) {
-      add_moves(decided);
+      add_moves(decided, map.like);
     }
     add_outputs(decided);
+    place_gradients(map.like);
     plan_->is_absent = !homes_.runs(coord());
     if (plan_->is_absent) {
       return std::move(plan_);
@@ -288,18 +297,69 @@ class Planner {
     }
   }
 
-  void add_moves(const rules::Propagation& decided) {
+  // The rule sees parameters as the plan says that they are read; views only note how that is.
+  void show_gathered() {
+    plan_->gathers.resize(call_.operands.size());
+    size_t operand = 0;
+    for_each_tensor(args_, [&](const at::Tensor& tensor, int, int) {
+      rules::Operand& shown = call_.operands[operand];
+      const GatherPolicy* policy =
+          shown.is_parameter && !shown.is_written ? meta_of(tensor)->parameter->gather : nullptr;
+      plan_->gathers[operand++] = policy;
+      if (policy && reads_gathered_) {
+        shown.spec = gathered(shown.spec, policy->read);
+      }
+    });
+  }
+
+  // ... or as they are stored, where it looks at sizes and layouts only.
+  void show_stored() {
+    for (size_t i = 0; i < plan_->gathers.size(); ++i) {
+      call_.operands[i].spec = plan_->gathers[i] ? plan_->operands[i] : call_.operands[i].spec;
+    }
+    plan_->gathers.clear();
+  }
+
+  void add_moves(const rules::Propagation& decided, int like = -1) {
     size_t operand = 0;
     for_each_tensor(args_, [&](const at::Tensor&, int arg, int item) {
-      const Spec from = plan_->operands[operand];
-      const bool is_plain = call_.operands.at(operand).is_plain;
-      const Spec to = is_plain ? decided.operands[operand] : homes_.outside(decided.operands[operand]);
-      ++operand;
-      if (from->placements == to->placements) {
-        return;
+      const size_t index = operand++;
+      const Spec from = plan_->operands[index];
+      const bool is_plain = call_.operands.at(index).is_plain;
+      const Spec to = is_plain ? decided.operands[index] : homes_.outside(decided.operands[index]);
+      if (from->placements != to->placements && static_cast<int>(index) != like) {
+        const bool gathers = plan_->gather_of(index) && to == gathered(from, plan_->gather_of(index)->read);
+        plan_->moves.push_back({arg, item, state_.engine.moves.find_or_plan(from, from.with(to->placements)), gathers});
       }
-      plan_->moves.push_back({arg, item, state_.engine.moves.find_or_plan(from, from.with(to->placements))});
     });
+  }
+
+  // Gradients of parameters that are kept in parts go there as soon as they are computed, where the plan says so. Sums
+  // that `exact` merges find their way in plan_exact.
+  void place_gradients(int like) {
+    for (size_t i = 0; i < plan_->outputs.size(); ++i) {
+      CallPlan::Output& output = plan_->outputs[i];
+      if (state_.exact.lattice() && output.spec->has_partial) {
+        continue;
+      }
+      const auto [stored, gather] = parameter_of_output(i, like);
+      if (gather && !gather->merged.empty()) {
+        output.final_spec = merged_gradient(output.final_spec, *stored, *gather);
+        output.move = output.final_spec == output.spec
+                          ? nullptr
+                          : state_.engine.moves.find_or_plan(output.spec, output.final_spec);
+      }
+    }
+  }
+
+  // The gathered parameter whose gradient this output is: where it is stored, and its policy; null: there is none.
+  std::pair<const Spec*, const GatherPolicy*> parameter_of_output(size_t output, int like) const {
+    if (output == 0 && like >= 0 && plan_->gather_of(static_cast<size_t>(like))) {
+      return {&plan_->operands[static_cast<size_t>(like)], plan_->gather_of(static_cast<size_t>(like))};
+    }
+    const auto operand = forward_ ? parameter_of_gradient(*forward_, plan_->outputs[output].spec->sizes) : std::nullopt;
+    return operand ? std::pair(&forward_->operands[*operand], forward_->gather_of(*operand))
+                   : std::pair<const Spec*, const GatherPolicy*>();
   }
 
   void add_outputs(const rules::Propagation& decided) {
@@ -348,6 +408,7 @@ class Planner {
   const OpInfo& info_;
   c10::ArrayRef<IValue> args_;
   const CallPlan* forward_;
+  const bool has_gathered_, reads_gathered_;
   rules::Call call_;
   const rules::Homes homes_;
   std::unique_ptr<CallPlan> plan_;
@@ -372,11 +433,10 @@ CallPlan& plan_of(const Invocation& call) {
   if (CallPlan* known = state.engine.plans.find(call.scan.key, hash); C10_LIKELY(known != nullptr)) {
     return *known;
   }
-  const CallPlan* forward = call.forward ? call.forward->plan : nullptr;
-  std::unique_ptr<CallPlan> made = Planner(state, call.info, call.arguments(), forward).run();
+  std::unique_ptr<CallPlan> made = Planner(call).run();
   made->execute = executor_of(*made);
   state.engine.forward_plans.let_go();
-  const uint64_t kind = base::hash_combine(made->program_key, forward ? forward->program_key : 0);
+  const uint64_t kind = base::hash_combine(made->program_key, call.forward ? call.forward->plan->program_key : 0);
   return *state.engine.plans.insert(call.scan.key, hash, kind, std::move(made));
 }
 

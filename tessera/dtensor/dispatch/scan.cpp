@@ -49,8 +49,11 @@ void scan_tensor(const at::Tensor& tensor, Scan& scan) {
   const uint64_t spec = reinterpret_cast<uint64_t>(meta->spec.get());
   if (const ParameterInfo* parameter = meta->parameter) {
     scan.key.push_back(spec | 1);
-    scan.key.push_back(parameter->input || parameter->output ? reinterpret_cast<uint64_t>(parameter) : 0);
+    scan.key.push_back(reinterpret_cast<uint64_t>(parameter->told_by));
     scan.parameter = parameter;
+    if (C10_UNLIKELY(parameter->gather != nullptr)) {
+      scan.flags |= kGathered;
+    }
   } else {
     scan.key.push_back(spec);
   }

@@ -149,6 +149,9 @@ void dispatch_slowly(Invocation& call) {
     verify_in_job(*call.state, call.info, call.arguments(), *call.scan.parameter);
   }
   call.place();
+  if (call.flags & kGathered) {
+    call.scan.key.push_back(call.reads_gathered());
+  }
   if ((call.flags & kChecksPlain) && (call.flags & kPlain)) {
     check_plain_operands(*call.state, call.info, call.arguments());
   }

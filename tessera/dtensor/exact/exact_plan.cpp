@@ -57,8 +57,9 @@ const rules::ExactRule* exact_rule_of(const RankState& state, const OpInfo& info
   return rule;
 }
 
-std::unique_ptr<PerSample> restrict_cuts(const rules::ExactRule& rule, const rules::Call& call, rules::FactorMap& map) {
-  rules::keep_whole(rule, call, map);
+std::unique_ptr<PerSample> restrict_cuts(const RankState& state, const rules::ExactRule& rule, const rules::Call& call,
+                                         rules::FactorMap& map) {
+  rules::keep_whole(rule, call, *state.exact.lattice(), map);
   return rule.per_sample && rule.per_sample(call) ? plan_per_sample(call, map) : nullptr;
 }
 

@@ -14,7 +14,8 @@ const rules::ExactRule* exact_rule_of(const RankState& state, const OpInfo& info
 
 // Forbids `map` the cuts that have no exact form and need none: what is summed whole, and all but samples where the
 // kernel runs for each sample (then how it does; otherwise null).
-std::unique_ptr<PerSample> restrict_cuts(const rules::ExactRule& rule, const rules::Call& call, rules::FactorMap& map);
+std::unique_ptr<PerSample> restrict_cuts(const RankState& state, const rules::ExactRule& rule, const rules::Call& call,
+                                         rules::FactorMap& map);
 
 // Completes a plan whose outputs are as `decided`: no Partial leaves a call. Sums are merged at once, into the layout
 // that the plan wants or that of the forward operand; those over samples wait in a handle laid out as the parameter.

@@ -32,6 +32,7 @@ struct CallPlan {
     int arg = 0;
     int item = -1;  // of a tensor list
     MovePtr move;
+    bool gathers_parameter = false;  // as its GatherPolicy says
   };
   struct Output {
     layout::Spec spec;
@@ -59,8 +60,12 @@ struct CallPlan {
   uint64_t program_key = 0;            // equal on every rank that runs the same call
   std::vector<layout::Spec> operands;  // as the call came in, before moves
   std::vector<bool> operand_is_parameter;
-  bool is_absent = false;  // the call runs on other ranks: this one gets parts of no elements
-  bool is_long = false;    // libtorch would give a loop over an operand to several threads
+  std::vector<const GatherPolicy*> gathers;  // of parameters that operators read gathered; empty: there are none
+  bool is_absent = false;                    // the call runs on other ranks: this one gets parts of no elements
+  bool is_long = false;                      // libtorch would give a loop over an operand to several threads
+
+  // The policy by which operators read this operand; null: as it came in.
+  const GatherPolicy* gather_of(size_t operand) const { return gathers.empty() ? nullptr : gathers[operand]; }
 
   // Whether a call of it is more than running it.
   bool is_slow() const { return !is_kept || decompose; }

@@ -19,28 +19,32 @@ rules::Wishes wishes_of(const rules::Call& call, const CallPlan* forward) {
     }
     for (const CallPlan::Output& output : forward->outputs) {
       if (output.defined && output.final_spec->sizes == call.operands[i].spec->sizes) {
-        wishes.operands[i] = output.final_spec->placements;
+        const GatherPolicy* gather = output.is_view ? forward->gather_of(0) : nullptr;
+        wishes.operands[i] = (gather ? gathered(output.final_spec, gather->read) : output.final_spec)->placements;
         break;
       }
     }
   }
   for (size_t i = 0; i < call.outputs.size(); ++i) {
-    int matches = 0;
-    const layout::SpecData* found = nullptr;
-    for (size_t k = 0; k < forward->operands.size(); ++k) {
-      if (forward->operands[k]->sizes != call.outputs[i].sizes) {
-        continue;
-      }
-      ++matches;
-      if (forward->operand_is_parameter[k]) {
-        found = forward->operands[k].get();
-      }
-    }
-    if (found && matches == 1) {
-      wishes.outputs[i] = found->placements;
+    if (const auto k = parameter_of_gradient(*forward, call.outputs[i].sizes)) {
+      const GatherPolicy* gather = forward->gather_of(*k);
+      const layout::Spec& stored = forward->operands[*k];
+      wishes.outputs[i] = gather ? gathered(stored, gather->read)->placements : stored->placements;
     }
   }
   return wishes;
+}
+
+std::optional<size_t> parameter_of_gradient(const CallPlan& forward, c10::IntArrayRef sizes) {
+  int matches = 0;
+  std::optional<size_t> found;
+  for (size_t k = 0; k < forward.operands.size(); ++k) {
+    if (sizes.equals(forward.operands[k]->sizes)) {
+      ++matches;
+      found = forward.operand_is_parameter[k] ? std::optional(k) : found;
+    }
+  }
+  return matches == 1 ? found : std::nullopt;
 }
 
 const ParameterInfo* wanting_parameter(c10::ArrayRef<c10::IValue> args) {

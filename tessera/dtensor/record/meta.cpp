@@ -161,6 +161,20 @@ Moment Meta::moment() const {
 
 bool Meta::unchanged_since(const Moment& then) const { return !memory().local.is_inference() && moment() == then; }
 
+at::Tensor Meta::find_copy(GatheredCopy Rare::* slot, const Spec& wanted) const {
+  if (!rare) {
+    return {};
+  }
+  const GatheredCopy& copy = rare.get()->*slot;
+  const bool is_valid =
+      copy.spec == wanted && unchanged_since(copy.made) && copy.part.is_inference() <= c10::InferenceMode::is_enabled();
+  return is_valid ? copy.part : at::Tensor();
+}
+
+void Meta::keep_copy(GatheredCopy Rare::* slot, const Spec& copy_spec, at::Tensor part) {
+  make_rare().*slot = {copy_spec, std::move(part), moment()};
+}
+
 void Meta::replace(at::Tensor new_local, Spec new_spec) {
   local = std::move(new_local);
   spec = new_spec;
@@ -168,8 +182,7 @@ void Meta::replace(at::Tensor new_local, Spec new_spec) {
   if (!rare) {
     return;
   }
-  rare->gathered = at::Tensor();
-  rare->gathered_spec = Spec();
+  rare->gathered = rare->kept = {};
   if (rare->derived) {
     root.reset();
     rare->derived->shares_memory = false;

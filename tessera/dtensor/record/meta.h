@@ -12,6 +12,7 @@
 #include <c10/core/TensorImpl.h>
 
 #include "tessera/base/pooled.h"
+#include "tessera/dtensor/record/gather_policy.h"
 #include "tessera/dtensor/record/tensor_like.h"
 #include "tessera/layout/origin.h"
 #include "tessera/layout/spec.h"
@@ -34,6 +35,8 @@ struct ParameterInfo {
   std::string name;
   uint64_t site = 0;                                // hash of the name: equal on every rank
   std::optional<layout::Placements> input, output;  // wanted of the operator that reads it
+  const GatherPolicy* gather = nullptr;             // null: it is read as it is stored
+  const void* told_by = nullptr;  // what a call's plan depends on besides the layouts: this, or the policy; see `add`
 };
 
 struct Meta;
@@ -70,12 +73,17 @@ struct Derived {
 
 struct Pending;
 
+// This rank's part of a tensor in another layout, that later readers share: valid while nobody writes to the tensor.
+struct GatheredCopy {
+  Spec spec;
+  at::Tensor part;
+  Moment made;
+};
+
 // The parts that few DTensors have.
 struct Rare {
-  // A gathered copy that later readers share, valid while nobody writes to the tensor.
-  Spec gathered_spec;
-  at::Tensor gathered;
-  Moment gathered_at;
+  GatheredCopy gathered;  // as operators read it
+  GatheredCopy kept;      // of a parameter, between them (GatherPolicy)
   std::unique_ptr<Derived> derived;
   std::shared_ptr<Pending> pending;  // the value waits for other samples; see pending.h
   bool is_unfinished = false;        // computed from a gradient that lacked samples of the step
@@ -103,6 +111,10 @@ struct Meta final : c10::BackendMeta, base::Pooled<Meta> {
   bool unchanged_since(const Moment& then) const;
   Derived* derived() const { return rare ? rare->derived.get() : nullptr; }
   bool is_pending() const { return rare && rare->pending; }
+
+  // The copy in this layout, if there is a valid one that the running mode may read; else an undefined tensor.
+  at::Tensor find_copy(GatheredCopy Rare::* slot, const Spec& spec) const;
+  void keep_copy(GatheredCopy Rare::* slot, const Spec& spec, at::Tensor part);
 
   Rare& make_rare();
   // What is known of a dropped tensor by weak references keeps no memory.

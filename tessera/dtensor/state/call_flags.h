@@ -14,11 +14,12 @@ enum CallFlag : uint32_t {
   kPending = 1 << 4,       // an operand is a gradient that waits
   kUnfinished = 1 << 5,    // an operand lacks samples of the step
   kElsewhere = 1 << 6,     // an operand is On one coordinate of an axis
-  kNoRank = 1 << 7,        // the thread is no rank's
-  kObserved = 1 << 8,      // the rank has an OpObserver
-  kChecksPlain = 1 << 9,   // ... compares plain operands across ranks
-  kExact = 1 << 10,        // ... has numerics exact
-  kAsksForMoves = 1 << 11  // ... is not in Mode::kImplicit
+  kGathered = 1 << 7,      // an operand is a parameter that operators of a model gather
+  kNoRank = 1 << 8,        // the thread is no rank's
+  kObserved = 1 << 9,      // the rank has an OpObserver
+  kChecksPlain = 1 << 10,  // ... compares plain operands across ranks
+  kExact = 1 << 11,        // ... has numerics exact
+  kAsksForMoves = 1 << 12  // ... is not in Mode::kImplicit
 };
 constexpr uint32_t kSlow = ~uint32_t{kPlain};
 

@@ -1,6 +1,8 @@
 // What a rank keeps of the calls that it has planned.
 #pragma once
 
+#include <limits>
+
 #include "tessera/dtensor/move/redistribute.h"
 #include "tessera/dtensor/plan/forward_plans.h"
 #include "tessera/dtensor/plan/plan_cache.h"
@@ -17,8 +19,18 @@ struct Engine {
   PlanCache plans;
   Moves moves;
   ForwardPlans forward_plans;
-  GatherCache gathered;
+  // What operators gathered: of activations, within the plan's budget; of parameters, the newest alone, and what stays
+  // for a step.
+  GatherCache gathered{&Rare::gathered};
+  GatherCache gathered_parameters{&Rare::gathered};
+  GatherCache kept_parameters{&Rare::kept, std::numeric_limits<int64_t>::max()};
   PlacedParameters parameters;
+
+  // When a pass ends.
+  void drop_gathered() {
+    gathered.clear();
+    gathered_parameters.clear();
+  }
 };
 
 }  // namespace tessera::dtensor

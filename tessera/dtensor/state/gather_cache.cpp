@@ -11,6 +11,19 @@ void GatherCache::set_budget(int64_t bytes) {
   budget_ = bytes;
 }
 
+at::Tensor GatherCache::find_or_run(comm::RankContext& context, const MetaPtr& meta, const Move& move,
+                                    const at::Tensor& part, const char* op) {
+  if (at::Tensor found = meta->find_copy(slot_, move.to); found.defined()) {
+    return found;
+  }
+  at::Tensor result = run_move(context, move, part, op);
+  meta->keep_copy(slot_, move.to, result);
+  // Of the largest part, so that all ranks drop the same copies.
+  const int64_t most = c10::multiply_integers(move.to.local_sizes(layout::Coord(move.to->mesh.ndim())));
+  add(meta, most * result.element_size());
+  return result;
+}
+
 void GatherCache::add(const MetaPtr& meta, int64_t bytes) {
   std::erase_if(entries_, [&](const Entry& entry) {  // its earlier copy is gone already
     if (entry.tensor != meta.get()) {
@@ -37,8 +50,7 @@ void GatherCache::drop_oldest() {
   entries_.pop_front();
   bytes_ -= oldest.bytes;
   if (const MetaPtr alive = oldest.meta.lock(); alive && alive->rare) {
-    alive->rare->gathered = at::Tensor();
-    alive->rare->gathered_spec = Spec();
+    alive->rare.get()->*slot_ = {};
   }
 }
 

@@ -10,7 +10,17 @@ namespace tessera::dtensor {
 void PlacedParameters::add(const at::Tensor& tensor, ParameterInfo info) {
   TESSERA_CHECK(is_dtensor(tensor), "[parameter] `", info.name, "` is no DTensor: place it first");
   TESSERA_CHECK(!info.name.empty(), "[parameter] a DTensor of ", meta_of(tensor)->spec.str(), " has no name");
-  meta_of(tensor)->parameter = &all_.emplace_back(std::move(info));
+  ParameterInfo& added = all_.emplace_back(std::move(info));
+  added.told_by = added.input || added.output ? static_cast<const void*>(&added) : added.gather;
+  meta_of(tensor)->parameter = &added;
+}
+
+const GatherPolicy* PlacedParameters::find_or_add(GatherPolicy policy) {
+  if (policy.read.empty()) {
+    return nullptr;
+  }
+  const auto found = std::find(policies_.begin(), policies_.end(), policy);
+  return found == policies_.end() ? &policies_.emplace_back(std::move(policy)) : &*found;
 }
 
 const ParameterInfo* PlacedParameters::find(uint64_t site) const {

@@ -16,11 +16,15 @@ class PlacedParameters {
   // Throws for a plain tensor, and for a parameter without a name.
   void add(const at::Tensor& tensor, ParameterInfo info);
 
+  // The one object of this policy; null for one that gathers nothing.
+  const GatherPolicy* find_or_add(GatherPolicy policy);
+
   // By ParameterInfo::site; null if there is none.
   const ParameterInfo* find(uint64_t site) const;
 
  private:
   std::deque<ParameterInfo> all_;
+  std::deque<GatherPolicy> policies_;
 };
 
 }  // namespace tessera::dtensor

@@ -1,8 +1,8 @@
-// Data parallelism: the batch is cut over every axis of that role, slowest first.
+// Data parallelism: the batch is cut over every axis of a role that cuts it.
 #include "tessera/plan/draft.h"
 
 namespace tessera::plan {
 
-void plan_data(Draft& draft) { draft.plan.batch_axes = layout::axes_of(draft.plan.mesh, layout::AxisRole::kData); }
+void plan_data(Draft& draft) { draft.plan.batch_axes = layout::batch_axes_of(draft.plan.mesh); }
 
 }  // namespace tessera::plan

@@ -62,12 +62,55 @@ bool sums_whole_rows(const Call& call) {
                                                   [](const Operand& operand) { return operand.is_parameter; });
 }
 
-void keep_whole(const ExactRule& rule, const Call& call, FactorMap& map) {
+namespace {
+
+// Whether the operand is nothing but this dim, without labels, and some rank holds a part of a leaf of it: what is left
+// of a sum over the columns of a parameter whose rows are cut anywhere.
+bool is_vector_cut_inside_leaves(const layout::Spec& spec, int64_t dim, int64_t leaves) {
+  const int64_t size = spec->sizes[static_cast<size_t>(dim)];
+  if (!spec->is_cut(dim) || !spec->labels.empty() || spec->numel() != size) {
+    return false;
+  }
+  layout::Coord coord(static_cast<size_t>(spec->mesh.ndim()));
+  const std::vector<int64_t> axes = spec->axes_of(dim);
+  for (bool is_done = false; !is_done;) {
+    if (!sums::is_of_whole_leaves(spec.local_ranges(coord)[static_cast<size_t>(dim)], size, leaves)) {
+      return true;
+    }
+    is_done =
+        std::all_of(axes.begin(), axes.end(), [&](int64_t axis) {  // the next coordinates, as a number with digits
+          return (coord[axis] = (coord[axis] + 1) % spec->mesh.axis(axis).size) == 0;
+        });
+  }
+  return false;
+}
+
+bool sums_vector_cut_inside_leaves(const Call& call, const FactorMap& map, int factor, int64_t leaves) {
+  for (size_t i = 0; i < call.operands.size(); ++i) {
+    for (size_t d = 0; d < map.operands[i].size(); ++d) {
+      const DimFactors& dim = map.operands[i][d];
+      if (dim.size() == 1 && dim[0] == factor &&
+          is_vector_cut_inside_leaves(call.spec(i), static_cast<int64_t>(d), leaves)) {
+        return true;
+      }
+    }
+  }
+  return false;
+}
+
+}  // namespace
+
+void keep_whole(const ExactRule& rule, const Call& call, const sums::Lattice& lattice, FactorMap& map) {
   const std::vector<int> summed = rule.keeps_whole ? factors_without_output(map, 0) : summed_factors(call, map, 0);
   const auto labels_of = [&](int factor) { return labels_of_factor(call, map, factor); };
   const bool of_samples = rule.sample && std::any_of(summed.begin(), summed.end(),
                                                      [&](int factor) { return counts_samples(labels_of(factor)); });
   if (!rule.keeps_whole && !of_samples && !sums_whole_rows(call)) {
+    for (const int factor : summed) {
+      if (sums_vector_cut_inside_leaves(call, map, factor, lattice.feature)) {
+        map.factors[factor].can_shard = false;
+      }
+    }
     return;
   }
   for (int factor : summed) {

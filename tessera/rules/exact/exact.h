@@ -10,6 +10,7 @@
 
 #include "tessera/rules/engine/exact_rule.h"
 #include "tessera/rules/engine/rule.h"
+#include "tessera/sums/lattice.h"
 
 namespace tessera::rules {
 
@@ -27,8 +28,9 @@ layout::DimLabels labels_of_factor(const Call& call, const FactorMap& map, int f
 bool sums_whole_rows(const Call& call);
 
 // Forbids cuts of what is summed whole: such an operand is gathered first. In a sum over samples that is all but
-// samples and positions, and samples that stand behind something else in their dim.
-void keep_whole(const ExactRule& rule, const Call& call, FactorMap& map);
+// samples and positions, and samples that stand behind something else in their dim. So is a vector without labels that
+// is cut inside of the lattice's leaves.
+void keep_whole(const ExactRule& rule, const Call& call, const sums::Lattice& lattice, FactorMap& map);
 
 // The factors that output `index` lacks and some operand has. Those of one element count only if they hold a sample or
 // if there are no others.

@@ -69,6 +69,7 @@ struct ParallelConfig {
   int64_t ranks = 0;  // 0: as many as the mesh has
   std::string mesh;   // dp=2,tp=2; empty: chosen for the ranks
   bool sequence_parallel = false;
+  std::string sharding = "parameters";  // what fsdp axes cut: state, gradients as well, or parameters as well
   bool keep_gathered = true;
   std::string plan;  // a plan file instead of a generated plan; relative to the folder of the configuration file
 };

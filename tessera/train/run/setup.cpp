@@ -113,6 +113,7 @@ plan::Plan make_plan(const Config& config, const torch::nn::Module& model) {
   plan::PlanOptions options{
       .devices = config.ranks(),
       .sequence_parallel = config.parallel.sequence_parallel,
+      .sharding = plan::parse_sharding(config.parallel.sharding),
       .heads = config.model.heads,
       .kv_heads = kv_heads_of(config.model),
       .keep_gathered = config.parallel.keep_gathered,

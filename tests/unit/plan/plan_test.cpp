@@ -59,6 +59,11 @@ Plan random_plan(std::mt19937_64& random) {
     if (random() % 3 == 0) {
       entry.output = placements();
     }
+    for (auto* state : {&entry.compute, &entry.kept, &entry.gradient}) {
+      if (random() % 3 == 0) {
+        *state = placements();
+      }
+    }
     plan.parameters.push_back(entry);
   }
   for (size_t i = random() % 3; i > 0; --i) {
@@ -109,7 +114,7 @@ TEST(Plan, JsonRoundTripsRandomPlans) {
 TEST(Plan, JsonIsOneLinePerEntry) {
   EXPECT_EQ(small_plan().json(),
             "{\n"
-            "  \"version\": 1,\n"
+            "  \"version\": 2,\n"
             "  \"mesh\": \"dp=2,tp=2\",\n"
             "  \"batch_axes\": [\"dp\"],\n"
             "  \"keep_gathered_bytes\": 1073741824,\n"
@@ -214,8 +219,8 @@ TEST(Plan, VerifyNamesWhatDoesNotFit) {
 TEST(Plan, FromJsonNamesTheLine) {
   const auto good = small_plan().json();
   const std::vector<std::array<std::string, 3>> cases = {
-      {"\"version\": 1", "\"version\": 2", "line 2: version 2 is not 1, which is the newest"},
-      {"\"version\": 1", "\"version\": \"one\"", "line 2: \"version\" cannot be \"one\""},
+      {"\"version\": 2", "\"version\": 3", "line 2: version 3 is none of 1 to 2, which is the newest"},
+      {"\"version\": 2", "\"version\": \"one\"", "line 2: \"version\" cannot be \"one\""},
       {"\"mesh\": \"dp=2,tp=2\"", "\"mesh\": \"dp=2,tp\"", "line 3: [mesh] \"dp=2,tp\" is no mesh"},
       {"\"mesh\"", "\"meshes\"", "line 3: unknown key \"meshes\"; did you mean \"mesh\"?"},
       {"\"storage\": \"{tp: S(1)}\"", "\"storage\": \"{tp: Q}\"",

@@ -1,0 +1,193 @@
+// Fully sharded training: parameters, gradients and moments in parts, gathered where they are read. The bits of one
+// rank in `exact`, the numbers of one device in `fast`; bytes as closed forms; what a rank holds.
+
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include "tests/ranks/support.h"
+#include "tests/ranks/training_run.h"
+#include "tests/support/counting_allocator.h"
+
+namespace tessera::ranks::sharded_test {
+namespace {
+
+using plan::Sharding;
+
+models::LlamaConfig llama(at::ScalarType dtype = at::kFloat) {
+  models::LlamaConfig config;
+  config.vocab_size = 101, config.dim = 48, config.layers = 2, config.heads = 4, config.kv_heads = 2;
+  config.hidden = 80, config.max_seq = 16, config.tie_embeddings = true, config.dtype = dtype;
+  return config;
+}
+
+models::GptConfig gpt(at::ScalarType dtype = at::kFloat) {
+  models::GptConfig config;
+  config.vocab_size = 101, config.dim = 48, config.layers = 2, config.heads = 4, config.max_seq = 16;
+  config.dropout = 0.1, config.dtype = dtype;
+  return config;
+}
+
+const std::vector<Case> kCases = {{"fsdp=2"},
+                                  {"fsdp=3"},
+                                  {"fsdp=4", false, 2},
+                                  {"fsdp=8"},
+                                  {"dp=2,fsdp=2", false, 2},
+                                  {"fsdp=2,tp=2"},
+                                  {"fsdp=2,tp=2", true},
+                                  {"fsdp=2", false, 4, Sharding::kState},
+                                  {"fsdp=2,tp=2", false, 2, Sharding::kState},
+                                  {"fsdp=3", false, 2, Sharding::kGradients},
+                                  {"dp=2,fsdp=2", false, 1, Sharding::kGradients}};
+
+// The first thing that differs; empty if nothing does.
+std::string difference(const Curve& a, const Curve& b) {
+  for (size_t i = 0; i < a.losses.size(); ++i) {
+    if (a.losses[i] != b.losses[i] || a.norms[i] != b.norms[i]) {
+      return c10::str("step ", i, ": loss ", a.losses[i], " and ", b.losses[i], ", norm ", a.norms[i], " and ",
+                      b.norms[i]);
+    }
+  }
+  for (const auto& [name, value] : a.parameters) {
+    if (!at::equal(value, b.parameters.at(name))) {
+      return name;
+    }
+  }
+  return "";
+}
+
+template <typename Model, typename Config>
+void expect_bits_of_one_rank(const Config& config) {
+  const Setting setting = {
+      .batch = 32, .vocabulary = 101, .lattice = sums::Lattice{.batch = 32, .sequence = 4, .feature = 4}};
+  const Curve one = train<Model>(setting, config, {});
+  for (const Case& c : kCases) {
+    SCOPED_TRACE(c.str());
+    try {
+      EXPECT_EQ(difference(one, train<Model>(setting, config, c)), "");
+    } catch (const std::exception& error) {
+      ADD_FAILURE() << error.what();
+    }
+  }
+}
+
+TEST(Sharded, LlamaHasTheBitsOfOneRank) { expect_bits_of_one_rank<models::Llama>(llama()); }
+TEST(Sharded, GptHasTheBitsOfOneRank) { expect_bits_of_one_rank<models::Gpt>(gpt()); }
+
+TEST(Sharded, FastNumericsHaveTheNumbersOfOneDevice) {
+  const Setting setting = {.batch = 7, .length = 12, .vocabulary = 101, .learning_rate = 1e-4};
+  const Curve one = train<models::Llama>(setting, llama(at::kDouble), {});
+  for (const Case& c : kCases) {
+    SCOPED_TRACE(c.str());
+    const Distance apart = distance(train<models::Llama>(setting, llama(at::kDouble), c), one);
+    EXPECT_LE(std::max({apart.losses, apart.norms, apart.parameters}), 1e-12) << str(apart);
+  }
+}
+
+// Two products without biases; the rows of one do not divide.
+struct ProductsImpl : torch::nn::Module {
+  static constexpr int64_t kIn = 64, kHidden = 128, kOut = 30;
+  ProductsImpl()
+      : up(register_module("up", torch::nn::Linear(torch::nn::LinearOptions(kIn, kHidden).bias(false)))),
+        down(register_module("down", torch::nn::Linear(torch::nn::LinearOptions(kHidden, kOut).bias(false)))) {}
+  at::Tensor forward(const at::Tensor& x) { return down(torch::relu(up(x))); }
+  torch::nn::Linear up, down;
+};
+TORCH_MODULE(Products);
+
+// What a step of `accumulate` micro-batches sends on rank 0.
+trace::Ledger ledger_of_step(const std::string& mesh_text, Sharding sharding, int64_t accumulate) {
+  trace::Ledger ledger;
+  const auto mesh = Mesh::parse(mesh_text);
+  run_on(mesh, [&](int64_t rank) {
+    auto model = parallel::deferred([] { return Products(); });
+    const auto plan = parallel::generate_plan(*model, {.mesh = mesh, .sharding = sharding});
+    parallel::place(*model, plan);
+    parallel::Job job(
+        model.ptr(), plan,
+        [model](const std::vector<at::Tensor>& batch) mutable { return torch::mse_loss(model(batch[0]), batch[1]); },
+        {.accumulate = accumulate});
+    comm::RankContext::require().ledger.clear();
+    job(waves({12, Products::Impl::kIn}).to(at::kFloat), waves({12, Products::Impl::kOut}).to(at::kFloat)).backward();
+    for (const at::Tensor& parameter : model->parameters()) {
+      EXPECT_EQ(spec_of(parameter.grad())->placements, spec_of(parameter)->placements);
+    }
+    if (rank == 0) {
+      ledger = comm::RankContext::require().ledger;
+    }
+  });
+  return ledger;
+}
+
+// What a rank sends on average of a float32 [rows, columns] that is gathered from parts, or merged into them.
+int64_t bytes_of_parts(int64_t rows, int64_t columns, int64_t ranks) {
+  return rows * columns * 4 * (ranks - 1) / ranks;
+}
+
+TEST(Sharded, BytesAreClosedForms) {
+  constexpr int64_t kIn = Products::Impl::kIn, kHidden = Products::Impl::kHidden, kOut = Products::Impl::kOut;
+  for (const int64_t ranks : {2, 3, 4}) {
+    for (const int64_t passes : {1, 2}) {
+      const std::string mesh = c10::str("fsdp=", ranks);
+      const int64_t both = bytes_of_parts(kHidden, kIn, ranks) + bytes_of_parts(kOut, kHidden, ranks);
+      SCOPED_TRACE(c10::str(mesh, ", ", passes, " passes"));
+      // The last one stays for the backward pass; the gradient of the inputs is not asked for, so the first is not
+      // gathered again.
+      for (const Sharding sharding : {Sharding::kParameters, Sharding::kGradients, Sharding::kState}) {
+        const trace::Ledger ledger = ledger_of_step(mesh, sharding, passes);
+        const int64_t gathered = sharding == Sharding::kParameters ? passes : 1;
+        const int64_t merges = sharding == Sharding::kState ? 1 : passes;
+        EXPECT_EQ(ledger.bytes_of("all_gather", "fsdp"), gathered * both) << ledger.json();
+        EXPECT_EQ(ledger.bytes_of("reduce_scatter", "fsdp"), merges * both) << ledger.json();
+      }
+    }
+  }
+}
+
+// What rank 0 holds: parameters, gradients and moments between steps, and the most beside them in a step.
+struct Held {
+  int64_t kept = 0, largest_block = 0;
+};
+
+Held held_by(const std::string& mesh_text, Sharding sharding) {
+  Held held;
+  const auto mesh = Mesh::parse(mesh_text);
+  run_on(mesh, [&](int64_t rank) {
+    const int64_t before = support::bytes_of(rank).live;
+    support::reset_peak(rank);
+    auto model = parallel::deferred([] { return models::Llama(llama()); });
+    torch::optim::AdamW optimizer(model->parameters(), torch::optim::AdamWOptions(1e-3));
+    const auto plan = parallel::generate_plan(*model, {.mesh = mesh, .sharding = sharding, .heads = 4, .kv_heads = 2});
+    parallel::place(*model, plan, &optimizer);
+    const int64_t largest = support::bytes_of(rank).largest;
+    parallel::Job job(model.ptr(), plan, [model](const std::vector<at::Tensor>& batch) mutable {
+      return model->loss(batch[0], batch[1]);
+    });
+    const auto tokens = at::arange(8 * 9).reshape({8, 9});
+    for (int step = 0; step < 2; ++step) {
+      optimizer.zero_grad();
+      job(tokens.slice(1, 0, 8).contiguous(), tokens.slice(1, 1, 9).contiguous()).backward();
+      optimizer.step();
+    }
+    if (rank == 0) {
+      held = {support::bytes_of(rank).live - before, largest};
+    }
+  });
+  return held;
+}
+
+TEST(Sharded, ARankKeepsItsShare) {
+  support::count_allocations();
+  const int64_t whole = 4 * 4 * models::parameter_count(*parallel::deferred([] { return models::Llama(llama()); }));
+  for (const int64_t ranks : {1, 2, 3, 4, 8}) {
+    for (const Sharding sharding : {Sharding::kParameters, Sharding::kGradients, Sharding::kState}) {
+      const Held held = held_by(c10::str("fsdp=", ranks), sharding);
+      const int64_t rows = 4 * 4 * (8 * 48 * 9 + 5 * 48);  // one row more of each parameter and of what lies beside it
+      std::cout << ranks << " ranks, " << plan::name_of(sharding) << ": " << held.kept << " of " << whole << " bytes\n";
+      EXPECT_LE(held.kept, whole / ranks + rows);
+      EXPECT_GE(held.kept, whole / ranks);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace tessera::ranks::sharded_test
