@@ -16,6 +16,7 @@
 #include "tessera/dtensor/view/views.h"
 #include "tessera/rules/engine/homes.h"
 #include "tessera/rules/engine/propagate.h"
+#include "tessera/rules/exact/exact.h"
 
 namespace tessera::dtensor {
 
@@ -357,7 +358,12 @@ class Planner {
     if (output == 0 && like >= 0 && plan_->gather_of(static_cast<size_t>(like))) {
       return {&plan_->operands[static_cast<size_t>(like)], plan_->gather_of(static_cast<size_t>(like))};
     }
-    const auto operand = forward_ ? parameter_of_gradient(*forward_, plan_->outputs[output].spec->sizes) : std::nullopt;
+    const Spec& spec = plan_->outputs[output].spec;
+    const bool is_of_parameter = info_.is_view && plan_->gather_of(0);  // `w.t()`, in a derivative of what read w
+    if (is_of_parameter || rules::holds_samples(spec->labels)) {
+      return {};
+    }
+    const auto operand = forward_ ? parameter_of_gradient(*forward_, spec->sizes) : std::nullopt;
     return operand ? std::pair(&forward_->operands[*operand], forward_->gather_of(*operand))
                    : std::pair<const Spec*, const GatherPolicy*>();
   }

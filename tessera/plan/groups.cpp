@@ -1,0 +1,31 @@
+#include "tessera/plan/groups.h"
+
+#include <algorithm>
+#include <numeric>
+
+namespace tessera::plan {
+
+std::vector<std::vector<int64_t>> cut_group(const std::vector<GroupMember>& members, int64_t parts) {
+  const int64_t all =
+      std::accumulate(members.begin(), members.end(), int64_t{0},
+                      [](int64_t sum, const GroupMember& member) { return sum + member.rows * member.columns; });
+  std::vector<std::vector<int64_t>> rows;
+  int64_t begin = 0;  // of the member, in elements
+  for (const GroupMember& member : members) {
+    auto& own = rows.emplace_back();
+    int64_t taken = 0;
+    for (int64_t part = 1; part <= parts; ++part) {
+      // The cut after this part: a row more than half of which lies before it counts as before it.
+      const int64_t wanted = static_cast<int64_t>(static_cast<double>(all) * static_cast<double>(part) /
+                                                  static_cast<double>(parts)) - begin;
+      const int64_t nearest = member.columns > 0 ? (wanted + member.columns / 2) / member.columns : member.rows;
+      const int64_t until = part == parts ? member.rows : std::clamp<int64_t>(wanted < 0 ? 0 : nearest, taken, member.rows);
+      own.push_back(until - taken);
+      taken = until;
+    }
+    begin += member.rows * member.columns;
+  }
+  return rows;
+}
+
+}  // namespace tessera::plan
