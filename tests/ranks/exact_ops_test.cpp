@@ -146,6 +146,22 @@ TEST(ExactOps, OthersAreRefusedByName) {
   });
 }
 
+// A plan for one order is not taken for another.
+TEST(ExactOps, NormsOfOtherOrdersAreRefusedAfterTheEuclideanOne) {
+  const Mesh mesh = Mesh::parse("tp=2");
+  run_on(mesh, [&](int64_t) {
+    dtensor::set_numerics(Numerics::kExact);
+    const at::Tensor x = wild({5, 4}, at::kDouble, 1);
+    for (const double order : {2.0, 1.0, 3.0, 2.0}) {
+      const CallOutcome outcome =
+          run_call(audit::sample("aten::linalg_vector_norm", {x}, {{"ord", order}, {"dim", Sizes{0}}}), mesh,
+                   {{layout::Shard(1)}});
+      EXPECT_TRUE(order == 2.0 ? outcome.error.empty() : says(outcome.error, "called like this"))
+          << order << outcome.error;
+    }
+  });
+}
+
 // The control: in `fast` the same calls have other bits in some layouts, and they are as before after `exact`.
 TEST(ExactOps, FastIsUnchangedAfterExact) {
   const Sample sum = made_wild(audit::sample("aten::sum", {audit::reals({13, 64})}), at::kFloat);
