@@ -18,10 +18,13 @@ const char* const kMeshes[] = {"tp=2", "tp=3", "tp=4", "dp=2,tp=2"};
 std::vector<Placements> leaf_layouts(const Mesh& mesh, const at::Tensor& tensor, const Lattice& lattice) {
   std::vector<Placement> choices = {layout::Replicate()};
   for (int64_t d = 0; d < tensor.dim(); ++d) {
-    choices.push_back(
-        layout::Shard(d, {.unit = std::max<int64_t>(1, sums::leaf_unit(tensor.size(d), lattice.feature))}));
+    const int64_t unit = std::max<int64_t>(1, sums::leaf_unit(tensor.size(d), lattice.feature));
+    choices.push_back(layout::Shard(d, {.unit = unit}));
+    for (const Placement& ragged : ragged_cuts(d, tensor.size(d), 2 * unit)) {
+      choices.push_back(ragged);
+    }
   }
-  return every_layout(mesh, tensor.dim(), choices);
+  return every_layout_of(mesh, tensor.sizes(), choices);
 }
 
 // `most` of the combinations of layouts of the sample's tensors, spread over all of them.

@@ -42,7 +42,7 @@ at::Tensor moved(RankState& state, const OpInfo& info, const Move& move, const a
   rare.gathered = result;
   rare.gathered_at = meta->moment();
   // Of the largest part, so that all ranks drop the same copies.
-  const int64_t most = c10::multiply_integers(move.to.local_sizes(layout::Coord(move.to->mesh.ndim())));
+  const int64_t most = c10::multiply_integers(move.to.largest_sizes());
   state.engine.gathered.add(MetaPtr::reclaim_copy(meta), most * result.element_size());
   return result;
 }
