@@ -42,6 +42,7 @@ using layout::Mesh;
 using layout::Partial;
 using layout::Placement;
 using layout::Placements;
+using layout::RaggedShard;
 using layout::ReduceOp;
 using layout::Replicate;
 using layout::Shard;

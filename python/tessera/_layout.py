@@ -14,7 +14,7 @@ class _OfKind(type):
 class Shard(metaclass=_OfKind):
     """`dim` is cut over the ranks of a mesh axis, as torch.chunk cuts, on multiples of `unit` elements."""
 
-    _kinds = ("shard", "interleaved shard")
+    _kinds = ("shard", "interleaved shard", "ragged shard")
 
     def __new__(cls, dim, *, unit=1, order=-1):
         return _C.shard(dim, unit, order, 1)
@@ -27,6 +27,15 @@ class InterleavedShard(metaclass=_OfKind):
 
     def __new__(cls, dim, blocks, *, unit=1, order=-1):
         return _C.shard(dim, unit, order, blocks)
+
+
+class RaggedShard(metaclass=_OfKind):
+    """The dim in `dims` is cut at given places: the rank at coordinate i of the axis holds `sizes[i]` elements of it, which may be 0."""
+
+    _kinds = ("ragged shard",)
+
+    def __new__(cls, dims, sizes, *, order=-1, blocks=1):
+        return _C.ragged_shard(dims, sizes, order, blocks)
 
 
 class Replicate(metaclass=_OfKind):

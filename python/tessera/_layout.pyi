@@ -10,6 +10,9 @@ class Shard(Placement):
 class InterleavedShard(Placement):
     def __init__(self, dim: int, blocks: int, *, unit: int = 1, order: int = -1) -> None: ...
 
+class RaggedShard(Placement):
+    def __init__(self, dims: Sequence[int], sizes: Sequence[int], *, order: int = -1, blocks: int = 1) -> None: ...
+
 class Replicate(Placement):
     def __init__(self) -> None: ...
 

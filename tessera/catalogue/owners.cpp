@@ -21,17 +21,15 @@ bool is_everywhere(int64_t size, const std::vector<layout::NestedCut>& cuts, siz
   if (level == cuts.size() || size == 0) {
     return size > 0;
   }
-  const Cut cut(size, cuts[level].parts, cuts[level].unit);
-  const bool is_last_full = cut.rest() == 0;
-  return cut[cut.parts() - 1].size() > 0 && is_everywhere(cut.most(), cuts, level + 1) &&
-         (is_last_full || is_everywhere(cut.rest(), cuts, level + 1));
+  const std::vector<int64_t> sizes = Cut(size, cuts[level].parts, cuts[level].places).different_sizes();
+  return std::all_of(sizes.begin(), sizes.end(), [&](int64_t part) { return is_everywhere(part, cuts, level + 1); });
 }
 
 bool is_everywhere(const Spec& spec) {
   for (int64_t dim = 0; dim < spec->ndim(); ++dim) {
     std::vector<layout::NestedCut> cuts;
     for (int64_t axis : spec->axes_of(dim)) {
-      cuts.push_back({spec->mesh.axis(axis).size, spec->placements[axis].unit});
+      cuts.push_back({spec->mesh.axis(axis).size, spec->placements[axis].places});
     }
     if (!is_everywhere(spec->sizes[dim] / spec->blocks_of(dim), cuts, 0)) {
       return false;
@@ -148,7 +146,7 @@ SliceOwners::SliceOwners(const Catalogue& catalogue) : turns_(catalogue.entries(
   }
   struct Slices {
     Queue* queue = nullptr;  // of the replicas
-    int64_t bytes = 0;       // of the first slice: none is larger
+    int64_t bytes = 0;       // of the largest slice
   };
   std::unordered_map<const layout::SpecData*, Slices> by_spec;
   std::map<std::pair<const void*, std::vector<int64_t>>, Queue> queues;
@@ -156,8 +154,8 @@ SliceOwners::SliceOwners(const Catalogue& catalogue) : turns_(catalogue.entries(
     auto& [queue, bytes] = by_spec[specs_[i].get()];
     if (queue == nullptr) {
       const Holdings holdings = Holdings::of_holders(specs_[i]);
-      bytes = reshard::numel(holdings.boxes_of(holdings.mesh().ranks()[0])[0]) *
-              static_cast<int64_t>(c10::elementSize(specs_[i]->dtype));
+      bytes =
+          c10::multiply_integers(specs_[i].largest_sizes()) * static_cast<int64_t>(c10::elementSize(specs_[i]->dtype));
       queue = &queues[{holdings.mesh().id(), holdings.free_axes()}];
       const layout::Coord first(holdings.mesh().ndim());
       const int64_t replicas = place_on(holdings.mesh(), first, holdings.free_axes()).count;

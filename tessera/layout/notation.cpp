@@ -1,6 +1,8 @@
 // The one notation of layouts: what prints and what reads it.
 #include <algorithm>
+#include <optional>
 #include <ostream>
+#include <utility>
 
 #include "tessera/base/error.h"
 #include "tessera/base/text.h"
@@ -29,21 +31,61 @@ std::optional<int64_t> take_int(std::string_view& text) {
   return value;
 }
 
+constexpr int64_t kMostParts = 1 << 20;
+constexpr int64_t kMostInPart = int64_t{1} << 40;
+
+// Takes `3,0,5` or `2*4,3` off the front of `text`; nothing if it is no list of sizes.
+std::optional<Places> take_places(std::string_view& text) {
+  std::vector<int64_t> sizes;
+  do {
+    std::optional<int64_t> size = take_int(text), count = 1;
+    if (take(text, "*")) {
+      count = std::exchange(size, take_int(text));
+    }
+    const int64_t left = kMostParts - static_cast<int64_t>(sizes.size());
+    if (!size || !count || *size > kMostInPart || *count < 1 || *count > left) {
+      return std::nullopt;
+    }
+    sizes.insert(sizes.end(), static_cast<size_t>(*count), *size);
+  } while (take(text, ","));
+  return Places::of_sizes(sizes);
+}
+
+// `3,0,5`; sizes that follow each other as `2*4,3`.
+std::string text_of(const Places& given) {
+  const std::vector<int64_t>& sizes = given.sizes();
+  std::string text;
+  for (auto size = sizes.begin(); size != sizes.end();) {
+    const auto next = std::find_if(size, sizes.end(), [&](int64_t other) { return other != *size; });
+    text +=
+        (text.empty() ? "" : ",") + (next - size > 1 ? std::to_string(next - size) + "*" : "") + std::to_string(*size);
+    size = next;
+  }
+  return text;
+}
+
 std::optional<Placement> try_parse_shard(std::string_view text) {
   ShardOptions options;
+  std::optional<Places> given;
   const auto dim = take_int(text);
   if (take(text, "/")) {
     options.blocks = take_int(text).value_or(0);
   }
   if (take(text, ";")) {
     options.unit = take_int(text).value_or(0);
+  } else if (take(text, "|")) {
+    given = take_places(text);
+    options.unit = given ? 1 : 0;
   }
   if (take(text, "@")) {
     options.order = static_cast<int>(std::min<int64_t>(take_int(text).value_or(-2), 128));
   }
   const bool is_read = dim && *dim <= INT32_MAX && options.unit >= 1 && options.blocks >= 1 && options.blocks <= 255 &&
                        options.order >= -1 && options.order <= 127;
-  return is_read && text == ")" ? std::optional(Shard(*dim, options)) : std::nullopt;
+  if (!is_read || text != ")") {
+    return std::nullopt;
+  }
+  return given ? RaggedShard({*dim}, given->sizes(), options) : Shard(*dim, options);
 }
 
 std::optional<Placement> try_parse_placement(std::string_view text) {
@@ -75,6 +117,21 @@ std::string without_spaces(std::string_view text) {
   return result;
 }
 
+// The items between commas; those in parentheses belong to an item.
+std::vector<std::string> split_items(std::string_view text) {
+  std::vector<std::string> items(1);
+  int depth = 0;
+  for (char c : text) {
+    depth += c == '(' ? 1 : c == ')' ? -1 : 0;
+    if (c == ',' && depth == 0) {
+      items.emplace_back();
+    } else {
+      items.back() += c;
+    }
+  }
+  return items;
+}
+
 std::vector<std::string> axis_names(const Mesh& mesh) {
   std::vector<std::string> names;
   for (const Axis& axis : mesh.axes()) {
@@ -99,8 +156,10 @@ std::string Placement::str() const {
   if (blocks != 1) {
     text += "/" + std::to_string(blocks);
   }
-  if (unit != 1) {
-    text += ";" + std::to_string(unit);
+  if (is_ragged()) {
+    text += "|" + text_of(places);
+  } else if (places.unit() != 1) {
+    text += ";" + std::to_string(places.unit());
   }
   if (order >= 0) {
     text += "@" + std::to_string(order);
@@ -112,7 +171,7 @@ Placement parse_placement(std::string_view text) {
   const auto placement = try_parse_placement(without_spaces(text));
   TESSERA_CHECK_AS(ConfigError, placement, "[layout] \"", text,
                    "\" is no placement; accepted: R, S(dim), S(dim;unit), S(dim@order), S(dim;unit@order), "
-                   "S(dim/blocks;unit), P, P(sum), P(max), "
+                   "S(dim/blocks;unit), S(dim|size,size,...), P, P(sum), P(max), "
                    "P(min), P(prod), P(avg), On(coordinate)");
   return *placement;
 }
@@ -144,7 +203,7 @@ Placements parse_placements(const Mesh& mesh, std::string_view text) {
   inner = inner.substr(1, inner.size() - 2);
   Placements result(mesh.ndim());
   std::vector<bool> is_named(mesh.ndim());
-  for (const std::string& item : base::trim(inner).empty() ? std::vector<std::string>{} : base::split(inner, ',')) {
+  for (const std::string& item : base::trim(inner).empty() ? std::vector<std::string>{} : split_items(inner)) {
     const size_t colon = item.find(':');
     TESSERA_CHECK_AS(ConfigError, colon != std::string::npos, "[layout] \"", item, "\" in \"", text,
                      "\" has no `axis:`", kForm);

@@ -5,6 +5,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/hash.h"
+#include "tessera/base/text.h"
 
 namespace tessera::layout {
 
@@ -24,13 +25,22 @@ Placement Shard(int64_t dim, ShardOptions options) {
   result.blocks = static_cast<uint8_t>(options.blocks);
   result.dim = static_cast<int32_t>(dim);
   result.order = static_cast<int8_t>(options.order);
-  result.unit = options.unit;
+  result.places = Places::in_units(options.unit);
   return result;
 }
 
 Placement InterleavedShard(int64_t dim, int64_t blocks, ShardOptions options) {
   options.blocks = blocks;
   return Shard(dim, options);
+}
+
+Placement RaggedShard(const std::vector<int64_t>& dims, const std::vector<int64_t>& sizes, ShardOptions options) {
+  TESSERA_CHECK(dims.size() == 1, "[layout] RaggedShard of dims [", base::join(dims, ", "), "]; accepted: one dim");
+  TESSERA_CHECK(options.unit == 1, "[layout] RaggedShard of dim ", dims[0], " with unit ", options.unit,
+                ": its sizes say where it is cut; accepted: sizes that are multiples of the unit");
+  Placement result = Shard(dims[0], options);
+  result.places = Places::of_sizes(sizes);
+  return result;
 }
 
 Placement Partial(ReduceOp op) {
@@ -53,7 +63,7 @@ uint64_t Placement::hash() const {
   const uint64_t small = static_cast<uint64_t>(kind) | static_cast<uint64_t>(op) << 8 |
                          static_cast<uint64_t>(static_cast<uint8_t>(order)) << 16 |
                          static_cast<uint64_t>(blocks) << 24 | static_cast<uint64_t>(dim) << 32;
-  return base::hash_combine(small, static_cast<uint64_t>(unit));
+  return base::hash_combine(small, places.hash());
 }
 
 const char* name_of(ReduceOp op) {
@@ -77,7 +87,7 @@ bool commute(ReduceOp a, ReduceOp b) {
 const char* Placement::kind_name() const {
   switch (kind) {
     case Kind::kReplicate: return "replicate";
-    case Kind::kShard: return is_interleaved() ? "interleaved shard" : "shard";
+    case Kind::kShard: return is_interleaved() ? "interleaved shard" : is_ragged() ? "ragged shard" : "shard";
     case Kind::kPartial: return "partial";
     case Kind::kOn: return "on";
   }

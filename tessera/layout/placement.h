@@ -22,7 +22,7 @@ bool commute(ReduceOp a, ReduceOp b);
 
 // Options of a cut.
 struct ShardOptions {
-  // Cuts fall on multiples of `unit` elements: heads, leaves, quantisation blocks.
+  // Cuts fall on multiples of `unit` elements: heads, leaves, quantisation blocks. Not of a RaggedShard.
   int64_t unit = 1;
   // When several axes cut one dim: the position of this axis among them, slowest first. -1: in mesh order.
   int order = -1;
@@ -34,8 +34,9 @@ struct ShardOptions {
 // The placement on one mesh axis. A value; 16 bytes.
 //
 // Printed and parsed as `R`, `S(0)`, `S(0;64)` (unit 64), `S(0;64@1)` or `S(0@1)` (second among the axes that cut dim
-// 0), `S(0/3)` or `S(0/3;64)` (dim 0 is 3 blocks, each of which is cut), `P` for `P(sum)`, `P(max)`, `P(min)`,
-// `P(prod)`, `P(avg)`, `On(2)` (on coordinate 2 of the axis and nowhere else).
+// 0), `S(0/3)` or `S(0/3;64)` (dim 0 is 3 blocks, each of which is cut), `S(0|3,0,5)` or `S(0|2*4,3)` (into parts of 3,
+// 0 and 5 elements; of 4, 4 and 3), `P` for `P(sum)`, `P(max)`, `P(min)`, `P(prod)`, `P(avg)`, `On(2)` (on coordinate 2
+// of the axis and nowhere else).
 struct Placement {
   enum class Kind : uint8_t { kReplicate, kShard, kPartial, kOn };
 
@@ -44,12 +45,13 @@ struct Placement {
   int8_t order = -1;             // of a Shard
   uint8_t blocks = 1;            // of a Shard
   int32_t dim = 0;               // of a Shard, never negative; of an On the coordinate
-  int64_t unit = 1;              // of a Shard
+  Places places = {};            // of a Shard
 
   bool is_replicate() const { return kind == Kind::kReplicate; }
   bool is_shard() const { return kind == Kind::kShard; }
   bool is_shard(int64_t d) const { return kind == Kind::kShard && dim == d; }
   bool is_interleaved() const { return kind == Kind::kShard && blocks > 1; }
+  bool is_ragged() const { return kind == Kind::kShard && places.are_given(); }
   bool is_partial() const { return kind == Kind::kPartial; }
   bool is_on() const { return kind == Kind::kOn; }
   int64_t coordinate() const { return dim; }  // of an On
@@ -63,14 +65,14 @@ struct Placement {
   bool holds(int64_t coord) const { return !is_on() || coord == coordinate(); }
   bool is_first(int64_t coord) const { return is_on() ? holds(coord) : is_shard() || coord == 0; }
   // Of a Shard: the places at which it cuts a run of its dim (a block of it) for the ranks of an axis.
-  Cut cut(int64_t run, int64_t parts) const { return {run, parts, unit}; }
+  Cut cut(int64_t run, int64_t parts) const { return {run, parts, places}; }
   bool operator==(const Placement&) const = default;
 
   // The same in every process.
   uint64_t hash() const;
 
   std::string str() const;
-  // `shard`, `interleaved shard`, `replicate`, `partial` or `on`.
+  // `shard`, `interleaved shard`, `ragged shard`, `replicate`, `partial` or `on`.
   const char* kind_name() const;
 };
 
@@ -80,6 +82,11 @@ Placement Replicate();
 Placement Shard(int64_t dim, ShardOptions options = {});
 // `dim` is `blocks` blocks of one size, each cut so: what a rank holds is its part of every block, one after the other.
 Placement InterleavedShard(int64_t dim, int64_t blocks, ShardOptions options = {});
+// A cut of one dim at given places: the rank at coordinate i of the axis holds `sizes[i]` elements of it, which may be
+// 0 (parameters that lie end to end in one buffer, of which each rank has a run). The sizes add up to what the axis
+// cuts: the dim, a block of it, or the longest run that slower axes leave; on shorter runs cuts beyond the end are the
+// end.
+Placement RaggedShard(const std::vector<int64_t>& dims, const std::vector<int64_t>& sizes, ShardOptions options = {});
 // The value is the combination over the ranks of the axis.
 Placement Partial(ReduceOp op = ReduceOp::kSum);
 // The rank at `coordinate` of the axis holds what all would hold with Replicate; the others hold nothing: a part of

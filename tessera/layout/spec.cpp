@@ -91,8 +91,33 @@ void normalise(const Mesh& mesh, PlacementList& placements) {
   }
 }
 
-// What is wrong with the placements of a tensor of `ndim` dims, or nothing.
-std::string fault_of(const Mesh& mesh, PlacementsRef placements, int64_t ndim) {
+// What is wrong with the cuts of `dim` that divide it into blocks or are at given places, or nothing. `axes` are those
+// that cut it, slowest first.
+std::string fault_of_cuts(const Mesh& mesh, PlacementsRef placements, int64_t dim, int64_t size, const AxisList& axes) {
+  const int64_t blocks = placements[axes.front()].blocks;
+  if (size % blocks != 0) {
+    return c10::str(placements[axes.front()].str(), " of ", size, " elements: dim ", dim, " is not ", blocks,
+                    " blocks of one size");
+  }
+  int64_t run = size / blocks;  // the longest that is left to an axis
+  for (int64_t axis : axes) {
+    const Placement& placement = placements[axis];
+    const int64_t parts = mesh.axes()[axis].size;
+    const bool fits = !placement.is_ragged() || (static_cast<int64_t>(placement.places.sizes().size()) == parts &&
+                                                 placement.places.total() == run);
+    if (!fits) {
+      return c10::str(placement.str(), " on axis ", mesh.axes()[axis].name, " gives ", placement.places.total(),
+                      " elements of dim ", dim, " to ", placement.places.sizes().size(), " ranks; accepted: ", parts,
+                      " sizes that add up to ", run);
+    }
+    run = placement.cut(run, parts).most();
+  }
+  return {};
+}
+
+// What is wrong with the placements of a tensor of these sizes, or nothing.
+std::string fault_of(const Mesh& mesh, PlacementsRef placements, c10::IntArrayRef sizes) {
+  const auto ndim = static_cast<int64_t>(sizes.size());
   std::optional<ReduceOp> op;
   AxisList axes;
   for (size_t a = 0; a < placements.size(); ++a) {
@@ -114,9 +139,6 @@ std::string fault_of(const Mesh& mesh, PlacementsRef placements, int64_t ndim) {
     if (placement.dim < 0 || placement.dim >= ndim) {
       return c10::str(placement.str(), " on a tensor of ", ndim, " dims; accepted: dims 0 to ", ndim - 1);
     }
-    if (placement.unit < 1) {
-      return c10::str(placement.str(), ": the unit must be at least 1");
-    }
     if (!find_axes_of_dim(placements, placement.dim, axes)) {
       return c10::str("the axes that cut dim ", placement.dim,
                       " give no one order; accepted: each position once, or none");
@@ -126,16 +148,14 @@ std::string fault_of(const Mesh& mesh, PlacementsRef placements, int64_t ndim) {
         return c10::str(placement.str(), " and ", placements[axis].str(), " cut one dim; accepted: the same blocks");
       }
     }
+    const std::string fault = axes.front() == static_cast<int64_t>(a)
+                                  ? fault_of_cuts(mesh, placements, placement.dim, sizes[placement.dim], axes)
+                                  : "";
+    if (!fault.empty()) {
+      return fault;
+    }
   }
   return {};
-}
-
-void verify_blocks(PlacementsRef placements, c10::IntArrayRef sizes) {
-  for (const Placement& placement : placements) {
-    TESSERA_CHECK(!placement.is_interleaved() || sizes[placement.dim] % placement.blocks == 0, "[layout] ",
-                  placement.str(), " of sizes ", sizes, ": dim ", placement.dim, " is not ",
-                  static_cast<int>(placement.blocks), " blocks of one size");
-  }
 }
 
 void verify_count(const Mesh& mesh, const Placements& placements) {
@@ -281,10 +301,9 @@ Spec Spec::make(const Mesh& mesh, const Placements& placements, c10::IntArrayRef
   const uint64_t hash = key.hash();
   const auto equals = [&](const SpecData& data) { return key.equals(data); };
   const auto make_record = [&] {
-    const std::string fault = fault_of(mesh, normal, static_cast<int64_t>(sizes.size()));
+    const std::string fault = fault_of(mesh, normal, sizes);
     TESSERA_CHECK(fault.empty(), "[layout] ", layout::str(mesh, placements), " on mesh {", mesh.str(), "}: ", fault);
     TESSERA_CHECK(sizes.size() == strides.size(), "[layout] ", sizes.size(), " sizes and ", strides.size(), " strides");
-    verify_blocks(normal, sizes);
     verify_labels(labels, sizes);
     return key.make(hash);
   };
@@ -354,6 +373,18 @@ std::vector<int64_t> Spec::local_sizes(const Coord& coord) const {
   return sizes;
 }
 
+std::vector<int64_t> Spec::largest_sizes() const {
+  std::vector<int64_t> sizes = blocks_of_dims(data_->placements, data_->ndim());
+  for (size_t d = 0; d < sizes.size(); ++d) {
+    int64_t run = data_->sizes[d] / sizes[d];
+    for (int64_t axis : data_->axes_of(static_cast<int64_t>(d))) {
+      run = data_->placements[axis].cut(run, data_->mesh.axes()[axis].size).most();
+    }
+    sizes[d] *= run;
+  }
+  return sizes;
+}
+
 Placements normal_form(const Mesh& mesh, const Placements& placements) {
   verify_count(mesh, placements);
   PlacementList normal(placements.begin(), placements.end());
@@ -361,13 +392,13 @@ Placements normal_form(const Mesh& mesh, const Placements& placements) {
   return {normal.begin(), normal.end()};
 }
 
-bool is_valid(const Mesh& mesh, const Placements& placements, int64_t ndim) {
+bool is_layout_of(const Mesh& mesh, const Placements& placements, c10::IntArrayRef sizes) {
   if (static_cast<int64_t>(placements.size()) != mesh.ndim()) {
     return false;
   }
   PlacementList normal(placements.begin(), placements.end());
   normalise(mesh, normal);
-  return fault_of(mesh, normal, ndim).empty();
+  return fault_of(mesh, normal, sizes).empty();
 }
 
 std::vector<int64_t> blocks_of_dims(const Placements& placements, int64_t ndim) {
@@ -425,59 +456,16 @@ Range local_range(const Mesh& mesh, const Placements& placements, int64_t dim, i
 }
 
 std::vector<int64_t> sizes_of_equal_parts(const Mesh& mesh, const Placements& placements, c10::IntArrayRef local) {
+  verify_count(mesh, placements);
   std::vector<int64_t> sizes = local.vec();
-  for (size_t axis = 0; axis < std::min(placements.size(), mesh.axes().size()); ++axis) {
-    const Placement& placement = placements[axis];
-    if (placement.is_shard() && placement.dim < static_cast<int64_t>(sizes.size())) {
-      sizes[placement.dim] *= mesh.axes()[axis].size;
+  for (size_t dim = 0; dim < sizes.size(); ++dim) {
+    const std::vector<int64_t> axes = axes_of_dim(mesh, placements, static_cast<int64_t>(dim));
+    for (auto axis = axes.rbegin(); axis != axes.rend(); ++axis) {
+      const Placement& cut = placements[*axis];
+      sizes[dim] = cut.is_ragged() ? cut.places.total() * cut.blocks : sizes[dim] * mesh.axes()[*axis].size;
     }
   }
   return sizes;
-}
-
-bool same_cuts(const Mesh& mesh, const Placements& placements, c10::IntArrayRef sizes, int64_t axis,
-               const Placement& other) {
-  if (placements[axis].blocks != other.blocks) {
-    return false;
-  }
-  if (placements[axis].unit == other.unit) {
-    return true;
-  }
-  std::vector<NestedCut> now, then;
-  for (int64_t a : axes_of_dim(mesh, placements, other.dim)) {
-    now.push_back({mesh.axis(a).size, placements[a].unit});
-    then.push_back({mesh.axis(a).size, a == axis ? other.unit : placements[a].unit});
-  }
-  return same_places(sizes[other.dim] / other.blocks, now, then);
-}
-
-bool same_layout(const Spec& a, const Spec& b) {
-  if (a == b) {
-    return true;
-  }
-  const Placements& x = a->placements;
-  const Placements& y = b->placements;
-  for (size_t i = 0; i < x.size(); ++i) {
-    if (x[i].kind != y[i].kind || x[i].op != y[i].op || x[i].dim != y[i].dim || x[i].blocks != y[i].blocks) {
-      return false;
-    }
-  }
-  const std::vector<int64_t> blocks = blocks_of_dims(x, a->ndim());
-  for (int64_t dim = 0; dim < a->ndim(); ++dim) {
-    const auto axes = a->axes_of(dim);
-    if (axes != b->axes_of(dim)) {
-      return false;
-    }
-    std::vector<NestedCut> cuts_a, cuts_b;
-    for (int64_t axis : axes) {
-      cuts_a.push_back({a->mesh.axis(axis).size, x[axis].unit});
-      cuts_b.push_back({a->mesh.axis(axis).size, y[axis].unit});
-    }
-    if (!same_places(a->sizes[dim] / blocks[dim], cuts_a, cuts_b)) {
-      return false;
-    }
-  }
-  return true;
 }
 
 }  // namespace tessera::layout

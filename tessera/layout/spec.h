@@ -111,10 +111,10 @@ class Spec {
     }
   }
 
-  // Throws if `placements` does not name every axis, a dim is out of range, a unit is below one, the axes that share a
-  // dim have no consistent order (all explicit and distinct; or those without one fill the free positions) or not the
-  // same blocks, a dim does not divide into its blocks, an On is beyond its axis, or two Partial ops meet that do not
-  // commute (sum and avg do).
+  // Throws if `placements` does not name every axis, a dim is out of range, the axes that share a dim have no
+  // consistent order (all explicit and distinct; or those without one fill the free positions) or not the same blocks,
+  // a dim does not divide into its blocks, the sizes of a ragged cut are not one for each rank of the axis or do not
+  // add up to what it cuts, an On is beyond its axis, or two Partial ops meet that do not commute (sum and avg do).
   static Spec make(const Mesh& mesh, const Placements& placements, c10::IntArrayRef sizes, c10::IntArrayRef strides,
                    c10::ScalarType dtype, const Labels& labels = {});
 
@@ -149,6 +149,8 @@ class Spec {
   std::vector<std::vector<Range>> local_runs(const Coord& coord) const;
   std::vector<Range> first_runs(const Coord& coord) const;
   std::vector<int64_t> local_sizes(const Coord& coord) const;
+  // Of each dim, the most that a rank holds.
+  std::vector<int64_t> largest_sizes() const;
 
   // `{dp: S(0), tp: R}`.
   std::string layout_str() const;
@@ -166,8 +168,8 @@ std::ostream& operator<<(std::ostream& out, const Spec& spec);
 // The placements in the normal form of a Spec. Throws if they do not name every axis.
 Placements normal_form(const Mesh& mesh, const Placements& placements);
 
-// Whether Spec::make accepts these placements for a tensor of `ndim` dims.
-bool is_valid(const Mesh& mesh, const Placements& placements, int64_t ndim);
+// Whether Spec::make accepts these placements for a tensor of these sizes.
+bool is_layout_of(const Mesh& mesh, const Placements& placements, c10::IntArrayRef sizes);
 
 // Of each of `ndim` dims, how many blocks its cuts have: 1, unless they are interleaved.
 std::vector<int64_t> blocks_of_dims(const Placements& placements, int64_t ndim);
@@ -185,16 +187,16 @@ std::vector<int64_t> axes_of_dim(const Mesh& mesh, const Placements& placements,
 // an interleaved dim, the run in its first block.
 Range local_range(const Mesh& mesh, const Placements& placements, int64_t dim, int64_t size, const Coord& coord);
 
-// The global sizes where every rank has a part of these sizes.
+// The global sizes where every rank has a part of these sizes; of a dim that is cut at given places, what these say.
 std::vector<int64_t> sizes_of_equal_parts(const Mesh& mesh, const Placements& placements, c10::IntArrayRef local);
 
 // Whether every rank keeps what it has when `axis`, which cuts a dim of a tensor of these sizes, cuts it by `other`
-// instead (a Shard of the same dim; its order is not looked at).
+// instead (a Shard of the same dim; its order is not looked at). Not where the sizes of a ragged one do not fit.
 bool same_cuts(const Mesh& mesh, const Placements& placements, c10::IntArrayRef sizes, int64_t axis,
                const Placement& other);
 
-// Whether every rank holds the same part under both layouts of one tensor: equal placements, or other units and orders
-// with the same cuts.
+// Whether every rank holds the same part under both layouts of one tensor: equal placements, or other units, places and
+// orders with the same cuts.
 bool same_layout(const Spec& a, const Spec& b);
 
 // `{dp: S(0), tp: R}`, and without the axes that are Replicate; parse_placements throws with the accepted form. Axes

@@ -58,10 +58,10 @@ void verify_shape(const Plan& plan, const ParameterPlan& entry, const std::strin
   TESSERA_CHECK_AS(PlanError, last < ndim, "[plan] \"", entry.pattern, "\" asks for ",
                    layout::str(plan.mesh, entry.storage), " but parameter ", name, " of sizes [",
                    base::join(sizes, ", "), "] has no dim ", last, "; accepted: S(0) to S(", ndim - 1, ")");
-  TESSERA_CHECK_AS(PlanError, layout::is_valid(plan.mesh, entry.storage, ndim), "[plan] \"", entry.pattern,
-                   "\" asks for ", layout::str(plan.mesh, entry.storage), " on parameter ", name, " of sizes [",
-                   base::join(sizes, ", "),
-                   "]; accepted: units of at least 1, and on a dim that several axes cut, distinct orders");
+  TESSERA_CHECK_AS(
+      PlanError, layout::is_layout_of(plan.mesh, entry.storage, sizes), "[plan] \"", entry.pattern, "\" asks for ",
+      layout::str(plan.mesh, entry.storage), " on parameter ", name, " of sizes [", base::join(sizes, ", "),
+      "]; accepted: blocks and places that fit the sizes, and on a dim that several axes cut, distinct orders");
 }
 
 }  // namespace

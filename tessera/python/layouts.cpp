@@ -93,6 +93,14 @@ Placement shard(int64_t dim, int64_t unit, int order, int64_t blocks) {
   return placement;
 }
 
+Placement ragged_shard(const std::vector<int64_t>& dims, const std::vector<int64_t>& sizes, int order, int64_t blocks) {
+  std::vector<int64_t> counted = dims;
+  std::replace_if(counted.begin(), counted.end(), [](int64_t dim) { return dim < 0; }, int64_t{0});
+  Placement placement = layout::RaggedShard(counted, sizes, {.order = order, .blocks = blocks});
+  placement.dim = static_cast<int32_t>(dims.front());
+  return placement;
+}
+
 layout::ReduceOp reduce_op(const std::string& name) {
   using layout::ReduceOp;
   for (const auto op : {ReduceOp::kSum, ReduceOp::kMax, ReduceOp::kMin, ReduceOp::kProd, ReduceOp::kAvg}) {
@@ -104,16 +112,23 @@ layout::ReduceOp reduce_op(const std::string& name) {
 }
 
 void bind_placements(py::module_& module) {
-  py::class_<Placement>(
-      module, "Placement",
-      "What one mesh axis does to a tensor. Made by Shard(dim), Replicate(), Partial(op) and On(coordinate).")
-      .def_property_readonly("kind", &Placement::kind_name, "shard, interleaved shard, replicate, partial or on.")
+  py::class_<Placement>(module, "Placement",
+                        "What one mesh axis does to a tensor. Made by Shard(dim), RaggedShard((dim,), sizes), "
+                        "Replicate(), Partial(op) and On(coordinate).")
+      .def_property_readonly("kind", &Placement::kind_name,
+                             "shard, interleaved shard, ragged shard, replicate, partial or on.")
       .def_property_readonly(
           "dim", [](const Placement& p) { return p.is_shard() ? py::cast(p.dim) : py::none(); },
           "The dim that a Shard cuts, or None.")
       .def_property_readonly(
-          "unit", [](const Placement& p) { return p.is_shard() ? py::cast(p.unit) : py::none(); },
+          "unit", [](const Placement& p) { return p.is_shard() ? py::cast(p.places.unit()) : py::none(); },
           "What a Shard cuts on multiples of, or None.")
+      .def_property_readonly(
+          "sizes",
+          [](const Placement& p) {
+            return p.is_ragged() ? py::object(py::tuple(py::cast(p.places.sizes()))) : py::none();
+          },
+          "How many elements of the dim a RaggedShard gives to each rank of the axis, or None.")
       .def_property_readonly(
           "blocks", [](const Placement& p) { return p.is_shard() ? py::cast(static_cast<int>(p.blocks)) : py::none(); },
           "How many blocks a Shard cuts alike (1 unless it is interleaved), or None.")
@@ -133,6 +148,7 @@ void bind_placements(py::module_& module) {
       .def("__hash__", [](const Placement& p) { return static_cast<int64_t>(p.hash() >> 1); })
       .def("__repr__", &Placement::str);
   module.def("shard", &shard);
+  module.def("ragged_shard", &ragged_shard);
   module.def("replicate", &layout::Replicate);
   module.def("on", &layout::On);
   module.def("partial", [](const std::string& op) { return layout::Partial(reduce_op(op)); });

@@ -55,12 +55,10 @@ bool advance(Coord& at, const Mesh& mesh, const std::vector<int64_t>& axes) {
 
 Holdings::Holdings(const Mesh& mesh, const Placements& placements, c10::IntArrayRef sizes)
     : mesh_(mesh), placements_(layout::normal_form(mesh, placements)), sizes_(sizes.vec()), axes_of_(sizes.size()) {
-  TESSERA_CHECK(layout::is_valid(mesh, placements, static_cast<int64_t>(sizes.size())), "[reshard] ",
-                layout::str(mesh, placements), " on mesh {", mesh.str(), "} is no layout of a tensor of sizes ", sizes);
+  TESSERA_CHECK(layout::is_layout_of(mesh, placements, sizes), "[reshard] ", layout::str(mesh, placements),
+                " on mesh {", mesh.str(), "} is no layout of a tensor of sizes ", sizes);
   blocks_ = layout::blocks_of_dims(placements_, static_cast<int64_t>(sizes.size()));
   for (size_t d = 0; d < sizes.size(); ++d) {
-    TESSERA_CHECK(sizes[d] % blocks_[d] == 0, "[reshard] ", layout::str(mesh, placements), " of sizes ", sizes,
-                  ": dim ", d, " is not ", blocks_[d], " blocks of one size");
     axes_of_[d] = layout::axes_of_dim(mesh_, placements_, static_cast<int64_t>(d));
   }
   for (int64_t a = 0; a < mesh_.ndim(); ++a) {
@@ -152,12 +150,12 @@ void Holdings::visit_dim(size_t dim, const Box& wanted, Coord& coord, Box& overl
 void Holdings::cut_dim(size_t dim, size_t level, Range held, const Box& wanted, Coord& coord, Box& overlap,
                        const std::function<void(const Coord&, const Box&)>& visit) const {
   const Range common{std::max(held.begin, wanted[dim].begin), std::min(held.end, wanted[dim].end)};
+  if (common.size() <= 0) {
+    return;
+  }
   if (level == axes_of_[dim].size()) {
     overlap[dim] = common;
     visit_dim(dim + 1, wanted, coord, overlap, visit);
-    return;
-  }
-  if (common.size() <= 0) {
     return;
   }
   const int64_t axis = axes_of_[dim][level];

@@ -161,7 +161,7 @@ class CostCache {
         }
       }
     }
-    const bool is_valid = layout::is_valid(from->mesh, to, from->ndim());
+    const bool is_valid = layout::is_layout_of(from->mesh, to, from->sizes);
     const double bytes = is_valid ? sum_bytes(detail::search_moves(*from, from->placements, to)) : kNever;
     std::lock_guard<std::mutex> lock(part.mutex);
     if (part.costs.size() == kMost) {
@@ -220,11 +220,11 @@ double cost_bytes(const Spec& from, const Placements& to) {
   }
   const auto is_interleaved = [](const Placement& p) { return p.is_interleaved(); };
   if (from->is_interleaved() || std::any_of(wanted.begin(), wanted.end(), is_interleaved)) {
-    return layout::is_valid(from->mesh, wanted, from->ndim()) ? plan_path(from, from.with(wanted)).bytes : kNever;
+    return layout::is_layout_of(from->mesh, wanted, from->sizes) ? plan_path(from, from.with(wanted)).bytes : kNever;
   }
   if (layout::last_cut_dim(wanted) < from->ndim()) {
     if (const auto move = detail::find_one_move(*from, from->placements, wanted)) {
-      return layout::is_valid(from->mesh, wanted, from->ndim()) ? move->bytes : kNever;
+      return layout::is_layout_of(from->mesh, wanted, from->sizes) ? move->bytes : kNever;
     }
   }
   return cache.find_or_search(from, wanted);

@@ -33,7 +33,7 @@ int64_t rounds_of(StepKind kind, int64_t parts) {
 
 // Whether two placements of an axis differ in more than their place in an order.
 bool differ(const Placement& a, const Placement& b) {
-  return a.kind != b.kind || a.op != b.op || a.dim != b.dim || a.unit != b.unit;
+  return a.kind != b.kind || a.op != b.op || a.dim != b.dim || a.places != b.places;
 }
 
 bool shares_dim(const Placements& placements, size_t axis, int64_t dim) {
@@ -152,7 +152,7 @@ class Search {
   }
 
   void add(size_t parent, Move move, int64_t parts) {
-    if (!layout::is_valid(tensor_.mesh, move.after, tensor_.ndim())) {
+    if (!layout::is_layout_of(tensor_.mesh, move.after, tensor_.sizes)) {
       return;
     }
     Cost cost = nodes_[parent].cost;

@@ -21,8 +21,10 @@ double gather_bytes(const Change& change) {
   return change.line_bytes * static_cast<double>(change.parts - 1) / static_cast<double>(change.parts);
 }
 
-// All but one rank of a line send what each holds of it, or one sends that to all: averaged over the line.
-double share_of_line(const Change& change) { return gather_bytes(change) / static_cast<double>(change.parts); }
+// What a line holds goes to other ranks but for what is kept: averaged over the line.
+double moved_bytes(const Change& change) {
+  return change.line_bytes * (1 - change.kept) / static_cast<double>(change.parts);
+}
 
 constexpr StepRule kTable[] = {
     {StepKind::kRelabel, [](const Change& c) { return c.from.is_shard() && c.to.is_shard() && c.has_same_cuts; },
@@ -39,7 +41,7 @@ constexpr StepRule kTable[] = {
      },
      no_bytes},
     {StepKind::kAllToAll, [](const Change& c) { return c.from.is_shard() && c.is_innermost && c.to.is_shard(); },
-     [](const Change& c) { return c.line_bytes * (1 - c.kept) / static_cast<double>(c.parts); }},
+     moved_bytes},
     {StepKind::kAllGather, [](const Change& c) { return c.from.is_shard() && c.is_innermost && c.to.is_replicate(); },
      gather_bytes},
     {StepKind::kReduceScatter, [](const Change& c) { return c.from.is_partial() && c.to.is_shard(); }, gather_bytes},
@@ -47,8 +49,8 @@ constexpr StepRule kTable[] = {
      [](const Change& c) { return 2 * gather_bytes(c); }},
     {StepKind::kDrop, [](const Change& c) { return c.from.is_replicate() && c.to.is_on(); }, no_bytes},
     {StepKind::kGather, [](const Change& c) { return c.from.is_shard() && c.is_innermost && c.to.is_on(); },
-     share_of_line},
-    {StepKind::kScatter, [](const Change& c) { return c.from.is_on() && c.to.is_shard(); }, share_of_line},
+     moved_bytes},
+    {StepKind::kScatter, [](const Change& c) { return c.from.is_on() && c.to.is_shard(); }, moved_bytes},
     {StepKind::kSend, [](const Change& c) { return c.from.is_on() && c.to.is_on(); },
      [](const Change& c) { return c.line_bytes / static_cast<double>(c.parts); }},
     {StepKind::kBroadcast, [](const Change& c) { return c.from.is_on() && c.to.is_replicate(); }, gather_bytes},
@@ -90,18 +92,31 @@ int64_t overlap(const Range& a, const Range& b) {
 
 // The share of the elements that stay when one axis goes from cutting a dim to cutting another.
 double kept_between_dims(const Cut& from, const Cut& to) {
-  if (from.most() == 0 || to.most() == 0) {
+  if (from.size() == 0 || to.size() == 0) {
     return 0;
+  }
+  const double pairs = static_cast<double>(from.size()) * static_cast<double>(to.size());
+  if (!from.is_even() || !to.is_even()) {
+    double kept = 0;
+    for (int64_t i = 0; i < from.parts(); ++i) {
+      kept += static_cast<double>(from[i].size()) * static_cast<double>(to[i].size());
+    }
+    return kept / pairs;
   }
   // Full parts stand first, then one remainder, then nothing.
   const int64_t full = std::min(from.full_parts(), to.full_parts());
   const double rest = static_cast<double>(from[full].size()) * static_cast<double>(to[full].size());
   const double kept =
       static_cast<double>(full) * static_cast<double>(from.most()) * static_cast<double>(to.most()) + rest;
-  return kept / (static_cast<double>(from.size()) * static_cast<double>(to.size()));
+  return kept / pairs;
 }
 
-// The same when the cuts of one dim change.
+// The share that one part is.
+double share_of(const Cut& cut, int64_t part) {
+  return cut.size() == 0 ? 0 : static_cast<double>(cut[part].size()) / static_cast<double>(cut.size());
+}
+
+// The share that stays when the cuts of one dim change.
 double kept_in_dim(const Cut& from, const Cut& to) {
   int64_t kept = 0;
   for (int64_t i = 0; i < from.parts(); ++i) {
@@ -221,17 +236,23 @@ Change change_of(const SpecData& tensor, const Placements& placements, int64_t a
       change.line_bytes /= static_cast<double>(tensor.mesh.axes()[a].size);
     }
   }
+  const auto cut_by = [&](const Placement& shard, int64_t outside) {
+    return shard.cut(run_outside(tensor, placements, shard.dim, shard.blocks, outside), change.parts);
+  };
+  if (change.from.is_on() && to.is_shard()) {
+    change.kept = share_of(cut_by(to, -1), change.from.coordinate());
+  }
   if (!change.from.is_shard()) {
     return change;
   }
   change.is_innermost = is_innermost(placements, axis);
+  if (to.is_on()) {
+    change.kept = share_of(cut_by(change.from, axis), to.coordinate());
+  }
   if (!to.is_shard()) {
     return change;
   }
   const bool in_dim = to.shares_dim(change.from);
-  const auto cut_by = [&](const Placement& shard, int64_t outside) {
-    return shard.cut(run_outside(tensor, placements, shard.dim, shard.blocks, outside), change.parts);
-  };
   const Cut before = cut_by(change.from, axis);
   const Cut after = cut_by(to, in_dim ? axis : -1);
   change.has_same_cuts = in_dim && layout::same_cuts(tensor.mesh, placements, tensor.sizes, axis, to);

@@ -67,7 +67,7 @@ struct Change {
   double line_bytes = 0;       // bytes that the ranks of one line share or each hold, averaged over the lines
   bool is_innermost = true;    // no other axis cuts the dim of `from` inside this one
   bool has_same_cuts = false;  // both cut one dim, and every rank's part stays what it is
-  double kept = 0;             // S to S: the share of a line's elements that stay on their rank
+  double kept = 0;             // S to S, S to On, On to S: the share of a line's elements that stay on their rank
 };
 
 // `axis` of a tensor of the given layout about to become `to`. `kept` is that of the line at the mesh's origin.

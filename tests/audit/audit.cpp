@@ -37,7 +37,29 @@ struct Count {
   int64_t wrong = 0;
 };
 
-// How a tensor may lie on one axis.
+// A run as parameters of a group have theirs: one element at the first rank, the others at the last, none between.
+Placement ragged(int64_t dim, int64_t run, int64_t parts) {
+  std::vector<int64_t> sizes(parts);
+  sizes.front() = std::min<int64_t>(run, 1);
+  sizes.back() = run - sizes.front();
+  return layout::RaggedShard({dim}, sizes);
+}
+
+// The ragged cuts among these, of the runs that they are to cut.
+Placements with_fitting_places(const Mesh& mesh, Placements placements, c10::IntArrayRef sizes) {
+  for (size_t d = 0; d < sizes.size(); ++d) {
+    int64_t run = sizes[d];
+    for (int64_t axis : layout::axes_of_dim(mesh, placements, static_cast<int64_t>(d))) {
+      Placement& cut = placements[axis];
+      const int64_t parts = mesh.axis(axis).size;
+      cut = cut.is_ragged() ? ragged(cut.dim, run, parts) : cut;
+      run = cut.cut(run, parts).most();
+    }
+  }
+  return placements;
+}
+
+// How a tensor may lie on one axis; places of a ragged cut are found when it is known of what.
 std::vector<Placement> choices(const at::Tensor& tensor) {
   std::vector<Placement> result = {layout::Replicate(), layout::On(0), layout::On(1)};
   for (int64_t d = 0; d < tensor.dim(); ++d) {
@@ -45,6 +67,7 @@ std::vector<Placement> choices(const at::Tensor& tensor) {
     if (tensor.size(d) > 2) {
       result.push_back(layout::Shard(d, {.unit = 2}));
     }
+    result.push_back(ragged(d, tensor.size(d), 2));
     for (int64_t blocks : {2, 3}) {
       if (tensor.size(d) > blocks && tensor.size(d) % blocks == 0) {
         result.push_back(layout::InterleavedShard(d, blocks));
@@ -149,7 +172,8 @@ class Auditor {
           code /= size;
         }
         const at::Tensor& tensor = tensors_[t];
-        if (!layout::is_valid(mesh, placements, tensor.dim())) {
+        placements = with_fitting_places(mesh, std::move(placements), tensor.sizes());
+        if (!layout::is_layout_of(mesh, placements, tensor.sizes())) {
           placements.assign(mesh.ndim(), layout::Replicate());
         }
         specs.push_back(Spec::make(mesh, placements, tensor.sizes(), tensor.strides(), tensor.scalar_type()));

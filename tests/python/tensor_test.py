@@ -335,9 +335,31 @@ class TensorTest(unittest.TestCase):
             self.assertRegex(str(error), r"inside torch.func.vmap a tensor has no `placements`: .*\{tp: S\(1\)\}.*; ask outside of vmap")
         self.assertRegex(str(plain), "a plain tensor has no `placements`")
 
+    def test_ragged_cuts(self):
+        value = torch.arange(32.0).reshape(8, 4)
+
+        def on_ranks():
+            x = tessera.distribute_tensor(value, tessera.Mesh("fsdp=3"), [tessera.RaggedShard((-2,), (3, 0, 5))])
+            placement = x.placements[0]
+            self.assertIsInstance(placement, tessera.RaggedShard)
+            self.assertIsInstance(placement, tessera.Shard)
+            self.assertEqual((placement.kind, placement.dim, placement.unit, placement.sizes), ("ragged shard", 0, 1, (3, 0, 5)))
+            self.assertEqual(placement, tessera.RaggedShard([0], [3, 0, 5]))
+            y = (x.t() * 2).relu()
+            self.assertEqual(repr(y.placements[0]), "S(1|3,0,5)")
+            self.assertTrue(torch.equal(y.full_tensor(), (value.t() * 2).relu()))
+            moved = tessera.redistribute(x, "{fsdp: S(0|2*4,0)}")
+            return tessera.to_local(x).shape[0], tessera.to_local(moved).shape[0], tessera.Shard(0).sizes
+
+        self.assertEqual(tessera.run_ranks(on_ranks, 3), (3, 4, None))
+        with self.assertRaisesRegex(RuntimeError, "gives 7 elements of dim 0 to 3 ranks; accepted: 3 sizes that add up to 8"):
+            tessera.run_ranks(lambda: tessera.distribute_tensor(value, tessera.Mesh("fsdp=3"), [tessera.RaggedShard((0,), (3, 0, 4))]), 3)
+        with self.assertRaisesRegex(RuntimeError, "accepted: one dim"):
+            tessera.RaggedShard((0, 1), (3, 5))
+
     def test_placements_as_python_writes_them(self):
         """Each prints as in the notation; a dim may count from the end, which is known where the tensor is."""
-        for placement, text in ((tessera.Shard(1, unit=2), "S(1;2)"), (tessera.InterleavedShard(0, 3), "S(0/3)"), (tessera.Partial("max"), "P(max)"), (tessera.On(1), "On(1)")):
+        for placement, text in ((tessera.Shard(1, unit=2), "S(1;2)"), (tessera.InterleavedShard(0, 3), "S(0/3)"), (tessera.RaggedShard((0,), (3, 0, 5)), "S(0|3,0,5)"), (tessera.Partial("max"), "P(max)"), (tessera.On(1), "On(1)")):
             self.assertEqual(repr(placement), text)
 
         def on_ranks():

@@ -52,12 +52,12 @@ std::vector<Example> examples() {
           {"weight", Role::kParameter, waves({12, 10}).to(at::kFloat)}};
 }
 
-// Of a tensor of these dims, drawn: cuts, cuts in units and in blocks, copies, one coordinate alone.
+// Of a tensor of these dims, drawn: cuts, cuts in units, in blocks and at given places, copies, one coordinate alone.
 Placements drawn_layout(const Mesh& mesh, const at::Tensor& value, std::mt19937_64& random) {
   Placements placements;
   for (int64_t axis = 0; axis < mesh.ndim(); ++axis) {
     const auto dim = value.dim() > 0 ? static_cast<int64_t>(random() % static_cast<uint64_t>(value.dim())) : 0;
-    switch (value.dim() == 0 ? random() % 2 : random() % 6) {
+    switch (value.dim() == 0 ? random() % 2 : random() % 7) {
       case 0: placements.push_back(layout::Replicate()); break;
       case 1:
         placements.push_back(layout::On(static_cast<int64_t>(random() % static_cast<uint64_t>(mesh.axis(axis).size))));
@@ -66,10 +66,18 @@ Placements drawn_layout(const Mesh& mesh, const at::Tensor& value, std::mt19937_
       case 3:
         placements.push_back(value.size(dim) == 12 ? layout::InterleavedShard(dim, 3) : layout::Shard(dim));
         break;
+      case 4: {
+        const int64_t first = std::min<int64_t>(value.size(dim), 1);
+        std::vector<int64_t> rows(static_cast<size_t>(mesh.axis(axis).size));
+        rows[random() % rows.size()] += first;
+        rows[random() % rows.size()] += value.size(dim) - first;
+        placements.push_back(layout::RaggedShard({dim}, rows));
+        break;
+      }
       default: placements.push_back(layout::Shard(dim)); break;
     }
   }
-  return layout::is_valid(mesh, placements, value.dim()) ? placements : Placements(mesh.ndim());
+  return layout::is_layout_of(mesh, placements, value.sizes()) ? placements : Placements(mesh.ndim());
 }
 
 // The examples as DTensors at layouts drawn by the seed, and a plain tensor; zeros where values are to be loaded.

@@ -86,8 +86,8 @@ at::Tensor wild(c10::IntArrayRef sizes, at::ScalarType dtype, int64_t salt) {
 const std::vector<Sizes> kShapes = {{64, 64}, {13, 37}, {7, 8}, {1, 300}, {300, 1}, {24, 4, 6}, {5, 3, 2, 2},
                                     {160},    {7},      {1},    {},       {0, 4},   {3, 0},     {2, 16}};
 
-// Whole, rows cut with all units that are not too coarse, columns cut on leaves and inside them, everything on two
-// axes.
+// Whole, rows cut with all units that are not too coarse and at given places, columns cut on leaves and inside them,
+// everything on two axes.
 std::vector<Placement> choices_of(const Sizes& sizes) {
   std::vector<Placement> choices = {Replicate()};
   for (size_t d = 0; d < sizes.size(); ++d) {
@@ -95,6 +95,9 @@ std::vector<Placement> choices_of(const Sizes& sizes) {
       if (unit >= 1) {
         choices.push_back(Shard(static_cast<int64_t>(d), {.unit = unit}));
       }
+    }
+    for (const Placement& ragged : ragged_cuts(static_cast<int64_t>(d), sizes[d], sizes[d] / 4)) {
+      choices.push_back(ragged);
     }
   }
   return choices;
@@ -115,7 +118,7 @@ TEST(ExactNorm, SquaresHaveTheBitsOfTheDefinition) {
         for (const Sizes& sizes : kShapes) {
           const at::Tensor x = wild(sizes, dtype, static_cast<int64_t>(sizes.size()));
           const double expected = expected_squares(x);
-          for (const Placements& layout : every_layout(mesh, x.dim(), choices_of(sizes))) {
+          for (const Placements& layout : every_layout_of(mesh, sizes, choices_of(sizes))) {
             const at::Tensor found = squared_norm(distribute(x, mesh, layout));
             EXPECT_TRUE(spec_of(found)->is_replicated && found.dim() == 0 && found.scalar_type() == dtype);
             EXPECT_EQ(to_local(found).item<double>(), expected)
@@ -159,7 +162,7 @@ TEST(ExactNorm, IsTheTreeOverParameters) {
     run_exact(mesh, [&](int64_t) {
       std::vector<at::Tensor> parameters;
       for (size_t i = 0; i < gradients.size(); ++i) {
-        const auto layouts = every_layout(mesh, gradients[i].dim(), choices_of(gradients[i].sizes().vec()));
+        const auto layouts = every_layout_of(mesh, gradients[i].sizes(), choices_of(gradients[i].sizes().vec()));
         parameters.push_back(
             distribute(at::zeros_like(gradients[i]), mesh, layouts[i * 7 % layouts.size()]).set_requires_grad(true));
         parameters.back().mutable_grad() = distribute(gradients[i], mesh, layouts[i * 7 % layouts.size()]);

@@ -18,10 +18,13 @@ const char* const kMeshes[] = {"tp=2", "tp=3", "tp=4", "dp=2,tp=2"};
 std::vector<Placements> leaf_layouts(const Mesh& mesh, const at::Tensor& tensor, const Lattice& lattice) {
   std::vector<Placement> choices = {layout::Replicate()};
   for (int64_t d = 0; d < tensor.dim(); ++d) {
-    choices.push_back(
-        layout::Shard(d, {.unit = std::max<int64_t>(1, sums::leaf_unit(tensor.size(d), lattice.feature))}));
+    const int64_t unit = std::max<int64_t>(1, sums::leaf_unit(tensor.size(d), lattice.feature));
+    choices.push_back(layout::Shard(d, {.unit = unit}));
+    for (const Placement& ragged : ragged_cuts(d, tensor.size(d), 2 * unit)) {
+      choices.push_back(ragged);
+    }
   }
-  return every_layout(mesh, tensor.dim(), choices);
+  return every_layout_of(mesh, tensor.sizes(), choices);
 }
 
 // `most` of the combinations of layouts of the sample's tensors, spread over all of them.
@@ -142,6 +145,22 @@ TEST(ExactOps, OthersAreRefusedByName) {
         std::printf("no exact rule, and runs: %s\n", sample.op.c_str());
       }
       EXPECT_TRUE(outcome.error.empty() || says(outcome.error, "numerics exact")) << sample.op << ": " << outcome.error;
+    }
+  });
+}
+
+// A plan for one order is not taken for another.
+TEST(ExactOps, NormsOfOtherOrdersAreRefusedAfterTheEuclideanOne) {
+  const Mesh mesh = Mesh::parse("tp=2");
+  run_on(mesh, [&](int64_t) {
+    dtensor::set_numerics(Numerics::kExact);
+    const at::Tensor x = wild({5, 4}, at::kDouble, 1);
+    for (const double order : {2.0, 1.0, 3.0, 2.0}) {
+      const CallOutcome outcome =
+          run_call(audit::sample("aten::linalg_vector_norm", {x}, {{"ord", order}, {"dim", Sizes{0}}}), mesh,
+                   {{layout::Shard(1)}});
+      EXPECT_TRUE(order == 2.0 ? outcome.error.empty() : says(outcome.error, "called like this"))
+          << order << outcome.error;
     }
   });
 }

@@ -95,8 +95,11 @@ std::vector<Placements> storages(const Mesh& mesh, const Sizes& sizes) {
     if (sizes[dim] > 3 && sizes[dim] % 3 == 0) {
       choices.push_back(layout::InterleavedShard(dim, 3));
     }
+    for (const Placement& ragged : ragged_cuts(dim, sizes[dim], 1)) {
+      choices.push_back(ragged);
+    }
   }
-  return every_layout(mesh, dims, choices);
+  return every_layout_of(mesh, sizes, choices);
 }
 
 // Even over 2 and 3 ranks, uneven, smaller than the ranks; vectors, matrices wide and tall, and kernels.

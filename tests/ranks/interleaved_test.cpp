@@ -117,7 +117,7 @@ TEST(Interleaved, OtherUsesAreRight) {
                                        InterleavedShard(1, 3, {.unit = 2}), InterleavedShard(0, 2)}) {
       for (const Placement& other :
            {Placement(Replicate()), Placement(Shard(0)), Placement(Partial()), InterleavedShard(1, 3)}) {
-        if (!layout::is_valid(mesh, {other, placement}, 2)) {
+        if (!layout::is_layout_of(mesh, {other, placement}, value.sizes())) {
           continue;
         }
         for (size_t i = 0; i < uses.size(); ++i) {

@@ -19,16 +19,20 @@ using layout::Partial;
 using layout::Replicate;
 using layout::Shard;
 
-std::vector<Placement> choices() {
-  return {Replicate(),
-          Shard(0),
-          Shard(1),
-          Shard(0, {.unit = 2}),
-          InterleavedShard(0, 3),
-          Partial(),
-          Partial(ReduceOp::kMax),
-          On(0),
-          On(1)};
+std::vector<Placement> choices(const Sizes& sizes) {
+  std::vector<Placement> all = {Replicate(),
+                                Shard(0),
+                                Shard(1),
+                                Shard(0, {.unit = 2}),
+                                InterleavedShard(0, 3),
+                                Partial(),
+                                Partial(ReduceOp::kMax),
+                                On(0),
+                                On(1)};
+  for (const Placement& ragged : ragged_cuts(0, sizes[0], 2)) {
+    all.push_back(ragged);
+  }
+  return all;
 }
 
 TEST(GatherTo, EveryLayoutIsWholeOnOneRank) {
@@ -38,7 +42,7 @@ TEST(GatherTo, EveryLayoutIsWholeOnOneRank) {
     run_on(mesh, [&](int64_t rank) {
       for (const Sizes& sizes : std::vector<Sizes>{{12, 8}, {6, 5}, {3, 1}, {0, 4}}) {
         const at::Tensor value = integers(sizes);
-        for (const Placements& placements : every_layout(mesh, 2, choices())) {
+        for (const Placements& placements : every_layout_of(mesh, sizes, choices(sizes))) {
           const int64_t root = (sizes[0] + sizes[1]) % mesh.size();
           const at::Tensor whole = gather_to(root, spread(value, mesh, placements));
           ASSERT_EQ(whole.defined(), rank == root) << layout::str(mesh, placements);

@@ -30,6 +30,8 @@ using layout::Placement;
 using layout::Placements;
 using layout::ReduceOp;
 using support::every_layout;
+using support::every_layout_of;
+using support::ragged_cuts;
 using Sizes = std::vector<int64_t>;
 
 // Whether to run everything instead of samples: `make test-full`.

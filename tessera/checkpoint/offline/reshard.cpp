@@ -18,6 +18,14 @@ using catalogue::Entry;
 using layout::Mesh;
 using layout::Placement;
 
+// The places of an axis are those of so many ranks: on a mesh that they do not fit the tensor is cut evenly.
+layout::Placements with_even_cuts(layout::Placements placements) {
+  for (Placement& placement : placements) {
+    placement.places = placement.is_ragged() ? layout::Places() : placement.places;
+  }
+  return placements;
+}
+
 layout::Spec spec_on_mesh(const layout::Spec& spec, const Mesh& mesh) {
   layout::Placements placements(mesh.ndim());
   for (int64_t i = 0; i < mesh.ndim(); ++i) {
@@ -27,6 +35,9 @@ layout::Spec spec_on_mesh(const layout::Spec& spec, const Mesh& mesh) {
         placement = layout::On(std::min<int64_t>(placement.dim, mesh.axis(i).size - 1));
       }
     }
+  }
+  if (!layout::is_layout_of(mesh, placements, spec->sizes)) {
+    placements = with_even_cuts(std::move(placements));
   }
   return layout::Spec::contiguous(mesh, placements, spec->sizes, spec->dtype);
 }

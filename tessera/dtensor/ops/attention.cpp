@@ -73,11 +73,14 @@ bool is_cut_in_place(const at::Tensor& x, int64_t key_heads) {
     return false;
   }
   int64_t parts = 1, unit = 1;
+  bool has_even_cuts = true;
   for (int64_t axis : spec.axes_of(1)) {
     parts *= spec.mesh.axis(axis).size;
-    unit = std::lcm(unit, spec.placements[axis].unit);
+    unit = std::lcm(unit, spec.placements[axis].places.unit());
+    has_even_cuts &= !spec.placements[axis].is_ragged();
   }
-  return parts == 1 || x.size(1) == key_heads || (key_heads % parts == 0 && x.size(1) % (parts * unit) == 0);
+  return parts == 1 || x.size(1) == key_heads ||
+         (has_even_cuts && key_heads % parts == 0 && x.size(1) % (parts * unit) == 0);
 }
 
 // In `exact` numerics the bits are those of the parts (their leaves follow from labels and sizes), so this may look at

@@ -19,7 +19,7 @@ at::Tensor GatherCache::find_or_run(comm::RankContext& context, const MetaPtr& m
   at::Tensor result = run_move(context, move, part, op);
   meta->keep_copy(slot_, move.to, result);
   // Of the largest part, so that all ranks drop the same copies.
-  const int64_t most = c10::multiply_integers(move.to.local_sizes(layout::Coord(move.to->mesh.ndim())));
+  const int64_t most = c10::multiply_integers(move.to.largest_sizes());
   add(meta, most * result.element_size());
   return result;
 }

@@ -1,7 +1,6 @@
 #include "tessera/rules/engine/axis_choice.h"
 
 #include <compare>
-#include <numeric>
 
 #include <c10/util/SmallVector.h>
 
@@ -11,6 +10,7 @@
 namespace tessera::rules::detail {
 
 using layout::Placement;
+using layout::Places;
 using layout::ReduceOp;
 
 int leading_factor(const FactorMap& map, c10::ArrayRef<int> dim) {
@@ -65,29 +65,37 @@ namespace {
 
 constexpr int64_t kMostBlocks = 255;
 
-// The unit in which the slowest factor of a dim is cut when the dim (`size`, faster factors `inner`) is cut into
-// `parts` by `unit`. Where those cuts fall inside of the factor's indices: 1, which are other cuts.
-int64_t unit_on_factor(int64_t size, int64_t inner, int64_t parts, int64_t unit) {
-  if (inner == 0 || unit % inner == 0) {
-    return std::max<int64_t>(inner == 0 ? 1 : unit / inner, 1);
+// Where the slowest factor of a dim is cut when the dim (`size`, faster factors `inner`) is cut into `parts` at
+// `places`. Where those cuts fall inside of the factor's indices: evenly, which are other cuts; nothing of given ones.
+std::optional<Places> places_on_factor(int64_t size, int64_t inner, int64_t parts, const Places& places) {
+  if (inner == 0) {
+    return Places();
   }
-  const layout::Cut cut(size, parts, unit);
+  const std::optional<Places> divided = places.divided_by(inner);
+  if (divided || places.are_given()) {
+    return divided;
+  }
+  const layout::Cut cut(size, parts, places);
   if (cut == layout::Cut(size, parts, inner) || cut.most() % inner != 0) {
-    return 1;
+    return Places();
   }
-  return std::max<int64_t>(cut.most() / inner, 1);
+  return Places::in_units(std::max<int64_t>(cut.most() / inner, 1));
 }
 
 // The cut of a dim that cuts the factor standing in it.
 Placement shard_of(const Choice& choice, const Stand& stand) {
-  return layout::Shard(stand.dim, {.unit = choice.unit * std::max<int64_t>(stand.inner, 1),
-                                   .blocks = std::max<int64_t>(choice.blocks * stand.outer, 1)});
+  Placement shard = layout::Shard(stand.dim, {.blocks = std::max<int64_t>(choice.blocks * stand.outer, 1)});
+  shard.places = choice.places.times(stand.inner);
+  return shard;
 }
 
 }  // namespace
 
 std::optional<Choice> factor_cut(const Frame& frame, const DimFactors& dim, const Placement& shard, int64_t run,
                                  int64_t parts) {
+  if (shard.is_ragged() && !frame.takes_given_places()) {
+    return std::nullopt;
+  }
   const FactorMap& map = frame.map();
   int64_t left = shard.blocks;  // blocks that the factors so far do not make up
   c10::ArrayRef<int> rest(dim);
@@ -116,8 +124,9 @@ std::optional<Choice> factor_cut(const Frame& frame, const DimFactors& dim, cons
   for (size_t i = dim.size(); dim[--i] != factor;) {
     inner *= map.factors[dim[i]].extent;
   }
-  const int64_t unit = unit_on_factor(run, inner, parts, shard.unit);
-  return Choice{.kind = Choice::Kind::kFactor, .factor = factor, .unit = std::lcm(unit, cut.unit), .blocks = left};
+  std::optional<Places> places = places_on_factor(run, inner, parts, shard.places);
+  places = places ? places->on_multiples_of(cut.unit) : places;
+  return places ? std::optional(Choice{Choice::Kind::kFactor, factor, *places, left}) : std::nullopt;
 }
 
 Placement operand_target(const Frame& frame, const Choice& choice, size_t operand) {

@@ -23,6 +23,10 @@ class Frame {
 
   const Call& call() const { return call_; }
   const FactorMap& map() const { return map_; }
+  // Whether a choice may cut at given places. They are right for the run that the other axes leave to an operand; where
+  // the choices for those leave another, all axes choose anew without.
+  bool takes_given_places() const { return takes_given_places_; }
+  void refuse_given_places() { takes_given_places_ = false; }
   const layout::Mesh& mesh() const { return call_.operands.front().spec->mesh; }
   // Whether it can be cut, leading every dim in which it stands; and whether it can if a cut may be interleaved.
   bool can_shard(int factor) const { return can_shard_[factor] != 0 && leads_[factor] != 0; }
@@ -38,6 +42,7 @@ class Frame {
   const Call& call_;
   const FactorMap& map_;
   size_t factors_;
+  bool takes_given_places_ = true;
   std::vector<char> can_shard_;
   std::vector<char> leads_;
   std::vector<int64_t> most_blocks_;
@@ -53,8 +58,8 @@ struct Choice {
   enum class Kind : uint8_t { kReplicate, kFactor, kPartial };
   Kind kind = Kind::kReplicate;
   int factor = -1;
-  int64_t unit = 1;    // of the factor
-  int64_t blocks = 1;  // of the factor: an interleaved cut
+  layout::Places places = {};  // of the factor
+  int64_t blocks = 1;          // of the factor: an interleaved cut
   layout::ReduceOp op = layout::ReduceOp::kSum;
   bool operator==(const Choice&) const = default;
 };

@@ -1,5 +1,7 @@
 #include "tessera/rules/engine/homes.h"
 
+#include <utility>
+
 #include "tessera/base/error.h"
 
 namespace tessera::rules {
@@ -52,6 +54,17 @@ bool has_on(const Call& call, int64_t axis) {
                      [&](const Operand& operand) { return operand.spec->placements[axis].is_on(); });
 }
 
+// Without the cut of an axis. Given places at which others cut its dim may be those of the run that it left: these cut
+// evenly.
+void take_away(Placements& placements, int64_t axis) {
+  const Placement left = std::exchange(placements[axis], layout::Replicate());
+  for (Placement& other : placements) {
+    if (left.shares_dim(other) && other.is_ragged()) {
+      other.places = {};
+    }
+  }
+}
+
 }  // namespace
 
 Homes::Homes(const Call& call, const layout::Spec& forward, bool everywhere) {
@@ -75,7 +88,7 @@ bool Homes::runs(const layout::Coord& coord) const {
 Placements Homes::inside(Placements placements) const {
   for (const HomeAxis& home : axes_) {
     if (home.coordinate || placements[home.axis].is_on()) {
-      placements[home.axis] = layout::Replicate();
+      take_away(placements, home.axis);
     }
   }
   return placements;

@@ -113,12 +113,11 @@ class Propagator {
         orders_(frame_.mesh().ndim(), -1) {}
 
   Propagation run() {
-    for (int64_t axis = 0; axis < frame_.mesh().ndim(); ++axis) {
-      if (frame_.mesh().axis(axis).size > 1) {
-        choose_axis(axis);
-      }
+    choose_axes();
+    if (!fits_given_places()) {
+      frame_.refuse_given_places();
+      choose_axes();
     }
-    set_orders();
     Propagation result;
     result.bytes = bytes_;
     result.operands.reserve(call_.operands.size());
@@ -134,6 +133,35 @@ class Propagator {
   }
 
  private:
+  void choose_axes() {
+    std::fill(choices_.begin(), choices_.end(), Choice());
+    std::fill(orders_.begin(), orders_.end(), int8_t{-1});
+    partials_.clear();
+    bytes_ = 0;
+    for (int64_t axis = 0; axis < frame_.mesh().ndim(); ++axis) {
+      if (frame_.mesh().axis(axis).size > 1) {
+        choose_axis(axis);
+      }
+    }
+    set_orders();
+  }
+
+  // Whether the runs of every tensor that are cut at given places are as long as these say.
+  bool fits_given_places() const {
+    const auto is_given = [](const Choice& choice) { return choice.places.are_given(); };
+    if (std::none_of(choices_.begin(), choices_.end(), is_given)) {
+      return true;
+    }
+    bool fits = true;
+    for (size_t i = 0; i < call_.operands.size(); ++i) {
+      fits &= layout::is_layout_of(frame_.mesh(), operand_placements(i), call_.spec(i)->sizes);
+    }
+    for (size_t o = 0; o < call_.outputs.size(); ++o) {
+      fits &= layout::is_layout_of(frame_.mesh(), output_placements(o), call_.outputs[o].sizes);
+    }
+    return fits;
+  }
+
   void choose_axis(int64_t axis) {
     if (map_.metadata_only) {
       choices_[axis] = choose_like(axis);
@@ -229,12 +257,26 @@ class Propagator {
     return spec.with(merged);
   }
 
-  Spec operand_spec(size_t index) const {
-    const Operand& operand = call_.operands[index];
+  Placements operand_placements(size_t index) const {
     Placements placements(choices_.size());
     for (size_t axis = 0; axis < placements.size(); ++axis) {
       placements[axis] = ordered(operand_target(frame_, choices_[axis], index), axis);
     }
+    return placements;
+  }
+
+  Placements output_placements(size_t index) const {
+    Placements placements(choices_.size());
+    for (size_t axis = 0; axis < placements.size(); ++axis) {
+      const Placement target = output_target(frame_, choices_[axis], index).value_or(layout::Replicate());
+      placements[axis] = map_.metadata_only && !target.is_shard() ? layout::Replicate() : ordered(target, axis);
+    }
+    return placements;
+  }
+
+  Spec operand_spec(size_t index) const {
+    const Operand& operand = call_.operands[index];
+    const Placements placements = operand_placements(index);
     if (placements == operand.spec->placements) {
       return operand.spec;
     }
@@ -250,12 +292,8 @@ class Propagator {
 
   Spec output_spec(size_t index) const {
     const Output& output = call_.outputs[index];
-    Placements placements(choices_.size());
-    for (size_t axis = 0; axis < placements.size(); ++axis) {
-      const Placement target = output_target(frame_, choices_[axis], index).value_or(layout::Replicate());
-      placements[axis] = map_.metadata_only && !target.is_shard() ? layout::Replicate() : ordered(target, axis);
-    }
-    Spec spec = Spec::make(frame_.mesh(), placements, output.sizes, output.strides, output.dtype, output_labels(index));
+    Spec spec = Spec::make(frame_.mesh(), output_placements(index), output.sizes, output.strides, output.dtype,
+                           output_labels(index));
     if (output.written_operand >= 0 && same_layout(spec, call_.spec(output.written_operand))) {
       return call_.spec(output.written_operand);
     }

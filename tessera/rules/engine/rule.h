@@ -33,8 +33,8 @@ struct Rule {
   // Decompose when `decompose_when` says so (always, if it is null). It is asked first: the call has no outputs yet.
   Decomposition decompose = nullptr;
   bool (*decompose_when)(const Call&) = nullptr;
-  // The map reads number arguments (not only ints, bools, dtypes and their lists): their values become part of the
-  // cache key.
+  // The map or `exact->accepts` reads number arguments (not only ints, bools, dtypes and their lists): their values
+  // become part of the cache key.
   bool reads_numbers = false;
   ShapeSource shape = ShapeSource::kMeta;
 

@@ -372,7 +372,7 @@ void add_reduction_rules(RuleTable& table) {
   table.add_all({"aten::cummax", "aten::cummin"}, without_meta(merged_scan_map, value_and_index));
   table.add("aten::logsumexp", decomposed(decompose_logsumexp, without_meta(whole_map, floating), reduces_sharded_reals)
                                    .in_exact(exact::kPerSample));
-  const Rule norm = decomposed(decompose_norm, {.map = whole_map});
+  const Rule norm = decomposed(decompose_norm, {.map = whole_map, .reads_numbers = true});
   table.add_all({"aten::linalg_vector_norm", "aten::norm.Scalar", "aten::norm.ScalarOpt_dim"},
                 norm.in_exact({.decompose = exact::decompose_norm, .accepts = is_euclidean}));
   table.add_all({"aten::norm.ScalarOpt_dim_dtype", "aten::norm.ScalarOpt_dtype"}, norm);

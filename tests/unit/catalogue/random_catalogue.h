@@ -35,7 +35,7 @@ class RandomCatalogues {
     return sizes;
   }
 
-  // Cuts with units and orders, in blocks or not, several of one dim, replicas, On.
+  // Cuts with units and orders, at given places or not, in blocks or not, several of one dim, replicas, On.
   layout::Spec spec(const layout::Mesh& mesh, const std::vector<int64_t>& sizes,
                     c10::ScalarType dtype = c10::ScalarType::Double) {
     layout::Placements placements = random.placements(mesh, static_cast<int64_t>(sizes.size()), true);
@@ -47,6 +47,7 @@ class RandomCatalogues {
         placement.blocks = static_cast<uint8_t>(blocks.emplace(placement.dim, random.number(1, 3)).first->second);
       }
     }
+    placements = random.number(0, 1) == 0 ? random.with_ragged_cuts(mesh, std::move(placements), sizes) : placements;
     return layout::Spec::contiguous(mesh, placements, sizes, dtype);
   }
 

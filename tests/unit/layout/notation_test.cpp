@@ -16,6 +16,12 @@ TEST(Notation, OfPlacements) {
       {Shard(0, {.unit = 64, .order = 1}), "S(0;64@1)"},
       {InterleavedShard(1, 3), "S(1/3)"},
       {InterleavedShard(0, 2, {.unit = 64, .order = 1}), "S(0/2;64@1)"},
+      {RaggedShard({0}, {3, 0, 5}), "S(0|3,0,5)"},
+      {RaggedShard({0}, {3, 0, 5}, {.order = 1}), "S(0|3,0,5@1)"},
+      {RaggedShard({2}, {4, 4, 3}), "S(2|2*4,3)"},
+      {RaggedShard({0}, {0, 0, 0, 8, 1, 1}), "S(0|3*0,8,2*1)"},
+      {RaggedShard({0}, {7}), "S(0|7)"},
+      {RaggedShard({0}, {2, 1}, {.order = 1, .blocks = 3}), "S(0/3|2,1@1)"},
       {Partial(), "P"},
       {Partial(ReduceOp::kMax), "P(max)"},
       {Partial(ReduceOp::kMin), "P(min)"},
@@ -29,6 +35,8 @@ TEST(Notation, OfPlacements) {
   }
   EXPECT_EQ(parse_placement("P(sum)"), Partial());
   EXPECT_EQ(parse_placement(" S( 1 ; 2 ) "), Shard(1, {.unit = 2}));
+  EXPECT_EQ(parse_placement("S(0|3, 1*0, 5)"), RaggedShard({0}, {3, 0, 5}));
+  EXPECT_EQ(parse_placement("S(0|4,4)"), parse_placement("S(0|2*4)"));
 }
 
 TEST(Notation, OfMeshesRoundTrips) {
@@ -48,7 +56,8 @@ TEST(Notation, OfPlacementListsRoundTrips) {
   RandomLayouts random(seed);
   for (int i = 0; i < 1000; ++i) {
     const Mesh mesh = random.mesh(4, 4);
-    const Placements placements = random.placements(mesh, 3, true);
+    const Placements placements =
+        random.with_ragged_cuts(mesh, random.placements(mesh, 3, true), {random.number(0, 99), 7, 1});
     const std::string text = str(mesh, placements);
     EXPECT_EQ(parse_placements(mesh, text), placements) << text;
     const Placements normal = normal_form(mesh, placements);
@@ -63,6 +72,8 @@ TEST(Notation, OfPlacementLists) {
   EXPECT_EQ(parse_placements(mesh, " { } "), (Placements{Replicate(), Replicate()}));
   EXPECT_EQ(str(Mesh(), {}), "{}");
   EXPECT_EQ(parse_placements(Mesh(), "{}"), Placements{});
+  EXPECT_EQ(parse_placements(mesh, "{dp: S(0|3,5), tp: S(1|2,0,1,1)}"),
+            (Placements{RaggedShard({0}, {3, 5}), RaggedShard({1}, {2, 0, 1, 1})}));
 }
 
 TEST(Notation, OfSpecs) {
@@ -78,8 +89,31 @@ TEST(Notation, OfSpecs) {
 
 TEST(Notation, ErrorsSayWhatIsAccepted) {
   const Mesh mesh = Mesh::parse("dp=2,tp=4");
-  for (const char* text : {"", "S", "S(", "S()", "S(-1)", "S(0", "S(0;)", "S(0;0)", "S(0@)", "S(0@1;2)", "P(mean)", "Q",
-                           "S(0)x", "S(99999999999)", "S(0@999999)"}) {
+  for (const char* text : {"",
+                           "S",
+                           "S(",
+                           "S()",
+                           "S(-1)",
+                           "S(0",
+                           "S(0;)",
+                           "S(0;0)",
+                           "S(0@)",
+                           "S(0@1;2)",
+                           "P(mean)",
+                           "Q",
+                           "S(0)x",
+                           "S(99999999999)",
+                           "S(0@999999)",
+                           "S(0|)",
+                           "S(0|3,)",
+                           "S(0|-1,4)",
+                           "S(0|2*)",
+                           "S(0|0*2)",
+                           "S(0|3@0|5)",
+                           "S(0;2|3,5)",
+                           "S(0|3,5;2)",
+                           "S(0|99999999*1)",
+                           "S(0|9999999999999999999)"}) {
     EXPECT_THROW(parse_placement(text), ConfigError) << text;
   }
   for (const char* text : {"", "dp: R", "{dp}", "{dp: }", "{pp: R}", "{dp: R, dp: R}", "{dp: R,}"}) {

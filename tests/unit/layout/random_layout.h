@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <map>
+#include <numeric>
 #include <random>
 #include <string>
 #include <vector>
@@ -64,6 +65,31 @@ class RandomLayouts {
       }
     }
     return result;
+  }
+
+  // Sizes of so many parts that add up to `total`, some of them 0.
+  std::vector<int64_t> parts(int64_t total, int64_t count) {
+    std::vector<int64_t> ends(count, total);
+    std::generate(ends.begin(), ends.end() - 1, [&] { return number(0, total); });
+    std::sort(ends.begin(), ends.end());
+    std::adjacent_difference(ends.begin(), ends.end(), ends.begin());
+    return ends;
+  }
+
+  // Some of the cuts of a tensor of these sizes at given places instead.
+  Placements with_ragged_cuts(const Mesh& mesh, Placements placements, const std::vector<int64_t>& sizes) {
+    const std::vector<int64_t> blocks = blocks_of_dims(placements, static_cast<int64_t>(sizes.size()));
+    for (size_t d = 0; d < sizes.size(); ++d) {
+      int64_t run = sizes[d] / blocks[d];
+      for (int64_t axis : axes_of_dim(mesh, placements, static_cast<int64_t>(d))) {
+        const int64_t count = mesh.axis(axis).size;
+        if (number(0, 1) == 0) {
+          placements[axis].places = Places::of_sizes(parts(run, count));
+        }
+        run = placements[axis].cut(run, count).most();
+      }
+    }
+    return placements;
   }
 
   std::vector<int64_t> sizes(int64_t most_dims, int64_t most_size) {

@@ -61,7 +61,7 @@ TEST(Spec, OnIsHeldAtOneCoordinate) {
   EXPECT_EQ(Spec::contiguous(mesh, {On(1), On(0)}, {}, kFloat).local_sizes({1, 0}), std::vector<int64_t>());
   EXPECT_EQ(normal_form(Mesh::parse("pp=1"), {On(0)}), Placements{Replicate()});
   EXPECT_THROW(spec.with({On(3), Replicate()}), c10::Error);
-  EXPECT_FALSE(is_valid(mesh, {On(3), Replicate()}, 2));
+  EXPECT_FALSE(is_layout_of(mesh, {On(3), Replicate()}, {8, 6}));
   EXPECT_NE(On(1), On(0));
   EXPECT_NE(On(1).hash(), On(0).hash());
   EXPECT_NE(On(1), Shard(1));
@@ -112,8 +112,8 @@ TEST(Spec, RefusesNonsense) {
   EXPECT_NO_THROW(make({Partial(ReduceOp::kSum), Partial(ReduceOp::kAvg)}));
   EXPECT_THROW(make({Replicate(), Replicate()}).with_labels({{{Label::kBatch, 3, 0, 3, 1}}, {}}), c10::Error);
   EXPECT_THROW(Spec::make(mesh, {Replicate(), Replicate()}, {4}, {}, kFloat), c10::Error);
-  EXPECT_FALSE(is_valid(mesh, {Shard(0), Replicate()}, 0));
-  EXPECT_TRUE(is_valid(mesh, {Shard(0), Partial()}, 1));
+  EXPECT_FALSE(is_layout_of(mesh, {Shard(0), Replicate()}, c10::IntArrayRef{}));
+  EXPECT_TRUE(is_layout_of(mesh, {Shard(0), Partial()}, {8}));
 }
 
 TEST(Spec, InterleavedCutsTakeAPartOfEveryBlock) {
@@ -140,7 +140,7 @@ TEST(Spec, RefusesInterleavedCutsThatDoNotFit) {
   EXPECT_THROW(InterleavedShard(0, 256), c10::Error);
   EXPECT_THROW(InterleavedShard(0, 0), c10::Error);
   EXPECT_THROW(parse_placement("S(0/0)"), std::exception);
-  EXPECT_FALSE(is_valid(mesh, {InterleavedShard(0, 2), InterleavedShard(0, 3)}, 1));
+  EXPECT_FALSE(is_layout_of(mesh, {InterleavedShard(0, 2), InterleavedShard(0, 3)}, {12}));
 }
 
 TEST(Spec, AxesOfADimSlowestFirst) {
@@ -185,8 +185,9 @@ TEST(Spec, NestedCutsTileTheTensor) {
   for (int i = 0; i < 1000; ++i) {
     const auto sizes = random.sizes(3, 9);
     const Mesh mesh = random.mesh(3, 4);
-    expect_tiles(
-        Spec::contiguous(mesh, random.placements(mesh, static_cast<int64_t>(sizes.size()), true), sizes, kFloat));
+    const auto even = random.placements(mesh, static_cast<int64_t>(sizes.size()), true);
+    expect_tiles(Spec::contiguous(mesh, even, sizes, kFloat));
+    expect_tiles(Spec::contiguous(mesh, random.with_ragged_cuts(mesh, even, sizes), sizes, kFloat));
   }
 }
 

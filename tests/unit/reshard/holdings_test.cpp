@@ -41,8 +41,8 @@ TEST(Holdings, BoxesAreThoseOfTheSpec) {
   for (int i = 0; i < 300; ++i) {
     const Mesh mesh = random.mesh(3, 4);
     const Sizes sizes = random.sizes(3, 9);
-    const Spec spec = Spec::contiguous(mesh, random.placements(mesh, static_cast<int64_t>(sizes.size()), true), sizes,
-                                       c10::ScalarType::Float);
+    const Placements even = random.placements(mesh, static_cast<int64_t>(sizes.size()), true);
+    const Spec spec = Spec::contiguous(mesh, random.with_ragged_cuts(mesh, even, sizes), sizes, c10::ScalarType::Float);
     const Holdings holdings(spec);
     for (int64_t rank : mesh.ranks()) {
       EXPECT_EQ(holdings.box_of(rank), spec.local_ranges(*mesh.coord_of(rank)));
@@ -68,7 +68,7 @@ TEST(Exchange, GivesEveryElementOnceWhatTheSidesAgreeOn) {
     const Mesh moved(b.axes(), ranks);
     const Sizes sizes = random.sizes(3, 8);
     const auto ndim = static_cast<int64_t>(sizes.size());
-    const Exchange exchange(Holdings(a, random.placements(a, ndim), sizes),
+    const Exchange exchange(Holdings(a, random.with_ragged_cuts(a, random.placements(a, ndim), sizes), sizes),
                             Holdings(moved, random.placements(moved, ndim), sizes));
     std::vector<Transfer> sends;
     std::vector<Transfer> receives;

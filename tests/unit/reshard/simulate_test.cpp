@@ -73,7 +73,9 @@ INSTANTIATE_TEST_SUITE_P(Meshes, AllPairs,
                          testing::Values("1", "x=1", "x=2", "x=3", "x=4", "a=2,b=2", "a=2,b=3", "a=3,b=1"));
 
 Spec random_spec(layout::RandomLayouts& random, const Mesh& mesh, const Sizes& sizes) {
-  return Spec::contiguous(mesh, random.placements(mesh, static_cast<int64_t>(sizes.size()), true), sizes, kDouble);
+  const Placements even = random.placements(mesh, static_cast<int64_t>(sizes.size()), true);
+  return Spec::contiguous(mesh, random.number(0, 1) == 0 ? even : random.with_ragged_cuts(mesh, even, sizes), sizes,
+                          kDouble);
 }
 
 TEST(RandomPairs, OnThreeAxesAreRight) {

@@ -40,12 +40,13 @@ std::vector<std::string> code_of(const std::string& line) {
 
 std::string heading(const std::string& name) { return code_of(section(name).at(0)).at(0); }
 
-// The texts of the table of placements: its first column.
+// The texts of the table of placements: its first column, in which a `|` of a text is written `\|`.
 std::vector<std::string> placements() {
   std::vector<std::string> texts;
   for (const auto& line : section("Placements")) {
     if (line.starts_with("| `")) {
-      const auto more = code_of(line.substr(0, line.find('|', 1)));
+      const auto column = line.substr(0, line.find(" | "));
+      const auto more = code_of(std::regex_replace(column, std::regex(R"(\\\|)"), "|"));
       texts.insert(texts.end(), more.begin(), more.end());
     }
   }
@@ -73,6 +74,10 @@ TEST(NotationPage, NoPlacementIsMissing) {
         const auto text = layout::Shard(0, {.unit = unit, .order = order, .blocks = blocks}).str();
         EXPECT_EQ(there.count(shape_of(text)), 1u) << text;
       }
+    }
+    for (const int order : {-1, 1}) {
+      const auto text = layout::RaggedShard({0}, {3, 0, 5}, {.order = order, .blocks = blocks}).str();
+      EXPECT_EQ(there.count(shape_of(text)), 1u) << text;
     }
   }
   EXPECT_EQ(there.count(layout::Replicate().str()), 1u);
