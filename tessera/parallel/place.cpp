@@ -127,14 +127,13 @@ int64_t kept_beside(const torch::optim::Optimizer& optimizer) {
 // Bytes that a rank will hold of these tensors, with `kept` more tensors for each that is trained: of the rank with the
 // largest parts.
 double bytes_of_rank(const std::vector<plan::NamedTensor>& tensors, const plan::Plan& plan, int64_t kept) {
-  const layout::Coord first(static_cast<size_t>(plan.mesh.ndim()));
   double bytes = 0;
   for (const plan::NamedTensor& named : tensors) {
     const at::Tensor& tensor = named.tensor;
     const auto spec =
         layout::Spec::contiguous(plan.mesh, storage_of(plan, named), tensor.sizes(), tensor.scalar_type());
     double part = static_cast<double>(tensor.element_size());
-    for (const int64_t size : spec.local_sizes(first)) {
+    for (const int64_t size : spec.largest_sizes()) {
       part *= static_cast<double>(size);
     }
     bytes += part * static_cast<double>(1 + (tensor.requires_grad() ? kept : 0));
@@ -200,6 +199,33 @@ void attach(RankState& state, const plan::NamedTensor& named, const plan::Plan& 
   state.engine.parameters.add(named.tensor, std::move(info));
 }
 
+// Parameters of a group lie end to end and are gathered together, where their layouts at every time are alike.
+void bind_groups(RankState& state, const std::vector<plan::NamedTensor>& tensors, const plan::Plan& plan) {
+  struct Key {
+    std::string name;
+    at::ScalarType dtype;
+    const dtensor::GatherPolicy* policy;
+    bool operator==(const Key&) const = default;
+  };
+  std::vector<std::pair<Key, std::vector<at::Tensor>>> groups;
+  for (const plan::NamedTensor& named : tensors) {
+    const auto* policy = named.is_parameter ? dtensor::meta_of(named.tensor)->parameter->gather : nullptr;
+    const std::string name = policy ? plan.group_of(named.name) : "";
+    if (name.empty() || policy->read.size() != 1 || !(policy->kept.empty() || policy->keeps_all())) {
+      continue;
+    }
+    const Key key{name, named.tensor.scalar_type(), policy};
+    auto group = std::find_if(groups.begin(), groups.end(), [&](const auto& known) { return known.first == key; });
+    if (group == groups.end()) {
+      group = groups.insert(groups.end(), {key, {}});
+    }
+    group->second.push_back(named.tensor);
+  }
+  for (const auto& [key, members] : groups) {
+    state.engine.parameters.add_group(state.ctx, state.engine.moves, key.name, members);
+  }
+}
+
 void place_verified(const std::vector<plan::NamedTensor>& tensors, const plan::Plan& plan,
                     const torch::optim::Optimizer* optimizer) {
   RankState& state = RankState::require();
@@ -229,6 +255,7 @@ void place_verified(const std::vector<plan::NamedTensor>& tensors, const plan::P
       attach(state, named, plan);
     }
   }
+  bind_groups(state, tensors, plan);
 }
 
 }  // namespace

@@ -92,7 +92,7 @@ void Step::end_pass() {
 void Step::end() {
   end_pass();
   if (RankState* rank = options_ ? RankState::current() : nullptr) {
-    rank->engine.kept_parameters.clear();
+    rank->engine.drop_kept();
   }
   options_.reset();
 }

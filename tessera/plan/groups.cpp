@@ -16,10 +16,12 @@ std::vector<std::vector<int64_t>> cut_group(const std::vector<GroupMember>& memb
     int64_t taken = 0;
     for (int64_t part = 1; part <= parts; ++part) {
       // The cut after this part: a row more than half of which lies before it counts as before it.
-      const int64_t wanted = static_cast<int64_t>(static_cast<double>(all) * static_cast<double>(part) /
-                                                  static_cast<double>(parts)) - begin;
+      const int64_t wanted =
+          static_cast<int64_t>(static_cast<double>(all) * static_cast<double>(part) / static_cast<double>(parts)) -
+          begin;
       const int64_t nearest = member.columns > 0 ? (wanted + member.columns / 2) / member.columns : member.rows;
-      const int64_t until = part == parts ? member.rows : std::clamp<int64_t>(wanted < 0 ? 0 : nearest, taken, member.rows);
+      const int64_t until =
+          part == parts ? member.rows : std::clamp<int64_t>(wanted < 0 ? 0 : nearest, taken, member.rows);
       own.push_back(until - taken);
       taken = until;
     }

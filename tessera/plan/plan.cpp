@@ -90,6 +90,16 @@ const ParameterPlan* Plan::find(std::string_view name) const {
   return found == parameters.end() ? nullptr : &*found;
 }
 
+std::string Plan::group_of(std::string_view name) const {
+  const ParameterPlan* entry = find(name);
+  if (!entry || entry->group.empty()) {
+    return "";
+  }
+  auto parts = base::split(std::string(name), '.');
+  parts.resize(std::min(parts.size(), base::split(entry->group, '.').size()));
+  return base::join(parts, ".");
+}
+
 void Plan::verify_axes() const {
   const auto data_axes = layout::batch_axes_of(mesh);
   const auto cuts_batch = [&](const std::string& axis) {

@@ -32,6 +32,10 @@ struct ParameterPlan {
   // The gradient, between the passes of a step: on each axis as in storage, merged as soon as a backward pass has it,
   // or P, merged once a step. Empty: P wherever ranks have sums of their own.
   std::optional<layout::Placements> gradient = std::nullopt;
+  // Parameters that are gathered together, by one collective: those whose names begin with as many parts as this has,
+  // and alike (`layers.*`: a group for each layer). Their parts over the axis that is gathered must lie so that each
+  // rank has one run of all of them end to end, in the order of the model (plan/groups.h). Empty: gathered alone.
+  std::string group = "";
   bool operator==(const ParameterPlan&) const = default;
 };
 
@@ -54,6 +58,9 @@ struct Plan {
 
   // The entry for a parameter, or null.
   const ParameterPlan* find(std::string_view name) const;
+
+  // What the group of this parameter is called: `layers.3`; empty if it has none.
+  std::string group_of(std::string_view name) const;
 
   // Throws PlanError if an axis of the mesh has no role, or a batch axis is not one of its axes that cut the batch.
   void verify_axes() const;

@@ -39,6 +39,9 @@ std::string entry_json(const layout::Mesh& mesh, const ParameterPlan& entry) {
       text += ", \"" + std::string(key.name) + "\": " + placements_json(mesh, *placements);
     }
   }
+  if (!entry.group.empty()) {
+    text += ", \"group\": " + quoted(entry.group);
+  }
   return text + "}";
 }
 
@@ -177,7 +180,7 @@ class Reader {
   }
 
   static ParameterPlan read_entry(const layout::Mesh& mesh, const Json& from, int64_t line) {
-    std::vector<std::string> keys = {"pattern", "storage"};
+    std::vector<std::string> keys = {"pattern", "storage", "group"};
     for (const OptionalKey& key : kOptionalKeys) {
       keys.emplace_back(key.name);
     }
@@ -191,6 +194,7 @@ class Reader {
         entry.*key.placements = read_placements(mesh, from, key.name, line);
       }
     }
+    entry.group = from.contains("group") ? get<std::string>(from, "group", line) : "";
     return entry;
   }
 

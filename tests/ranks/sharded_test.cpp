@@ -143,6 +143,36 @@ TEST(Sharded, BytesAreClosedForms) {
   }
 }
 
+// One collective a group, not a parameter: the table, each layer, the last norm; what backward gathers again.
+TEST(Sharded, OneCollectiveGathersAGroup) {
+  for (const Sharding sharding : {Sharding::kParameters, Sharding::kGradients}) {
+    const auto mesh = Mesh::parse("fsdp=2");
+    run_on(mesh, [&](int64_t) {
+      auto model = parallel::deferred([] { return models::Llama(llama()); });
+      const auto plan =
+          parallel::generate_plan(*model, {.mesh = mesh, .sharding = sharding, .heads = 4, .kv_heads = 2});
+      parallel::place(*model, plan);
+      parallel::Job job(model.ptr(), plan, [model](const std::vector<at::Tensor>& batch) mutable {
+        return model->loss(batch[0], batch[1]);
+      });
+      const auto tokens = at::arange(8 * 9).reshape({8, 9});
+      comm::RankContext::require().ledger.clear();
+      job(tokens.slice(1, 0, 8).contiguous(), tokens.slice(1, 1, 9).contiguous()).backward();
+      const trace::Ledger& ledger = comm::RankContext::require().ledger;
+      const int64_t bytes = 4 * models::parameter_count(*model) / 2;
+      if (sharding == Sharding::kGradients) {
+        EXPECT_EQ(ledger.calls_of("all_gather", "fsdp"), 4) << ledger.json();
+        EXPECT_EQ(ledger.bytes_of("all_gather", "fsdp"), bytes) << ledger.json();
+        return;
+      }
+      // The head is the table: it is read at both ends of the model, so forward gathers it twice, and backward has it
+      // at first; then the last norm, and both layers.
+      EXPECT_EQ(ledger.calls_of("all_gather", "fsdp"), 5 + 3) << ledger.json();
+      EXPECT_EQ(ledger.bytes_of("all_gather", "fsdp"), 2 * bytes) << ledger.json();
+    });
+  }
+}
+
 // What rank 0 holds: parameters, gradients and moments between steps, and the most beside them in a step.
 struct Held {
   int64_t kept = 0, largest_block = 0;

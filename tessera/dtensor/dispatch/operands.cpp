@@ -32,7 +32,11 @@ c10::SmallVector<int64_t, 4> permutation_of(const Meta& view, const Meta& base) 
 // A parameter where operators read it: from where it stays for the step, if it does.
 at::Tensor gathered_parameter(RankState& state, const char* op, const MetaPtr& meta) {
   Engine& engine = state.engine;
-  const GatherPolicy& policy = *meta->parameter->gather;
+  const ParameterInfo& info = *meta->parameter;
+  if (info.group && info.group->has(info.member, *meta)) {
+    return engine.gathered_groups.read(state.ctx, *info.group, info.member, op);
+  }
+  const GatherPolicy& policy = *info.gather;
   Spec from = meta->spec;
   at::Tensor part = meta->local;
   if (!policy.kept.empty()) {

@@ -30,12 +30,16 @@ using layout::Spec;
 // CUDA local brings its own).
 constexpr c10::DispatchKey kKey = c10::DispatchKey::PrivateUse3;
 
+class GatherGroup;
+
 // What the plan says about a parameter; owned by the rank, outlives its tensors' use.
 struct ParameterInfo {
   std::string name;
   uint64_t site = 0;                                // hash of the name: equal on every rank
   std::optional<layout::Placements> input, output;  // wanted of the operator that reads it
   const GatherPolicy* gather = nullptr;             // null: it is read as it is stored
+  GatherGroup* group = nullptr;                     // with which it is gathered; null: alone
+  size_t member = 0;                                // ... and which of its members it is
   const void* told_by = nullptr;  // what a call's plan depends on besides the layouts: this, or the policy; see `add`
 };
 

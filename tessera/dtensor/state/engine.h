@@ -24,12 +24,18 @@ struct Engine {
   GatherCache gathered{&Rare::gathered};
   GatherCache gathered_parameters{&Rare::gathered};
   GatherCache kept_parameters{&Rare::kept, std::numeric_limits<int64_t>::max()};
+  GatheredGroups gathered_groups;
   PlacedParameters parameters;
 
-  // When a pass ends.
+  // When a pass ends, and when a step does.
   void drop_gathered() {
     gathered.clear();
     gathered_parameters.clear();
+    gathered_groups.end_pass();
+  }
+  void drop_kept() {
+    kept_parameters.clear();
+    gathered_groups.end_step();
   }
 };
 

@@ -23,6 +23,20 @@ const GatherPolicy* PlacedParameters::find_or_add(GatherPolicy policy) {
   return found == policies_.end() ? &policies_.emplace_back(std::move(policy)) : &*found;
 }
 
+void PlacedParameters::add_group(comm::RankContext& context, Moves& moves, const std::string& name,
+                                 const std::vector<at::Tensor>& parameters) {
+  GatherGroup& group =
+      groups_.emplace_back(context, moves, name, parameters, *meta_of(parameters.front())->parameter->gather);
+  for (ParameterInfo& info : all_) {
+    const auto found = std::find_if(parameters.begin(), parameters.end(), [&](const at::Tensor& parameter) {
+      return meta_of(parameter)->parameter == &info;
+    });
+    if (found != parameters.end()) {
+      info.group = &group, info.member = static_cast<size_t>(found - parameters.begin());
+    }
+  }
+}
+
 const ParameterInfo* PlacedParameters::find(uint64_t site) const {
   const auto found = std::find_if(all_.begin(), all_.end(), [&](const auto& info) { return info.site == site; });
   return found == all_.end() ? nullptr : &*found;

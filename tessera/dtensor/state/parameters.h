@@ -2,10 +2,13 @@
 #pragma once
 
 #include <deque>
+#include <string>
+#include <vector>
 
 #include <ATen/core/Tensor.h>
 
 #include "tessera/dtensor/record/meta.h"
+#include "tessera/dtensor/state/gather_group.h"
 
 namespace tessera::dtensor {
 
@@ -19,12 +22,17 @@ class PlacedParameters {
   // The one object of this policy; null for one that gathers nothing.
   const GatherPolicy* find_or_add(GatherPolicy policy);
 
+  // Placed parameters that are read alike are gathered together from now on; see GatherGroup.
+  void add_group(comm::RankContext& context, Moves& moves, const std::string& name,
+                 const std::vector<at::Tensor>& parameters);
+
   // By ParameterInfo::site; null if there is none.
   const ParameterInfo* find(uint64_t site) const;
 
  private:
   std::deque<ParameterInfo> all_;
   std::deque<GatherPolicy> policies_;
+  std::deque<GatherGroup> groups_;
 };
 
 }  // namespace tessera::dtensor

@@ -1,48 +1,118 @@
 // Fully sharded data parallelism: of every parameter each rank of an fsdp axis keeps some rows, with their gradient and
-// the optimizer's state; operators gather the parameters that they read.
+// the optimizer's state; operators gather the parameters that they read, those of one layer together.
+#include <map>
+#include <utility>
+
+#include "tessera/base/text.h"
 #include "tessera/plan/draft.h"
+#include "tessera/plan/groups.h"
 
 namespace tessera::plan {
 namespace {
 
-// Cuts dim 0 over `axes`, each what those before it and the axes that cut the dim already left.
-layout::Placements cut_rows(const layout::Mesh& mesh, layout::Placements placements, const std::vector<int64_t>& axes) {
+using layout::Placement;
+using layout::Placements;
+
+// Cuts dim 0 over an axis, each what those before it left that cut the dim already.
+Placements cut_rows(const layout::Mesh& mesh, Placements placements, int64_t axis, Placement cut) {
   std::vector<int64_t> in_order = layout::axes_of_dim(mesh, placements, 0);
-  const int64_t blocks = in_order.empty() ? 1 : placements[static_cast<size_t>(in_order.front())].blocks;
-  for (const int64_t axis : axes) {
-    placements[static_cast<size_t>(axis)] = layout::Shard(0, {.blocks = blocks});
-    in_order.push_back(axis);
-  }
+  placements[static_cast<size_t>(axis)] = cut;
+  in_order.push_back(axis);
   for (size_t i = 0; i < in_order.size(); ++i) {
     placements[static_cast<size_t>(in_order[i])].order = static_cast<int8_t>(i);
   }
   return layout::normal_form(mesh, placements);
 }
 
-}  // namespace
+// `layers.*`: the name up to its first number, or else the module that the parameter is in.
+std::string group_of(const std::string& name) {
+  const auto parts = base::split(name, '.');
+  const auto number = std::find_if(parts.begin(), parts.end(),
+                                   [](const std::string& part) { return base::try_parse_int(part).has_value(); });
+  const auto end = number != parts.end() ? number + 1 : parts.end() - (parts.size() > 1 ? 1 : 0);
+  return base::join(std::vector<std::string>(parts.begin(), end), ".");
+}
 
-void plan_sharded(Draft& draft) {
-  const std::vector<int64_t> axes = draft.wide_axes(layout::AxisRole::kSharded);
-  if (axes.empty()) {
-    return;
-  }
-  const Sharding sharding = draft.options.sharding;
-  for (const NamedTensor& named : draft.parameters()) {
-    if (named.tensor.dim() == 0) {
-      draft.note(general(named.name) + " stays whole: it has no rows");
-      continue;
+// The most rows that an axis beside those which cut the parameter leaves to a rank, and the most elements of each.
+GroupMember member_of(const layout::Mesh& mesh, const NamedTensor& named, const Placements& compute) {
+  const auto spec = layout::Spec::contiguous(mesh, compute, named.tensor.sizes(), named.tensor.scalar_type());
+  const auto most = spec.largest_sizes();
+  return {most[0], c10::multiply_integers(most.begin() + 1, most.end())};
+}
+
+class ShardedStyle {
+ public:
+  ShardedStyle(Draft& draft, std::vector<int64_t> axes)
+      : draft_(draft), mesh_(draft.plan.mesh), axes_(std::move(axes)) {}
+
+  void run() {
+    std::map<std::pair<std::string, at::ScalarType>, std::vector<NamedTensor>> groups;
+    for (const NamedTensor& named : draft_.parameters()) {
+      if (named.tensor.dim() == 0) {
+        draft_.note(general(named.name) + " stays whole: it has no rows");
+      } else if (axes_.size() > 1 || blocks_of(draft_.entry(named.name).storage) > 1) {
+        plan_alone(named);
+      } else {
+        groups[{group_of(named.name), named.tensor.scalar_type()}].push_back(named);
+      }
     }
-    ParameterPlan& entry = draft.entry(named.name);
-    const layout::Placements compute = std::exchange(entry.storage, cut_rows(draft.plan.mesh, entry.storage, axes));
+    for (const auto& [key, members] : groups) {
+      plan_group(general(key.first), members);
+    }
+  }
+
+ private:
+  int64_t blocks_of(const Placements& placements) const { return layout::blocks_of_dims(placements, 1)[0]; }
+
+  // Cuts that are interleaved, or over several axes, leave a rank several runs: such a parameter is gathered alone.
+  void plan_alone(const NamedTensor& named) {
+    ParameterPlan& entry = draft_.entry(named.name);
+    const Placements compute = entry.storage;
+    for (const int64_t axis : axes_) {
+      entry.storage = cut_rows(mesh_, entry.storage, axis, layout::Shard(0, {.blocks = blocks_of(compute)}));
+    }
+    plan_states(entry, compute);
+  }
+
+  void plan_group(const std::string& group, const std::vector<NamedTensor>& members) {
+    const int64_t axis = axes_.front();
+    std::vector<GroupMember> sizes;
+    for (const NamedTensor& named : members) {
+      sizes.push_back(member_of(mesh_, named, draft_.entry(named.name).storage));
+    }
+    const auto rows = cut_group(sizes, mesh_.axis(axis).size);
+    for (size_t i = 0; i < members.size(); ++i) {
+      ParameterPlan& entry = draft_.entry(members[i].name);
+      const Placements compute = entry.storage;
+      entry.storage = cut_rows(mesh_, entry.storage, axis, layout::RaggedShard({0}, rows[i]));
+      entry.group = group;
+      plan_states(entry, compute);
+    }
+  }
+
+  void plan_states(ParameterPlan& entry, const Placements& compute) const {
+    const Sharding sharding = draft_.options.sharding;
     entry.compute = compute;
     if (sharding != Sharding::kParameters) {
       entry.kept = compute;
     }
     entry.gradient = sharding == Sharding::kState ? compute : entry.storage;
-    for (const auto& name : draft.plan.batch_axes) {
-      layout::Placement& placement = (*entry.gradient)[static_cast<size_t>(draft.plan.mesh.axis_index(name))];
+    for (const auto& name : draft_.plan.batch_axes) {
+      Placement& placement = (*entry.gradient)[static_cast<size_t>(mesh_.axis_index(name))];
       placement = placement.is_shard() ? placement : layout::Partial();
     }
+  }
+
+  Draft& draft_;
+  const layout::Mesh& mesh_;
+  const std::vector<int64_t> axes_;
+};
+
+}  // namespace
+
+void plan_sharded(Draft& draft) {
+  if (auto axes = draft.wide_axes(layout::AxisRole::kSharded); !axes.empty()) {
+    ShardedStyle(draft, std::move(axes)).run();
   }
 }
 

@@ -59,6 +59,7 @@ Plan random_plan(std::mt19937_64& random) {
     if (random() % 3 == 0) {
       entry.output = placements();
     }
+    entry.group = random() % 2 == 0 ? "" : "layers.*";
     for (auto* state : {&entry.compute, &entry.kept, &entry.gradient}) {
       if (random() % 3 == 0) {
         *state = placements();

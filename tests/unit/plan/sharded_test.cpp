@@ -1,8 +1,11 @@
 // The four layouts of a parameter in plans, and what fsdp axes make of them.
+#include <random>
+
 #include <ATen/ops/empty.h>
 #include <gtest/gtest.h>
 
 #include "tessera/base/error.h"
+#include "tessera/plan/groups.h"
 #include "tessera/plan/plan_model.h"
 
 namespace tessera::plan::sharded_test {
@@ -39,19 +42,25 @@ std::string text(const Plan& plan, const std::string& name) {
          of(entry.gradient);
 }
 
+// A rank has a run of all rows of a group end to end: 72 of 288 elements, of 264 elements 64, 64, 64 and 72.
 TEST(Sharded, RowsOfEveryParameterAreCut) {
   const Plan plan = plan_of("fsdp=4");
   EXPECT_EQ(plan.batch_axes, std::vector<std::string>{"fsdp"});
-  for (const char* name : {"up.weight", "up.bias", "down.weight", "down.bias"}) {
-    EXPECT_EQ(text(plan, name), "{fsdp: S(0)} {} - {fsdp: S(0)}") << name;
-  }
+  const auto expect_rows = [&](const char* name, const std::string& rows) {
+    EXPECT_EQ(text(plan, name), "{fsdp: S(0|" + rows + ")} {} - {fsdp: S(0|" + rows + ")}") << name;
+  };
+  expect_rows("up.weight", "3*9,5");
+  expect_rows("up.bias", "3*0,32");
+  expect_rows("down.weight", "4*2");
+  expect_rows("down.bias", "3*0,8");
+  EXPECT_EQ(plan.find("up.bias")->group, "up");
   EXPECT_EQ(plan.find("scale"), nullptr);
   EXPECT_EQ(plan.notes, std::vector<std::string>{"scale stays whole: it has no rows"});
 }
 
 TEST(Sharded, WordsSayWhatIsKeptInParts) {
-  EXPECT_EQ(text(plan_of("fsdp=4", Sharding::kGradients), "up.weight"), "{fsdp: S(0)} {} {} {fsdp: S(0)}");
-  EXPECT_EQ(text(plan_of("fsdp=4", Sharding::kState), "up.weight"), "{fsdp: S(0)} {} {} {fsdp: P}");
+  EXPECT_EQ(text(plan_of("fsdp=4", Sharding::kGradients), "up.weight"), "{fsdp: S(0|3*9,5)} {} {} {fsdp: S(0|3*9,5)}");
+  EXPECT_EQ(text(plan_of("fsdp=4", Sharding::kState), "up.weight"), "{fsdp: S(0|3*9,5)} {} {} {fsdp: P}");
   for (const Sharding each : {Sharding::kState, Sharding::kGradients, Sharding::kParameters}) {
     EXPECT_EQ(parse_sharding(name_of(each)), each);
   }
@@ -60,14 +69,53 @@ TEST(Sharded, WordsSayWhatIsKeptInParts) {
 
 TEST(Sharded, RowsOfATensorParallelPartAreCut) {
   const Plan plan = plan_of("dp_shard=2,tp=2");
-  EXPECT_EQ(text(plan, "up.weight"), "{dp_shard: S(0@1), tp: S(0@0)} {tp: S(0)} - {dp_shard: S(0@1), tp: S(0@0)}");
-  EXPECT_EQ(text(plan, "down.weight"), "{dp_shard: S(0), tp: S(1)} {tp: S(1)} - {dp_shard: S(0), tp: S(1)}");
+  EXPECT_EQ(text(plan, "up.weight"),
+            "{dp_shard: S(0|9,7@1), tp: S(0@0)} {tp: S(0)} - {dp_shard: S(0|9,7@1), tp: S(0@0)}");
+  EXPECT_EQ(text(plan, "down.weight"), "{dp_shard: S(0|4,4), tp: S(1)} {tp: S(1)} - {dp_shard: S(0|4,4), tp: S(1)}");
 }
 
 TEST(Sharded, ReplicasMergeOnceAStep) {
   const Plan plan = plan_of("fsdp=2,dp=3");
   EXPECT_EQ(plan.batch_axes, (std::vector<std::string>{"dp", "fsdp"}));  // those that share a copy are neighbours
-  EXPECT_EQ(text(plan, "up.weight"), "{fsdp: S(0)} {} - {fsdp: S(0), dp: P}");
+  EXPECT_EQ(text(plan, "up.weight"), "{fsdp: S(0|18,14)} {} - {fsdp: S(0|18,14), dp: P}");
+}
+
+TEST(Sharded, AGroupIsCutIntoOneRunARank) {
+  const auto seed = std::random_device()();
+  SCOPED_TRACE("seed " + std::to_string(seed));
+  std::mt19937_64 random(seed);
+  const auto below = [&](int64_t limit) { return static_cast<int64_t>(random() % static_cast<uint64_t>(limit)); };
+  for (int i = 0; i < 2000; ++i) {
+    std::vector<GroupMember> members(static_cast<size_t>(1 + below(6)));
+    int64_t all = 0, longest = 0;
+    for (GroupMember& member : members) {
+      member = {below(40), below(4) == 0 ? 1 : below(30)};
+      all += member.rows * member.columns;
+      longest = std::max(longest, member.columns);
+    }
+    const int64_t parts = 1 + below(9);
+    const auto rows = cut_group(members, parts);
+    std::vector<int64_t> taken(members.size());
+    size_t at = 0;  // the member whose rows come next
+    for (int64_t part = 0; part < parts; ++part) {
+      int64_t own = 0;
+      for (size_t m = 0; m < members.size(); ++m) {
+        const int64_t count = rows[m][static_cast<size_t>(part)];
+        own += count * members[m].columns;
+        taken[m] += count;
+        if (count * members[m].columns > 0) {
+          for (; at < m; ++at) {  // nothing of those before it is left
+            ASSERT_TRUE(taken[at] == members[at].rows || members[at].columns == 0) << "part " << part;
+          }
+          ASSERT_EQ(at, m);
+        }
+      }
+      ASSERT_LE(own, all / parts + longest) << "part " << part << " of " << parts;
+    }
+    for (size_t m = 0; m < members.size(); ++m) {
+      ASSERT_EQ(taken[m], members[m].rows);
+    }
+  }
 }
 
 // What `verify` says of a plan whose only entry has these layouts.

@@ -1,0 +1,160 @@
+#include "tessera/dtensor/state/gather_group.h"
+
+#include <algorithm>
+#include <utility>
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
+
+#include "tessera/base/error.h"
+#include "tessera/dtensor/record/interception.h"
+
+namespace tessera::dtensor {
+
+namespace {
+
+using layout::Coord;
+using layout::Range;
+
+// A tensor of its own, with its own count of writes, over some of the elements of `flat`.
+at::Tensor part_of(const at::Tensor& flat, int64_t begin, c10::IntArrayRef sizes) {
+  return at::empty({0}, flat.options()).set_(flat.storage(), begin, sizes);
+}
+
+// Where the part of a rank begins and ends among the elements that operators read.
+Range elements_of(const Spec& stored, const Spec& read, const Coord& coord) {
+  const Range own = stored.local_ranges(coord)[0], whole = read.local_ranges(coord)[0];
+  const auto sizes = read.local_sizes(coord);
+  const int64_t columns = c10::multiply_integers(sizes.begin() + 1, sizes.end());
+  return {(own.begin - whole.begin) * columns, (own.end - whole.begin) * columns};
+}
+
+}  // namespace
+
+GatherGroup::GatherGroup(comm::RankContext& context, Moves& moves, const std::string& name,
+                         const std::vector<at::Tensor>& parameters, const GatherPolicy& policy)
+    : is_kept_(policy.keeps_all()) {
+  TESSERA_ASSERT(!parameters.empty() && policy.read.size() == 1 && (policy.kept.empty() || is_kept_));
+  const layout::Mesh& mesh = meta_of(parameters.front())->spec->mesh;
+  const Coord& coord = context.coord(mesh);
+  int64_t own_elements = 0, elements = 0;
+  for (const at::Tensor& parameter : parameters) {
+    Meta* meta = meta_of(parameter);
+    TESSERA_CHECK_AS(
+        PlanError, !meta->spec->is_interleaved(), "[parallelize] group \"", name, "\": ", meta->spec.str(),
+        " is cut in blocks, so that a rank has several runs of it; accepted: such a parameter in no group");
+    auto sizes = gathered(meta->spec, policy.read).local_sizes(coord);
+    members_.push_back({.tensor = meta,
+                        .meta = c10::weak_intrusive_ptr<Meta>(MetaPtr::reclaim_copy(meta)),
+                        .stored = meta->spec,
+                        .own_begin = own_elements,
+                        .begin = elements,
+                        .sizes = std::move(sizes)});
+    own_elements += meta->local.numel();
+    elements += c10::multiply_integers(members_.back().sizes);
+  }
+  const int64_t axis = policy.read.front();
+  layout::Placements cut(static_cast<size_t>(mesh.ndim()));
+  cut[static_cast<size_t>(axis)] = layout::RaggedShard({0}, runs_of(name, coord, axis));
+  const Spec flat = Spec::contiguous(mesh, cut, {elements}, parameters.front().scalar_type());
+  gather_ = moves.find_or_plan(flat, gathered(flat, policy.read));
+  take_over(context);
+}
+
+std::vector<int64_t> GatherGroup::runs_of(const std::string& name, const Coord& own, int64_t axis) const {
+  const layout::Mesh& mesh = members_.front().stored->mesh;
+  std::vector<int64_t> runs;
+  int64_t end = 0;
+  Coord coord = own;
+  for (coord[axis] = 0; coord[axis] < mesh.axis(axis).size; ++coord[axis]) {
+    const int64_t begin = end;
+    for (const Member& member : members_) {
+      const Range part = elements_of(member.stored, gathered(member.stored, {axis}), coord);
+      TESSERA_CHECK_AS(PlanError, part.size() == 0 || member.begin + part.begin == end, "[parallelize] group \"", name,
+                       "\": ", member.stored.str(), " does not lie so that coordinate ", coord[axis], " of axis ",
+                       mesh.axis(axis).name,
+                       " has one run of all parameters of the group, in their order; accepted: "
+                       "cuts as generate_plan makes them, or no group");
+      end += part.size();
+    }
+    runs.push_back(end - begin);
+  }
+  return runs;
+}
+
+// The parameters keep what they hold, in the group's memory.
+void GatherGroup::take_over(comm::RankContext& context) {
+  const at::NoGradGuard no_grad;
+  const LocalScope scope;
+  const auto own_size = gather_->from.local_sizes(context.coord(gather_->from->mesh));
+  own_ = at::empty(own_size, members_.front().meta.lock()->local.options());
+  for (const Member& member : members_) {
+    const MetaPtr meta = member.meta.lock();
+    const at::Tensor part = part_of(own_, member.own_begin, meta->local.sizes());
+    part.copy_(meta->local);
+    meta->replace(part, meta->spec);
+  }
+}
+
+bool GatherGroup::is_gathered(size_t index) const {
+  const Member& member = members_[index];
+  const MetaPtr meta = member.part.defined() ? member.meta.lock() : MetaPtr();
+  return meta && meta->unchanged_since(member.made) && member.part.is_inference() <= c10::InferenceMode::is_enabled();
+}
+
+void GatherGroup::gather(comm::RankContext& context, const char* op) {
+  const at::NoGradGuard no_grad;
+  const LocalScope scope;
+  drop();
+  std::vector<MetaPtr> alive;
+  for (const Member& member : members_) {
+    alive.push_back(member.meta.lock());
+    const Meta* meta = alive.back().get();
+    if (meta && meta->local.numel() > 0 && !meta->local.is_alias_of(own_)) {  // the program gave it other memory
+      part_of(own_, member.own_begin, meta->local.sizes()).copy_(meta->local);
+    }
+  }
+  const at::Tensor all = run_move(context, *gather_, own_, op);
+  for (size_t i = 0; i < members_.size(); ++i) {
+    Member& member = members_[i];
+    member.part = part_of(all, member.begin, member.sizes);
+    member.made = alive[i] ? alive[i]->moment() : Moment();
+  }
+}
+
+void GatherGroup::drop() {
+  for (Member& member : members_) {
+    member.part.reset();
+  }
+}
+
+at::Tensor GatheredGroups::read(comm::RankContext& context, GatherGroup& group, size_t index, const char* op) {
+  if (group.is_gathered(index)) {
+    return group.part(index);
+  }
+  if (!group.is_kept() && newest_ && newest_ != &group) {
+    newest_->drop();
+  }
+  group.gather(context, op);
+  if (!group.is_kept()) {
+    newest_ = &group;
+  } else if (std::find(kept_.begin(), kept_.end(), &group) == kept_.end()) {
+    kept_.push_back(&group);
+  }
+  return group.part(index);
+}
+
+void GatheredGroups::end_pass() {
+  if (GatherGroup* group = std::exchange(newest_, nullptr)) {
+    group->drop();
+  }
+}
+
+void GatheredGroups::end_step() {
+  for (GatherGroup* group : kept_) {
+    group->drop();
+  }
+  kept_.clear();
+}
+
+}  // namespace tessera::dtensor
