@@ -10,8 +10,9 @@ import torch
 
 from tessera import _C
 from tessera._C import WarmupCosine, WarmupStableDecay
+from tessera._owned import Owned
 
-__all__ = ["AdamW8bit", "Ema", "Lion", "WarmupCosine", "WarmupStableDecay"]
+__all__ = ["AdamW8bit", "Ema", "Lion", "Owned", "WarmupCosine", "WarmupStableDecay", "owned"]
 
 
 class Lion(torch.optim.Optimizer):
@@ -76,6 +77,18 @@ class AdamW8bit(torch.optim.Optimizer):
             for kept in states:
                 kept["step"] += 1
         return loss
+
+
+def owned(optimizer: torch.optim.Optimizer, *, over: str = "cuts") -> Owned:
+    """Runs any matrix-wise optimizer (torch.optim.Muon, Adafactor, Shampoo), unmodified, on whole matrices, each at one rank.
+
+    Before its step the gradient of each parameter goes whole to the parameter's owner; the new value comes back to the parameter's layout: 2 T (N-1)/N
+    bytes where N ranks cut T. Owners are balanced by cost. Given equal gradients, the parameters have the bits that the optimizer gives plain
+    tensors on one thread, in both numerics. State and a whole copy of its parameters are at the owner and nowhere else; `tessera.save` and
+    `load` keep it, on any mesh. Ranks that hold the same part each step it for themselves (over="cuts"), or one does and sends the value
+    (over="mesh"). Embeddings and parameters of one dim are better with AdamW: give `owned` the others.
+    """
+    return Owned(optimizer, over)
 
 
 class Ema:

@@ -4,6 +4,7 @@
 #include "tessera/optim/ema.h"
 #include "tessera/optim/lion.h"
 #include "tessera/optim/schedule.h"
+#include "tessera/optim/wholes.h"
 #include "tessera/python/bind.h"
 
 namespace tessera::python {
@@ -12,6 +13,7 @@ namespace {
 using optim::Ema;
 using optim::WarmupCosine;
 using optim::WarmupStableDecay;
+using optim::Wholes;
 using Tensors = std::vector<at::Tensor>;
 using Betas = std::tuple<double, double>;
 
@@ -42,6 +44,35 @@ void adamw_8bit_step(const Tensors& parameters, const Tensors& gradients,
       optim::AdamW8bitOptions(lr).betas(betas).eps(eps).weight_decay(weight_decay).maximize(maximize));
 }
 
+Wholes make_wholes(const std::string& over) {
+  TESSERA_CHECK_AS(ConfigError, over == "cuts" || over == "mesh", "[owned] over=\"", over, "\"; accepted: cuts, mesh");
+  return Wholes(over == "mesh" ? optim::OwnedOver::kMesh : optim::OwnedOver::kCuts);
+}
+
+at::Tensor from_owner(const Wholes& wholes, size_t place, const std::optional<at::Tensor>& kept,
+                      const std::vector<int64_t>& sizes, at::ScalarType dtype) {
+  return wholes.from_owner(place, kept.value_or(at::Tensor()), sizes, dtype);
+}
+
+std::vector<py::bytes> exchange(const Wholes& wholes, const std::string& own) {
+  std::vector<std::string> all;
+  {
+    const py::gil_scoped_release unlocked;
+    all = wholes.exchange(own);
+  }
+  return {all.begin(), all.end()};
+}
+
+// Entered and left on one thread.
+class PlainScope {
+ public:
+  void enter() { scope_.emplace(); }
+  void exit(const py::args&) { scope_.reset(); }
+
+ private:
+  std::optional<optim::PlainScope> scope_;
+};
+
 WarmupStableDecay make_wsd(double peak, double floor, int64_t warmup, int64_t decay, int64_t steps,
                            const std::string& fall) {
   TESSERA_CHECK_AS(ConfigError, fall == "linear" || fall == "root", "[WarmupStableDecay] fall=\"", fall,
@@ -56,6 +87,20 @@ void bind_optimizers(py::module_& module) {
   module.def("lion_step", &lion_step, Unlocked());
   module.def("make_state_8bit", &make_state_8bit, Unlocked());
   module.def("adamw_8bit_step", &adamw_8bit_step, Unlocked());
+
+  py::class_<PlainScope>(module, "PlainScope")
+      .def(py::init<>())
+      .def("__enter__", &PlainScope::enter)
+      .def("__exit__", &PlainScope::exit);
+  py::class_<Wholes>(module, "Wholes")
+      .def(py::init(&make_wholes))
+      .def("plan", &Wholes::plan, Unlocked())
+      .def("lend", &Wholes::lend, Unlocked())
+      .def("take_back", &Wholes::take_back, Unlocked())
+      .def("is_here", &Wholes::is_here)
+      .def("to_owner", &Wholes::to_owner, Unlocked())
+      .def("from_owner", &from_owner, Unlocked())
+      .def("exchange", &exchange);
 
   py::class_<Ema>(module, "Ema")
       .def(py::init<Tensors, double>(), Unlocked())
