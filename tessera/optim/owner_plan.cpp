@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <numeric>
+#include <optional>
 
 #include "tessera/base/error.h"
 
@@ -39,8 +40,22 @@ class Loads {
  public:
   explicit Loads(const Mesh& mesh) : mesh_(mesh), loads_(static_cast<size_t>(mesh.size())) {}
 
-  // Gives the work to the coordinates on the owned axes whose busiest rank has the least, and returns where that is.
-  Placements take_least(const std::vector<bool>& owned, double cost) {
+  // Where on the owned axes all of the tensor lies: the first rank there; none if it is in several places.
+  std::optional<size_t> place_of(const Spec& spec, const std::vector<bool>& owned) const {
+    std::optional<size_t> place;
+    for (size_t rank = 0; rank < loads_.size(); ++rank) {
+      if (holds_elements(spec, rank)) {
+        if (place && *place != group_of(rank, owned)) {
+          return std::nullopt;
+        }
+        place = group_of(rank, owned);
+      }
+    }
+    return place;
+  }
+
+  // Where on the owned axes the busiest rank has the least to do: the first rank there.
+  size_t least(const std::vector<bool>& owned) const {
     std::vector<double> busiest(loads_.size(), 0);
     for (size_t rank = 0; rank < loads_.size(); ++rank) {
       double& most = busiest[group_of(rank, owned)];
@@ -52,17 +67,30 @@ class Loads {
         best = rank;
       }
     }
+    return best;
+  }
+
+  // Gives the work to the ranks of that place.
+  Placements take(const std::vector<bool>& owned, size_t place, double cost) {
     for (size_t rank = 0; rank < loads_.size(); ++rank) {
-      loads_[rank] += group_of(rank, owned) == best ? cost : 0;
+      loads_[rank] += group_of(rank, owned) == place ? cost : 0;
     }
     Placements placements;
     for (int64_t axis = 0; axis < mesh_.ndim(); ++axis) {
-      placements.push_back(owned[axis] ? layout::On(coordinate(best, axis)) : layout::Replicate());
+      placements.push_back(owned[axis] ? layout::On(coordinate(place, axis)) : layout::Replicate());
     }
     return placements;
   }
 
  private:
+  bool holds_elements(const Spec& spec, size_t rank) const {
+    Coord coord;
+    for (int64_t axis = 0; axis < mesh_.ndim(); ++axis) {
+      coord.push_back(coordinate(rank, axis));
+    }
+    return spec->holds(coord) && c10::multiply_integers(spec.local_sizes(coord)) > 0;
+  }
+
   int64_t coordinate(size_t rank, int64_t axis) const {
     auto left = static_cast<int64_t>(rank);
     for (int64_t later = mesh_.ndim() - 1; later > axis; --later) {
@@ -102,12 +130,23 @@ std::vector<Placements> plan_owners(const std::vector<Spec>& parameters, OwnedOv
     return owners;
   }
   const Mesh& mesh = parameters.front()->mesh;
-  Loads loads(mesh);
-  for (size_t i : dearest_first(parameters)) {
-    const Spec& spec = parameters[i];
+  for (const Spec& spec : parameters) {
     TESSERA_CHECK(spec->mesh == mesh, "[owned] parameters on {", mesh.str(), "} and {", spec->mesh.str(),
                   "}; accepted: one mesh");
-    owners[i] = loads.take_least(owned_axes(spec, over), step_cost(spec->sizes));
+  }
+  Loads loads(mesh);
+  std::vector<size_t> free;
+  for (size_t i : dearest_first(parameters)) {
+    const std::vector<bool> owned = owned_axes(parameters[i], over);
+    if (const auto place = loads.place_of(parameters[i], owned)) {
+      owners[i] = loads.take(owned, *place, step_cost(parameters[i]->sizes));
+    } else {
+      free.push_back(i);
+    }
+  }
+  for (size_t i : free) {
+    const std::vector<bool> owned = owned_axes(parameters[i], over);
+    owners[i] = loads.take(owned, loads.least(owned), step_cost(parameters[i]->sizes));
   }
   return owners;
 }

@@ -115,6 +115,20 @@ TEST(AdamW8bit, CutsItsStateBetweenBlocks) {
   });
 }
 
+TEST(AdamW8bit, ScalesOfRowsArePlacedAsTheRows) {
+  const Mesh mesh = Mesh::parse("a=2");
+  run_on(mesh, [&](int64_t) {
+    const auto placed = [&](const Sizes& sizes, const char* layout, const Sizes& scales) {
+      return spec_of(parallel::placed_state(at::zeros(scales), distribute(waves(sizes), mesh, layout))).layout_str();
+    };
+    EXPECT_EQ(placed({6, 300}, "{a: S(0)}", {6, 2}), "{a: S(0)}");
+    EXPECT_EQ(placed({6, 300}, "{a: S(1)}", {6, 2}), "{a: R}");
+    EXPECT_EQ(placed({4, 3, 200}, "{a: S(0)}", {4, 3}), "{a: S(0)}");
+    EXPECT_EQ(placed({4, 3, 200}, "{a: S(1)}", {4, 3}), "{a: R}");
+    EXPECT_EQ(placed({4, 3}, "{a: S(0)}", {}), "{a: R}");
+  });
+}
+
 // A model that took its first steps on one device goes on on a mesh.
 TEST(AdamW8bit, GoesOnWhereAModelIsPlacedAfterItsFirstSteps) {
   const auto run = [](const Mesh* mesh) {

@@ -50,6 +50,19 @@ TEST(OwnerPlan, TheDearestComeFirstAndReplicasDoTheSame) {
   EXPECT_THROW(plan_owners({parameters[0], matrix(Mesh::parse("tp=2"), "{}", {2})}, OwnedOver::kCuts), c10::Error);
 }
 
+TEST(OwnerPlan, WhatIsWholeAtOnePlaceStaysThere) {
+  const Mesh mesh = Mesh::parse("dp=2,tp=3");
+  const std::vector<Spec> parameters = {
+      matrix(mesh, "{tp: S(0)}", {16, 16}),  // the dearest, but not before those that have a place
+      matrix(mesh, "{tp: On(0)}", {4, 4}),
+      matrix(mesh, "{tp: S(0;8)}", {8, 4}),  // one unit: all rows are at the first
+      matrix(mesh, "{dp: On(1), tp: On(2)}", {2, 2}),
+  };
+  EXPECT_EQ(owners(mesh, parameters, OwnedOver::kCuts),
+            (std::vector<std::string>{"{dp: R, tp: On(1)}", "{dp: R, tp: On(0)}", "{dp: R, tp: On(0)}",
+                                      "{dp: On(1), tp: On(2)}"}));
+}
+
 // Longest processing time: no rank has more than 4/3 of the best, which is at least the mean and the dearest.
 TEST(OwnerPlan, IsWithinGrahamsBound) {
   for (uint64_t seed = 0; seed < 200; ++seed) {
