@@ -177,6 +177,26 @@ class OptimizersTest(unittest.TestCase):
                     for own, expected in zip(found, plain, strict=True):
                         self.assertTrue(torch.equal(own, expected))
 
+    def test_a_whole_state_dict_of_eight_bits_is_loaded_on_another_mesh(self):
+        build = lambda p: tessera.optim.AdamW8bit(p, 0.01)  # noqa: E731
+        plain = step_plain(build)
+
+        def run(mesh, layouts, state=None, values=None):
+            place = lambda tensor, i: tessera.distribute_tensor(tensor, tessera.Mesh(mesh), layouts[i])  # noqa: E731
+            parameters = [torch.nn.Parameter(place(value, i)) for i, value in enumerate(values or start())]
+            optimizer = build(parameters)
+            if state:
+                optimizer.load_state_dict(state)
+            step_given(optimizer, parameters, [2] if state else range(2), place)
+            return tessera.full_optimizer_state_dict(optimizer), [tessera.full_tensor(parameter.detach()) for parameter in parameters]
+
+        state, values = tessera.run_ranks(lambda: run(*LAYOUTS[1]), 2)
+        for mesh, layouts in LAYOUTS:
+            with self.subTest(mesh=mesh):
+                found = tessera.run_ranks(lambda: run(mesh, layouts, copy.deepcopy(dict(state)), values), tessera.Mesh(mesh).size())[1]
+                for own, expected in zip(found, plain, strict=True):
+                    self.assertTrue(torch.equal(own, expected))
+
     def test_a_state_dict_keeps_its_eight_bits(self):
         parameters = [torch.nn.Parameter(value) for value in start()]
         optimizer = tessera.optim.AdamW8bit(parameters, 0.01)
