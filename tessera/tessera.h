@@ -22,7 +22,11 @@
 #include "tessera/layout/mesh.h"
 #include "tessera/layout/placement.h"
 #include "tessera/layout/spec.h"
+#include "tessera/optim/adamw_8bit.h"
 #include "tessera/optim/clip.h"
+#include "tessera/optim/ema.h"
+#include "tessera/optim/lion.h"
+#include "tessera/optim/owned.h"
 #include "tessera/optim/schedule.h"
 #include "tessera/parallel/deferred.h"
 #include "tessera/parallel/generate_plan.h"
@@ -91,9 +95,14 @@ using checkpoint::Saving;
 using checkpoint::start_save;
 using parallel::register_optimizer;
 
-// Gradients and learning rates.
+// Gradients, optimizers and learning rates.
+using optim::AdamW8bit;
 using optim::clip_grad_norm;
+using optim::Ema;
 using optim::grad_norm;
+using optim::Lion;
+using optim::owned;
 using optim::WarmupCosine;
+using optim::WarmupStableDecay;
 
 }  // namespace tessera

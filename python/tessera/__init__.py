@@ -14,6 +14,7 @@ from tessera import _torch_version as _torch_version  # first: refuses a torch t
 from tessera import _loading as _loading
 from tessera import _on_torch as _on_torch
 from tessera import _threads as _threads
+from tessera import optim as optim
 from tessera._C import CommError, CommTimeout, DivergenceError, Mesh, Placement, Plan, RankFailed, Stopped, in_rank
 from tessera._checkpoint import Loaded, Saving, load, remove_unfinished, save, start_save
 from tessera._explain import explain, find_nan
@@ -28,6 +29,6 @@ __all__ = [
     "CommError", "CommTimeout", "DTensor", "DeviceMesh", "DivergenceError", "InterleavedShard", "Loaded", "Mesh", "On", "Partial", "Placement", "Plan",
     "RaggedShard", "RankFailed", "Replicate", "Saving", "Shard", "Stopped",
     "deferred", "distribute_tensor", "explain", "explicit", "find_nan", "from_local", "full_optimizer_state_dict", "full_state_dict", "full_tensor", "generate_plan", "implicit", "in_rank",
-    "init_device_mesh", "is_deferred", "join", "ledger", "load", "manual_seed", "numerics", "parallelize", "rank", "redistribute", "remove_unfinished", "run_fake", "run_ranks", "save",
+    "init_device_mesh", "is_deferred", "join", "ledger", "load", "manual_seed", "numerics", "optim", "parallelize", "rank", "redistribute", "remove_unfinished", "run_fake", "run_ranks", "save",
     "set_generator", "set_step_tokens", "start_save", "to_local", "world_size",
 ]

@@ -11,6 +11,7 @@ import math
 import torch
 
 from tessera import _C
+from tessera._owned import for_checkpoint, kind_of
 
 
 def named(tensors):
@@ -86,7 +87,8 @@ def _options(group):
 
 
 def pack(optimizer, tensors):
-    """The optimizer's moments by name, and the text of its value."""
+    """The optimizer's moments by name, and the text of its value. Collective."""
+    optimizer = for_checkpoint(optimizer)
     groups, packer, state = _names(optimizer, tensors), _Packer(), {}
     parameters = dict(zip((name for names in groups for name in names), _parameters(optimizer)))
     if strangers := [key for key in optimizer.state if not any(key is parameter for parameter in parameters.values())]:
@@ -95,7 +97,7 @@ def pack(optimizer, tensors):
     for name, parameter in parameters.items():
         if kept := optimizer.state.get(parameter):
             state[name] = packer.state(name, kept)
-    value = {"kind": type(optimizer).__name__, "state": state, "step": str(packer.step_dtype or "").removeprefix("torch."),
+    value = {"kind": kind_of(optimizer), "state": state, "step": str(packer.step_dtype or "").removeprefix("torch."),
              "groups": [{"options": _options(group), "parameters": names} for group, names in zip(optimizer.param_groups, groups)]}
     return packer.moments, to_json(value, f"the state of the optimizer {value['kind']}")
 
@@ -106,9 +108,9 @@ class StateToLoad:
     """Of an optimizer: tensors that are to be loaded, and how it gets them. Nothing is changed before restore()."""
 
     def __init__(self, optimizer, tensors, found):
-        self.optimizer, self.source = optimizer, found.folder
+        self.owned, self.optimizer, self.source = optimizer, for_checkpoint(optimizer, is_empty=True), found.folder
         self.value = self._value_of(found)
-        self.names = _names(optimizer, tensors)
+        self.names = _names(self.optimizer, tensors)
         self.parts = {}  # (parameter's id, path): tensor
         self.moments = []
         own, by_name = set(map(id, _parameters(optimizer))), named(tensors)
@@ -123,8 +125,8 @@ class StateToLoad:
         if "optimizer" not in found.values:
             raise RuntimeError(f'[checkpoint] "{self.source}" was saved without an optimizer; accepted: load(folder, model), to load the model alone')
         value = json.loads(found.values["optimizer"])
-        if value["kind"] != type(self.optimizer).__name__:
-            raise RuntimeError(f'[checkpoint] "{self.source}" has the state of {value["kind"]}, the optimizer is {type(self.optimizer).__name__}; accepted: '
+        if value["kind"] != kind_of(self.optimizer):
+            raise RuntimeError(f'[checkpoint] "{self.source}" has the state of {value["kind"]}, the optimizer is {kind_of(self.optimizer)}; accepted: '
                                "the same kind of optimizer, or load(folder, model), to load the model alone; nothing was changed")
         return value
 
@@ -151,6 +153,8 @@ class StateToLoad:
             _restore_options(group, saved["options"])
         if not step:  # of C++, where steps are plain numbers: PyTorch makes of them what it does of its own old files
             self.optimizer.__setstate__({"state": self.optimizer.state, "param_groups": self.optimizer.param_groups})
+        if self.owned is not self.optimizer:
+            self.owned.take_shared(self.optimizer.state)
 
     def _restore_state(self, parameter, values, step_dtype):
         kept = self.optimizer.state.pop(parameter, {})

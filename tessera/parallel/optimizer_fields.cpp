@@ -12,6 +12,8 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/text.h"
+#include "tessera/optim/adamw_8bit.h"
+#include "tessera/optim/lion.h"
 
 namespace tessera::parallel {
 
@@ -69,6 +71,30 @@ void visit_adagrad_state(AdagradParamState& state, FieldVisitor& visit) {
   visit.tensor("sum", state.sum());
 }
 
+void visit_adamw_8bit_options(optim::AdamW8bitOptions& options, FieldVisitor& visit) {
+  auto [beta1, beta2] = options.betas();
+  visit.number("lr", options.lr()), visit.number("beta1", beta1), visit.number("beta2", beta2);
+  options.betas({beta1, beta2});
+  visit.number("eps", options.eps()), visit.number("weight_decay", options.weight_decay());
+  visit.flag("maximize", options.maximize());
+}
+
+void visit_adamw_8bit_state(optim::AdamW8bitParamState& state, FieldVisitor& visit) {
+  visit.integer("step", state.step());
+  visit.tensor("exp_avg_codes", state.exp_avg_codes()), visit.tensor("exp_avg_scales", state.exp_avg_scales());
+  visit.tensor("exp_avg_sq_codes", state.exp_avg_sq_codes());
+  visit.tensor("exp_avg_sq_scales", state.exp_avg_sq_scales());
+}
+
+void visit_lion_options(optim::LionOptions& options, FieldVisitor& visit) {
+  auto [beta1, beta2] = options.betas();
+  visit.number("lr", options.lr()), visit.number("beta1", beta1), visit.number("beta2", beta2);
+  options.betas({beta1, beta2});
+  visit.number("weight_decay", options.weight_decay()), visit.flag("maximize", options.maximize());
+}
+
+void visit_lion_state(optim::LionParamState& state, FieldVisitor& visit) { visit.tensor("exp_avg", state.exp_avg()); }
+
 struct Kinds {
   std::mutex mutex;
   std::deque<OptimizerKind> all = {
@@ -76,8 +102,11 @@ struct Kinds {
       optimizer_kind<Adam, AdamOptions, AdamParamState>("Adam", visit_adam_options, visit_adam_state),
       optimizer_kind<AdamW, AdamWOptions, AdamWParamState>("AdamW", visit_adam_options, visit_adam_state),
       optimizer_kind<RMSprop, RMSpropOptions, RMSpropParamState>("RMSprop", visit_rmsprop_options, visit_rmsprop_state),
-      optimizer_kind<Adagrad, AdagradOptions, AdagradParamState>("Adagrad", visit_adagrad_options,
-                                                                 visit_adagrad_state)};
+      optimizer_kind<Adagrad, AdagradOptions, AdagradParamState>("Adagrad", visit_adagrad_options, visit_adagrad_state),
+      optimizer_kind<optim::Lion, optim::LionOptions, optim::LionParamState>("Lion", visit_lion_options,
+                                                                             visit_lion_state),
+      optimizer_kind<optim::AdamW8bit, optim::AdamW8bitOptions, optim::AdamW8bitParamState>(
+          "AdamW8bit", visit_adamw_8bit_options, visit_adamw_8bit_state)};
 };
 
 Kinds& kinds() {

@@ -1,4 +1,4 @@
-// What an optimizer of libtorch keeps and is set to, field by field, under PyTorch's names.
+// What an optimizer, of libtorch or of ours, keeps and is set to, field by field, under PyTorch's names.
 #pragma once
 
 #include <cstdint>
@@ -42,11 +42,12 @@ struct OptimizerKind {
   std::function<void(torch::optim::OptimizerParamState&, FieldVisitor&)> visit_state;
 };
 
-// SGD, Adam, AdamW, RMSprop and Adagrad are known. A program that has another registers it, once, before it is used:
+// SGD, Adam, AdamW, RMSprop, Adagrad, Lion and AdamW8bit are known. A program that has another registers it, once,
+// before it is used:
 //
-//     register_optimizer(optimizer_kind<Lion, LionOptions, LionParamState>(
-//         "Lion", [](LionOptions& options, FieldVisitor& visit) { visit.number("lr", options.lr()); },
-//         [](LionParamState& state, FieldVisitor& visit) { visit.tensor("exp_avg", state.exp_avg()); }));
+//     register_optimizer(optimizer_kind<Rprop, RpropOptions, RpropParamState>(
+//         "Rprop", [](RpropOptions& options, FieldVisitor& visit) { visit.number("lr", options.lr()); },
+//         [](RpropParamState& state, FieldVisitor& visit) { visit.tensor("step_size", state.step_size()); }));
 //
 // Throws c10::Error if the name is taken. Thread-safe.
 void register_optimizer(OptimizerKind kind);
@@ -54,7 +55,7 @@ void register_optimizer(OptimizerKind kind);
 // Null if it is of none. Thread-safe; kinds live as long as the process.
 const OptimizerKind* find_kind(const torch::optim::Optimizer& optimizer);
 
-// The names of all kinds, in the order of their registration: `SGD, Adam, AdamW, RMSprop, Adagrad`.
+// The names of all kinds, in the order of their registration: `SGD, Adam, ...`.
 std::string optimizer_names();
 
 template <typename Optimizer, typename Options, typename State>

@@ -85,10 +85,12 @@ void convert(const at::Tensor& tensor, const layout::Mesh& mesh, const Placement
   dtensor::become(tensor, part);
 }
 
-// Where what an optimizer keeps for a parameter lies: as the parameter in the dims that it shares with it.
+// Where what an optimizer keeps for a parameter lies: as the parameter in the dims that it shares with it. Of another
+// number of dims, it has an entry for each row if its first dim is the parameter's.
 Placements placements_of_state(const at::Tensor& state, const layout::Spec& parameter) {
   const auto lacks_dim = [&](const layout::Placement& cut) {
-    return state.dim() != parameter->ndim() || state.size(cut.dim) != parameter->sizes[cut.dim];
+    const bool may_share = state.dim() == parameter->ndim() || (cut.dim == 0 && state.dim() > 0);
+    return !may_share || state.size(cut.dim) != parameter->sizes[cut.dim];
   };
   return layout::without_cuts(parameter->placements, lacks_dim);
 }

@@ -24,7 +24,8 @@ void place_tensors(const std::vector<plan::NamedTensor>& tensors, const plan::Pl
 
 // Gives what an optimizer keeps for a placed parameter (a moment, a step count) the parameter's layout in the dims that
 // it shares with it: of other sizes, as Adafactor's sums over rows are, it is cut where the parameter is cut in dims of
-// equal size; of another number of dims, replicated. Deferred or plain; a DTensor stays.
+// equal size; of another number of dims, where rows are cut, if its first dim is the parameter's. Deferred or plain; a
+// DTensor stays.
 void place_state(const at::Tensor& state, const at::Tensor& parameter);
 
 // The same as a tensor of its own: plain `state`, at which others may look, stays as it is.

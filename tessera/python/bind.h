@@ -16,6 +16,7 @@ void bind_tensors(py::module_& module);
 void bind_ranks(py::module_& module);
 void bind_models(py::module_& module);
 void bind_checkpoints(py::module_& module);
+void bind_optimizers(py::module_& module);
 void bind_explain(py::module_& module);
 
 }  // namespace tessera::python

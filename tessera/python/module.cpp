@@ -12,5 +12,6 @@ PYBIND11_MODULE(_C, module) {
   tessera::python::bind_ranks(module);
   tessera::python::bind_models(module);
   tessera::python::bind_checkpoints(module);
+  tessera::python::bind_optimizers(module);
   tessera::python::bind_explain(module);
 }

@@ -233,6 +233,29 @@ const FusedStep kSteps[] = {
        at::_fused_adamw_(f.parameters, f.gradients, f.first, f.second, {}, f.steps, 0.1, 0.9, 0.99, 0.01, 1e-8, false,
                          false, at::full({1}, 8.0, at::kFloat), at::zeros({1}, at::kFloat));
      }},
+    {"adamw maximize",
+     [](const Fused& f) {
+       at::_fused_adamw_(f.parameters, f.gradients, f.first, f.second, {}, f.steps, at::full({}, 0.1, at::kDouble), 0.9,
+                         0.99, 0.01, 1e-8, false, true);
+     }},
+    {"adam amsgrad",
+     [](const Fused& f) {
+       at::_fused_adam_(f.parameters, f.gradients, f.first, f.second, f.largest, f.steps, 0.1, 0.9, 0.99, 0.01, 1e-8,
+                        true, false);
+     }},
+    {"adamw that an infinity leaves out",
+     [](const Fused& f) {
+       at::_fused_adamw_(f.parameters, f.gradients, f.first, f.second, {}, f.steps, 0.1, 0.9, 0.99, 0.01, 1e-8, false,
+                         false, at::full({1}, 8.0, at::kFloat), at::ones({1}, at::kFloat));
+     }},
+    {"sgd maximize",
+     [](const Fused& f) {
+       at::_fused_sgd_(f.parameters, f.gradients, f.first, 0.01, 0.9, 0.1, 0.25, false, true, false);
+     }},
+    {"sgd first step",
+     [](const Fused& f) {
+       at::_fused_sgd_(f.parameters, f.gradients, f.first, 0.01, 0.9, 0.1, 0.25, false, false, true);
+     }},
     {"adam tensor lr",
      [](const Fused& f) {
        at::_fused_adam_(f.parameters, f.gradients, f.first, f.second, {}, f.steps, at::full({}, 0.1), 0.9, 0.99, 0.01,
@@ -277,6 +300,59 @@ TEST(Lists, FusedOptimizersStepParametersThatLieAnywhere) {
   }
 }
 
+// One rank's bits, in every layout, and libtorch's values.
+TEST(Lists, FusedOptimizersHaveOneSetOfBitsInExact) {
+  for (const FusedStep& step : kSteps) {
+    if (std::string(step.name) == "adagrad") {
+      continue;  // it has no exact form
+    }
+    Fused expected = fused_values();
+    step.run(expected);
+    Fused one;
+    const auto run_in_exact = [&](const Mesh& mesh, const std::function<void(const Fused&, uint64_t seed)>& look) {
+      run_on(mesh, [&](int64_t) {
+        dtensor::set_numerics(dtensor::Numerics::kExact);
+        for (uint64_t seed = 0; seed < 12; ++seed) {
+          Layouts layouts(mesh, seed);
+          const Fused start = fused_values();
+          const Fused found{
+              layouts.spread_all(start.parameters, Lie::kCut), layouts.spread_all(start.gradients, Lie::kCut),
+              layouts.spread_all(start.first, Lie::kCut),      layouts.spread_all(start.second, Lie::kCut),
+              layouts.spread_all(start.largest, Lie::kCut),    start.steps};
+          step.run(found);
+          look(found, seed);
+        }
+      });
+    };
+    run_in_exact(Mesh::parse("a=1"), [&](const Fused& found, uint64_t) {
+      expect_equal(found.parameters, expected.parameters, step.name);
+      expect_equal(found.gradients, expected.gradients, step.name);
+      expect_equal(found.first, expected.first, step.name);
+      expect_equal(found.second, expected.second, step.name);
+      expect_equal(found.largest, expected.largest, step.name);
+      for (const auto& [own, whole] : {std::pair(&found.parameters, &one.parameters),
+                                       {&found.first, &one.first},
+                                       {&found.second, &one.second},
+                                       {&found.largest, &one.largest}}) {
+        whole->clear();
+        for (const at::Tensor& tensor : *own) {
+          whole->push_back(full_tensor(tensor));
+        }
+      }
+    });
+    run_in_exact(Mesh::parse("a=2,b=2"), [&](const Fused& found, uint64_t seed) {
+      for (const auto& [own, whole] : {std::pair(&found.parameters, &one.parameters),
+                                       {&found.first, &one.first},
+                                       {&found.second, &one.second},
+                                       {&found.largest, &one.largest}}) {
+        for (size_t i = 0; i < whole->size(); ++i) {
+          EXPECT_TRUE(at::equal(full_tensor((*own)[i]), (*whole)[i])) << step.name << " seed " << seed << " " << i;
+        }
+      }
+    });
+  }
+}
+
 TEST(Lists, FusedOptimizersSayWhatTheyCannotWrite) {
   const Mesh mesh = Mesh::parse("a=2");
   const auto message = failure_on(2, [&](int64_t) {
@@ -294,7 +370,8 @@ TEST(Lists, FusedOptimizersSayWhatTheyCannotWrite) {
                            for (at::Tensor& parameter : f.parameters) {
                              parameter = distribute(parameter, mesh, "{a: S(0)}");
                            }
-                           kSteps[0].run(f);
+                           at::_fused_adagrad_(f.parameters, f.gradients, f.first, f.steps, 0.1, 0.01, 0.01, 1e-8,
+                                               false);
                          }),
               "fused=False");
 }

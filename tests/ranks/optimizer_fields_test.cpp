@@ -8,6 +8,8 @@
 #include <torch/optim/rmsprop.h>
 #include <torch/optim/sgd.h>
 
+#include "tessera/optim/adamw_8bit.h"
+#include "tessera/optim/lion.h"
 #include "tessera/parallel/place.h"
 #include "tessera/plan/plan.h"
 #include "tests/ranks/support.h"
@@ -70,6 +72,17 @@ TEST(OptimizerFields, OfLibtorch) {
   EXPECT_EQ(state_of(adagrad), "step sum");
 }
 
+TEST(OptimizerFields, OfOurOwn) {
+  const std::vector<at::Tensor> parameters = {at::ones({2})};
+  optim::Lion lion(parameters);
+  EXPECT_EQ(options_of(lion), "lr beta1 beta2 weight_decay maximize");
+  EXPECT_EQ(static_cast<optim::LionOptions&>(lion.param_groups()[0].options()).betas(), std::make_tuple(2.25, 3.25));
+  EXPECT_EQ(state_of(lion), "exp_avg");
+  optim::AdamW8bit adamw(parameters);
+  EXPECT_EQ(options_of(adamw), "lr beta1 beta2 eps weight_decay maximize");
+  EXPECT_EQ(state_of(adamw), "step exp_avg_codes exp_avg_scales exp_avg_sq_codes exp_avg_sq_scales");
+}
+
 struct VelocityOptions : torch::optim::OptimizerCloneableOptions<VelocityOptions> {
   TORCH_ARG(double, lr) = 0.1;
 };
@@ -107,7 +120,7 @@ TEST(OptimizerFields, OfAProgramOnceItIsRegistered) {
       "Velocity", [](VelocityOptions& options, FieldVisitor& visit) { visit.number("lr", options.lr()); },
       [](VelocityState& state, FieldVisitor& visit) { visit.tensor("velocity", state.velocity()); }));
   EXPECT_EQ(failure_on(2, [&](int64_t) { place_one(); }), "");
-  EXPECT_EQ(parallel::optimizer_names(), "SGD, Adam, AdamW, RMSprop, Adagrad, Velocity");
+  EXPECT_EQ(parallel::optimizer_names(), "SGD, Adam, AdamW, RMSprop, Adagrad, Lion, AdamW8bit, Velocity");
 }
 
 }  // namespace

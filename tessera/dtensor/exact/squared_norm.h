@@ -9,11 +9,11 @@ namespace tessera::dtensor {
 // of a tensor of one dim) the tree over its column leaves, then the tree over the rows. The same bits on every layout:
 // rows may be cut anywhere, a row between its leaves; where it is cut otherwise, the rows are gathered first. The
 // scalar is replicated. A plain tensor gives a plain scalar. Throws for a Partial and other dtypes. Collective over the
-// axes that cut the tensor.
+// axes that cut the tensor: one small all-gather each.
 at::Tensor squared_norm(const at::Tensor& tensor);
 
 // The square root of the tree over the squared norms of `tensors` in their order: one at least, DTensors on one mesh. A
-// replicated scalar, float64 if one of them is. Collective likewise.
+// replicated scalar, float64 if one of them is. Collective likewise, with one all-gather an axis for all of them.
 at::Tensor joint_norm(c10::ArrayRef<at::Tensor> tensors);
 
 }  // namespace tessera::dtensor

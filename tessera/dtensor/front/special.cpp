@@ -9,6 +9,7 @@
 #include "tessera/base/hints.h"
 #include "tessera/dtensor/front/dtensor.h"
 #include "tessera/dtensor/ops/inplace_views.h"
+#include "tessera/dtensor/ops/fused_update.h"
 #include "tessera/dtensor/ops/lists.h"
 #include "tessera/dtensor/random/random_ops.h"
 #include "tessera/dtensor/record/arguments.h"

@@ -1,20 +1,17 @@
 #include "tessera/dtensor/ops/lists.h"
 
-#include <ATen/ops/empty.h>
-#include <ATen/ops/empty_strided.h>
 #include <ATen/ops/linalg_vector_norm.h>
 #include <ATen/ops/maximum.h>
 #include <ATen/ops/stack.h>
 #include <ATen/ops/zeros_like.h>
 
 #include "tessera/base/error.h"
-#include "tessera/dtensor/record/arguments.h"
+#include "tessera/dtensor/ops/list_call.h"
 #include "tessera/dtensor/record/interception.h"
 #include "tessera/dtensor/record/op_info.h"
 #include "tessera/dtensor/state/state.h"
 #include "tessera/dtensor/view/part_at.h"
 #include "tessera/dtensor/view/views.h"
-#include "tessera/kernels/base/threads.h"
 
 namespace tessera::dtensor {
 
@@ -23,10 +20,6 @@ namespace {
 using c10::IValue;
 using layout::Placements;
 using torch::jit::Stack;
-
-c10::ArrayRef<IValue> arguments(const OpInfo& info, const Stack& stack) {
-  return c10::ArrayRef<IValue>(stack.data() + (stack.size() - info.num_args()), info.num_args());
-}
 
 // Nothing has to happen before the part can be read.
 bool is_ready(const Meta& meta) {
@@ -84,22 +77,6 @@ IValue local_list(const IValue& list) {
   return locals;
 }
 
-// The DTensors that the call writes, each once.
-std::vector<MetaPtr> written_tensors(const OpInfo& info, c10::ArrayRef<IValue> args) {
-  std::vector<MetaPtr> written;
-  for (size_t i = 0; i < args.size(); ++i) {
-    if (!info.args[i].written) {
-      continue;
-    }
-    for_each_tensor({args[i]}, [&](const at::Tensor& tensor, int, int) {
-      if (is_dtensor(tensor)) {
-        written.push_back(MetaPtr::reclaim_copy(meta_of(tensor)));
-      }
-    });
-  }
-  return written;
-}
-
 at::Tensor wrap_like(at::Tensor local, const Meta& like) {
   const layout::SpecData& spec = *like.spec;
   const auto dtype = local.scalar_type();
@@ -111,11 +88,11 @@ at::Tensor wrap_like(at::Tensor local, const Meta& like) {
 }
 
 void run_together(RankState& state, const OpInfo& info, Stack& stack) {
-  const std::vector<MetaPtr> written = written_tensors(info, arguments(info, stack));
+  const std::vector<MetaPtr> written = written_tensors(info, arguments_of(info, stack));
   for (const MetaPtr& meta : written) {
     check_writable(info, *meta);
   }
-  const IValue first = arguments(info, stack)[first_list(arguments(info, stack))];
+  const IValue first = arguments_of(info, stack)[first_list(arguments_of(info, stack))];
   IValue* args = stack.data() + (stack.size() - info.num_args());
   for (size_t i = 0; i < info.num_args(); ++i) {
     if (args[i].isTensorList()) {
@@ -150,14 +127,6 @@ void run_apart(const OpInfo& info, Stack& stack) {
   info.op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::PrivateUse2), &stack);
 }
 
-void note_call(RankState& state, const OpInfo& info, c10::ArrayRef<IValue> args) {
-  for_each_tensor(args, [&](const at::Tensor& tensor, int, int) {
-    if (is_dtensor(tensor)) {
-      state.ctx.program.note(info.name.c_str(), meta_of(tensor)->spec->hash);
-    }
-  });
-}
-
 // Whether norms of the elements can be merged together: euclidean ones, of tensors that are ready, summed in any order.
 bool may_merge_together(const RankState& state, const OpInfo& info, c10::ArrayRef<IValue> args) {
   if (state.exact.lattice() || state.watch.observer() || info.row.special != rules::Special::kListNorm ||
@@ -172,7 +141,7 @@ bool may_merge_together(const RankState& state, const OpInfo& info, c10::ArrayRe
 
 // The norms of all elements: one reduction for each way in which tensors are cut.
 void foreach_norm(RankState& state, const OpInfo& info, Stack& stack) {
-  const std::vector<at::Tensor> list = arguments(info, stack)[0].toTensorVector();
+  const std::vector<at::Tensor> list = arguments_of(info, stack)[0].toTensorVector();
   struct Group {
     Spec sums;
     std::vector<size_t> members;
@@ -210,171 +179,24 @@ void foreach_norm(RankState& state, const OpInfo& info, Stack& stack) {
   stack.emplace_back(std::move(norms));
 }
 
-// One fused step of an optimizer.
-class FusedUpdate {
- public:
-  FusedUpdate(RankState& state, const OpInfo& info, Stack& stack)
-      : state_(state), info_(info), stack_(stack), args_(arguments(info, stack).vec()) {}
-
-  void run() {
-    note_call(state_, info_, args_);
-    const std::vector<MetaPtr> written = written_tensors(info_, args_);
-    for (const MetaPtr& meta : written) {
-      check_writable(info_, *meta);
-    }
-    IValue* locals = stack_.data() + (stack_.size() - info_.num_args());
-    for (size_t i = 0; i < args_.size(); ++i) {
-      if (args_[i].isTensorList()) {
-        locals[i] = local_column(i);
-      } else if (args_[i].isTensor() && is_dtensor(args_[i].toTensor())) {
-        locals[i] = whole(args_[i].toTensor());
-      }
-    }
-    {
-      LocalScope scope;
-      const kernels::AllThreads threads;  // elements are apart
-      info_.op.callBoxed(stack_);
-    }
-    for (auto& [part, copy] : copied_) {
-      part.copy_(copy);
-    }
-    for (const MetaPtr& meta : written) {
-      note_write(*meta);
-    }
-    for (auto& [tensor, value] : elsewhere_) {
-      tensor.copy_(value);
-    }
-  }
-
- private:
-  static constexpr size_t kGradients = 1;  // the argument after the parameters
-
-  at::Tensor whole(const at::Tensor& tensor) {
-    return part_at(state_, info_, tensor, Placements(meta_of(tensor)->spec->mesh.ndim()));
-  }
-
-  c10::List<at::Tensor> local_column(size_t arg) {
-    const auto parameters = args_[0].toListRef();
-    const bool written = writes(arg);
-    c10::List<at::Tensor> locals;
-    for (const IValue& item : args_[arg].toListRef()) {
-      locals.push_back(local(item.toTensor(), parameters[locals.size()].toTensor(), arg, written));
-    }
-    return locals;
-  }
-
-  // The part of what belongs to `parameter`, where the parameter is.
-  at::Tensor local(const at::Tensor& tensor, const at::Tensor& parameter, size_t arg, bool written) {
-    if (!is_dtensor(parameter) || tensor.sizes() != parameter.sizes()) {
-      return single(tensor, parameter);  // a step count
-    }
-    const Spec& spec = meta_of(parameter)->spec;
-    if (!is_dtensor(tensor)) {
-      return part_of_plain(tensor, parameter, arg, written);
-    }
-    const bool was_partial = meta_of(tensor)->spec->has_partial;
-    const at::Tensor found = part_at(state_, info_, tensor, spec->placements);
-    if (written && !was_partial && !(meta_of(tensor)->spec->placements == spec->placements)) {
-      elsewhere_.emplace_back(tensor, wrap(found, meta_of(tensor)->spec.with(spec->placements)));
-    }
-    return in_order(found, meta_of(parameter)->local, written);
-  }
-
-  // A plain tensor is the whole value on every rank; what a scaled step writes into a gradient goes back there.
-  at::Tensor part_of_plain(const at::Tensor& tensor, const at::Tensor& parameter, size_t arg, bool written) {
-    const Spec& spec = meta_of(parameter)->spec;
-    TESSERA_CHECK(!written || spec->is_replicated || arg == kGradients, "[", info_.name,
-                  "] cannot write the state of a parameter ", spec.str(),
-                  " into a plain tensor: each rank would keep another part (rank ", state_.ctx.rank,
-                  "). Make the state from the parameter (zeros_like), or let the optimizer make it.");
-    const Spec from =
-        Spec::make(spec->mesh, Placements(spec->mesh.ndim()), tensor.sizes(), tensor.strides(), tensor.scalar_type());
-    const Spec to = from.with(spec->placements);
-    const at::Tensor part =
-        run_move(state_.ctx, *state_.engine.moves.find_or_plan(from, to), tensor, info_.name.c_str());
-    if (written && !spec->is_replicated) {
-      elsewhere_.emplace_back(tensor, wrap(part, to));
-    }
-    return in_order(part, meta_of(parameter)->local, written);
-  }
-
-  // Gradients are only read, unless the step divides them by a loss scale, in place.
-  bool writes(size_t arg) const {
-    if (arg != kGradients) {
-      return info_.args[arg].written;
-    }
-    const auto& arguments = info_.op.schema().arguments();
-    const auto scale = std::find_if(arguments.begin(), arguments.end(),
-                                    [](const c10::Argument& argument) { return argument.name() == "grad_scale"; });
-    TESSERA_ASSERT(scale != arguments.end());
-    return !args_[scale - arguments.begin()].isNone();
-  }
-
-  // The kernels walk along memory: the elements of all parts of one parameter must stand in one order, without gaps.
-  at::Tensor in_order(const at::Tensor& part, const at::Tensor& parameter, bool written) {
-    const bool is_dense = parameter.is_non_overlapping_and_dense();
-    if (part.is_contiguous() && (parameter.is_contiguous() || !is_dense)) {
-      return part;
-    }
-    LocalScope scope;
-    at::Tensor copy = is_dense ? at::empty_strided(part.sizes(), parameter.strides(), part.options())
-                               : at::empty(part.sizes(), part.options());
-    if (is_dense && part.strides() == copy.strides()) {
-      return part;
-    }
-    copy.copy_(part);
-    if (written) {
-      copied_.emplace_back(part, copy);
-    }
-    return copy;
-  }
-
-  // What is alike on every rank.
-  at::Tensor single(const at::Tensor& tensor, const at::Tensor& parameter) {
-    if (!is_dtensor(tensor)) {
-      return tensor;
-    }
-    TESSERA_CHECK(
-        is_dtensor(parameter) || meta_of(tensor)->spec->is_replicated, "[", info_.name, "] a plain parameter and ",
-        meta_of(tensor)->spec.str(),
-        " stand at one place of the lists: each rank would write another part. Make the parameter a DTensor.");
-    return whole(tensor);
-  }
-
-  RankState& state_;
-  const OpInfo& info_;
-  Stack& stack_;
-  const std::vector<IValue> args_;
-  std::vector<std::pair<at::Tensor, at::Tensor>> copied_;     // a written part, and the copy of it in another order
-  std::vector<std::pair<at::Tensor, at::Tensor>> elsewhere_;  // a written tensor, and its value in another layout
-};
-
 }  // namespace
 
 void foreach_call(RankState& state, const OpInfo& info, Stack& stack) {
-  const auto args = arguments(info, stack);
+  const auto args = arguments_of(info, stack);
   if (may_run_together(state, info, args)) {
-    note_call(state, info, args);
+    note_list_call(state, info, args);
     run_together(state, info, stack);
   } else if (may_merge_together(state, info, args)) {
-    note_call(state, info, args);
+    note_list_call(state, info, args);
     foreach_norm(state, info, stack);
   } else {
     run_apart(info, stack);
   }
 }
 
-void fused_update(RankState& state, const OpInfo& info, Stack& stack) {
-  TESSERA_CHECK(
-      !state.exact.lattice(), "[", info.name,
-      "] numerics exact: the fused optimizers' kernels have no form whose bits do not depend on the layout (rank ",
-      state.ctx.rank, "). Make the optimizer with fused=False.");
-  FusedUpdate(state, info, stack).run();
-}
-
 void unscale(RankState& state, const OpInfo& info, Stack& stack) {
-  const std::vector<IValue> args = arguments(info, stack).vec();
-  note_call(state, info, args);
+  const std::vector<IValue> args = arguments_of(info, stack).vec();
+  note_list_call(state, info, args);
   const std::vector<MetaPtr> gradients = written_tensors(info, {args[0]});
   for (const at::Tensor& gradient : args[0].toTensorVector()) {
     if (is_dtensor(gradient)) {

@@ -1,5 +1,4 @@
-// Operators on lists of tensors, whose i-th elements belong together: `_foreach_*`, the fused optimizers, the gradient
-// scaler.
+// Operators on lists of tensors, whose i-th elements belong together: `_foreach_*` and the gradient scaler.
 #pragma once
 
 #include <ATen/core/stack.h>
@@ -15,10 +14,6 @@ namespace tessera::dtensor {
 // each element, by its rule, so that tensors of any layouts and plain ones can stand in one list. Euclidean norms are
 // merged together, in one reduction for each way in which tensors are cut.
 void foreach_call(RankState& state, const OpInfo& info, torch::jit::Stack& stack);
-
-// `_fused_adamw_` and its kin: one call on all parts. What belongs to a parameter is brought to its layout first; what
-// was written elsewhere is put back. Refused in `exact`, where the kernel's bits would depend on where a part ends.
-void fused_update(RankState& state, const OpInfo& info, torch::jit::Stack& stack);
 
 // `_amp_foreach_non_finite_check_and_unscale_`: every rank learns what any rank found. Collective over the gradients'
 // mesh.

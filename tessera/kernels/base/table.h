@@ -10,15 +10,19 @@
 
 namespace tessera::kernels {
 
-// AdamW and SGD for one step, the hyperparameters folded into factors of the element type.
+// Optimizers for one step, the hyperparameters folded into factors of the element type. `sign` is that of the gradient.
 template <typename T>
 struct AdamWFactors {
-  T decay, average_weight, beta2, square_weight, root_correction, eps, step_size;
+  T sign, decay, in_gradient, average_weight, beta2, square_weight, root_correction, eps, step_size;
 };
 template <typename T>
 struct SgdFactors {
-  T lr, weight_decay, momentum, grad_weight;
+  T sign, lr, weight_decay, momentum, grad_weight;
   bool nesterov;
+};
+template <typename T>
+struct LionFactors {
+  T sign, lr, decay, beta1, grad_weight1, beta2, grad_weight2;
 };
 
 // One row of attention: its first `visible` keys are seen, where `allowed` (if any) says so. Pointers may be null.
@@ -70,9 +74,12 @@ struct Table {
   void (*layer_norm_weight)(Shape tokens, In grad, In x, const T* mean, const T* rstd, T* weight);
   void (*picked_sum)(int64_t count, const int64_t* picked, int64_t n, In grad, T* out);
 
-  void (*adamw)(int64_t n, const AdamWFactors<T>&, T* parameter, const T* grad, T* average, T* square);
+  // `largest` may be null.
+  void (*adamw)(int64_t n, const AdamWFactors<T>&, T* parameter, const T* grad, T* average, T* square, T* largest);
   void (*sgd)(int64_t n, const SgdFactors<T>&, T* parameter, const T* grad);
   void (*sgd_momentum)(int64_t n, const SgdFactors<T>&, T* parameter, const T* grad, T* momentum);
+  void (*lion)(int64_t n, const LionFactors<T>&, T* parameter, const T* grad, T* average);
+  void (*ema)(int64_t n, T weight, T* average, const T* value);
 };
 
 // The table of one instruction set; defined in table_<isa>.cpp for float and double.

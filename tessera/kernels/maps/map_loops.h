@@ -55,17 +55,26 @@ void dropout(int64_t n, const T* x, const bool* keep, T scale, T* y) {
 }
 
 template <typename T>
-void adamw(int64_t n, const AdamWFactors<T>& f, T* parameter, const T* grad, T* average, T* square) {
+void adamw(int64_t n, const AdamWFactors<T>& f, T* parameter, const T* grad, T* average, T* square, T* largest) {
   for_each_pack<T>(n, [=](int64_t at, auto access) {
     using V = Pack<T>;
-    const V g = access.load(grad + at);
+    const V p = access.load(parameter + at);
+    V g = f.sign * access.load(grad + at);
+    if (f.in_gradient != 0) {
+      g = fma(splat(f.in_gradient), p, g);
+    }
     const V before = access.load(average + at);
     const V m = fma(splat(f.average_weight), g - before, before);
-    const V v = fma(f.square_weight * g, g, access.load(square + at) * f.beta2);
-    const V root = sqrt(v) / f.root_correction + f.eps;
+    V v = fma(f.square_weight * g, g, access.load(square + at) * f.beta2);
     access.store(average + at, m);
     access.store(square + at, v);
-    access.store(parameter + at, access.load(parameter + at) * f.decay + (-f.step_size * m) / root);
+    if (largest) {
+      const V most = access.load(largest + at);
+      v = most == most ? max(most, v) : most;  // of a NaN, the NaN
+      access.store(largest + at, v);
+    }
+    const V root = sqrt(v) / f.root_correction + f.eps;
+    access.store(parameter + at, p * f.decay + (-f.step_size * m) / root);
   });
 }
 
@@ -73,7 +82,7 @@ template <typename T>
 void sgd(int64_t n, const SgdFactors<T>& f, T* parameter, const T* grad) {
   for_each_pack<T>(n, [=](int64_t at, auto access) {
     const Pack<T> p = access.load(parameter + at);
-    const Pack<T> g = fma(splat(f.weight_decay), p, access.load(grad + at));
+    const Pack<T> g = fma(splat(f.weight_decay), p, f.sign * access.load(grad + at));
     access.store(parameter + at, fma(splat(-f.lr), g, p));
   });
 }
@@ -82,10 +91,31 @@ template <typename T>
 void sgd_momentum(int64_t n, const SgdFactors<T>& f, T* parameter, const T* grad, T* momentum) {
   for_each_pack<T>(n, [=](int64_t at, auto access) {
     const Pack<T> p = access.load(parameter + at);
-    const Pack<T> g = fma(splat(f.weight_decay), p, access.load(grad + at));
+    const Pack<T> g = fma(splat(f.weight_decay), p, f.sign * access.load(grad + at));
     const Pack<T> m = fma(splat(f.grad_weight), g, access.load(momentum + at) * f.momentum);
     access.store(momentum + at, m);
     access.store(parameter + at, fma(splat(-f.lr), f.nesterov ? fma(splat(f.momentum), m, g) : m, p));
+  });
+}
+
+template <typename T>
+void lion(int64_t n, const LionFactors<T>& f, T* parameter, const T* grad, T* average) {
+  for_each_pack<T>(n, [=](int64_t at, auto access) {
+    using V = Pack<T>;
+    const V g = f.sign * access.load(grad + at);
+    const V m = access.load(average + at);
+    const V mixed = fma(splat(f.grad_weight1), g, m * f.beta1);
+    const V step = mixed > T(0) ? splat(f.lr) : (mixed < T(0) ? splat(-f.lr) : V{});
+    access.store(average + at, fma(splat(f.grad_weight2), g, m * f.beta2));
+    access.store(parameter + at, access.load(parameter + at) * f.decay - step);
+  });
+}
+
+template <typename T>
+void ema(int64_t n, T weight, T* average, const T* value) {
+  for_each_pack<T>(n, [=](int64_t at, auto access) {
+    const Pack<T> before = access.load(average + at);
+    access.store(average + at, fma(splat(weight), access.load(value + at) - before, before));
   });
 }
 

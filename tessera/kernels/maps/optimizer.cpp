@@ -5,6 +5,7 @@
 #include "tessera/base/error.h"
 #include "tessera/kernels/base/parallel.h"
 #include "tessera/kernels/base/table.h"
+#include "tessera/kernels/maps/fold_adamw.h"
 
 namespace tessera::kernels {
 namespace {
@@ -12,36 +13,35 @@ namespace {
 constexpr int64_t kUpdateGrain = 16384;
 
 template <typename T>
-AdamWFactors<T> fold(const AdamW& o) {
-  const double correction1 = 1 - std::pow(o.beta1, static_cast<double>(o.step));
-  const double correction2 = 1 - std::pow(o.beta2, static_cast<double>(o.step));
-  return {.decay = static_cast<T>(1 - o.lr * o.weight_decay),
-          .average_weight = static_cast<T>(1 - o.beta1),
-          .beta2 = static_cast<T>(o.beta2),
-          .square_weight = static_cast<T>(1 - o.beta2),
-          .root_correction = static_cast<T>(std::sqrt(correction2)),
-          .eps = static_cast<T>(o.eps),
-          .step_size = static_cast<T>(o.lr / correction1)};
-}
-
-template <typename T>
 SgdFactors<T> fold(const Sgd& o) {
-  return {.lr = static_cast<T>(o.lr),
+  return {.sign = static_cast<T>(o.maximize ? -1 : 1),
+          .lr = static_cast<T>(o.lr),
           .weight_decay = static_cast<T>(o.weight_decay),
           .momentum = static_cast<T>(o.momentum),
           .grad_weight = static_cast<T>(1 - o.dampening),
           .nesterov = o.nesterov};
 }
 
+template <typename T>
+LionFactors<T> fold(const Lion& o) {
+  return {.sign = static_cast<T>(o.maximize ? -1 : 1),
+          .lr = static_cast<T>(o.lr),
+          .decay = static_cast<T>(1 - o.lr * o.weight_decay),
+          .beta1 = static_cast<T>(o.beta1),
+          .grad_weight1 = static_cast<T>(1 - o.beta1),
+          .beta2 = static_cast<T>(o.beta2),
+          .grad_weight2 = static_cast<T>(1 - o.beta2)};
+}
+
 }  // namespace
 
 template <typename T>
-void adamw_step(const AdamW& options, int64_t n, T* parameter, const T* grad, T* average, T* square) {
-  TESSERA_CHECK(options.step >= 1, "[adamw_step] step ", options.step, "; steps count from 1");
+void adamw_step(const AdamW& options, int64_t n, T* parameter, const T* grad, T* average, T* square, T* largest) {
   const auto run = table<T>().adamw;
-  const AdamWFactors<T> factors = fold<T>(options);
+  const AdamWFactors<T> factors = fold_adamw<T>(options);
   parallel_for(n, kUpdateGrain, [=](int64_t begin, int64_t end) {
-    run(end - begin, factors, parameter + begin, grad + begin, average + begin, square + begin);
+    run(end - begin, factors, parameter + begin, grad + begin, average + begin, square + begin,
+        largest ? largest + begin : nullptr);
   });
 }
 
@@ -58,9 +58,30 @@ void sgd_step(const Sgd& options, int64_t n, T* parameter, const T* grad, T* buf
   });
 }
 
-template void adamw_step(const AdamW&, int64_t, float*, const float*, float*, float*);
-template void adamw_step(const AdamW&, int64_t, double*, const double*, double*, double*);
+template <typename T>
+void lion_step(const Lion& options, int64_t n, T* parameter, const T* grad, T* average) {
+  const auto run = table<T>().lion;
+  const LionFactors<T> factors = fold<T>(options);
+  parallel_for(n, kUpdateGrain, [=](int64_t begin, int64_t end) {
+    run(end - begin, factors, parameter + begin, grad + begin, average + begin);
+  });
+}
+
+template <typename T>
+void ema_step(double decay, int64_t n, T* average, const T* value) {
+  const auto run = table<T>().ema;
+  const T weight = static_cast<T>(1 - decay);
+  parallel_for(n, kUpdateGrain,
+               [=](int64_t begin, int64_t end) { run(end - begin, weight, average + begin, value + begin); });
+}
+
+template void adamw_step(const AdamW&, int64_t, float*, const float*, float*, float*, float*);
+template void adamw_step(const AdamW&, int64_t, double*, const double*, double*, double*, double*);
 template void sgd_step(const Sgd&, int64_t, float*, const float*, float*);
 template void sgd_step(const Sgd&, int64_t, double*, const double*, double*);
+template void lion_step(const Lion&, int64_t, float*, const float*, float*);
+template void lion_step(const Lion&, int64_t, double*, const double*, double*);
+template void ema_step(double, int64_t, float*, const float*);
+template void ema_step(double, int64_t, double*, const double*);
 
 }  // namespace tessera::kernels

@@ -50,6 +50,8 @@ constexpr Table<T> make_table() {
   t.adamw = adamw<T>;
   t.sgd = sgd<T>;
   t.sgd_momentum = sgd_momentum<T>;
+  t.lion = lion<T>;
+  t.ema = ema<T>;
   return t;
 }
 

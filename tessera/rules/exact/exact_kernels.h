@@ -42,6 +42,11 @@ void run_softmax(const LocalCall& call, torch::jit::Stack& stack);
 void run_softmax_backward(const LocalCall& call, torch::jit::Stack& stack);
 void run_layer_norm(const LocalCall& call, torch::jit::Stack& stack);
 
+// Steps of optimizers, for lists of parts.
+void run_fused_adam(const LocalCall& call, torch::jit::Stack& stack);
+void run_fused_adamw(const LocalCall& call, torch::jit::Stack& stack);
+void run_fused_sgd(const LocalCall& call, torch::jit::Stack& stack);
+
 // A product as a contraction of two arguments.
 struct Product {
   const char* equation;

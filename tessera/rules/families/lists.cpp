@@ -1,5 +1,6 @@
 // Operators on lists of tensors: their one-tensor forms have the rules, so that tensors of different layouts can stand
 // in one list (dtensor/ops/lists.h).
+#include "tessera/rules/exact/exact_kernels.h"
 #include "tessera/rules/families/families.h"
 
 namespace tessera::rules {
@@ -16,6 +17,13 @@ Special kind_of(std::string_view op) {
              : Special::kList;
 }
 
+// A fused optimizer's step, with its rate as a number and as a tensor.
+void add_update(RuleTable& table, const std::string& op, const std::optional<ExactRule>& exact) {
+  for (const char* overload : {"", ".tensor_lr"}) {
+    table.add_optional(op + overload, {.exact = exact, .special = Special::kFusedUpdate});
+  }
+}
+
 }  // namespace
 
 void add_list_rules(RuleTable& table) {
@@ -25,10 +33,12 @@ void add_list_rules(RuleTable& table) {
       table.add(op, {.special = kind_of(op)});
     }
   }
-  for (const std::string base :
-       {"aten::_fused_adagrad_", "aten::_fused_adam_", "aten::_fused_adamw_", "aten::_fused_sgd_"}) {
-    table.add_optional(base, {.special = Special::kFusedUpdate});
-    table.add_optional(base + ".tensor_lr", {.special = Special::kFusedUpdate});
+  add_update(table, "aten::_fused_adagrad_", {});
+  add_update(table, "aten::_fused_adam_", {{.local = exact::run_fused_adam}});
+  add_update(table, "aten::_fused_adamw_", {{.local = exact::run_fused_adamw}});
+  add_update(table, "aten::_fused_sgd_", {{.local = exact::run_fused_sgd}});
+  for (const char* ours : {"tessera::adamw_8bit_", "tessera::ema_", "tessera::lion_"}) {
+    table.add_optional(ours, {.exact = exact::kAsIs, .special = Special::kFusedUpdate});
   }
   table.add("aten::_amp_foreach_non_finite_check_and_unscale_", {.special = Special::kUnscale});
 }

@@ -1,4 +1,4 @@
-// Sums over tokens, embedding, optimizer steps and the clip norm: pieces of them give the bits of the whole.
+// Sums over tokens, embedding and the clip norm: pieces of them give the bits of the whole.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -211,92 +211,6 @@ TEST(Embedding, PartsOfTheTableGiveTheOraclesWhole) {
       return;
     }
   }
-}
-
-// --- optimizer
-
-// The documented formulas, one element after the other.
-template <typename T>
-void adamw_oracle(const AdamW& o, T& p, T g, T& m, T& v) {
-  m = std::fma(static_cast<T>(1 - o.beta1), g - m, m);
-  v = std::fma(static_cast<T>(1 - o.beta2) * g, g, v * static_cast<T>(o.beta2));
-  const double step = static_cast<double>(o.step);
-  const T size = static_cast<T>(o.lr / (1 - std::pow(o.beta1, step)));
-  const T root = std::sqrt(v) / static_cast<T>(std::sqrt(1 - std::pow(o.beta2, step))) + static_cast<T>(o.eps);
-  p = p * static_cast<T>(1 - o.lr * o.weight_decay) + (-size * m) / root;
-}
-
-template <typename T>
-void sgd_oracle(const Sgd& o, T& p, T g, T& buffer) {
-  g = std::fma(static_cast<T>(o.weight_decay), p, g);
-  if (o.momentum != 0) {
-    buffer = std::fma(static_cast<T>(1 - o.dampening), g, buffer * static_cast<T>(o.momentum));
-    g = o.nesterov ? std::fma(static_cast<T>(o.momentum), buffer, g) : buffer;
-  }
-  p = std::fma(static_cast<T>(-o.lr), g, p);
-}
-
-template <typename T>
-void expect_optimizers(uint64_t seed) {
-  Random random(seed);
-  const int64_t n = 1 + random.below(200), cut = random.below(n + 1);
-  const AdamW adamw{.lr = 3e-3, .weight_decay = 0.1, .step = 1 + random.below(50)};
-  const Sgd sgd{.lr = 0.1,
-                .momentum = random.one_in(2) ? 0.9 : 0,
-                .dampening = 0.25,
-                .weight_decay = 0.01,
-                .nesterov = random.one_in(2)};
-  const std::vector<T> p = random.normal<T>(n), g = random.normal<T>(n), m = random.normal<T>(n);
-  std::vector<T> v = random.normal<T>(n);
-  for (T& value : v) {
-    value *= value;
-  }
-  std::vector<T> want_p = p, want_m = m, want_v = v, want_sgd = p, want_buffer = m;
-  for (size_t i = 0; i < static_cast<size_t>(n); ++i) {
-    adamw_oracle(adamw, want_p[i], g[i], want_m[i], want_v[i]);
-    sgd_oracle(sgd, want_sgd[i], g[i], want_buffer[i]);
-  }
-  for (Isa isa : supported_isas()) {
-    const ScopedIsa scope(isa);
-    std::vector<T> got_p = p, got_m = m, got_v = v, got_sgd = p, got_buffer = m;
-    for (const auto& [at, count] : {std::pair(int64_t{0}, cut), std::pair(cut, n - cut)}) {
-      adamw_step(adamw, count, got_p.data() + at, g.data() + at, got_m.data() + at, got_v.data() + at);
-      sgd_step(sgd, count, got_sgd.data() + at, g.data() + at, got_buffer.data() + at);
-    }
-    EXPECT_EQ(got_p, want_p) << name_of(isa) << ", seed " << seed;
-    EXPECT_EQ(got_m, want_m) << name_of(isa) << ", seed " << seed;
-    EXPECT_EQ(got_v, want_v) << name_of(isa) << ", seed " << seed;
-    EXPECT_EQ(got_sgd, want_sgd) << name_of(isa) << ", seed " << seed;
-    EXPECT_EQ(got_buffer, want_buffer) << name_of(isa) << ", seed " << seed;
-  }
-}
-
-TEST(Optimizer, SlicesGiveTheFormulasOfTheWhole) {
-  for (uint64_t seed = 0; seed < 500; ++seed) {
-    expect_optimizers<float>(seed);
-    expect_optimizers<double>(seed);
-    if (HasFailure()) {
-      return;
-    }
-  }
-}
-
-// Twenty steps beside torch's own fused AdamW.
-TEST(Optimizer, AdamWIsCloseToLibtorch) {
-  Random random(1);
-  const int64_t n = 333;
-  std::vector<float> p = random.normal<float>(n), m(n), v(n);
-  const auto tensor = [&](const std::vector<float>& values) {
-    return at::from_blob(const_cast<float*>(values.data()), {n}).clone().to(at::kDouble);
-  };
-  at::Tensor want = tensor(p), average = tensor(m), square = tensor(v);
-  for (int64_t step = 1; step <= 20; ++step) {
-    const std::vector<float> g = random.normal<float>(n);
-    adamw_step({.lr = 1e-2, .weight_decay = 0.1, .step = step}, n, p.data(), g.data(), m.data(), v.data());
-    at::_fused_adamw_({want}, {tensor(g)}, {average}, {square}, {}, {at::full({}, static_cast<double>(step))}, 1e-2,
-                      0.9, 0.999, 0.1, 1e-8, false, false);
-  }
-  EXPECT_TRUE(at::allclose(tensor(p), want, 1e-5, 1e-6));
 }
 
 // --- clip norm

@@ -34,5 +34,34 @@ TEST(WarmupCosine, EdgesAreDefined) {
   EXPECT_DOUBLE_EQ((WarmupCosine{.peak = 2, .floor = 1, .warmup = 10, .steps = 3}(4)), 1);
 }
 
+TEST(WarmupStableDecay, HasItsClosedForm) {
+  WarmupStableDecay rate{.peak = 2, .floor = 0.5, .warmup = 4, .decay = 16, .steps = 100};
+  for (const auto& [step, want] : {std::pair(0, 0.5),
+                                   {3, 2.0},
+                                   {4, 2.0},
+                                   {83, 2.0},
+                                   {84, 2.0},
+                                   {88, 1.625},
+                                   {92, 1.25},
+                                   {99, 0.59375},
+                                   {100, 0.5},
+                                   {1000, 0.5}}) {
+    EXPECT_DOUBLE_EQ(rate(step), want) << step;
+  }
+  rate.fall = WarmupStableDecay::Fall::kRoot;
+  for (const auto& [step, want] : {std::pair(3, 2.0), {84, 2.0}, {85, 1.625}, {88, 1.25}, {93, 0.875}, {100, 0.5}}) {
+    EXPECT_DOUBLE_EQ(rate(step), want) << step;
+  }
+}
+
+TEST(WarmupStableDecay, EdgesAreDefined) {
+  EXPECT_DOUBLE_EQ((WarmupStableDecay{.peak = 2, .floor = 1, .steps = 10}(9)), 2);
+  EXPECT_DOUBLE_EQ((WarmupStableDecay{.peak = 2, .floor = 1, .steps = 10}(10)), 1);
+  // A fall that begins inside the rise, and one that began before the run.
+  EXPECT_DOUBLE_EQ((WarmupStableDecay{.peak = 2, .floor = 0, .warmup = 6, .decay = 8, .steps = 10}(5)), 2);
+  EXPECT_DOUBLE_EQ((WarmupStableDecay{.peak = 2, .floor = 0, .warmup = 6, .decay = 8, .steps = 10}(6)), 1);
+  EXPECT_DOUBLE_EQ((WarmupStableDecay{.peak = 2, .floor = 0, .decay = 20, .steps = 10}(0)), 1);
+}
+
 }  // namespace
 }  // namespace tessera::optim::schedule_test
