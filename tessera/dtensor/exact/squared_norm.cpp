@@ -15,6 +15,7 @@
 #include "tessera/kernels/rows/clip_norm.h"
 #include "tessera/kernels/rows/rows.h"
 #include "tessera/rules/engine/dispatch_floats.h"
+#include "tessera/rules/engine/dtypes.h"
 
 namespace tessera::dtensor {
 
@@ -78,7 +79,7 @@ class SquaredNorm {
         source_ == spec_ ? part : run_move(state_.ctx, *state_.engine.moves.find_or_plan(spec_, source_), part, kName);
     const layout::Coord& coord = state_.ctx.coord(spec_->mesh);
     const Range rows = range_of(rows_, coord), columns = range_of(columns_, coord);
-    const at::Tensor x = held.contiguous().view({rows.size(), columns.size() * columns_.each});
+    const at::Tensor x = rules::widened(held).contiguous().view({rows.size(), columns.size() * columns_.each});
     std::vector<NodeSum> sums = merged(columns_, squares_of(x, columns), {rows.size()}, x.options());
     const at::Tensor of_rows = sums.empty() ? at::zeros({rows.size()}, x.options()) : sums[0].sum;
     sums = merged(rows_, trees_of(of_rows, rows), {1}, x.options());
@@ -175,7 +176,8 @@ class SquaredNorm {
   Spec source_;
 };
 
-at::Tensor squares_of_plain(const at::Tensor& tensor) {
+at::Tensor squares_of_plain(const at::Tensor& given) {
+  const at::Tensor tensor = rules::widened(given);
   const at::Tensor x =
       tensor.dim() < 2 ? tensor.contiguous().view({1, tensor.numel()}) : tensor.contiguous().flatten(1);
   const at::Tensor out = at::empty({}, x.options());
