@@ -18,7 +18,7 @@ import source_tree
 
 ROOT = Path(__file__).resolve().parents[1]
 # Kernels of instruction sets are compiled with flags that clang spells otherwise.
-SKIPPED = re.compile(r"_(avx2|avx512)\.cpp$")
+SKIPPED = re.compile(r"_(avx2|avx512|avx512_bf16)\.cpp$")
 
 
 def commands(build):

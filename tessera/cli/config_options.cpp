@@ -22,7 +22,7 @@ void place_launched(train::Config& config) {
 
 void ConfigOptions::add_to(CLI::App& command) {
   command.add_option("config", config, "TOML file, such as examples/llama.toml")->required();
-  command.add_option("--dtype", dtype, "float32 or float64: train.dtype");
+  command.add_option("--dtype", dtype, "float32, float64 or bfloat16: train.dtype");
   command.add_option("--numerics", numerics, "exact or fast: train.numerics");
   command.add_option("--lattice", lattice, "batch=8,sequence=1,feature=8: train.lattice, of numerics exact");
   command.add_option("--seed", seed, "train.seed");

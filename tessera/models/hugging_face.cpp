@@ -11,13 +11,22 @@ using Json = nlohmann::ordered_json;
 
 namespace {
 
+const char* name_of_dtype(at::ScalarType dtype) {
+  switch (dtype) {
+    case at::kDouble: return "float64";
+    case at::kBFloat16: return "bfloat16";
+    case at::kHalf: return "float16";
+    default: return "float32";
+  }
+}
+
 // What every model's configuration has.
 template <typename Config>
 Json described(const char* architecture, const char* kind, const Config& config, std::optional<int64_t> end) {
   const Json end_token = end ? Json(*end) : Json(nullptr);
   return {{"architectures", Json::array({architecture})},
           {"model_type", kind},
-          {"torch_dtype", config.dtype == at::kDouble ? "float64" : "float32"},
+          {"torch_dtype", name_of_dtype(config.dtype)},
           {"vocab_size", config.vocab_size},
           {"initializer_range", config.init_std},
           {"tie_word_embeddings", config.tie_embeddings},

@@ -262,9 +262,26 @@ TEST(ExactNorm, OfPlainTensorsIsTheSame) {
   }
 }
 
+// The values that 16 bits have, in float32: their squares would leave the range of float16.
+TEST(ExactNorm, Of16BitsIsThatOfTheirValues) {
+  for (const c10::ScalarType dtype : {at::kHalf, at::kBFloat16}) {
+    const at::Tensor x = (wild({7, 40}, at::kFloat, 3) * 64).to(dtype);
+    const float expected = squares<float>(x.to(at::kFloat));
+    EXPECT_EQ(squared_norm(x).item<float>(), expected) << dtype;
+    const Mesh mesh = Mesh::parse("a=2");
+    EXPECT_EQ(failure_on(2,
+                         [&](int64_t) {
+                           const at::Tensor found = squared_norm(distribute(x, mesh, {layout::Shard(0)}));
+                           EXPECT_EQ(found.scalar_type(), at::kFloat);
+                           EXPECT_EQ(full_tensor(found).item<float>(), expected) << dtype;
+                         }),
+              "");
+  }
+}
+
 TEST(ExactNorm, SaysWhatIsAccepted) {
-  EXPECT_SAYS(failure_on(1, [&](int64_t) { squared_norm(distribute(at::ones({4}, at::kHalf), Mesh(), Placements())); }),
-              "accepted: float32 and float64");
+  EXPECT_SAYS(failure_on(1, [&](int64_t) { squared_norm(distribute(at::ones({4}, at::kInt), Mesh(), Placements())); }),
+              "accepted: float32, float64, bfloat16 and float16");
   const Mesh mesh = Mesh::parse("a=2");
   EXPECT_SAYS(failure_on(2, [&](int64_t) { squared_norm(from_local(at::ones({4}), mesh, {layout::Partial()})); }),
               "accepted: no Partial");

@@ -97,7 +97,7 @@ void check_layouts(const Samples& samples, const std::vector<CallOutcome>& expec
 }
 
 TEST(ExactOps, EveryOperatorOfTheTableHasTheBitsOfOneRank) {
-  for (c10::ScalarType dtype : {at::kFloat, at::kDouble}) {
+  for (c10::ScalarType dtype : {at::kFloat, at::kDouble, at::kBFloat16, at::kHalf}) {
     Samples samples;
     for (const Sample& sample : exact_samples()) {
       if (sample.op == "aten::mish_backward") {

@@ -133,6 +133,47 @@ TEST(Exact, AttentionByBlocksAndTheClipNorm) {
   expect_same_bits<models::Gpt>(setting, other, cases);
 }
 
+// Parameters, activations, gradients and moments in 16 bits.
+template <typename Model, typename Config>
+void expect_same_bits_in_16(Config config) {
+  const std::vector<Case> some = {{"dp=2"}, {"tp=2"}, {"dp=2,tp=2", false, 2}};
+  const Setting setting = {
+      .steps = kTrainedSteps / 3, .eps = 1e-4, .lattice = sums::Lattice(), .clip = clip};  // 1e-8 is zero in float16
+  config.dtype = at::kBFloat16;
+  expect_same_bits<Model>(setting, config,
+                          {{"dp=2"},
+                           {"tp=2"},
+                           {"dp=4"},
+                           {"tp=4"},
+                           {"dp=2,tp=2"},
+                           {"1", false, 2},
+                           {"dp=2", false, 2},
+                           {"tp=2", false, 2},
+                           {"dp=2,tp=2", false, 2},
+                           {"dp=3,tp=2"},
+                           {"1", false, 16}});
+  config.dtype = at::kHalf;
+  expect_same_bits<Model>(setting, config, some);
+  config.dtype = at::kBFloat16;
+  config.fused_attention = true;
+  expect_same_bits<Model>(setting, config, some);
+}
+
+TEST(Exact, LlamaIn16Bits) { expect_same_bits_in_16<models::Llama>(llama()); }
+TEST(Exact, GptIn16Bits) { expect_same_bits_in_16<models::Gpt>(gpt()); }
+
+// The same training as in `fast`, which rounds elsewhere.
+TEST(Exact, TrainsIn16BitsAsFastNumericsDo) {
+  models::LlamaConfig config = llama();
+  const Curve wide = train<models::Llama>({.learning_rate = 1e-3, .eps = 1e-6}, config, {});
+  config.dtype = at::kBFloat16;
+  const Setting fast = {.eps = 1e-6}, exact = {.eps = 1e-6, .lattice = sums::Lattice()};
+  const Distance by_fast = distance(train<models::Llama>(fast, config, {}), wide),
+                 by_exact = distance(train<models::Llama>(exact, config, {}), wide);
+  std::cout << "bfloat16, exact: " << str(by_exact) << "; fast: " << str(by_fast) << "\n";
+  EXPECT_LE(times_as_far(by_exact, by_fast), kRounding);
+}
+
 TEST(Exact, Llama) { expect_same_bits<models::Llama>({.lattice = sums::Lattice()}, llama(), kCases); }
 TEST(Exact, Gpt) { expect_same_bits<models::Gpt>({.lattice = sums::Lattice()}, gpt(), kCases); }
 

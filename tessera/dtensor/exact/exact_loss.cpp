@@ -15,6 +15,7 @@
 #include "tessera/base/hints.h"
 #include "tessera/dtensor/exact/part_means.h"
 #include "tessera/dtensor/state/state.h"
+#include "tessera/rules/engine/dtypes.h"
 #include "tessera/rules/engine/local_args.h"
 
 namespace tessera::dtensor {
@@ -42,23 +43,26 @@ int64_t count_of(const at::Tensor& scores, const at::Tensor& target, int64_t ign
 
 void decompose(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
   rules::StackArgs args(op, stack);
-  const at::Tensor self = args.tensor("self"), target = args.tensor("target");
+  const at::Tensor scores = args.tensor("self"), self = rules::widened(scores), target = args.tensor("target");
   const bool is_mean = args["reduction"].toInt() == at::Reduction::Mean;
   const int64_t ignored = args["ignore_index"].toInt();
   const at::Tensor each = std::get<0>(at::nll_loss_forward(self, target, {}, at::Reduction::None, ignored));
   const int64_t count = count_of(self, target, ignored);
   const at::Tensor total = at::sum(each);
   const at::Tensor weight = at::full_like(total, static_cast<double>(count));
-  args.give(is_mean ? at::div(total, at::Scalar(static_cast<double>(count))) : total, weight);
+  const at::Tensor loss = is_mean ? at::div(total, at::Scalar(static_cast<double>(count))) : total;
+  args.give(loss.to(scores.scalar_type()), weight.to(scores.scalar_type()));
 }
 
 // Of the mean of squares: 2 / n for each of the step's n elements.
 void decompose_squares_backward(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
   rules::StackArgs args(op, stack);
-  const at::Tensor difference = args.tensor("self") - args.tensor("target");
+  const at::Tensor self = args.tensor("self"),
+                   difference = rules::widened(self) - rules::widened(args.tensor("target"));
   const auto share = share_of_step(difference);
   const double scale = 2.0 / static_cast<double>(share ? share->of_step(difference.numel()) : difference.numel());
-  args.give_value(at::mul(at::mul(difference, scale), args.tensor("grad_output")));
+  const at::Tensor grad = at::mul(at::mul(difference, scale), rules::widened(args.tensor("grad_output")));
+  args.give_value(grad.to(self.scalar_type()));
 }
 
 bool is_reduced(const rules::Call& call) {

@@ -6,6 +6,7 @@
 #include "tessera/dtensor/exact/exact_loss.h"
 #include "tessera/dtensor/exact/pending.h"
 #include "tessera/rules/exact/exact.h"
+#include "tessera/rules/exact/narrow.h"
 
 namespace tessera::dtensor {
 
@@ -54,7 +55,7 @@ const rules::ExactRule* exact_rule_of(const RankState& state, const OpInfo& info
   TESSERA_CHECK(!is_complex || rule->moves, "[", rules::describe(call), "] numerics exact: ", info.name,
                 " has no exact form for complex numbers (rank ", state.ctx.rank,
                 "); accepted: float32 and float64. Compute with real and imaginary parts, or use numerics fast.");
-  return rule;
+  return rules::reads_narrow(call) ? &rules::narrow_form(*rule, call) : rule;
 }
 
 std::unique_ptr<PerSample> restrict_cuts(const RankState& state, const rules::ExactRule& rule, const rules::Call& call,

@@ -20,6 +20,7 @@
 #include "tessera/dtensor/record/kernel_registry.h"
 #include "tessera/dtensor/record/node.h"
 #include "tessera/dtensor/state/state.h"
+#include "tessera/rules/engine/dtypes.h"
 #include "tessera/rules/engine/local_args.h"
 
 namespace tessera::dtensor {
@@ -144,8 +145,9 @@ std::optional<StepShare> part_of_mean(rules::StackArgs& args) {
 at::Tensor mean_share(rules::StackArgs& args, const StepShare& share) {
   const at::Tensor self = args.tensor("self");
   const bool keeps = args.has("keepdim") && args["keepdim"].toBool();
-  const at::Tensor sum = at::sum(self, mean_dims(args), keeps, args["dtype"].toOptional<c10::ScalarType>());
-  return at::div(sum, share.of_step(self.numel()));
+  const auto dtype = args["dtype"].toOptional<c10::ScalarType>();
+  const at::Tensor sum = at::sum(rules::widened(self), mean_dims(args), keeps, dtype);
+  return at::div(sum, share.of_step(self.numel())).to(dtype.value_or(self.scalar_type()));
 }
 
 void mean(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
@@ -240,8 +242,11 @@ std::optional<double> whole_of_share(double share, int64_t parts, c10::ScalarTyp
   }
   const double whole =
       std::copysign(std::exp2(std::round(std::log2(std::abs(share) * static_cast<double>(parts)))), share);
-  const double rounded = dtype == c10::ScalarType::Float ? static_cast<float>(whole) / static_cast<float>(parts)
-                                                         : whole / static_cast<double>(parts);
+  const float in_float = static_cast<float>(whole) / static_cast<float>(parts);
+  const double rounded = dtype == c10::ScalarType::Float      ? in_float
+                         : dtype == c10::ScalarType::BFloat16 ? static_cast<float>(c10::BFloat16(in_float))
+                         : dtype == c10::ScalarType::Half     ? static_cast<float>(c10::Half(in_float))
+                                                              : whole / static_cast<double>(parts);
   return rounded == share ? std::optional(whole) : std::nullopt;
 }
 

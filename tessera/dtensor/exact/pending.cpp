@@ -12,6 +12,7 @@
 #include "tessera/dtensor/record/op_info.h"
 #include "tessera/dtensor/state/state.h"
 #include "tessera/kernels/base/threads.h"
+#include "tessera/rules/exact/narrow.h"
 
 namespace tessera::dtensor {
 
@@ -77,8 +78,39 @@ void check_one_function(const RankState& state, const Pending& pending, const ch
   }
 }
 
-// The uses of a group in their order, then the chain.
-at::Tensor value_of(RankState& state, const Pending::Group& group, const char* op) {
+// The dtype that a link casts to; nothing if it casts nothing.
+std::optional<c10::ScalarType> cast_of(const Pending::Link& link) {
+  const auto arg = link.op->op.schema().argumentIndexWithName("dtype");
+  return link.op->row.copies && arg ? link.args[*arg].toOptional<c10::ScalarType>() : std::nullopt;
+}
+
+// A value on its way through a chain: in float32 until something computes with it, though the program sees `dtype`.
+struct Carried {
+  at::Tensor value;
+  c10::ScalarType dtype;
+
+  void run(const Pending::Link& link) {
+    const auto cast = cast_of(link);
+    if (cast && rules::is_narrow(*cast) && value.scalar_type() == at::kFloat) {
+      dtype = *cast;
+      return;
+    }
+    const bool moves = link.op->exact && link.op->exact->moves;
+    torch::jit::Stack stack = link.args;
+    stack[link.hole] = moves ? value : value.to(dtype);
+    link.op->op.callBoxed(stack);
+    value = stack.back().toTensor();
+    dtype = cast || !moves ? value.scalar_type() : dtype;
+  }
+};
+
+// The uses of a group in their order, then the chain. It may be wider than what the program sees, unless it is
+// `alone`: where nothing is added to it, it is rounded before ranks gather it.
+at::Tensor value_of(RankState& state, const Pending::Group& group, bool alone, const char* op) {
+  const c10::ScalarType dtype = group.spec->dtype;
+  const bool is_whole = alone && group.chain.empty() && group.uses.size() == 1;
+  const Spec summed =
+      is_whole || group.constant.defined() ? group.spec : rules::with_dtype(group.spec, rules::sum_dtype(dtype));
   at::Tensor total;
   for (const auto& [use, sum] : group.uses) {
     TESSERA_CHECK(!sum.is_apart_from(group.uses.begin()->second), "[", op,
@@ -87,17 +119,14 @@ at::Tensor value_of(RankState& state, const Pending::Group& group, const char* o
                   state.ctx.rank,
                   "). A loop by hand does not say "
                   "where a micro-batch begins: run the step as a job (parallelize, accumulate = n).");
-    const at::Tensor local = sum.merged(state, group.spec, op);
+    const at::Tensor local = sum.merged(state, summed, op);
     total = total.defined() ? at::add(total, local) : local;
   }
-  at::Tensor value = wrap(group.constant.defined() ? group.constant : total, group.spec);
+  Carried carried{wrap(group.constant.defined() ? group.constant : total, summed), dtype};
   for (const Pending::Link& link : group.chain) {
-    torch::jit::Stack stack = link.args;
-    stack[link.hole] = value;
-    link.op->op.callBoxed(stack);
-    value = stack.back().toTensor();
+    carried.run(link);
   }
-  return value;
+  return carried.value;
 }
 
 }  // namespace
@@ -139,7 +168,7 @@ at::Tensor make_handle(Spec spec, at::TensorOptions options, const layout::Coord
                        std::shared_ptr<Pending> pending) {
   LocalScope scope;
   auto meta = c10::make_intrusive<Meta>();
-  meta->local = not_a_number(options, spec.local_sizes(coord));
+  meta->local = not_a_number(options.dtype(spec->dtype), spec.local_sizes(coord));
   meta->spec = spec;
   meta->make_rare().pending = std::move(pending);
   return wrap(std::move(meta));
@@ -159,16 +188,18 @@ void settle(RankState& state, Meta& meta, const char* op) {
   const kernels::AllThreads threads;  // sums of two tensors, and copies
   at::Tensor value;
   for (const Pending::Group& group : pending->groups) {
-    const at::Tensor part = value_of(state, group, op);
+    const at::Tensor part = value_of(state, group, pending->groups.size() == 1, op);
     value = value.defined() ? at::add(value, part) : part;
   }
   Meta* found = meta_of(value);
   const Spec to = meta.spec;
-  at::Tensor local = found->spec == to
-                         ? found->local
-                         : run_move(state.ctx, *state.engine.moves.find_or_plan(found->spec, to), found->local, op);
+  at::Tensor local;
   {
     LocalScope scope;
+    local = found->local.to(to->dtype);
+    if (const Spec from = rules::with_dtype(found->spec, to->dtype); from != to) {
+      local = run_move(state.ctx, *state.engine.moves.find_or_plan(from, to), local, op);
+    }
     const bool is_shared =
         found->root || std::any_of(pending->groups.begin(), pending->groups.end(), [&](const Pending::Group& group) {
           return group.constant.defined() && local.is_alias_of(group.constant);

@@ -24,6 +24,10 @@ struct RankState;
 // beside it. Adding two handles joins them; operators that only rearrange are noted and run later, on the merged sum;
 // anything else settles the handle first: the ranks' sums are merged and become its value. Settling keeps the record,
 // so that a gradient that was read may still be joined; a write drops it.
+//
+// Sums of 16-bit gradients are made in float32. Operators that cast or move them take them so, casts to 16 bits are put
+// off: the value is rounded where an operator computes with it, or at the end. So a float32 parameter that the program
+// casts gets a gradient that was never rounded to 16 bits.
 
 // What a handle stands for: a sum of groups, each a chain of operators to run on a sum of uses.
 struct Pending {

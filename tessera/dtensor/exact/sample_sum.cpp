@@ -9,6 +9,7 @@
 #include "tessera/sums/merge_bytes.h"
 #include "tessera/dtensor/record/interception.h"
 #include "tessera/dtensor/state/state.h"
+#include "tessera/rules/exact/narrow.h"
 
 namespace tessera::dtensor {
 
@@ -172,7 +173,7 @@ std::vector<NodeSum> SampleSum::nodes() const {
 at::Tensor SampleSum::merged(RankState& state, const layout::Spec& to, const char* op) const {
   LocalScope scope;
   comm::Caller caller(state.ctx, op);
-  ScatteringMove way(state.ctx, state.engine.moves, terms_, to, merge_axes_);
+  ScatteringMove way(state.ctx, state.engine.moves, rules::with_dtype(terms_, to->dtype), to, merge_axes_);
   std::vector<NodeSum> mine = nodes();
   std::vector<int64_t> sizes = like_.sizes().vec();
   auto memory = comm::Merge::Memory::kKeep;
@@ -207,6 +208,7 @@ at::Tensor SampleSum::merged(RankState& state, const layout::Spec& to, const cha
   if (merge_axes_.empty() && mine.size() == 1) {
     sum = sum.clone();  // the program may write to its gradient
   }
+  sum = sum.to(to->dtype);
   const MovePtr rest = way.rest();
   return rest ? run_move(state.ctx, *rest, sum, op) : sum;
 }

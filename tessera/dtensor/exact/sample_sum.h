@@ -16,7 +16,8 @@ namespace tessera::dtensor {
 
 struct RankState;
 
-// One use of one parameter: the sum so far of the samples that are here. A value; sums are shared and never written to.
+// One use of one parameter: the sum so far of the samples that are here, in float32 where the operator's result is of
+// 16 bits. A value; sums are shared and never written to.
 class SampleSum {
  public:
   explicit SampleSum(const SamplePlan& plan) : leaves_(plan.leaves), merge_axes_(plan.merge_axes), terms_(plan.terms) {}
@@ -32,8 +33,8 @@ class SampleSum {
   // Adds those of `other`. Throws if a sample is in both.
   void join(const SampleSum& other, const char* op);
 
-  // The sum over all ranks, laid out as `to`. Collective over the axes that cut tokens, and those of the way to that
-  // layout.
+  // The sum over all ranks, laid out as `to` and, once merged, rounded to its dtype. Collective over the axes that cut
+  // tokens, and those of the way to that layout.
   at::Tensor merged(RankState& state, const layout::Spec& to, const char* op) const;
 
   const layout::Spec& terms() const { return terms_; }

@@ -20,6 +20,7 @@
 #include "tessera/kernels/rows/clip_norm.h"
 #include "tessera/kernels/rows/rows.h"
 #include "tessera/rules/engine/dispatch_floats.h"
+#include "tessera/rules/engine/dtypes.h"
 
 namespace tessera::dtensor {
 
@@ -113,8 +114,8 @@ class SquaredNorm {
 
   // Begins with this rank's part. Collective where the tensor is cut otherwise than between rows and leaves.
   void begin(const at::Tensor& part) {
-    const at::Tensor held =
-        source_ == spec_ ? part : run_move(state_.ctx, *state_.engine.moves.find_or_plan(spec_, source_), part, kName);
+    const at::Tensor held = rules::widened(
+        source_ == spec_ ? part : run_move(state_.ctx, *state_.engine.moves.find_or_plan(spec_, source_), part, kName));
     options_ = held.options();
     if (spec_->numel() == 0) {
       return;
@@ -360,7 +361,8 @@ void merge_over(RankState& state, const layout::Mesh& mesh, int64_t axis, std::v
   }
 }
 
-at::Tensor squares_of_plain(const at::Tensor& tensor) {
+at::Tensor squares_of_plain(const at::Tensor& given) {
+  const at::Tensor tensor = rules::widened(given);
   const at::Tensor x =
       tensor.dim() < 2 ? tensor.contiguous().view({1, tensor.numel()}) : tensor.contiguous().flatten(1);
   const at::Tensor out = at::empty({}, x.options());

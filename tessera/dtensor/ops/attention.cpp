@@ -10,13 +10,13 @@
 #include "tessera/dtensor/record/node.h"
 #include "tessera/dtensor/state/state.h"
 #include "tessera/rules/exact/exact.h"
+#include "tessera/rules/exact/narrow.h"
 
 namespace tessera::dtensor {
 
 namespace {
 
 bool is_wide(c10::ScalarType type) { return type == at::kFloat || type == at::kDouble; }
-bool is_narrow(c10::ScalarType type) { return type == at::kHalf || type == at::kBFloat16; }
 
 // Samples, heads and positions that fit each other as the kernels without matrices take them.
 bool fits_kernels(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value, bool with_groups) {
@@ -87,7 +87,9 @@ bool is_cut_in_place(const at::Tensor& x, int64_t key_heads) {
 // layouts.
 bool runs_by_blocks(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
                     const std::optional<at::Tensor>& mask) {
-  if (!is_wide(query.scalar_type()) || (mask && !is_mask_of_operator(*mask, query, key))) {
+  const bool is_known =
+      is_wide(query.scalar_type()) || (rules::is_narrow(query.scalar_type()) && RankState::require().exact.lattice());
+  if (!is_known || (mask && !is_mask_of_operator(*mask, query, key))) {
     return false;
   }
   return !RankState::require().exact.lattice() ||
@@ -98,7 +100,7 @@ bool runs_fused(const at::Tensor& query, const at::Tensor& key, const at::Tensor
                 const std::optional<at::Tensor>& mask) {
   const bool is_plain = !has_tangent(query) && !has_tangent(key) && !has_tangent(value);
   return !RankState::require().exact.lattice() && !mask && is_plain &&
-         (is_wide(query.scalar_type()) || is_narrow(query.scalar_type())) && query.size(3) == value.size(3);
+         (is_wide(query.scalar_type()) || rules::is_narrow(query.scalar_type())) && query.size(3) == value.size(3);
 }
 
 // Whether a kernel without matrices may take the call where its tensors are.
@@ -126,7 +128,11 @@ std::array<int64_t, 3> leaves_of(const std::optional<sums::Lattice>& of_exact, c
 at::Tensor attention_kernel(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
                             const std::optional<at::Tensor>& mask, double dropout, bool is_causal,
                             std::optional<double> scale, bool with_groups) {
-  const AttentionParts parts{.dropout = dropout, .is_causal = is_causal, .scale = scale, .with_groups = with_groups};
+  const AttentionParts parts{.dropout = dropout,
+                             .is_causal = is_causal,
+                             .scale = scale,
+                             .with_groups = with_groups,
+                             .widens = RankState::current() && RankState::current()->exact.lattice()};
   if (!is_in_place(query, key, value, parts)) {
     return attention_by_parts(query, key, value, mask, parts);
   }

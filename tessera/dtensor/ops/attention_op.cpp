@@ -10,6 +10,7 @@
 #include "tessera/dtensor/record/node.h"
 #include "tessera/kernels/attention/attention.h"
 #include "tessera/rules/engine/dispatch_floats.h"
+#include "tessera/rules/engine/dtypes.h"
 
 namespace tessera::dtensor {
 
@@ -22,8 +23,11 @@ using torch::autograd::variable_list;
 using Mask = std::optional<Tensor>;
 using Gradients = std::tuple<Tensor, Tensor, Tensor>;
 
-// As the kernel reads it: neighbouring elements in the last dim.
-Tensor with_rows(const Tensor& x) { return x.size(-1) == 1 || x.stride(-1) == 1 ? x : x.contiguous(); }
+// As the kernel reads it: neighbouring elements in the last dim, and no fewer bits than it computes with.
+Tensor readable(const Tensor& x) {
+  const Tensor wide = rules::widened(x);
+  return wide.size(-1) == 1 || wide.stride(-1) == 1 ? wide : wide.contiguous();
+}
 
 template <typename T>
 Heads<T> heads(const Tensor& x) {
@@ -34,7 +38,7 @@ struct Operands {
   Tensor query, key, value, mask;
 
   Operands(const Tensor& q, const Tensor& k, const Tensor& v, const Mask& m)
-      : query(with_rows(q)), key(with_rows(k)), value(with_rows(v)) {
+      : query(readable(q)), key(readable(k)), value(readable(v)) {
     TESSERA_CHECK(q.dim() == 4 && k.dim() == 4 && v.dim() == 4 && q.size(0) == k.size(0) && q.size(0) == v.size(0) &&
                       k.size(1) == v.size(1) && k.size(2) == v.size(2) && q.size(3) == k.size(3) &&
                       q.scalar_type() == k.scalar_type() && q.scalar_type() == v.scalar_type(),
@@ -51,7 +55,7 @@ struct Operands {
     std::vector<int64_t> sizes = m->sizes().vec();
     sizes.resize(std::max<size_t>(sizes.size(), 1));
     sizes.back() = k.size(2);
-    mask = m->expand(sizes).contiguous().expand({q.size(0), q.size(1), q.size(2), k.size(2)});
+    mask = rules::widened(*m).expand(sizes).contiguous().expand({q.size(0), q.size(1), q.size(2), k.size(2)});
   }
 
   template <typename T>
@@ -77,20 +81,21 @@ struct Operands {
 Tensor attention_plain(const Tensor& query, const Tensor& key, const Tensor& value, const Mask& mask, bool is_causal,
                        double scale, c10::IntArrayRef leaves) {
   const Operands operands(query, key, value, mask);
-  const Tensor out = at::empty({query.size(0), query.size(1), query.size(2), value.size(3)}, query.options());
-  rules::dispatch_floats(query, "attention", [&]<typename T>() {
+  const Tensor out = at::empty({query.size(0), query.size(1), query.size(2), value.size(3)}, operands.query.options());
+  rules::dispatch_floats(out, "attention", [&]<typename T>() {
     kernels::attention<T>(operands.call<T>(is_causal, scale, leaves), heads<T>(out));
   });
-  return out;
+  return out.to(query.scalar_type());
 }
 
 Gradients attention_backward_plain(const Tensor& grad, const Tensor& query, const Tensor& key, const Tensor& value,
                                    const Mask& mask, bool is_causal, double scale, c10::IntArrayRef leaves) {
   const Operands operands(query, key, value, mask);
-  const Tensor rows = with_rows(grad);
-  const Tensor dq = at::empty(query.sizes(), query.options()), dk = at::empty(key.sizes(), key.options()),
-               dv = at::empty(value.sizes(), value.options());
-  rules::dispatch_floats(query, "attention_backward", [&]<typename T>() {
+  const Tensor rows = readable(grad);
+  const auto options = operands.query.options();
+  const Tensor dq = at::empty(query.sizes(), options), dk = at::empty(key.sizes(), options),
+               dv = at::empty(value.sizes(), options);
+  rules::dispatch_floats(dq, "attention_backward", [&]<typename T>() {
     kernels::attention_backward<T>(operands.call<T>(is_causal, scale, leaves), heads<const T>(rows),
                                    {.q = heads<T>(dq),
                                     .k = heads<T>(dk),
@@ -98,7 +103,8 @@ Gradients attention_backward_plain(const Tensor& grad, const Tensor& query, cons
                                     .query_leaf = leaves.at(1),
                                     .group_leaf = leaves.at(2)});
   });
-  return {dq, dk, dv};
+  const auto dtype = query.scalar_type();
+  return {dq.to(dtype), dk.to(dtype), dv.to(dtype)};
 }
 
 Tensor call_attention(const Tensor& query, const Tensor& key, const Tensor& value, const AttentionOptions& options) {
@@ -134,8 +140,9 @@ struct AttentionBackward final : torch::autograd::Node {
       all.mask = saved;
     }
     if (at::GradMode::is_enabled()) {
-      const auto [dq, dk, dv] = gradients_by_parts(
-          grad, q, k, v, all.mask, {.is_causal = all.is_causal, .scale = all.scale, .with_groups = true});
+      const auto [dq, dk, dv] =
+          gradients_by_parts(grad, q, k, v, all.mask,
+                             {.is_causal = all.is_causal, .scale = all.scale, .with_groups = true, .widens = true});
       return {dq, dk, dv};
     }
     at::AutoDispatchBelowADInplaceOrView below;
@@ -157,7 +164,8 @@ Tensor attention_autograd(const Tensor& query, const Tensor& key, const Tensor& 
   const AttentionOptions options{
       .mask = mask, .is_causal = is_causal, .scale = scale, .leaves = {leaves.at(0), leaves.at(1), leaves.at(2)}};
   if (has_tangent(query) || has_tangent(key) || has_tangent(value)) {
-    return attention_by_parts(query, key, value, mask, {.is_causal = is_causal, .scale = scale, .with_groups = true});
+    return attention_by_parts(query, key, value, mask,
+                              {.is_causal = is_causal, .scale = scale, .with_groups = true, .widens = true});
   }
   if (!at::GradMode::is_enabled() || !(query.requires_grad() || key.requires_grad() || value.requires_grad())) {
     at::AutoDispatchBelowADInplaceOrView below;

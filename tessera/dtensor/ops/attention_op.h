@@ -21,11 +21,12 @@ struct AttentionOptions {
 
 // Operator `tessera::attention(Tensor query, Tensor key, Tensor value, Tensor? mask, bool is_causal, float scale, int[]
 // leaves)
-// -> Tensor`: softmax(query key^T * scale, masked) value, of [samples, heads, positions, width] in float32 or float64
-// on CPU. Query heads come in groups of equal size, one for each key head. Samples and key heads may be cut on a mesh.
-// Differentiable in query, key and value, by tessera::attention_backward (same arguments behind `grad`, -> the three
-// gradients); where gradients are differentiated again, or operands have tangents (forward mode), as
-// attention_by_parts. The mask gets no gradient, and the backward operator has none.
+// -> Tensor`: softmax(query key^T * scale, masked) value, of [samples, heads, positions, width] on CPU, in float32 or
+// float64, or in 16 bits with all in float32 that is not an operand or a result. Query heads come in groups of equal
+// size, one for each key head. Samples and key heads may be cut on a mesh. Differentiable in query, key and value, by
+// tessera::attention_backward (same arguments behind `grad`, -> the three gradients); where gradients are
+// differentiated again, or operands have tangents (forward mode), as attention_by_parts. The mask gets no gradient, and
+// the backward operator has none.
 at::Tensor attention(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
                      const AttentionOptions& options);
 

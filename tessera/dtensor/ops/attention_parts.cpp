@@ -14,6 +14,8 @@
 #include <torch/csrc/autograd/autograd.h>
 
 #include "tessera/base/error.h"
+#include "tessera/rules/engine/dtypes.h"
+#include "tessera/rules/exact/narrow.h"
 
 namespace tessera::dtensor {
 
@@ -57,6 +59,11 @@ double attention_scale(const at::Tensor& query, std::optional<double> scale) {
 at::Tensor attention_by_parts(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
                               const std::optional<at::Tensor>& mask, const AttentionParts& options) {
   verify_attention(query, key, value, mask, options);
+  if (options.widens && rules::is_narrow(query.scalar_type())) {
+    return attention_by_parts(rules::widened(query), rules::widened(key), rules::widened(value),
+                              mask ? std::optional(rules::widened(*mask)) : std::nullopt, options)
+        .to(query.scalar_type());
+  }
   const int64_t heads = options.with_groups ? query.size(-3) : 0;
   const at::Tensor keys = options.with_groups ? repeat_heads(key, heads) : key,
                    values = options.with_groups ? repeat_heads(value, heads) : value;

@@ -13,6 +13,7 @@ struct AttentionParts {
   bool is_causal = false;
   std::optional<double> scale = std::nullopt;  // nothing: 1 / sqrt(width)
   bool with_groups = false;                    // there may be more query heads than key heads
+  bool widens = false;                         // of 16 bits all parts are in float32, and the result is rounded
 };
 
 // softmax(query key^T * scale + mask) value as products and a softmax: arguments, values and errors of libtorch's

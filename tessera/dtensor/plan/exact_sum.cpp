@@ -89,8 +89,9 @@ bool is_alone(const at::Tensor& tensor) { return tensor.use_count() == 1 && tens
 at::Tensor run_node_sum(comm::RankContext& ctx, const ExactSum& sum, c10::ArrayRef<IValue> args, const char* op) {
   const NodePlan& plan = *sum.node;
   std::vector<comm::NodeSum> mine = own_sums(sum, args);
+  const c10::ScalarType dtype = sum.local.outputs.at(0)->dtype;
   if (plan.axes.empty() && mine.size() == 1) {
-    return mine[0].sum;
+    return mine[0].sum.to(dtype);
   }
   comm::Caller caller(ctx, op);
   std::vector<int64_t> sizes = mine[0].sum.sizes().vec();
@@ -112,7 +113,7 @@ at::Tensor run_node_sum(comm::RankContext& ctx, const ExactSum& sum, c10::ArrayR
   }
   mine = comm::close_nodes(std::move(mine), plan.root);
   TESSERA_ASSERT(mine.size() == 1, mine.size(), " nodes are left of ", plan.root.str());
-  return mine[0].sum;
+  return mine[0].sum.to(dtype);
 }
 
 }  // namespace tessera::dtensor

@@ -45,7 +45,8 @@ class ScatteringMove {
   std::vector<int64_t> left_;  // axes
 };
 
-// The sum, whole along the summed dim, and cut where the plan's merges scatter. `args` are the call's, local.
+// The sum, whole along the summed dim, and cut where the plan's merges scatter; of 16 bits it is merged in float32 and
+// rounded at the root. `args` are the call's, local.
 // Collective over the axes that cut the dim.
 at::Tensor run_node_sum(comm::RankContext& ctx, const ExactSum& sum, c10::ArrayRef<c10::IValue> args, const char* op);
 

@@ -6,6 +6,7 @@
 #include "tessera/kernels/base/threads.h"
 #include "tessera/rules/engine/propagate.h"
 #include "tessera/rules/exact/exact.h"
+#include "tessera/rules/exact/narrow.h"
 
 namespace tessera::dtensor {
 
@@ -41,7 +42,9 @@ Stack run_on(const PerSample& plan, const OpInfo& info, c10::ArrayRef<IValue> ar
       value = aligned_copy(value.toTensor());
     }
   }
+  rules::WidenedArgs widened(info.op, stack);
   info.op.callBoxed(stack);
+  widened.round_results();
   return stack;
 }
 

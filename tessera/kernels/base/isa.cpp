@@ -11,7 +11,7 @@ namespace tessera::kernels {
 
 namespace {
 
-constexpr Isa kAll[] = {Isa::kScalar, Isa::kAvx2, Isa::kAvx512};
+constexpr Isa kAll[] = {Isa::kScalar, Isa::kAvx2, Isa::kAvx512, Isa::kAvx512Bf16};
 constexpr int kNone = -1;
 
 std::atomic<int> scoped{kNone};
@@ -40,6 +40,7 @@ const char* name_of(Isa isa) {
     case Isa::kScalar: return "scalar";
     case Isa::kAvx2: return "avx2";
     case Isa::kAvx512: return "avx512";
+    case Isa::kAvx512Bf16: return "avx512_bf16";
   }
   TESSERA_ASSERT(false, "Isa ", static_cast<int>(isa));
 }
@@ -53,6 +54,7 @@ bool is_supported(Isa isa) {
     case Isa::kAvx512:
       return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
              __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") && is_supported(Isa::kAvx2);
+    case Isa::kAvx512Bf16: return __builtin_cpu_supports("avx512bf16") && is_supported(Isa::kAvx512);
   }
   TESSERA_ASSERT(false, "Isa ", static_cast<int>(isa));
 }

@@ -6,10 +6,11 @@
 
 namespace tessera::kernels {
 
-// From the narrowest to the widest. kAvx2 means AVX2 and FMA; kAvx512 means AVX-512 F, BW, DQ and VL.
-enum class Isa : uint8_t { kScalar, kAvx2, kAvx512 };
+// From the narrowest to the widest. kAvx2 means AVX2 and FMA; kAvx512 means AVX-512 F, BW, DQ and VL; kAvx512Bf16
+// multiplies bfloat16 by pairs (vdpbf16ps) as well, and is kAvx512 in all else.
+enum class Isa : uint8_t { kScalar, kAvx2, kAvx512, kAvx512Bf16 };
 
-// `scalar`, `avx2`, `avx512`.
+// `scalar`, `avx2`, `avx512`, `avx512_bf16`.
 const char* name_of(Isa isa);
 
 // True if this processor runs it and this build has it. Scalar always is.

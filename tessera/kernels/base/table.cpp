@@ -10,7 +10,8 @@ const Table<T>& table() {
   switch (current_isa()) {
     case Isa::kScalar: return scalar_table<T>();
     case Isa::kAvx2: return avx2_table<T>();
-    case Isa::kAvx512: return avx512_table<T>();
+    case Isa::kAvx512:
+    case Isa::kAvx512Bf16: return avx512_table<T>();
   }
   TESSERA_ASSERT(false, "[kernels] no table of ", name_of(current_isa()));
 }

@@ -8,4 +8,6 @@ const detail::ProductKernels& detail::product_avx2() { TESSERA_ASSERT(false, "is
 
 const detail::ProductKernels& detail::product_avx512() { TESSERA_ASSERT(false, "is_supported() is false here"); }
 
+const detail::NarrowKernel& detail::product_avx512_bf16() { TESSERA_ASSERT(false, "is_supported() is false here"); }
+
 }  // namespace tessera::kernels

@@ -7,8 +7,9 @@ namespace tessera::kernels::detail {
 
 // One chain, and how many of the newest waiting sums are added to it, newest first, when it ends.
 struct Piece {
-  int32_t steps = 0;
+  int32_t steps = 0;  // that tiles take
   int32_t closes = 0;
+  int32_t length = 0;  // in k
 };
 
 // A tile of rows x (registers * lanes) elements of the result, over some consecutive pieces.
@@ -58,13 +59,42 @@ struct ProductKernel {
   void (*pack)(const PackTask<T>&);
 };
 
+// Lanes of 16-bit numbers over some consecutive pieces, for packing as floats.
+struct SpreadTask {
+  const uint16_t* from;
+  int64_t lane_stride;
+  int64_t step_stride;
+  int64_t lanes;
+  const Piece* pieces;
+  int64_t count;
+  int64_t steps;  // of all pieces
+  float* to;      // step s of lane i at to[s * lanes + i] if lane_stride is 1, else at to[i * steps + s]
+};
+
+// How 16-bit numbers become the steps of tiles.
+struct Spread {
+  void (*run)(const SpreadTask&);
+  int64_t steps_of_pair;  // 1: a step is the bits of two numbers, the first in the low half
+  bool fills;             // a piece of odd length ends with +0
+
+  int64_t steps_of(int64_t length) const { return fills ? (length + 1) / 2 * steps_of_pair : length; }
+};
+
+struct NarrowKernel {
+  ProductKernel<float> tiles;
+  Spread spread;
+};
+
 struct ProductKernels {
   ProductKernel<float> f32;
   ProductKernel<double> f64;
+  NarrowKernel bf16;  // chains flush denormals
+  NarrowKernel f16;
 };
 
 const ProductKernels& product_scalar();
-const ProductKernels& product_avx2();  // these two only where is_supported() says so
+const ProductKernels& product_avx2();  // these three only where is_supported() says so
 const ProductKernels& product_avx512();
+const NarrowKernel& product_avx512_bf16();
 
 }  // namespace tessera::kernels::detail

@@ -5,6 +5,7 @@
 
 #include "tessera/kernels/product/product_kernel.h"
 #include "tessera/kernels/product/product_pack.h"
+#include "tessera/kernels/product/product_spread.h"
 
 namespace tessera::kernels {
 namespace {
@@ -12,9 +13,49 @@ namespace {
 using detail::Piece;
 using detail::TileTask;
 
+// How chains of T run: a step adds the product of two numbers.
+template <typename Number>
+struct Steps {
+  using T = Number;
+
+  static Pack<T> everywhere(T value) { return splat(value); }
+  static Pack<T> step(Pack<T> left, Pack<T> right, Pack<T> sum) { return fma(left, right, sum); }
+  template <typename Sums>
+  static void begin(Sums&) {}
+  template <typename Sums>
+  static void end(Sums&) {}
+};
+
+// Likewise, and denormals are zeros in its steps, not in the tree above: as vdpbf16ps does it, whatever the float
+// environment.
+struct FlushingSteps : Steps<float> {
+  // The processor's mode changes neither before nor after what is done with the sums.
+  template <typename Sums>
+  static void begin(Sums& sums) {
+    set_flushing(true);
+    hold(sums);
+  }
+  template <typename Sums>
+  static void end(Sums& sums) {
+    hold(sums);
+    set_flushing(false);
+  }
+
+ private:
+  template <typename Sums>
+  static void hold(Sums& sums) {
+    for (auto& row : sums) {
+      for (auto& sum : row) {
+        asm volatile("" : TESSERA_IN_REGISTER(sum));
+      }
+    }
+  }
+};
+
 // A tile of M rows and N registers across. The sums are the chain; a finished chain closes subtrees, then waits.
-template <typename T, int M, int N>
+template <typename Chain, int M, int N>
 struct Tile {
+  using T = typename Chain::T;
   using V = Pack<T>;
   static constexpr int kLanes = kWidth<T>;
   static constexpr int kLine = 64 / sizeof(V);  // registers of a cache line
@@ -29,6 +70,7 @@ struct Tile {
         sum[i][j] = V{};
       }
     }
+    Chain::begin(sum);
 #pragma GCC unroll 2
     for (int64_t step = 0; step < steps; ++step, a += M, b += b_step) {
       V right[N];
@@ -44,13 +86,14 @@ struct Tile {
       }
 #pragma GCC unroll 16
       for (int i = 0; i < M; ++i) {
-        const V left = splat(a[i]);
+        const V left = Chain::everywhere(a[i]);
 #pragma GCC unroll 8
         for (int j = 0; j < N; ++j) {
-          sum[i][j] = fma(left, right[j], sum[i][j]);
+          sum[i][j] = Chain::step(left, right[j], sum[i][j]);
         }
       }
     }
+    Chain::end(sum);
   }
 
   void add_from(const T* from) {
@@ -128,32 +171,38 @@ struct Tile {
   }
 };
 
-template <typename T, int Rows, int Registers, int M, int W>
-constexpr typename detail::ProductKernel<T>::Tile choose_tile() {
+template <typename Chain, int Rows, int Registers, int M, int W>
+constexpr typename detail::ProductKernel<typename Chain::T>::Tile choose_tile() {
   if constexpr (M >= 1 && M <= Rows && M << W <= Registers) {
-    return &Tile<T, M, 1 << W>::run;
+    return &Tile<Chain, M, 1 << W>::run;
   } else {
     return nullptr;
   }
 }
 
-template <typename T, int Rows, int Registers, int... I>
-constexpr detail::ProductKernel<T> make_kernel(int64_t unpacked_tiles, std::integer_sequence<int, I...>) {
-  return {kWidth<T>,
+template <typename Chain, int Rows, int Registers, int... I>
+constexpr detail::ProductKernel<typename Chain::T> make_kernel(int64_t unpacked_tiles,
+                                                               std::integer_sequence<int, I...>) {
+  return {kWidth<typename Chain::T>,
           Rows,
           Registers,
           unpacked_tiles,
-          {{choose_tile<T, Rows, Registers, I, 0>(), choose_tile<T, Rows, Registers, I, 1>(),
-            choose_tile<T, Rows, Registers, I, 2>(), choose_tile<T, Rows, Registers, I, 3>()}...},
-          &pack<T>};
+          {{choose_tile<Chain, Rows, Registers, I, 0>(), choose_tile<Chain, Rows, Registers, I, 1>(),
+            choose_tile<Chain, Rows, Registers, I, 2>(), choose_tile<Chain, Rows, Registers, I, 3>()}...},
+          &pack<typename Chain::T>};
 }
 
-// Both element types, with tiles of at most `Rows` rows and `Registers` sums.
+using TileRows = std::make_integer_sequence<int, detail::kMostRows + 1>;
+
+// All element types, with tiles of at most `Rows` rows and `Registers` sums.
 template <int Rows, int Registers>
 constexpr detail::ProductKernels make_kernels(int64_t unpacked_tiles) {
-  using Range = std::make_integer_sequence<int, detail::kMostRows + 1>;
-  return {make_kernel<float, Rows, Registers>(unpacked_tiles, Range{}),
-          make_kernel<double, Rows, Registers>(unpacked_tiles, Range{})};
+  const auto f32 = make_kernel<Steps<float>, Rows, Registers>(unpacked_tiles, TileRows{});
+  return {
+      .f32 = f32,
+      .f64 = make_kernel<Steps<double>, Rows, Registers>(unpacked_tiles, TileRows{}),
+      .bf16 = {make_kernel<FlushingSteps, Rows, Registers>(unpacked_tiles, TileRows{}), make_spread<SwappedPairs>()},
+      .f16 = {f32, make_spread<Halves>()}};
 }
 
 }  // namespace

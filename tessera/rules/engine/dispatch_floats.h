@@ -1,4 +1,5 @@
-// Runs a templated body for the dtype of a tensor, of those that exact kernels have.
+// Runs a templated body for the dtype of a tensor, of those that exact kernels have. (16-bit numbers come to them
+// widened: exact/narrow.h.)
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -15,7 +16,7 @@ void dispatch_floats(const at::Tensor& tensor, const char* what, Body&& body) {
     case at::kDouble: return body.template operator()<double>();
     default:
       TESSERA_CHECK(false, "[", what, "] has no exact form in ", tensor.scalar_type(),
-                    "; accepted: float32 and float64, or numerics fast");
+                    "; accepted: float32, float64, bfloat16 and float16, or numerics fast");
   }
 }
 

@@ -14,12 +14,13 @@ struct ExactCall {
   int64_t leaf = 0;                  // of a node: elements of a leaf along the summed dim
 };
 
-// The sum over one node of the tree: the operands hold the node's run of the summed dim. The result is contiguous.
+// The sum over one node of the tree: the operands hold the node's run of the summed dim. The result is contiguous, in
+// float32 where the operator's is of 16 bits.
 using NodeKernel = at::Tensor (*)(const ExactCall& call, c10::ArrayRef<c10::IValue> args);
 
 // Adds the sum over the tokens of one sample (of one sequence leaf), to which the operands are cut, onto `onto`: the
 // tokens in their order first, then one addition for each element. `onto` is contiguous and of the result's local
-// sizes.
+// sizes, in float32 where the operator's result is of 16 bits.
 using SampleKernel = void (*)(const ExactCall& call, c10::ArrayRef<c10::IValue> args, const at::Tensor& onto);
 
 struct ExactRule {
@@ -33,6 +34,10 @@ struct ExactRule {
   bool moves = false;                         // it moves, makes or compares values, of any dtype
   bool adds_zeros = false;                    // a split sum has one term that is not zero: any order is exact
   bool (*accepts)(const Call&) = nullptr;     // false: this call has no exact form
+  // True: right for 16-bit numbers as it is. Else they are widened, and the results rounded (exact/narrow.h).
+  bool (*takes_narrow)(const Call&) = nullptr;
+
+  bool operator==(const ExactRule&) const = default;
 };
 
 }  // namespace tessera::rules

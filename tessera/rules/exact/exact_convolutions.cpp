@@ -13,6 +13,7 @@
 #include <torch/library.h>
 
 #include "tessera/base/error.h"
+#include "tessera/rules/engine/dtypes.h"
 #include "tessera/rules/engine/local_args.h"
 #include "tessera/rules/engine/lookups.h"
 #include "tessera/rules/exact/products.h"
@@ -149,7 +150,7 @@ void add_weight_gradient(const Windows& windows, const at::Tensor& small, const 
 // The same by the arguments of tessera::convolution_weight.
 template <typename Get>
 void add_weight_gradient(Get&& get, int64_t groups, const at::Tensor& onto) {
-  const at::Tensor grad = get("grad").toTensor(), input = get("input").toTensor();
+  const at::Tensor grad = widened(get("grad").toTensor()), input = widened(get("input").toTensor());
   if (onto.numel() == 0 || grad.numel() == 0 || input.numel() == 0) {
     return;
   }

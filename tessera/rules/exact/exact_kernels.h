@@ -6,11 +6,16 @@
 
 namespace tessera::rules::exact {
 
+inline bool always(const Call&) { return true; }
+
 // It moves values, makes them or compares them, of any dtype.
-inline constexpr ExactRule kMoves = {.moves = true};
+inline constexpr ExactRule kMoves = {.moves = true, .takes_narrow = always};
 
 // It combines elements by IEEE operations: the ordinary kernel is exact.
 inline constexpr ExactRule kAsIs = {};
+
+// Likewise, and of 16-bit numbers it rounds once, everywhere alike.
+inline constexpr ExactRule kAsIsNarrow = {.takes_narrow = always};
 
 // Its kernel computes an element by one function in its vectors and by another at their end, or its order of additions
 // may depend on the rows, channels and memory that are there.
@@ -19,6 +24,7 @@ inline constexpr ExactRule kPerSample = {.per_sample = [](const Call&) { return 
 // Sums: tessera::contract, sum, embedding_dense_backward.
 at::Tensor contract_node(const ExactCall& call, c10::ArrayRef<c10::IValue> args);
 void contract_sample(const ExactCall& call, c10::ArrayRef<c10::IValue> args, const at::Tensor& onto);
+void run_outer_product(const LocalCall& call, torch::jit::Stack& stack);  // a contraction that sums nothing
 at::Tensor sum_node(const ExactCall& call, c10::ArrayRef<c10::IValue> args);
 void sum_sample(const ExactCall& call, c10::ArrayRef<c10::IValue> args, const at::Tensor& onto);
 at::Tensor embedding_node(const ExactCall& call, c10::ArrayRef<c10::IValue> args);

@@ -18,6 +18,7 @@
 #include "tessera/kernels/rows/norms.h"
 #include "tessera/kernels/rows/rows.h"
 #include "tessera/rules/engine/dispatch_floats.h"
+#include "tessera/rules/engine/dtypes.h"
 #include "tessera/rules/engine/local_args.h"
 
 namespace tessera::rules::exact {
@@ -129,7 +130,7 @@ void run_softmax_backward(const LocalCall& call, torch::jit::Stack& stack) {
   dispatch_floats(y, "softmax", [&]<typename T>() {
     kernels::softmax_backward<T>(shape_of(y, n), read<T>(grad, n), read<T>(y, n), write<T>(result, n));
   });
-  args.give_value(along.back(result));
+  args.give_value(along.back(result).to(call.outputs.at(0)->dtype));  // as narrow as what was widened
 }
 
 void run_layer_norm(const LocalCall& call, torch::jit::Stack& stack) {
@@ -206,11 +207,13 @@ void decompose_sigmoid_backward(const c10::OperatorHandle& op, torch::jit::Stack
 
 void decompose_layer_norm_backward(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
   StackArgs args(op, stack);
-  const at::Tensor grad = args.tensor("grad_out"), x = args.tensor("input"), weight = args.tensor("weight");
+  const at::Tensor input = args.tensor("input"), scale = args.tensor("weight"), grad = widened(args.tensor("grad_out")),
+                   x = widened(input), weight = scale.defined() ? widened(scale) : scale;
   const int64_t normalized = static_cast<int64_t>(args["normalized_shape"].toIntVector().size());
   const double n = static_cast<double>(c10::multiply_integers(args["normalized_shape"].toIntVector()));
   const auto wanted = args["output_mask"].toBoolList();
-  const at::Tensor rstd = args.tensor("rstd"), z = (x - args.tensor("mean")) * rstd;
+  const at::Tensor rstd = widened(args.tensor("rstd")), z = (x - widened(args.tensor("mean"))) * rstd;
+  const auto of_weights = (scale.defined() ? scale : input).scalar_type();
   std::vector<int64_t> tokens, features;
   for (int64_t d = 0; d < x.dim(); ++d) {
     (d < x.dim() - normalized ? tokens : features).push_back(d);
@@ -221,13 +224,13 @@ void decompose_layer_norm_backward(const c10::OperatorHandle& op, torch::jit::St
     const at::Tensor g = weight.defined() ? grad * weight : grad;
     const at::Tensor from_mean = at::sum(g, features, /*keepdim=*/true) / n,
                      from_scale = at::sum(g * z, features, /*keepdim=*/true) / n;
-    grad_input = (g - from_mean - z * from_scale) * rstd;
+    grad_input = ((g - from_mean - z * from_scale) * rstd).to(input.scalar_type());
   }
   if (wanted[1]) {
-    grad_weight = at::sum(grad * z, tokens);
+    grad_weight = at::sum(grad * z, tokens).to(of_weights);
   }
   if (wanted[2]) {
-    grad_bias = at::sum(grad, tokens);
+    grad_bias = at::sum(grad, tokens).to(of_weights);
   }
   args.give(grad_input, grad_weight, grad_bias);
 }

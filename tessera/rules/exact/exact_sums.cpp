@@ -19,8 +19,10 @@
 #include "tessera/kernels/rows/rows.h"
 #include "tessera/sums/lattice.h"
 #include "tessera/rules/engine/dispatch_floats.h"
+#include "tessera/rules/engine/dtypes.h"
 #include "tessera/rules/engine/equation.h"
 #include "tessera/rules/engine/local_args.h"
+#include "tessera/rules/exact/narrow.h"
 #include "tessera/rules/exact/products.h"
 
 namespace tessera::rules::exact {
@@ -100,7 +102,7 @@ at::Tensor rows_to_sum(const at::Tensor& tensor, const Split& split, bool tokens
 }
 
 at::Tensor widened_to_result(const ExactCall& call, const at::Tensor& tensor) {
-  return tensor.to(call.local->outputs.at(0)->dtype);
+  return tensor.to(sum_dtype(call.local->outputs.at(0)->dtype));
 }
 
 }  // namespace
@@ -108,7 +110,8 @@ at::Tensor widened_to_result(const ExactCall& call, const at::Tensor& tensor) {
 at::Tensor contract_node(const ExactCall& call, c10::ArrayRef<IValue> args) {
   const Operands operands = operands_of(call, args);
   const Equation& equation = operands.equation;
-  const at::Tensor out = at::empty({operands.a.size(0), operands.a.size(1), operands.b.size(2)}, operands.a.options());
+  const at::Tensor out = at::empty({operands.a.size(0), operands.a.size(1), operands.b.size(2)},
+                                   operands.a.options().dtype(sum_dtype(operands.a.scalar_type())));
   run_products(operands.a, operands.b, out, call.leaf, /*accumulate=*/false);
   const at::Tensor shaped = out.view(sizes_by_role(equation, args[0].toTensor(), args[1].toTensor()));
   return equation.order_out.empty() ? shaped : shaped.permute(equation.order_out).contiguous();
@@ -128,6 +131,14 @@ void contract_sample(const ExactCall& call, c10::ArrayRef<IValue> args, const at
     const at::Tensor target = onto.permute(order);
     target.copy_(out.view(target.sizes()));
   }
+}
+
+// A sum of one term, so that -0 becomes +0 as in any other. (libtorch's signs depend on the sizes.)
+void run_outer_product(const LocalCall& call, torch::jit::Stack& stack) {
+  StackArgs args(*call.op, stack);
+  const size_t count = call.op->schema().arguments().size();
+  const c10::ArrayRef<IValue> given(stack.data() + (stack.size() - count), count);
+  args.give_value(contract_node({&call, /*leaf=*/0}, given).to(call.outputs.at(0)->dtype));
 }
 
 at::Tensor sum_node(const ExactCall& call, c10::ArrayRef<IValue> args) {
@@ -167,7 +178,8 @@ void add_tokens(const ExactCall& call, c10::ArrayRef<IValue> args, const layout:
   const layout::Range held = call.local->output_ranges[0][0];
   const int64_t n = args[0].toTensor().size(-1);
   const at::Tensor grad =
-      args[0].toTensor().reshape({args[1].toTensor().numel(), n}).narrow(0, tokens.begin, tokens.size()).contiguous();
+      widened(args[0].toTensor().reshape({args[1].toTensor().numel(), n}).narrow(0, tokens.begin, tokens.size()))
+          .contiguous();
   const at::Tensor ids = args[1].toTensor().reshape({-1}).narrow(0, tokens.begin, tokens.size()).to(at::kLong);
   const at::Tensor known = at::where(ids.eq(argument(call, args, "padding_idx").toInt()), -1, ids).contiguous();
   dispatch_floats(grad, "embedding_dense_backward", [&]<typename T>() {
@@ -194,7 +206,7 @@ at::Tensor sum_of_leaves(const ExactCall& call, c10::ArrayRef<IValue> args, cons
 at::Tensor embedding_node(const ExactCall& call, c10::ArrayRef<IValue> args) {
   const at::Tensor grad = args[0].toTensor();
   const layout::Range held = call.local->output_ranges[0][0];
-  const at::Tensor zeros = at::zeros({held.size(), grad.size(-1)}, grad.options());
+  const at::Tensor zeros = at::zeros({held.size(), grad.size(-1)}, grad.options().dtype(sum_dtype(grad.scalar_type())));
   const int64_t tokens = args[1].toTensor().numel();
   return tokens == 0 ? zeros : sum_of_leaves(call, args, {0, (tokens + call.leaf - 1) / call.leaf}, tokens, zeros);
 }

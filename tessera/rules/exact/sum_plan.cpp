@@ -5,6 +5,7 @@
 #include <optional>
 
 #include "tessera/base/error.h"
+#include "tessera/rules/exact/narrow.h"
 
 namespace tessera::rules {
 
@@ -207,7 +208,8 @@ class SumPlanner {
             {call_.operands[i].arg, row_dim, sequence ? dim_of_factor(map_, i, sequence->factor) : -1});
       }
     }
-    plan->terms = decided_.outputs[0].with(without_partial(decided_.outputs[0]->placements));
+    const layout::Spec& output = decided_.outputs[0];
+    plan->terms = with_dtype(output.with(without_partial(output->placements)), sum_dtype(output->dtype));
     sum_.sample = std::move(plan);
   }
 

@@ -104,9 +104,9 @@ FactorMap fused_backward_map(const Call& call) {
 
 void add_attention_rules(RuleTable& table) {
   table.add_optional("tessera::attention",
-                     {.map = attention_map, .shape = ShapeSource::kFactors, .exact = exact::kAsIs});
+                     {.map = attention_map, .shape = ShapeSource::kFactors, .exact = exact::kAsIsNarrow});
   table.add_optional("tessera::attention_backward",
-                     {.map = attention_backward_map, .shape = ShapeSource::kFactors, .exact = exact::kAsIs});
+                     {.map = attention_backward_map, .shape = ShapeSource::kFactors, .exact = exact::kAsIsNarrow});
   table.add_optional("tessera::fused_attention", {.map = fused_map, .shape = ShapeSource::kFactors});
   table.add_optional("tessera::fused_attention_backward", {.map = fused_backward_map, .shape = ShapeSource::kFactors});
 }

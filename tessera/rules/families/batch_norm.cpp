@@ -138,7 +138,7 @@ struct Statistics {
 
 Statistics running_statistics(StackArgs& args, const Channels& channels) {
   return {channels.spread(args.tensor("running_mean")),
-          channels.spread(at::rsqrt(args.tensor("running_var") + args["eps"].toDouble()))};
+          channels.spread(at::rsqrt(widened(args.tensor("running_var")) + args["eps"].toDouble()))};
 }
 
 // Those of the batch, which the running ones follow. Each sum is merged by the first operator that reads it (the
@@ -248,20 +248,22 @@ void add_batch_norm_rules(RuleTable& table) {
   table.add("aten::_batch_norm_with_update", {.map = nullptr, .decompose = decompose_with_reserve<true>});
   table.add("aten::_batch_norm_no_update", {.map = nullptr, .decompose = decompose_with_reserve<false>});
   table.add("aten::batch_norm_backward", {.map = nullptr, .decompose = decompose_backward_with_reserve});
-  table.add("aten::native_batch_norm",
-            {.map = batch_norm_map,
-             .local = run_batch_norm,
-             .decompose = decompose_batch_norm,
-             .decompose_when = trains_on_cut_batch,
-             .shape = ShapeSource::kFactors,
-             .exact = {{.decompose = decompose_batch_norm, .accepts = normalises_whole_step}}});
-  table.add("aten::native_batch_norm_backward",
-            {.map = batch_norm_map,
-             .local = run_batch_norm_backward,
-             .decompose = decompose_batch_norm_backward,
-             .decompose_when = trains_on_cut_batch,
-             .shape = ShapeSource::kFactors,
-             .exact = {{.decompose = decompose_batch_norm_backward, .accepts = normalises_whole_step}}});
+  table.add("aten::native_batch_norm", {.map = batch_norm_map,
+                                        .local = run_batch_norm,
+                                        .decompose = decompose_batch_norm,
+                                        .decompose_when = trains_on_cut_batch,
+                                        .shape = ShapeSource::kFactors,
+                                        .exact = {{.decompose = decompose_batch_norm,
+                                                   .accepts = normalises_whole_step,
+                                                   .takes_narrow = exact::always}}});
+  table.add("aten::native_batch_norm_backward", {.map = batch_norm_map,
+                                                 .local = run_batch_norm_backward,
+                                                 .decompose = decompose_batch_norm_backward,
+                                                 .decompose_when = trains_on_cut_batch,
+                                                 .shape = ShapeSource::kFactors,
+                                                 .exact = {{.decompose = decompose_batch_norm_backward,
+                                                            .accepts = normalises_whole_step,
+                                                            .takes_narrow = exact::always}}});
 }
 
 }  // namespace tessera::rules

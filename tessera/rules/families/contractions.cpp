@@ -126,7 +126,7 @@ constexpr exact::Product kBaddbmm = {"bxy,byz->bxz", "batch1", "batch2"};
 constexpr exact::Product kAddmv = {"xy,y->x", "mat", "vec"};
 
 template <const exact::Product& product>
-constexpr ExactRule kAsContraction = {.decompose = exact::decompose_product<product>};
+constexpr ExactRule kAsContraction = {.decompose = exact::decompose_product<product>, .takes_narrow = exact::always};
 
 // Distances between rows of two tensors: (b..., i, k), (b..., j, k) -> (b..., i, j). The features of a row stay whole.
 struct Distances {
@@ -215,7 +215,10 @@ void add_contraction_rules(RuleTable& table) {
                                       .shape = ShapeSource::kFactors});
   table.add_optional("tessera::contract", {.map = contract_map,
                                            .shape = ShapeSource::kFactors,
-                                           .exact = {{.node = exact::contract_node, .sample = exact::contract_sample}},
+                                           .exact = {{.local = exact::run_outer_product,
+                                                      .node = exact::contract_node,
+                                                      .sample = exact::contract_sample,
+                                                      .takes_narrow = exact::always}},
                                            .carry = Carry::kInEither});
 }
 

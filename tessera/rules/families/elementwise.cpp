@@ -175,11 +175,6 @@ const Names& by_vectors() {
   return names;
 }
 
-const Names& comparing() {
-  static const Names names = {"aten::eq.Scalar", "aten::eq.Tensor", "aten::ne.Scalar", "aten::ne.Tensor"};
-  return names;
-}
-
 // Without an exact form: of one tensor, of a tensor and a number, of several tensors.
 const Names& unary() {
   // clang-format off
@@ -251,11 +246,25 @@ bool is_small_power(const Call& call) {
   return exponent.equal(1) || exponent.equal(2) || exponent.equal(3);
 }
 
-// a + alpha * b is one rounding in some of libtorch's loops and two in others: where an operand is spread over elements
-// of the other. (The value of an int is part of a plan's key, that of a double is not.)
-bool scales_what_is_spread(const Call& call) {
+// a + b or a - b. (The value of an int is part of a plan's key, that of a double is not.)
+bool is_unscaled(const Call& call) {
   const c10::IValue& alpha = call.arg("alpha");
-  if (alpha.isInt() && (alpha.toInt() == 1 || alpha.toInt() == -1)) {
+  return alpha.isInt() && (alpha.toInt() == 1 || alpha.toInt() == -1);
+}
+
+// Of no numbers: libtorch rounds them to 16 bits before it adds or compares.
+bool reads_tensors(const Call& call) {
+  return call.operands.size() == 2 &&
+         std::all_of(call.operands.begin(), call.operands.end(),
+                     [](const Operand& operand) { return !operand.is_number && operand.spec->ndim() > 0; });
+}
+
+bool adds_tensors(const Call& call) { return is_unscaled(call) && reads_tensors(call); }
+
+// a + alpha * b is one rounding in some of libtorch's loops and two in others: where an operand is spread over elements
+// of the other.
+bool scales_what_is_spread(const Call& call) {
+  if (is_unscaled(call)) {
     return false;
   }
   const auto is_spread = [&](const Operand& operand) {
@@ -268,7 +277,7 @@ bool scales_what_is_spread(const Call& call) {
 
 // Scaled by a number, of a tensor whose sums may wait.
 Rule scaling(Rule rule, Carry carry) {
-  rule.exact = exact::kAsIs;
+  rule.exact = exact::kAsIsNarrow;
   rule.carry = carry;
   return rule;
 }
@@ -308,7 +317,7 @@ void add_fills(RuleTable& table) {
 
 void add_sums(RuleTable& table) {
   const auto scaled = [](Decomposition decompose) {
-    return ExactRule{.decompose = decompose, .decompose_when = scales_what_is_spread};
+    return ExactRule{.decompose = decompose, .decompose_when = scales_what_is_spread, .takes_narrow = adds_tensors};
   };
   table.add("aten::add.Scalar", elementwise().in_exact(scaled(exact::decompose_scaled_add)));
   table.add("aten::rsub.Scalar", elementwise().in_exact(scaled(exact::decompose_scaled_rsub)));
@@ -360,15 +369,16 @@ void add_without_meta(RuleTable& table) {
                 same);
   table.add_all({"aten::hardswish", "aten::hardswish_backward", "aten::log_sigmoid_forward"},
                 same.in_exact(exact::kPerSample));
-  table.add_all({"aten::relu", "aten::rrelu_with_noise_backward"}, same.in_exact(exact::kAsIs));
+  table.add("aten::relu", same.in_exact(exact::kAsIsNarrow));
+  table.add("aten::rrelu_with_noise_backward", same.in_exact(exact::kAsIs));
   table.add("aten::_amp_update_scale_", same);
   table.add("aten::native_dropout_backward", without_meta(first_dtype, PartialFlow::kLinear).in_exact(exact::kAsIs));
   table.add("aten::log_sigmoid_backward",
             {.map = log_sigmoid_backward_map, .shape = ShapeSource::kFactors, .exact = exact::kPerSample});
   table.add("aten::logical_xor", without_meta(bool_dtype));
   table.add_all({"aten::isinf", "aten::isnan", "aten::logical_and", "aten::logical_not", "aten::logical_or"},
-                without_meta(bool_dtype).in_exact(exact::kAsIs));
-  table.add("aten::abs", without_meta(real_dtype).in_exact(exact::kAsIs));
+                without_meta(bool_dtype).in_exact(exact::kAsIsNarrow));
+  table.add("aten::abs", without_meta(real_dtype).in_exact(exact::kAsIsNarrow));
   table.add("aten::angle", without_meta(angle_dtype));
   table.add_all({"aten::logit", "aten::mvlgamma"}, without_meta(float_dtype));
   table.add("aten::frexp.Tensor", {.map = frexp_map, .shape = ShapeSource::kFactors});
@@ -386,7 +396,8 @@ void add_elementwise_rules(RuleTable& table) {
   add_functions(table);
   table.add_all(in_ieee(), elementwise().in_exact(exact::kAsIs));
   table.add_all(by_vectors(), elementwise().in_exact(exact::kPerSample));
-  table.add_all(comparing(), elementwise().in_exact(exact::kMoves));
+  table.add_all({"aten::eq.Scalar", "aten::eq.Tensor", "aten::ne.Scalar", "aten::ne.Tensor"},
+                elementwise().in_exact({.moves = true, .takes_narrow = reads_tensors}));
   table.add_all(unary(), elementwise());
   table.add_all(with_scalar(), elementwise());
   table.add_all(several(), elementwise());

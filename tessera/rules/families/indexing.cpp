@@ -320,10 +320,11 @@ FactorMap replicated_map(const Call& call) {
 }  // namespace
 
 void add_indexing_rules(RuleTable& table) {
-  table.add("aten::embedding", {.map = embedding_map,
-                                .local = run_embedding,
-                                .shape = ShapeSource::kFactors,
-                                .exact = {{.local = run_exact_embedding, .adds_zeros = true}}});
+  table.add("aten::embedding",
+            {.map = embedding_map,
+             .local = run_embedding,
+             .shape = ShapeSource::kFactors,
+             .exact = {{.local = run_exact_embedding, .adds_zeros = true, .takes_narrow = exact::always}}});
   table.add("aten::embedding_dense_backward",
             {.map = embedding_backward_map,
              .local = run_embedding_backward,

@@ -196,7 +196,7 @@ void add_loss_rules(RuleTable& table) {
                        .decompose = decompose_nll_mean,
                        .decompose_when = is_mean_of_parts,
                        .shape = ShapeSource::kFactors};
-  Rule scores_of_step = scores.in_exact({.adds_zeros = true, .accepts = is_unreduced});
+  Rule scores_of_step = scores.in_exact({.adds_zeros = true, .accepts = is_unreduced, .takes_narrow = exact::always});
   scores_of_step.step_loss = StepLoss::kScores;
   table.add("aten::nll_loss_forward", scores_of_step);
   table.add("aten::nll_loss2d_forward", scores);

@@ -213,23 +213,27 @@ void add_norm_rules(RuleTable& table) {
     return Rule{.map = softmax_map, .decompose = decompose, .decompose_when = softmax_is_cut, .exact = exact};
   };
   table.add("aten::_softmax", softmax(decompose_softmax, {.local = exact::run_softmax}));
-  table.add("aten::_log_softmax", softmax(decompose_log_softmax, {.decompose = decompose_log_softmax}));
-  table.add("aten::_safe_softmax", {.map = softmax_map,
-                                    .decompose = decompose_safe_softmax,
-                                    .decompose_when = softmax_is_cut,
-                                    .shape = ShapeSource::kFactors,
-                                    .exact = {{.decompose = exact::decompose_safe_softmax}}});
+  table.add("aten::_log_softmax",
+            softmax(decompose_log_softmax, {.decompose = decompose_log_softmax, .takes_narrow = exact::always}));
+  table.add("aten::_safe_softmax",
+            {.map = softmax_map,
+             .decompose = decompose_safe_softmax,
+             .decompose_when = softmax_is_cut,
+             .shape = ShapeSource::kFactors,
+             .exact = {{.decompose = exact::decompose_safe_softmax, .takes_narrow = exact::always}}});
   table.add("aten::_softmax_backward_data",
             softmax(decompose_softmax_backward, {.local = exact::run_softmax_backward}));
   table.add("aten::_log_softmax_backward_data",
-            softmax(decompose_log_softmax_backward, {.decompose = decompose_log_softmax_backward}));
+            softmax(decompose_log_softmax_backward,
+                    {.decompose = decompose_log_softmax_backward, .takes_narrow = exact::always}));
   table.add("aten::native_layer_norm",
             {.map = row_norm_map, .shape = ShapeSource::kFactors, .exact = {{.local = exact::run_layer_norm}}});
-  table.add("aten::native_layer_norm_backward", {.map = row_norm_backward_map,
-                                                 .local = run_row_norm_backward,
-                                                 .takes_interleaved = true,
-                                                 .shape = ShapeSource::kFactors,
-                                                 .exact = {{.decompose = exact::decompose_layer_norm_backward}}});
+  table.add("aten::native_layer_norm_backward",
+            {.map = row_norm_backward_map,
+             .local = run_row_norm_backward,
+             .takes_interleaved = true,
+             .shape = ShapeSource::kFactors,
+             .exact = {{.decompose = exact::decompose_layer_norm_backward, .takes_narrow = exact::always}}});
   table.add_all({"aten::native_group_norm", "aten::native_group_norm_backward"},
                 {.map = group_norm_map, .local = run_group_norm, .shape = ShapeSource::kFactors});
   table.add_all({"aten::_weight_norm_interface", "aten::_weight_norm_interface_backward"},

@@ -349,17 +349,17 @@ void add_reduction_rules(RuleTable& table) {
                  .exact = {{.decompose = exact::decompose_mean, .accepts = is_mean_of_step}},
                  .caught = Caught::kMean});
   table.add_all({"aten::count_nonzero", "aten::count_nonzero.dim_IntList"}, without_meta(count_map, long_dtype));
-  table.add("aten::amax", reduction(ReduceOp::kMax, run_extreme).in_exact(exact::kAsIs));
-  table.add("aten::amin", reduction(ReduceOp::kMin, run_extreme).in_exact(exact::kAsIs));
-  table.add("aten::max", reduction(ReduceOp::kMax, run_extreme, ShapeSource::kFactors).in_exact(exact::kAsIs));
-  table.add("aten::min", reduction(ReduceOp::kMin, run_extreme, ShapeSource::kFactors).in_exact(exact::kAsIs));
-  table.add("aten::any", reduction(ReduceOp::kMax).in_exact(exact::kAsIs));
+  table.add("aten::amax", reduction(ReduceOp::kMax, run_extreme).in_exact(exact::kAsIsNarrow));
+  table.add("aten::amin", reduction(ReduceOp::kMin, run_extreme).in_exact(exact::kAsIsNarrow));
+  table.add("aten::max", reduction(ReduceOp::kMax, run_extreme, ShapeSource::kFactors).in_exact(exact::kAsIsNarrow));
+  table.add("aten::min", reduction(ReduceOp::kMin, run_extreme, ShapeSource::kFactors).in_exact(exact::kAsIsNarrow));
+  table.add("aten::any", reduction(ReduceOp::kMax).in_exact(exact::kAsIsNarrow));
   table.add_all({"aten::any.dim", "aten::any.dims", "aten::_is_any_true"}, reduction(ReduceOp::kMax));
-  table.add("aten::all", reduction(ReduceOp::kMin).in_exact(exact::kAsIs));
+  table.add("aten::all", reduction(ReduceOp::kMin).in_exact(exact::kAsIsNarrow));
   table.add_all({"aten::all.dim", "aten::all.dims", "aten::_is_all_true"}, reduction(ReduceOp::kMin));
   table.add("aten::prod", without_meta(product_map, accumulated));
   table.add("aten::prod.dim_int", reduction(ReduceOp::kProd).in_exact(exact::kPerSample));
-  table.add_all({"aten::argmax", "aten::argmin"}, {.map = whole_map, .exact = exact::kAsIs});
+  table.add_all({"aten::argmax", "aten::argmin"}, {.map = whole_map, .exact = exact::kAsIsNarrow});
   table.add_all({"aten::max.dim", "aten::min.dim", "aten::aminmax"}, {.map = whole_map});
   table.add_all({"aten::median", "aten::nanmedian"}, without_meta(whole_map, same_dtype));
   table.add_all({"aten::median.dim", "aten::nanmedian.dim", "aten::mode", "aten::kthvalue"},

@@ -327,14 +327,16 @@ bool is_gradient_of_lookup(const Call& call) {
 
 void add_scatter_rules(RuleTable& table) {
   const Rule read = {.map = index_map, .local = run_index, .decompose = expand_masks, .decompose_when = has_mask};
-  table.add("aten::index.Tensor", read.in_exact({.adds_zeros = true, .accepts = has_no_mask}));
+  table.add("aten::index.Tensor",
+            read.in_exact({.adds_zeros = true, .accepts = has_no_mask, .takes_narrow = exact::always}));
   table.add("aten::_unsafe_index.Tensor", read);
   table.add_all(
       {"aten::index_put", "aten::_unsafe_index_put", "aten::_index_put_impl"},
       {.map = index_put_map, .local = run_index_put, .decompose = expand_masks, .decompose_when = has_mask_to_expand});
-  table.add("aten::_index_put_impl_",
-            {.exact = {{.decompose = exact::decompose_index_backward, .accepts = is_gradient_of_lookup}},
-             .carry = Carry::kInFirst});
+  table.add("aten::_index_put_impl_", {.exact = {{.decompose = exact::decompose_index_backward,
+                                                  .accepts = is_gradient_of_lookup,
+                                                  .takes_narrow = exact::always}},
+                                       .carry = Carry::kInFirst});
   table.add_all({"aten::scatter_add", "aten::index_add"}, write(true));
   table.add_all({"aten::scatter.src", "aten::scatter.value", "aten::scatter.reduce", "aten::scatter.value_reduce",
                  "aten::scatter_reduce.two", "aten::index_copy", "aten::index_fill.int_Scalar",

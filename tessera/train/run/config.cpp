@@ -81,7 +81,7 @@ std::vector<Field> fields(Config& config) {
       {"train.eps", &train.eps, above(0)},
       {"train.clip", &train.clip, at_least(0)},
       {"train.seed", &train.seed, at_least(0)},
-      {"train.dtype", &train.dtype, one_of({"float32", "float64"})},
+      {"train.dtype", &train.dtype, one_of({"float32", "float64", "bfloat16"})},
       {"train.numerics", &train.numerics, one_of({"exact", "fast"})},
       {"train.lattice", &train.lattice, {}},
       {"train.eval_every", &train.eval_every, at_least(0)},
@@ -271,7 +271,9 @@ std::vector<std::string> field_names() {
   return names;
 }
 
-at::ScalarType Config::dtype() const { return train.dtype == "float64" ? at::kDouble : at::kFloat; }
+at::ScalarType Config::dtype() const {
+  return train.dtype == "float64" ? at::kDouble : train.dtype == "bfloat16" ? at::kBFloat16 : at::kFloat;
+}
 
 layout::Mesh Config::mesh() const {
   const auto mesh = parallel.mesh.empty() ? layout::Mesh() : layout::Mesh::parse(parallel.mesh);

@@ -355,6 +355,11 @@ TEST_F(Cli, CompareHoldsLayoutsTogether) {
   const auto same = call(exact);
   EXPECT_EQ(same.code, 0) << same.err << same.out;
   EXPECT_TRUE(has(same.out, "dp=2,tp=2: same bits\n")) << same.out;
+  auto narrow = exact;
+  narrow.insert(narrow.end(), {"--dtype", "bfloat16"});
+  const auto same_narrow = call(narrow);
+  EXPECT_EQ(same_narrow.code, 0) << same_narrow.err << same_narrow.out;
+  EXPECT_TRUE(has(same_narrow.out, "dp=2,tp=2: same bits\n")) << same_narrow.out;
   auto with_other_seed = exact;
   with_other_seed.insert(with_other_seed.end(), {"--mesh", "1;train.lr=2e-2", "--json"});
   const auto other = call(with_other_seed);

@@ -16,4 +16,9 @@ template <typename T>
 T product(int64_t k, int64_t leaf, int64_t leaves, const std::function<T(int64_t)>& a,
           const std::function<T(int64_t)>& b);
 
+// Likewise, of bfloat16: a(s) and b(s) are exact in float and taken by pairs, the second of each first; denormals are
+// zeros in every step.
+float product_of_pairs(int64_t k, int64_t leaf, int64_t leaves, const std::function<float(int64_t)>& a,
+                       const std::function<float(int64_t)>& b);
+
 }  // namespace tessera::kernels::oracle
