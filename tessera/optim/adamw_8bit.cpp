@@ -42,7 +42,7 @@ Placements between_blocks(const layout::Spec& parameter) {
     if (ndim > 2 && cuts_rows && cut.is_shard()) {
       cut = layout::Shard(0);
     } else if (is_inside(cut, ndim)) {
-      cut = layout::Shard(cut.dim, {.unit = std::lcm(cut.unit, kMomentBlock), .order = cut.order});
+      cut = layout::Shard(cut.dim, {.unit = std::lcm(cut.places.unit(), kMomentBlock), .order = cut.order});
     }
   }
   return placements;
@@ -52,7 +52,7 @@ Placements between_blocks(const layout::Spec& parameter) {
 Placements of_scales(Placements placements, int64_t ndim) {
   for (Placement& cut : placements) {
     if (ndim <= 2 && is_inside(cut, ndim)) {
-      cut.unit /= kMomentBlock;
+      cut.places = layout::Places::in_units(cut.places.unit() / kMomentBlock);
     }
   }
   return placements;
