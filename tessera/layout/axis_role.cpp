@@ -20,9 +20,9 @@ struct NamedRole {
 constexpr NamedRole kRoles[] = {
     {"dp", AxisRole::kData, "cuts the batch"},
     {"dp_replicate", AxisRole::kData, "the same as dp"},
-    {"tp", AxisRole::kTensor, "cuts the model"},
     {"fsdp", AxisRole::kSharded, "cuts the batch and what is kept of each parameter"},
     {"dp_shard", AxisRole::kSharded, "the same as fsdp"},
+    {"tp", AxisRole::kTensor, "cuts the model"},
     {"pp", {}, "pipeline stages are not there yet"},
     {"cp", {}, "context parallelism is not there yet"},
     {"ep", {}, "expert parallelism is not there yet"},

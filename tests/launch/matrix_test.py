@@ -36,8 +36,12 @@ CELLS = [
     (4, "dp=2,tp=2", 1, False),
     (4, "dp=2,tp=2", 2, True),
     (4, "tp=4", 3, True),
+    (2, "fsdp=2", 2, False),
+    (3, "fsdp=3", 1, False),
+    (4, "dp=2,fsdp=2", 1, False),
+    (4, "fsdp=2,tp=2", 1, True),
 ]
-SAMPLE = (3, 5, 10)
+SAMPLE = (3, 5, 10, 15)
 
 MODELS = {
     "llama": {"model.kind": "llama", "model.hidden": 72, "model.kv_heads": 12},

@@ -54,7 +54,8 @@ Case on(const std::string& mesh) { return {.mesh = mesh, .accumulate = mesh == "
 // The first half on each mesh, the second on each.
 TEST(Resume, OnAnyMeshHasTheBitsOfTrainingThatNeverEnded) {
   const Folder folder;
-  const std::vector<std::string> meshes = {"1", "dp=2", "dp=3", "dp=4", "tp=2", "tp=4", "dp=2,tp=2"};
+  const std::vector<std::string> meshes = {"1",    "dp=2",      "dp=3",   "dp=4",       "tp=2",
+                                           "tp=4", "dp=2,tp=2", "fsdp=3", "fsdp=2,tp=2"};
   Setting whole = setting(sums::Lattice());
   whole.save_to = folder.run("whole");
   const Curve expected = train<models::Gpt>(whole, gpt(), {});
@@ -78,7 +79,7 @@ TEST(Resume, OnAnyMeshHasTheBitsOfTrainingThatNeverEnded) {
       ++pairs;
     }
   }
-  EXPECT_EQ(pairs, 49);
+  EXPECT_EQ(pairs, 81);
 }
 
 TEST(Resume, InFastOnTheSameMeshHasTheSameBits) {

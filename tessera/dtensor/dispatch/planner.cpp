@@ -340,7 +340,7 @@ class Planner {
   void place_gradients(int like) {
     for (size_t i = 0; i < plan_->outputs.size(); ++i) {
       CallPlan::Output& output = plan_->outputs[i];
-      if (state_.exact.lattice() && output.spec->has_partial) {
+      if (call_.outputs[i].written_operand >= 0 || (state_.exact.lattice() && output.spec->has_partial)) {
         continue;
       }
       const auto [stored, gather] = parameter_of_output(i, like);

@@ -23,12 +23,17 @@ TEST(AxisRole, NamesSayWhatAxesAreFor) {
   EXPECT_EQ(axes_of(mesh, AxisRole::kData), (std::vector<std::string>{"dp_replicate", "dp"}));
   EXPECT_EQ(axes_of(mesh, AxisRole::kTensor), std::vector<std::string>{"tp"});
   EXPECT_TRUE(axes_of(Mesh(), AxisRole::kData).empty());
+  const auto sharded = Mesh::parse("fsdp=2,dp=3,tp=2");
+  EXPECT_EQ(role_of(sharded, 0), AxisRole::kSharded);
+  EXPECT_EQ(batch_axes_of(sharded), (std::vector<std::string>{"dp", "fsdp"}));
   EXPECT_EQ(name_of(AxisRole::kData), "dp");
   EXPECT_EQ(name_of(AxisRole::kTensor), "tp");
 }
 
 TEST(AxisRole, ARefusalSaysWhyAndListsTheNames) {
-  const std::string accepted = "; accepted: dp (cuts the batch), dp_replicate (the same as dp), tp (cuts the model)";
+  const std::string accepted =
+      "; accepted: dp (cuts the batch), dp_replicate (the same as dp), fsdp (cuts the batch and what is kept of each "
+      "parameter), dp_shard (the same as fsdp), tp (cuts the model)";
   EXPECT_EQ(refusal_of("dp=2,tp=2"), "none");
   EXPECT_EQ(refusal_of("dp=2,pp=2"),
             "[mesh] the axis \"pp\" of mesh {dp=2,pp=2}: pipeline stages are not there yet" + accepted);

@@ -71,7 +71,7 @@ TEST(Sharded, RowsOfATensorParallelPartAreCut) {
   const Plan plan = plan_of("dp_shard=2,tp=2");
   EXPECT_EQ(text(plan, "up.weight"),
             "{dp_shard: S(0|9,7@1), tp: S(0@0)} {tp: S(0)} - {dp_shard: S(0|9,7@1), tp: S(0@0)}");
-  EXPECT_EQ(text(plan, "down.weight"), "{dp_shard: S(0|4,4), tp: S(1)} {tp: S(1)} - {dp_shard: S(0|4,4), tp: S(1)}");
+  EXPECT_EQ(text(plan, "down.weight"), "{dp_shard: S(0|2*4), tp: S(1)} {tp: S(1)} - {dp_shard: S(0|2*4), tp: S(1)}");
 }
 
 TEST(Sharded, ReplicasMergeOnceAStep) {
