@@ -2,7 +2,8 @@
 
 #include <algorithm>
 #include <numeric>
-#include <optional>
+#include <set>
+#include <utility>
 
 #include "tessera/base/error.h"
 
@@ -40,40 +41,35 @@ class Loads {
  public:
   explicit Loads(const Mesh& mesh) : mesh_(mesh), loads_(static_cast<size_t>(mesh.size())) {}
 
-  // Where on the owned axes all of the tensor lies: the first rank there; none if it is in several places.
-  std::optional<size_t> place_of(const Spec& spec, const std::vector<bool>& owned) const {
-    std::optional<size_t> place;
+  // The places on the owned axes that hold some of the tensor, each by its first rank: all, of a tensor without
+  // elements.
+  std::vector<size_t> places_of(const Spec& spec, const std::vector<bool>& owned) const {
+    std::set<size_t> holding, all;
     for (size_t rank = 0; rank < loads_.size(); ++rank) {
+      const size_t place = place_of(rank, owned);
+      all.insert(place);
       if (holds_elements(spec, rank)) {
-        if (place && *place != group_of(rank, owned)) {
-          return std::nullopt;
-        }
-        place = group_of(rank, owned);
+        holding.insert(place);
       }
     }
-    return place;
+    const std::set<size_t>& places = holding.empty() ? all : holding;
+    return {places.begin(), places.end()};
   }
 
-  // Where on the owned axes the busiest rank has the least to do: the first rank there.
-  size_t least(const std::vector<bool>& owned) const {
+  // That of the places whose busiest rank has the least to do.
+  size_t least(const std::vector<size_t>& places, const std::vector<bool>& owned) const {
     std::vector<double> busiest(loads_.size(), 0);
     for (size_t rank = 0; rank < loads_.size(); ++rank) {
-      double& most = busiest[group_of(rank, owned)];
+      double& most = busiest[place_of(rank, owned)];
       most = std::max(most, loads_[rank]);
     }
-    size_t best = 0;
-    for (size_t rank = 0; rank < loads_.size(); ++rank) {
-      if (group_of(rank, owned) == rank && busiest[rank] < busiest[best]) {
-        best = rank;
-      }
-    }
-    return best;
+    return *std::min_element(places.begin(), places.end(), [&](size_t a, size_t b) { return busiest[a] < busiest[b]; });
   }
 
   // Gives the work to the ranks of that place.
   Placements take(const std::vector<bool>& owned, size_t place, double cost) {
     for (size_t rank = 0; rank < loads_.size(); ++rank) {
-      loads_[rank] += group_of(rank, owned) == place ? cost : 0;
+      loads_[rank] += place_of(rank, owned) == place ? cost : 0;
     }
     Placements placements;
     for (int64_t axis = 0; axis < mesh_.ndim(); ++axis) {
@@ -100,12 +96,12 @@ class Loads {
   }
 
   // The first of the ranks that have the same coordinates on the owned axes.
-  size_t group_of(size_t rank, const std::vector<bool>& owned) const {
-    int64_t group = 0;
+  size_t place_of(size_t rank, const std::vector<bool>& owned) const {
+    int64_t place = 0;
     for (int64_t axis = 0; axis < mesh_.ndim(); ++axis) {
-      group = group * mesh_.axis(axis).size + (owned[axis] ? coordinate(rank, axis) : 0);
+      place = place * mesh_.axis(axis).size + (owned[axis] ? coordinate(rank, axis) : 0);
     }
-    return static_cast<size_t>(group);
+    return static_cast<size_t>(place);
   }
 
   const Mesh mesh_;
@@ -135,18 +131,19 @@ std::vector<Placements> plan_owners(const std::vector<Spec>& parameters, OwnedOv
                   "}; accepted: one mesh");
   }
   Loads loads(mesh);
-  std::vector<size_t> free;
+  std::vector<std::pair<size_t, std::vector<size_t>>> free;  // parameters that have a choice, and the places
   for (size_t i : dearest_first(parameters)) {
     const std::vector<bool> owned = owned_axes(parameters[i], over);
-    if (const auto place = loads.place_of(parameters[i], owned)) {
-      owners[i] = loads.take(owned, *place, step_cost(parameters[i]->sizes));
+    std::vector<size_t> places = loads.places_of(parameters[i], owned);
+    if (places.size() == 1) {
+      owners[i] = loads.take(owned, places[0], step_cost(parameters[i]->sizes));
     } else {
-      free.push_back(i);
+      free.emplace_back(i, std::move(places));
     }
   }
-  for (size_t i : free) {
+  for (const auto& [i, places] : free) {
     const std::vector<bool> owned = owned_axes(parameters[i], over);
-    owners[i] = loads.take(owned, loads.least(owned), step_cost(parameters[i]->sizes));
+    owners[i] = loads.take(owned, loads.least(places, owned), step_cost(parameters[i]->sizes));
   }
   return owners;
 }

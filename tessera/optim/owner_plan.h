@@ -18,11 +18,11 @@ double step_cost(c10::IntArrayRef sizes);
 enum class OwnedOver : uint8_t { kCuts, kMesh };
 
 // Where the whole of each parameter is stepped: On one coordinate of every axis that has an owner, Replicate on the
-// others. A parameter that lies whole at one place of those axes stays there, and sends nothing. Of the others the most
-// expensive come first, each to the coordinates whose ranks have the least to do so far (longest
-// processing time); of equally expensive ones the larger and then the earlier, of equally loaded ranks the first. Every
-// rank finds the same without asking. A parameter that no axis cuts has no owner by kCuts: every rank steps it. All
-// parameters are on one mesh.
+// others. An owner holds some of the parameter: a stage's are at the stage, and one that lies whole at one place stays
+// there and sends nothing. Those come first, then the most expensive, each to the coordinates whose ranks have the
+// least to do so far (longest processing time); of equally expensive ones the larger and then the earlier, of equally
+// loaded ranks the first. Every rank finds the same without asking. A parameter that no axis cuts has no owner by
+// kCuts: every rank steps it. All parameters are on one mesh.
 std::vector<layout::Placements> plan_owners(const std::vector<layout::Spec>& parameters, OwnedOver over);
 
 }  // namespace tessera::optim

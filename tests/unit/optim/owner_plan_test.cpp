@@ -63,6 +63,17 @@ TEST(OwnerPlan, WhatIsWholeAtOnePlaceStaysThere) {
                                       "{dp: On(1), tp: On(2)}"}));
 }
 
+TEST(OwnerPlan, AStagesMatricesStayInTheStage) {
+  const Mesh mesh = Mesh::parse("dp=2,tp=2");
+  const std::vector<Spec> parameters = {matrix(mesh, "{dp: On(1), tp: S(0)}", {8, 8}),
+                                        matrix(mesh, "{dp: On(1), tp: S(0)}", {6, 6}),
+                                        matrix(mesh, "{dp: On(1), tp: S(1)}", {4, 4})};
+  for (const auto over : {OwnedOver::kCuts, OwnedOver::kMesh}) {
+    EXPECT_EQ(owners(mesh, parameters, over),
+              (std::vector<std::string>{"{dp: On(1), tp: On(0)}", "{dp: On(1), tp: On(1)}", "{dp: On(1), tp: On(1)}"}));
+  }
+}
+
 // Longest processing time: no rank has more than 4/3 of the best, which is at least the mean and the dearest.
 TEST(OwnerPlan, IsWithinGrahamsBound) {
   for (uint64_t seed = 0; seed < 200; ++seed) {

@@ -47,7 +47,8 @@ TEST(Table, RowsWithoutARuleAreNotAmongTheRules) {
 TEST(Table, WhatIsCarriedHasAnExactForm) {
   for (const auto& [op, row] : RuleTable::instance().rows()) {
     EXPECT_TRUE(row.carry == Carry::kNo || RuleTable::instance().find_exact(op)) << op;
-    EXPECT_TRUE(!row.exact || RuleTable::instance().find(op)) << op;
+    // A step of an optimizer has no rule: its kernel (fused_update) runs the exact form itself.
+    EXPECT_TRUE(!row.exact || RuleTable::instance().find(op) || row.special == Special::kFusedUpdate) << op;
   }
 }
 
