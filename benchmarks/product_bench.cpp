@@ -1,8 +1,9 @@
 // The canonical product against at::mm on one thread: billions of floating-point operations a second, and the ratio of
-// times.
+// times. In float32, and of 16-bit numbers with sums in float32 (mm's result is of 16 bits).
 
 #include <cmath>
 #include <cstdlib>
+#include <type_traits>
 
 #include <ATen/Parallel.h>
 #include <ATen/ops/empty.h>
@@ -59,27 +60,34 @@ std::vector<Shape> small_shapes() {
   return shapes;
 }
 
+template <typename T>
 class Case {
  public:
   explicit Case(const Shape& shape) : shape_(shape) {
-    a_ = shape.layout[0] == 'N' ? at::rand({shape.m, shape.k}).sub_(.5) : at::rand({shape.k, shape.m}).sub_(.5).t();
-    b_ = shape.layout[1] == 'N' ? at::rand({shape.k, shape.n}).sub_(.5) : at::rand({shape.n, shape.k}).sub_(.5).t();
+    const auto values = [](int64_t rows, int64_t columns, char layout) {
+      const at::Tensor x = layout == 'N' ? at::rand({rows, columns}) : at::rand({columns, rows});
+      const at::Tensor narrow = x.sub_(.5).to(c10::CppTypeToScalarType<T>::value);
+      return layout == 'N' ? narrow : narrow.t();
+    };
+    a_ = values(shape.m, shape.k, shape.layout[0]);
+    b_ = values(shape.k, shape.n, shape.layout[1]);
+    stock_ = at::empty({shape.m, shape.n}, a_.options());
     out_ = at::empty({shape.m, shape.n});
   }
 
-  void run_stock() { at::mm_out(out_, a_, b_); }
+  void run_stock() { at::mm_out(stock_, a_, b_); }
 
   void run_ours(int64_t leaves) {
     const auto in = [](const at::Tensor& x) {
-      return kernels::Matrices<const float>{x.const_data_ptr<float>(), x.stride(0), x.stride(1)};
+      return kernels::Matrices<const T>{x.const_data_ptr<T>(), x.stride(0), x.stride(1)};
     };
-    kernels::run_product(kernels::Product<float>{.m = shape_.m,
-                                                 .n = shape_.n,
-                                                 .k = shape_.k,
-                                                 .a = in(a_),
-                                                 .b = in(b_),
-                                                 .out = {out_.mutable_data_ptr<float>(), shape_.n, 1},
-                                                 .leaf = sums::leaf_length(shape_.k, leaves)});
+    kernels::run_product(kernels::Product<T, float>{.m = shape_.m,
+                                                    .n = shape_.n,
+                                                    .k = shape_.k,
+                                                    .a = in(a_),
+                                                    .b = in(b_),
+                                                    .out = {out_.mutable_data_ptr<float>(), shape_.n, 1},
+                                                    .leaf = sums::leaf_length(shape_.k, leaves)});
   }
 
   double work() const {
@@ -88,7 +96,7 @@ class Case {
 
  private:
   Shape shape_;
-  at::Tensor a_, b_, out_;
+  at::Tensor a_, b_, stock_, out_;
 };
 
 // The least time of many repeats in turn, so that all columns see the same minutes of the machine.
@@ -111,22 +119,33 @@ std::vector<double> time_in_turn(double budget_us, const std::vector<std::functi
   return result;
 }
 
+// The instruction sets on which products of T are not those of the one before.
+template <typename T>
+std::vector<Isa> isas_of() {
+  std::vector<Isa> isas = kernels::supported_isas();
+  if (!std::is_same_v<T, c10::BFloat16>) {
+    std::erase(isas, Isa::kAvx512Bf16);
+  }
+  return isas;
+}
+
+template <typename T>
 void print_table(const std::string& title, const std::vector<Shape>& shapes, double budget_us) {
-  const std::vector<Isa> isas = kernels::supported_isas();
+  const std::vector<Isa> isas = isas_of<T>();
   std::vector<std::string> columns = {"mm GF/s"};
   for (size_t i = 1; i < isas.size(); ++i) {
     for (const char* what : {" L=1", " L=8", " mm/L=8"}) {
-      columns.push_back(kernels::name_of(isas[i]) + std::string(what));
+      columns.push_back(std::string(" ") + kernels::name_of(isas[i]) + what);
     }
   }
   std::printf("%-20s", title.c_str());
   for (const auto& column : columns) {
-    std::printf("%15s", column.c_str());
+    std::printf("%20s", column.c_str());
   }
   std::printf("\n");
   std::vector<double> logs(isas.size());
   for (const Shape& shape : shapes) {
-    Case test(shape);
+    Case<T> test(shape);
     std::vector<std::function<void()>> bodies = {[&] { test.run_stock(); }};
     for (size_t i = 1; i < isas.size(); ++i) {
       for (int64_t leaves : {1, 8}) {
@@ -137,9 +156,9 @@ void print_table(const std::string& title, const std::vector<Shape>& shapes, dou
       }
     }
     const auto times = time_in_turn(budget_us, bodies);
-    std::printf("%-20s%15.1f", shape.str().c_str(), test.work() / times[0]);
+    std::printf("%-20s%20.1f", shape.str().c_str(), test.work() / times[0]);
     for (size_t i = 1; i < isas.size(); ++i) {
-      std::printf("%15.1f%15.1f%15.2f", test.work() / times[2 * i - 1], test.work() / times[2 * i],
+      std::printf("%20.1f%20.1f%20.2f", test.work() / times[2 * i - 1], test.work() / times[2 * i],
                   times[0] / times[2 * i]);
       logs[i] += std::log(times[0] / times[2 * i]);
     }
@@ -165,7 +184,7 @@ void print_table(const std::string& title, const std::vector<Shape>& shapes, dou
 
 // What the processor can do at most: the ceiling of every column.
 void print_peaks() {
-  for (Isa isa : kernels::supported_isas()) {
+  for (Isa isa : isas_of<float>()) {
     if (isa == Isa::kScalar) {
       continue;
     }
@@ -195,12 +214,24 @@ void print_peaks() {}
 }  // namespace
 }  // namespace tessera::benchmarks
 
-// `bench_product <seconds per shape>`, 0.5 by default.
+// `bench_product <seconds per shape> <table>`, 0.5 and all tables by default: float32, small, bfloat16, float16.
 int main(int argc, char** argv) {
   using namespace tessera::benchmarks;
   at::set_num_threads(1);
   const double budget_us = 1e6 * (argc > 1 ? std::atof(argv[1]) : 0.5);
+  const std::string only = argc > 2 ? argv[2] : "";
+  const auto is_asked = [&](const char* table) { return only.empty() || only == table; };
   print_peaks();
-  print_table("m,n,k", training_shapes(), budget_us);
-  print_table("small", small_shapes(), budget_us / 4);
+  if (is_asked("float32")) {
+    print_table<float>("float32", training_shapes(), budget_us);
+  }
+  if (is_asked("small")) {
+    print_table<float>("small", small_shapes(), budget_us / 4);
+  }
+  if (is_asked("bfloat16")) {
+    print_table<c10::BFloat16>("bfloat16", training_shapes(), budget_us / 2);
+  }
+  if (is_asked("float16")) {
+    print_table<c10::Half>("float16", training_shapes(), budget_us / 4);
+  }
 }

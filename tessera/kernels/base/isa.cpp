@@ -7,6 +7,10 @@
 #include "tessera/base/error.h"
 #include "tessera/base/text.h"
 
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+
 namespace tessera::kernels {
 
 namespace {
@@ -31,6 +35,16 @@ Isa from_environment() {
     }
   }
   TESSERA_THROW(ConfigError, "[kernels] TESSERA_ISA=", text, "; this processor and build run ", supported_names());
+}
+
+// Whether the processor has tile registers for bfloat16: bit 22 of what leaf 7 of cpuid leaves in edx.
+bool has_amx() {
+#if defined(__x86_64__)
+  unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
+  return __get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) != 0 && (edx >> 22 & 1) != 0;
+#else
+  return false;
+#endif
 }
 
 }  // namespace
@@ -75,7 +89,10 @@ std::vector<Isa> supported_isas() {
   return result;
 }
 
-Isa best_isa() { return supported_isas().back(); }
+Isa best_isa() {
+  const Isa widest = supported_isas().back();
+  return widest == Isa::kAvx512Bf16 && has_amx() ? Isa::kAvx512 : widest;
+}
 
 Isa current_isa() {
   const int now = scoped.load(std::memory_order_relaxed);

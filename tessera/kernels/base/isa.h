@@ -19,7 +19,8 @@ bool is_supported(Isa isa);
 // All that are supported, scalar first.
 std::vector<Isa> supported_isas();
 
-// The widest that is supported.
+// The widest that is supported, but kAvx512 on processors with AMX: there vdpbf16ps was found slower than the two
+// multiply-adds that it does (docs/measured/product.md).
 Isa best_isa();
 
 // What kernels use now: the innermost ScopedIsa, or else the environment variable TESSERA_ISA (read once, at the first
