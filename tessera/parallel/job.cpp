@@ -9,8 +9,8 @@
 #include "tessera/dtensor/dispatch/outside_job.h"
 #include "tessera/dtensor/exact/pending.h"
 #include "tessera/dtensor/front/dtensor.h"
+#include "tessera/dtensor/front/group_gradients.h"
 #include "tessera/dtensor/record/node.h"
-#include "tessera/dtensor/record/without_hooks.h"
 #include "tessera/parallel/same_batch.h"
 #include "tessera/parallel/step.h"
 #include "tessera/plan/rows.h"
@@ -103,9 +103,9 @@ void hold(std::vector<at::Tensor>& held, const variable_list& gradients) {
 // In `exact` the sums over samples go on where those of `held` stopped.
 variable_list gradients_of(RankState& rank, const at::Tensor& loss, const std::vector<at::Tensor>& parameters,
                            const std::vector<at::Tensor>& held) {
-  const dtensor::WithoutHooks without_hooks(parameters);
+  dtensor::GradientsAside aside(rank, parameters);
   const dtensor::Continuation continuation(rank, held);
-  return torch::autograd::grad({loss}, parameters, {}, std::nullopt, false, /*allow_unused=*/true);
+  return aside.with(torch::autograd::grad({loss}, parameters, {}, std::nullopt, false, /*allow_unused=*/true));
 }
 
 // Merged over the data-parallel axes, once, into the parameter's own layout.

@@ -10,6 +10,7 @@
 #include "tessera/base/text.h"
 #include "tessera/comm/core/machine.h"
 #include "tessera/dtensor/front/dtensor.h"
+#include "tessera/dtensor/front/group_gradients.h"
 #include "tessera/parallel/deferred.h"
 #include "tessera/parallel/optimizer_fields.h"
 
@@ -187,6 +188,7 @@ dtensor::GatherPolicy policy_of(const plan::ParameterPlan& entry) {
     add_if(is_whole(entry.kept), policy.kept);
     add_if(entry.gradient && !(*entry.gradient)[axis].is_partial(), policy.merged);
   }
+  policy.is_grouped = !entry.group.empty() && policy.read.size() == 1 && (policy.kept.empty() || policy.keeps_all());
   return policy;
 }
 
@@ -212,11 +214,10 @@ void bind_groups(RankState& state, const std::vector<plan::NamedTensor>& tensors
   std::vector<std::pair<Key, std::vector<at::Tensor>>> groups;
   for (const plan::NamedTensor& named : tensors) {
     const auto* policy = named.is_parameter ? dtensor::meta_of(named.tensor)->parameter->gather : nullptr;
-    const std::string name = policy ? plan.group_of(named.name) : "";
-    if (name.empty() || policy->read.size() != 1 || !(policy->kept.empty() || policy->keeps_all())) {
+    if (!policy || !policy->is_grouped) {
       continue;
     }
-    const Key key{name, named.tensor.scalar_type(), policy};
+    const Key key{plan.group_of(named.name), named.tensor.scalar_type(), policy};
     auto group = std::find_if(groups.begin(), groups.end(), [&](const auto& known) { return known.first == key; });
     if (group == groups.end()) {
       group = groups.insert(groups.end(), {key, {}});
@@ -225,6 +226,7 @@ void bind_groups(RankState& state, const std::vector<plan::NamedTensor>& tensors
   }
   for (const auto& [key, members] : groups) {
     state.engine.parameters.add_group(state.ctx, state.engine.moves, key.name, members);
+    dtensor::merge_gradients_together(members);
   }
 }
 

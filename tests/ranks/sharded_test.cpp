@@ -144,7 +144,7 @@ TEST(Sharded, BytesAreClosedForms) {
 }
 
 // One collective a group, not a parameter: the table, each layer, the last norm; what backward gathers again.
-TEST(Sharded, OneCollectiveGathersAGroup) {
+TEST(Sharded, OneCollectiveGathersAGroupAndOneMergesItsGradients) {
   for (const Sharding sharding : {Sharding::kParameters, Sharding::kGradients}) {
     const auto mesh = Mesh::parse("fsdp=2");
     run_on(mesh, [&](int64_t) {
@@ -160,6 +160,8 @@ TEST(Sharded, OneCollectiveGathersAGroup) {
       job(tokens.slice(1, 0, 8).contiguous(), tokens.slice(1, 1, 9).contiguous()).backward();
       const trace::Ledger& ledger = comm::RankContext::require().ledger;
       const int64_t bytes = 4 * models::parameter_count(*model) / 2;
+      EXPECT_EQ(ledger.calls_of("reduce_scatter", "fsdp"), 4) << ledger.json();
+      EXPECT_EQ(ledger.bytes_of("reduce_scatter", "fsdp"), bytes) << ledger.json();
       if (sharding == Sharding::kGradients) {
         EXPECT_EQ(ledger.calls_of("all_gather", "fsdp"), 4) << ledger.json();
         EXPECT_EQ(ledger.bytes_of("all_gather", "fsdp"), bytes) << ledger.json();

@@ -344,7 +344,8 @@ class Planner {
         continue;
       }
       const auto [stored, gather] = parameter_of_output(i, like);
-      if (gather && !gather->merged.empty()) {
+      const bool is_left_to_group = gather && gather->is_grouped && !state_.exact.lattice();
+      if (gather && !gather->merged.empty() && !is_left_to_group) {
         output.final_spec = merged_gradient(output.final_spec, *stored, *gather);
         output.move = output.final_spec == output.spec
                           ? nullptr

@@ -14,6 +14,7 @@ struct GatherPolicy {
   std::vector<int64_t> read;    // operators gather it over these axes
   std::vector<int64_t> kept;    // ... and it stays gathered over these, until the step ends
   std::vector<int64_t> merged;  // its gradient is merged over these as soon as a backward pass has it
+  bool is_grouped = false;      // both are done together with other parameters (GatherGroup)
   bool operator==(const GatherPolicy&) const = default;
 
   bool keeps_all() const { return kept == read; }

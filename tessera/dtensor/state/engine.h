@@ -2,6 +2,8 @@
 #pragma once
 
 #include <limits>
+#include <utility>
+#include <vector>
 
 #include "tessera/dtensor/move/redistribute.h"
 #include "tessera/dtensor/plan/forward_plans.h"
@@ -25,6 +27,8 @@ struct Engine {
   GatherCache gathered_parameters{&Rare::gathered};
   GatherCache kept_parameters{&Rare::kept, std::numeric_limits<int64_t>::max()};
   GatheredGroups gathered_groups;
+  // Set: gradients that groups merge go there, not to their parameters; see front/group_gradients.h.
+  std::vector<std::pair<const Meta*, at::Tensor>>* gradients_aside = nullptr;
   PlacedParameters parameters;
 
   // When a pass ends, and when a step does.

@@ -5,6 +5,7 @@
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
 
 #include "tessera/base/error.h"
 #include "tessera/dtensor/record/interception.h"
@@ -33,7 +34,7 @@ Range elements_of(const Spec& stored, const Spec& read, const Coord& coord) {
 
 GatherGroup::GatherGroup(comm::RankContext& context, Moves& moves, const std::string& name,
                          const std::vector<at::Tensor>& parameters, const GatherPolicy& policy)
-    : is_kept_(policy.keeps_all()) {
+    : is_kept_(policy.keeps_all()), policy_(policy) {
   TESSERA_ASSERT(!parameters.empty() && policy.read.size() == 1 && (policy.kept.empty() || is_kept_));
   const layout::Mesh& mesh = meta_of(parameters.front())->spec->mesh;
   const Coord& coord = context.coord(mesh);
@@ -126,6 +127,58 @@ void GatherGroup::drop() {
   for (Member& member : members_) {
     member.part.reset();
   }
+}
+
+void GatherGroup::expect_gradient(size_t index, const at::Tensor& parameter) {
+  members_[index].has_gradient = true;
+  members_[index].parameter = c10::weak_intrusive_ptr<c10::TensorImpl>(parameter.getIntrusivePtr());
+}
+
+bool GatherGroup::may_take(size_t index, const at::Tensor& gradient) const {
+  const Member& member = members_[index];
+  const Meta& meta = *meta_of(gradient);
+  const bool is_term = meta.spec->placements[static_cast<size_t>(policy_.read.front())] == layout::Partial();
+  return member.has_gradient && is_term && !meta.is_pending() && meta.spec->sizes == member.stored->sizes &&
+         meta.local.sizes() == member.sizes && meta.spec->dtype == gather_->from->dtype;
+}
+
+bool GatherGroup::take(size_t index, at::Tensor gradient) {
+  TESSERA_ASSERT(!members_[index].taken.defined(), "a gradient of ", members_[index].stored.str(), " is there already");
+  members_[index].taken = std::move(gradient);
+  return std::all_of(members_.begin(), members_.end(),
+                     [](const Member& member) { return !member.has_gradient || member.taken.defined(); });
+}
+
+bool GatherGroup::has_taken() const {
+  return std::any_of(members_.begin(), members_.end(), [](const Member& member) { return member.taken.defined(); });
+}
+
+std::vector<at::Tensor> GatherGroup::merge_taken(comm::RankContext& context, Moves& moves, const char* op) {
+  const at::NoGradGuard no_grad;
+  const LocalScope scope;
+  layout::Placements terms = gather_->from->placements;
+  terms[static_cast<size_t>(policy_.read.front())] = layout::Partial();
+  const Spec all = gather_->from.with(terms);
+  const at::Tensor flat = at::zeros(gather_->to->sizes, own_.options());
+  std::vector<Spec> specs;
+  for (Member& member : members_) {
+    if (member.taken.defined()) {
+      part_of(flat, member.begin, member.sizes).copy_(meta_of(member.taken)->local);
+      specs.push_back(merged_gradient(meta_of(member.taken)->spec, member.stored, policy_));
+    } else {
+      specs.emplace_back();
+    }
+    member.taken.reset();
+  }
+  const at::Tensor own = run_move(context, *moves.find_or_plan(all, gather_->from), flat, op);
+  const layout::Coord& coord = context.coord(all->mesh);
+  std::vector<at::Tensor> merged(members_.size());
+  for (size_t i = 0; i < members_.size(); ++i) {
+    if (specs[i]) {
+      merged[i] = wrap(part_of(own, members_[i].own_begin, members_[i].stored.local_sizes(coord)), specs[i]);
+    }
+  }
+  return merged;
 }
 
 at::Tensor GatheredGroups::read(comm::RankContext& context, GatherGroup& group, size_t index, const char* op) {

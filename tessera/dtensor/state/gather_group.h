@@ -18,7 +18,8 @@ namespace tessera::dtensor {
 // own thread uses it.
 class GatherGroup {
  public:
-  // `parameters` in the order in which they lie; all have the policy `policy`, which gathers over one axis. Their parts
+  // `parameters` in the order in which they lie; all have the policy `policy`, which gathers over one axis and outlives
+  // the group. Their parts
   // move to the group's memory. Throws PlanError, which calls the group `name`, if the parts of a rank are no run.
   GatherGroup(comm::RankContext& context, Moves& moves, const std::string& name,
               const std::vector<at::Tensor>& parameters, const GatherPolicy& policy);
@@ -38,6 +39,18 @@ class GatherGroup {
   at::Tensor part(size_t index) const { return members_[index].part; }
   void drop();
 
+  // The gradients of the members that are expected are merged together as well, over the axis, into parts as the
+  // parameters' are. A gradient is taken where every rank of the axis has a term of it, for all that the rank reads of
+  // the parameter; then says whether it was the last one.
+  void expect_gradient(size_t index, const at::Tensor& parameter);
+  // A member whose gradient is expected.
+  at::Tensor parameter(size_t index) const { return at::Tensor(members_[index].parameter.lock()); }
+  bool may_take(size_t index, const at::Tensor& gradient) const;
+  bool take(size_t index, at::Tensor gradient);
+  bool has_taken() const;
+  // Of every member; undefined where none was taken. Collective over the axis.
+  std::vector<at::Tensor> merge_taken(comm::RankContext& context, Moves& moves, const char* op);
+
  private:
   struct Member {
     const Meta* tensor;  // for comparing
@@ -48,12 +61,16 @@ class GatherGroup {
     std::vector<int64_t> sizes;  // of that
     at::Tensor part = {};
     Moment made = {};
+    bool has_gradient = false;
+    c10::weak_intrusive_ptr<c10::TensorImpl> parameter = c10::weak_intrusive_ptr<c10::TensorImpl>({});
+    at::Tensor taken = {};
   };
   // The elements that coordinate i of the axis holds; throws if some rank's parts are no run.
   std::vector<int64_t> runs_of(const std::string& name, const layout::Coord& own, int64_t axis) const;
   void take_over(comm::RankContext& context);
 
   const bool is_kept_;
+  const GatherPolicy& policy_;
   std::vector<Member> members_;
   MovePtr gather_;
   at::Tensor own_;

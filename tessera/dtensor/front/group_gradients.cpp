@@ -1,0 +1,140 @@
+#include "tessera/dtensor/front/group_gradients.h"
+
+#include <algorithm>
+#include <memory>
+#include <utility>
+
+#include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/function_hook.h>
+#include <torch/csrc/autograd/graph_task.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include "tessera/base/error.h"
+#include "tessera/dtensor/front/dtensor.h"
+
+namespace tessera::dtensor {
+
+namespace {
+
+using torch::autograd::variable_list;
+namespace impl = torch::autograd::impl;
+
+constexpr const char* kName = "gradients of a group";
+
+const ParameterInfo& info_of(const at::Tensor& parameter) { return *meta_of(parameter)->parameter; }
+
+bool is_of_group(const at::Tensor& parameter) {
+  return is_dtensor(parameter) && meta_of(parameter)->parameter && info_of(parameter).group &&
+         info_of(parameter).gather->is_grouped;
+}
+
+// Whether a gradient is merged in each pass over the axis that the group gathers.
+bool merges_over_group(const ParameterInfo& info) {
+  const auto& merged = info.gather->merged;
+  return std::find(merged.begin(), merged.end(), info.gather->read.front()) != merged.end();
+}
+
+// Hands the merged gradients of the group to whom they belong.
+void merge(RankState& state, GatherGroup& group) {
+  if (!group.has_taken()) {
+    return;
+  }
+  const at::NoGradGuard no_grad;
+  std::vector<at::Tensor> merged = group.merge_taken(state.ctx, state.engine.moves, kName);
+  for (size_t i = 0; i < merged.size(); ++i) {
+    if (!merged[i].defined()) {
+      continue;
+    }
+    const at::Tensor parameter = group.parameter(i);
+    if (state.engine.gradients_aside) {
+      state.engine.gradients_aside->emplace_back(meta_of(parameter), std::move(merged[i]));
+    } else if (at::Tensor& gradient = parameter.mutable_grad(); gradient.defined()) {
+      gradient.add_(merged[i]);
+    } else {
+      gradient = std::move(merged[i]);
+    }
+  }
+}
+
+// A group that is incomplete when the pass ends is merged then: some parameter took no part in the loss.
+void merge_at_end(RankState& state, GatherGroup& group) {
+  if (!group.has_taken()) {
+    torch::autograd::Engine::get_default_engine().queue_callback([&state, &group] { merge(state, group); });
+  }
+}
+
+// Whether nobody else hears of this gradient on its way.
+bool is_unheard(const RankState& state, const at::Tensor& parameter) {
+  return state.engine.gradients_aside || (torch::autograd::get_current_graph_task_exec_info()->empty() && impl::hooks(parameter).size() == 1 &&
+                   !impl::post_acc_grad_hooks(parameter));
+}
+
+// Stands before a parameter's end of the graph, where the sum over its uses arrives.
+struct TakeGradient final : torch::autograd::FunctionPreHook {
+  explicit TakeGradient(const at::Tensor& leaf) : parameter(leaf.getIntrusivePtr()) {}
+
+  variable_list operator()(const variable_list& gradients) override {
+    const at::Tensor& gradient = gradients.at(0);
+    RankState* state = RankState::current();
+    const auto alive = parameter.lock();
+    if (!state || !alive || !gradient.defined() || !is_dtensor(gradient) || state->exact.lattice() ||
+        at::GradMode::is_enabled()) {
+      return gradients;
+    }
+    const at::Tensor leaf(alive);
+    const ParameterInfo& info = info_of(leaf);
+    if (!info.group->has(info.member, *meta_of(leaf)) || !info.group->may_take(info.member, gradient)) {
+      return gradients;
+    }
+    if (!is_unheard(*state, leaf)) {
+      const Spec& found = meta_of(gradient)->spec;
+      return {redistribute(gradient, merged_gradient(found, meta_of(leaf)->spec, *info.gather)->placements)};
+    }
+    merge_at_end(*state, *info.group);
+    if (info.group->take(info.member, gradient)) {
+      merge(*state, *info.group);
+    }
+    return {at::Tensor()};
+  }
+
+  c10::weak_intrusive_ptr<c10::TensorImpl> parameter;
+};
+
+void add_hook(const at::Tensor& parameter) { impl::add_hook(parameter, std::make_unique<TakeGradient>(parameter)); }
+
+}  // namespace
+
+void merge_gradients_together(const std::vector<at::Tensor>& parameters) {
+  for (const at::Tensor& parameter : parameters) {
+    if (parameter.requires_grad() && is_of_group(parameter) && merges_over_group(info_of(parameter))) {
+      info_of(parameter).group->expect_gradient(info_of(parameter).member, parameter);
+      add_hook(parameter);
+    }
+  }
+}
+
+GradientsAside::GradientsAside(RankState& state, const std::vector<at::Tensor>& parameters)
+    : state_(state), parameters_(parameters), without_hooks_(parameters) {
+  TESSERA_ASSERT(!state.engine.gradients_aside);
+  state.engine.gradients_aside = &aside_;
+  for (const at::Tensor& parameter : parameters) {
+    if (is_of_group(parameter) && merges_over_group(info_of(parameter))) {
+      add_hook(parameter);
+    }
+  }
+}
+
+GradientsAside::~GradientsAside() { state_.engine.gradients_aside = nullptr; }
+
+std::vector<at::Tensor> GradientsAside::with(std::vector<at::Tensor> gradients) {
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    for (auto& [meta, gradient] : aside_) {
+      if (is_dtensor(parameters_[i]) && meta_of(parameters_[i]) == meta) {
+        gradients[i] = std::move(gradient);
+      }
+    }
+  }
+  return gradients;
+}
+
+}  // namespace tessera::dtensor
