@@ -6,6 +6,7 @@
 #include "tessera/checkpoint/folder/steps.h"
 #include "tessera/checkpoint/format/box_runs.h"
 #include "tessera/checkpoint/format/value_hash.h"
+#include "tessera/checkpoint/offline/reshard.h"
 #include "tessera/checkpoint/ranks/agree.h"
 #include "tessera/checkpoint/ranks/block_plan.h"
 #include "tessera/checkpoint/ranks/by_one.h"
@@ -172,6 +173,28 @@ TEST_P(CheckpointTransport, TensorsMayLieInMemoryAsTheyLike) {
       }
     }
   });
+}
+
+TEST(CheckpointRanks, OnAnotherMeshPlacesThatDoNotFitAreEven) {
+  const Mesh mesh = Mesh::parse("fsdp=3,tp=2");
+  const auto entry = [&](const std::string& name, const std::string& layout) {
+    return catalogue::Entry{
+        name, {}, Role::kParameter, Spec::contiguous(mesh, layout::parse_placements(mesh, layout), {8, 4}, at::kFloat)};
+  };
+  const catalogue::Catalogue saved(
+      {entry("both", "{fsdp: S(0|3,0,1@1), tp: S(0@0)}"), entry("rows", "{fsdp: S(0|3,0,5)}")});
+  const auto layouts_on = [&](const char* text) {
+    std::vector<std::string> layouts;
+    const catalogue::Catalogue found = checkpoint::on_mesh(saved, Mesh::parse(text));
+    for (const catalogue::Entry& entry : found.entries()) {
+      layouts.push_back(entry.spec.layout_str());
+    }
+    return layouts;
+  };
+  using Layouts = std::vector<std::string>;
+  EXPECT_EQ(layouts_on("fsdp=3,tp=2"), (Layouts{"{fsdp: S(0|3,0,1@1), tp: S(0@0)}", "{fsdp: S(0|3,0,5), tp: R}"}));
+  EXPECT_EQ(layouts_on("fsdp=2,tp=2"), (Layouts{"{fsdp: S(0@1), tp: S(0@0)}", "{fsdp: S(0), tp: R}"}));
+  EXPECT_EQ(layouts_on("dp=2,fsdp=3"), (Layouts{"{dp: R, fsdp: S(0)}", "{dp: R, fsdp: S(0|3,0,5)}"}));
 }
 
 TEST(CheckpointRanks, HashesOfValuesAreThoseOfTheRanks) {

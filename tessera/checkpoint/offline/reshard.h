@@ -16,7 +16,8 @@ struct ReshardOptions {
 };
 
 // The catalogue on another mesh: an axis places a tensor as the axis of its name did, and where there was none it
-// replicates. On(k) beyond the axis is On its last coordinate.
+// replicates. On(k) beyond the axis is On its last coordinate; what is cut at given places that do not fit the mesh is
+// cut evenly.
 catalogue::Catalogue on_mesh(const catalogue::Catalogue& catalogue, const layout::Mesh& mesh);
 
 // Writes `from` below the folder `run`, which is made if need be, as the ranks of the mesh would: each the parameters
