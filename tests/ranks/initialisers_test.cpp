@@ -174,7 +174,7 @@ TEST(Sparse, WorksOnPlacedParameters) {
       << one[0].second;  // ceil(0.4 * 7) in each column
   for (const std::string text : {"tp=2", "tp=3", "dp=2,tp=2"}) {
     const Mesh mesh = Mesh::parse(text);
-    for (const Placements& placements : storages(mesh, Sizes(2, 4))) {
+    for (const Placements& placements : storages(mesh, {7, 5})) {
       SCOPED_TRACE(layout::str(mesh, placements));
       const Values many = comm::run_ranks(mesh.size(), [&] {
         auto linear = deferred(make);

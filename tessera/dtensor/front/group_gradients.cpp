@@ -65,8 +65,8 @@ void merge_at_end(RankState& state, GatherGroup& group) {
 
 // Whether nobody else hears of this gradient on its way.
 bool is_unheard(const RankState& state, const at::Tensor& parameter) {
-  return state.engine.gradients_aside || (torch::autograd::get_current_graph_task_exec_info()->empty() && impl::hooks(parameter).size() == 1 &&
-                   !impl::post_acc_grad_hooks(parameter));
+  return state.engine.gradients_aside || (torch::autograd::get_current_graph_task_exec_info()->empty() &&
+                                          impl::hooks(parameter).size() == 1 && !impl::post_acc_grad_hooks(parameter));
 }
 
 // Stands before a parameter's end of the graph, where the sum over its uses arrives.

@@ -17,7 +17,8 @@ namespace tessera::dtensor {
 // where the parameter has other hooks. Collective over the axes of the groups, in backward passes.
 void merge_gradients_together(const std::vector<at::Tensor>& parameters);
 
-// While it lives, such gradients of this rank are put aside instead, for whoever asks for all of them by autograd::grad.
+// While it lives, such gradients of this rank are put aside instead, for whoever asks for all of them by
+// autograd::grad.
 class GradientsAside {
  public:
   // `parameters` must live longer; their own hooks are taken away meanwhile (see WithoutHooks).
