@@ -19,7 +19,7 @@ namespace {
 using torch::autograd::variable_list;
 namespace impl = torch::autograd::impl;
 
-constexpr const char* kName = "gradients of a group";
+constexpr const char* kCaller = "gradients of a group";
 
 const ParameterInfo& info_of(const at::Tensor& parameter) { return *meta_of(parameter)->parameter; }
 
@@ -34,18 +34,26 @@ bool merges_over_group(const ParameterInfo& info) {
   return std::find(merged.begin(), merged.end(), info.gather->read.front()) != merged.end();
 }
 
+// Merged over those of its policy that are not the group's as well: of what sequence parallelism cuts.
+at::Tensor on_other_axes(const at::Tensor& parameter, at::Tensor gradient) {
+  const Spec& found = meta_of(gradient)->spec;
+  const Spec wanted = merged_gradient(found, meta_of(parameter)->spec, *info_of(parameter).gather);
+  return found == wanted ? std::move(gradient) : redistribute(gradient, wanted->placements);
+}
+
 // Hands the merged gradients of the group to whom they belong.
 void merge(RankState& state, GatherGroup& group) {
   if (!group.has_taken()) {
     return;
   }
   const at::NoGradGuard no_grad;
-  std::vector<at::Tensor> merged = group.merge_taken(state.ctx, state.engine.moves, kName);
+  std::vector<at::Tensor> merged = group.merge_taken(state.ctx, state.engine.moves, kCaller);
   for (size_t i = 0; i < merged.size(); ++i) {
     if (!merged[i].defined()) {
       continue;
     }
     const at::Tensor parameter = group.parameter(i);
+    merged[i] = on_other_axes(parameter, std::move(merged[i]));
     if (state.engine.gradients_aside) {
       state.engine.gradients_aside->emplace_back(meta_of(parameter), std::move(merged[i]));
     } else if (at::Tensor& gradient = parameter.mutable_grad(); gradient.defined()) {

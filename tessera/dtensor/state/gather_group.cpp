@@ -131,7 +131,7 @@ void GatherGroup::drop() {
 
 void GatherGroup::expect_gradient(size_t index, const at::Tensor& parameter) {
   members_[index].has_gradient = true;
-  members_[index].parameter = c10::weak_intrusive_ptr<c10::TensorImpl>(parameter.getIntrusivePtr());
+  members_[index].parameter.emplace(parameter.getIntrusivePtr());
 }
 
 bool GatherGroup::may_take(size_t index, const at::Tensor& gradient) const {
@@ -160,11 +160,13 @@ std::vector<at::Tensor> GatherGroup::merge_taken(comm::RankContext& context, Mov
   terms[static_cast<size_t>(policy_.read.front())] = layout::Partial();
   const Spec all = gather_->from.with(terms);
   const at::Tensor flat = at::zeros(gather_->to->sizes, own_.options());
+  const GatherPolicy over_axis{.read = {}, .kept = {}, .merged = policy_.read};
   std::vector<Spec> specs;
   for (Member& member : members_) {
     if (member.taken.defined()) {
       part_of(flat, member.begin, member.sizes).copy_(meta_of(member.taken)->local);
-      specs.push_back(merged_gradient(meta_of(member.taken)->spec, member.stored, policy_));
+      const Spec merged = merged_gradient(meta_of(member.taken)->spec, member.stored, over_axis);
+      specs.push_back(member.stored.with(merged->placements));  // in the parameter's strides, as its part will lie
     } else {
       specs.emplace_back();
     }

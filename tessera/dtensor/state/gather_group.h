@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -44,11 +45,11 @@ class GatherGroup {
   // the parameter; then says whether it was the last one.
   void expect_gradient(size_t index, const at::Tensor& parameter);
   // A member whose gradient is expected.
-  at::Tensor parameter(size_t index) const { return at::Tensor(members_[index].parameter.lock()); }
+  at::Tensor parameter(size_t index) const { return at::Tensor(members_[index].parameter->lock()); }
   bool may_take(size_t index, const at::Tensor& gradient) const;
   bool take(size_t index, at::Tensor gradient);
   bool has_taken() const;
-  // Of every member; undefined where none was taken. Collective over the axis.
+  // Of every member, on the other axes as they were taken; undefined where none was. Collective over the axis.
   std::vector<at::Tensor> merge_taken(comm::RankContext& context, Moves& moves, const char* op);
 
  private:
@@ -62,7 +63,7 @@ class GatherGroup {
     at::Tensor part = {};
     Moment made = {};
     bool has_gradient = false;
-    c10::weak_intrusive_ptr<c10::TensorImpl> parameter = c10::weak_intrusive_ptr<c10::TensorImpl>({});
+    std::optional<c10::weak_intrusive_ptr<c10::TensorImpl>> parameter = {};
     at::Tensor taken = {};
   };
   // The elements that coordinate i of the axis holds; throws if some rank's parts are no run.
