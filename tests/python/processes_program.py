@@ -57,7 +57,7 @@ def check_forward_mode():
 
 def check_homes():
     """A tensor that is at one owner: calls run there, gradients are there, others hold nothing."""
-    mesh, torch_value = tessera.init_device_mesh("cpu", (2,), mesh_dim_names=("pp",)), torch.arange(12.0).reshape(4, 3).sin()
+    mesh, torch_value = tessera.init_device_mesh("cpu", (2,), mesh_dim_names=("pp",)), torch.arange(12.0, dtype=torch.float64).reshape(4, 3).sin()
     for owner in (0, 1):
         x = tessera.distribute_tensor(torch_value, mesh, [tessera.On(owner)]).requires_grad_()
         y = (x * 2 + x.exp()) @ tessera.distribute_tensor(torch_value.T.contiguous(), mesh, [tessera.Shard(0)])

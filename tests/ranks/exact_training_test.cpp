@@ -9,24 +9,6 @@
 namespace tessera::ranks::exact_training_test {
 namespace {
 
-// The first thing that differs; empty if nothing does.
-std::string difference(const Curve& a, const Curve& b) {
-  for (size_t i = 0; i < a.losses.size(); ++i) {
-    if (a.losses[i] != b.losses[i]) {
-      return c10::str("loss of step ", i, ": ", a.losses[i], " and ", b.losses[i]);
-    }
-    if (a.norms[i] != b.norms[i]) {
-      return c10::str("norm of step ", i, ": ", a.norms[i], " and ", b.norms[i]);
-    }
-  }
-  for (const auto& [name, value] : a.parameters) {
-    if (!at::equal(value, b.parameters.at(name))) {
-      return name;
-    }
-  }
-  return "";
-}
-
 template <typename Model, typename Config>
 void expect_same_bits(const Setting& setting, const Config& config, const std::vector<Case>& cases) {
   const Curve one = train<Model>(setting, config, {});

@@ -39,22 +39,6 @@ const std::vector<Case> kCases = {{"fsdp=2"},
                                   {"fsdp=3", false, 2, Sharding::kGradients},
                                   {"dp=2,fsdp=2", false, 1, Sharding::kGradients}};
 
-// The first thing that differs; empty if nothing does.
-std::string difference(const Curve& a, const Curve& b) {
-  for (size_t i = 0; i < a.losses.size(); ++i) {
-    if (a.losses[i] != b.losses[i] || a.norms[i] != b.norms[i]) {
-      return c10::str("step ", i, ": loss ", a.losses[i], " and ", b.losses[i], ", norm ", a.norms[i], " and ",
-                      b.norms[i]);
-    }
-  }
-  for (const auto& [name, value] : a.parameters) {
-    if (!at::equal(value, b.parameters.at(name))) {
-      return name;
-    }
-  }
-  return "";
-}
-
 template <typename Model, typename Config>
 void expect_bits_of_one_rank(const Config& config) {
   const Setting setting = {

@@ -56,6 +56,24 @@ struct Curve {
   std::map<std::string, at::Tensor> parameters;
 };
 
+// The first thing that differs; empty if nothing does.
+inline std::string difference(const Curve& a, const Curve& b) {
+  for (size_t i = 0; i < a.losses.size(); ++i) {
+    if (a.losses[i] != b.losses[i]) {
+      return c10::str("loss of step ", i, ": ", a.losses[i], " and ", b.losses[i]);
+    }
+    if (a.norms[i] != b.norms[i]) {
+      return c10::str("norm of step ", i, ": ", a.norms[i], " and ", b.norms[i]);
+    }
+  }
+  for (const auto& [name, value] : a.parameters) {
+    if (!at::equal(value, b.parameters.at(name))) {
+      return name;
+    }
+  }
+  return "";
+}
+
 // Root mean squares of relative distances: of the losses, of the gradients' norms, and of the parameters (of each by
 // its euclidean norm). Unlike the largest, they are alike for every way of rounding the same values.
 struct Distance {

@@ -24,7 +24,10 @@ at::Tensor part_of(const at::Tensor& flat, int64_t begin, c10::IntArrayRef sizes
 
 // Where the part of a rank begins and ends among the elements that operators read.
 Range elements_of(const Spec& stored, const Spec& read, const Coord& coord) {
-  const Range own = stored.local_ranges(coord)[0], whole = read.local_ranges(coord)[0];
+  const auto rows = [&](const Spec& spec) {
+    return layout::local_range(spec->mesh, spec->placements, 0, spec->sizes[0], coord);
+  };
+  const Range own = rows(stored), whole = rows(read);
   const auto sizes = read.local_sizes(coord);
   const int64_t columns = c10::multiply_integers(sizes.begin() + 1, sizes.end());
   return {(own.begin - whole.begin) * columns, (own.end - whole.begin) * columns};
@@ -42,8 +45,8 @@ GatherGroup::GatherGroup(comm::RankContext& context, Moves& moves, const std::st
   for (const at::Tensor& parameter : parameters) {
     Meta* meta = meta_of(parameter);
     TESSERA_CHECK_AS(
-        PlanError, !meta->spec->is_interleaved(), "[parallelize] group \"", name, "\": ", meta->spec.str(),
-        " is cut in blocks, so that a rank has several runs of it; accepted: such a parameter in no group");
+        PlanError, meta->spec->blocks_of(0) == 1, "[parallelize] group \"", name, "\": ", meta->spec.str(),
+        " has its rows cut in blocks, so that a rank has several runs of it; accepted: such a parameter in no group");
     auto sizes = gathered(meta->spec, policy.read).local_sizes(coord);
     members_.push_back({.tensor = meta,
                         .meta = c10::weak_intrusive_ptr<Meta>(MetaPtr::reclaim_copy(meta)),
