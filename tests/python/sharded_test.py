@@ -94,6 +94,42 @@ class ShardedTest(unittest.TestCase):
             else:
                 torch.testing.assert_close(got, parameter.grad, rtol=1e-12, atol=1e-12)
 
+    def test_gradients_of_a_group_wherever_they_are_heard_of(self):
+        """Added up over passes, with a parameter that is not used, hooks of both kinds, and by torch.autograd.grad."""
+        class Model(torch.nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.up, self.down = torch.nn.Linear(6, 10), torch.nn.Linear(10, 3)
+                self.layers = torch.nn.ModuleList([torch.nn.ModuleDict({"used": self.up, "other": self.down, "unused": torch.nn.Linear(3, 3)})])
+
+            def forward(self, x):
+                return self.down(self.up(x).relu())
+
+        torch.manual_seed(0)
+        plain = Model().double()
+        x = torch.arange(24.0, dtype=torch.float64).reshape(4, 6).sin()
+
+        def run(model, full):
+            seen, heard = [], []
+            for _ in range(2):
+                model(x).square().sum().backward()
+            seen += [None if p.grad is None else full(p.grad) for p in model.parameters()]
+            seen += [full(g) for g in torch.autograd.grad(model(x).square().sum(), [model.up.weight, model.down.bias])]
+            model.zero_grad()
+            model.up.weight.register_hook(lambda g: heard.append(full(g)))
+            model.down.weight.register_post_accumulate_grad_hook(lambda p: heard.append(full(p.grad)))
+            model(x).square().sum().backward()
+            return seen + heard + [None if p.grad is None else full(p.grad) for p in model.parameters()]
+
+        want = run(copy.deepcopy(plain), torch.clone)
+        for layout in ("fsdp=2", "fsdp=3", "dp=2,fsdp=2"):
+            with self.subTest(layout=layout):
+                got = tessera.run_ranks(lambda layout=layout: run(tessera.parallelize(copy.deepcopy(plain), layout), tessera.full_tensor), ranks_of(layout))
+                self.assertEqual([value is None for value in got], [value is None for value in want])
+                for value, expected in zip(got, want, strict=True):
+                    if value is not None:
+                        torch.testing.assert_close(value, expected, rtol=1e-12, atol=1e-12)
+
     def test_evaluation_and_generated_tokens_are_one_devices(self):
         model, batch = ZOO["llama"].make().eval(), ZOO["llama"].batch(SAMPLES)
         prompt = batch["input_ids"][:, :5]
