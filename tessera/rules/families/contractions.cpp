@@ -65,7 +65,10 @@ void add_once(const LocalCall& call, torch::jit::Stack& stack) {
     is_first = is_first && call.operand_ranges[1][dim].begin == 0;
   }
   StackArgs args(*call.op, stack);
-  const std::vector<int64_t> sizes = sizes_of(call.output_ranges[0]);
+  std::vector<int64_t> sizes = sizes_of(call.output_ranges[0]);
+  for (size_t d = 0; d < sizes.size(); ++d) {  // ranges are those of one block
+    sizes[d] *= call.outputs[0]->blocks_of(static_cast<int64_t>(d));
+  }
   if (c10::multiply_integers(sizes) == 0) {  // libtorch gives the addend, however many elements it has
     args.give_value(at::zeros(sizes, args.tensor("self").options()));
     return;
