@@ -51,13 +51,13 @@ std::vector<ParameterPlan> collapsed(const std::vector<ParameterPlan>& entries, 
   }
   const auto means_the_same = [&](const ParameterPlan& wide) {
     return std::all_of(exact.begin(), exact.end(), [&](const auto& named) {
-      const auto* entry = named.second;
-      if (!matches(wide.pattern, named.first) || entry == nullptr) {
-        return entry != nullptr || !matches(wide.pattern, named.first);
+      const auto& [name, entry] = named;
+      if (!matches(wide.pattern, name)) {
+        return true;
       }
-      ParameterPlan same = *entry;
-      same.pattern = wide.pattern;
-      return same == wide;
+      ParameterPlan own = wide;
+      own.pattern = name;
+      return entry != nullptr && *entry == own;
     });
   };
   std::map<std::string, bool> verdicts;

@@ -23,19 +23,17 @@ constexpr const char* kCaller = "gradients of a group";
 
 const ParameterInfo& info_of(const at::Tensor& parameter) { return *meta_of(parameter)->parameter; }
 
-bool is_of_group(const at::Tensor& parameter) {
-  return is_dtensor(parameter) && meta_of(parameter)->parameter && info_of(parameter).group &&
-         info_of(parameter).gather->is_grouped;
+// Whether its gradient is merged in each pass over the axis that a group gathers.
+bool merges_in_group(const at::Tensor& parameter) {
+  if (!is_dtensor(parameter) || !meta_of(parameter)->parameter || !info_of(parameter).group) {
+    return false;
+  }
+  const GatherPolicy& policy = *info_of(parameter).gather;
+  return std::find(policy.merged.begin(), policy.merged.end(), policy.read.front()) != policy.merged.end();
 }
 
-// Whether a gradient is merged in each pass over the axis that the group gathers.
-bool merges_over_group(const ParameterInfo& info) {
-  const auto& merged = info.gather->merged;
-  return std::find(merged.begin(), merged.end(), info.gather->read.front()) != merged.end();
-}
-
-// Merged over those of its policy that are not the group's as well: of what sequence parallelism cuts.
-at::Tensor on_other_axes(const at::Tensor& parameter, at::Tensor gradient) {
+// Merged over all axes of its policy that it is not merged over yet.
+at::Tensor merged_alone(const at::Tensor& parameter, at::Tensor gradient) {
   const Spec& found = meta_of(gradient)->spec;
   const Spec wanted = merged_gradient(found, meta_of(parameter)->spec, *info_of(parameter).gather);
   return found == wanted ? std::move(gradient) : redistribute(gradient, wanted->placements);
@@ -53,7 +51,7 @@ void merge(RankState& state, GatherGroup& group) {
       continue;
     }
     const at::Tensor parameter = group.parameter(i);
-    merged[i] = on_other_axes(parameter, std::move(merged[i]));
+    merged[i] = merged_alone(parameter, std::move(merged[i]));  // over what sequence parallelism cuts
     if (state.engine.gradients_aside) {
       state.engine.gradients_aside->emplace_back(meta_of(parameter), std::move(merged[i]));
     } else if (at::Tensor& gradient = parameter.mutable_grad(); gradient.defined()) {
@@ -95,8 +93,7 @@ struct TakeGradient final : torch::autograd::FunctionPreHook {
       return gradients;
     }
     if (!is_unheard(*state, leaf)) {
-      const Spec& found = meta_of(gradient)->spec;
-      return {redistribute(gradient, merged_gradient(found, meta_of(leaf)->spec, *info.gather)->placements)};
+      return {merged_alone(leaf, gradient)};
     }
     merge_at_end(*state, *info.group);
     if (info.group->take(info.member, gradient)) {
@@ -114,7 +111,7 @@ void add_hook(const at::Tensor& parameter) { impl::add_hook(parameter, std::make
 
 void merge_gradients_together(const std::vector<at::Tensor>& parameters) {
   for (const at::Tensor& parameter : parameters) {
-    if (parameter.requires_grad() && is_of_group(parameter) && merges_over_group(info_of(parameter))) {
+    if (parameter.requires_grad() && merges_in_group(parameter)) {
       info_of(parameter).group->expect_gradient(info_of(parameter).member, parameter);
       add_hook(parameter);
     }
@@ -126,7 +123,7 @@ GradientsAside::GradientsAside(RankState& state, const std::vector<at::Tensor>& 
   TESSERA_ASSERT(!state.engine.gradients_aside);
   state.engine.gradients_aside = &aside_;
   for (const at::Tensor& parameter : parameters) {
-    if (is_of_group(parameter) && merges_over_group(info_of(parameter))) {
+    if (merges_in_group(parameter)) {
       add_hook(parameter);
     }
   }

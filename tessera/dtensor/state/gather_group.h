@@ -20,8 +20,8 @@ namespace tessera::dtensor {
 class GatherGroup {
  public:
   // `parameters` in the order in which they lie; all have the policy `policy`, which gathers over one axis and outlives
-  // the group. Their parts
-  // move to the group's memory. Throws PlanError, which calls the group `name`, if the parts of a rank are no run.
+  // the group. Their parts move to the group's memory. Throws PlanError, which calls the group `name`, if the parts of
+  // a rank are no run.
   GatherGroup(comm::RankContext& context, Moves& moves, const std::string& name,
               const std::vector<at::Tensor>& parameters, const GatherPolicy& policy);
 
