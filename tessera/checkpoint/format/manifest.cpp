@@ -12,7 +12,6 @@ namespace {
 using nlohmann::json;
 
 constexpr const char* kManifestKind = "tessera manifest";
-constexpr int64_t kManifestVersion = 1;
 
 json row_of(const TensorTable& table) {
   json cuts = json::array();
@@ -74,14 +73,15 @@ int64_t Manifest::file_index(const std::string& name) const {
 std::string write_manifest(const Manifest& manifest) {
   const auto rows =
       base::join(manifest.tensors, ",\n", [](std::ostream& out, const auto& table) { out << row_of(table).dump(); });
-  return seal(begin_document(kManifestKind, kManifestVersion) + text_of(manifest.save) +
+  return seal(begin_document(kManifestKind, manifest.version) + text_of(manifest.save) +
               ",\"ranks\":" + std::to_string(manifest.ranks) + ",\n\"catalogue\":" + manifest.catalogue.dump() +
               text_of(manifest.files) + ",\n\"tensors\":[\n" + rows + "]");
 }
 
 Manifest read_manifest(std::string_view text, const std::string& path) {
   Document document(text, path, kManifestKind, kManifestVersion);
-  Manifest manifest{.save = take_save(document),
+  Manifest manifest{.version = document.version(),
+                    .save = take_save(document),
                     .ranks = document.take<int64_t>("ranks"),
                     .catalogue = {},
                     .files = {},

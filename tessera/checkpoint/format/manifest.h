@@ -13,8 +13,11 @@
 
 namespace tessera::checkpoint {
 
+constexpr int64_t kManifestVersion = 2;  // 1: another base::hash_element
+
 // A value; thread-safe.
 struct Manifest {
+  int64_t version = kManifestVersion;  // values of two versions have hashes that tell nothing of each other
   SaveId save;
   int64_t ranks = 0;         // that wrote it, each of which left a receipt
   nlohmann::json catalogue;  // what the names mean: not looked at here

@@ -49,8 +49,9 @@ Document::Document(std::string_view text, std::string path, const std::string& k
   if (const auto found = take<std::string>("format"); found != kind) {
     fail("is a \"" + found + "\"; expected was a \"" + kind + "\"");
   }
-  if (const auto found = take<int64_t>("version"); found < 1 || found > version) {
-    fail("has version " + std::to_string(found) + ", this program knows versions up to " + std::to_string(version));
+  version_ = take<int64_t>("version");
+  if (version_ < 1 || version_ > version) {
+    fail("has version " + std::to_string(version_) + ", this program knows versions up to " + std::to_string(version));
   }
 }
 

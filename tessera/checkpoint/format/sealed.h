@@ -26,6 +26,8 @@ class Document {
   // Throws DataError: no seal, a wrong checksum, no JSON, another kind, a newer version.
   Document(std::string_view text, std::string path, const std::string& kind, int64_t version);
 
+  int64_t version() const { return version_; }
+
   // The member of that name, once; throws DataError if there is none or it is of another type.
   template <typename Type>
   Type take(const std::string& name) {
@@ -49,6 +51,7 @@ class Document {
   nlohmann::json take_member(const std::string& name);
 
   std::string path_;
+  int64_t version_ = 0;
   nlohmann::json members_;
 };
 

@@ -89,19 +89,22 @@ CheckpointDifferences diff(const OpenCheckpoint& a, const OpenCheckpoint& b, con
   for (const auto& pair : result.names.misshapen) {
     misshapen.insert(pair.wanted.name);
   }
+  const bool has_hashes = a.manifest.version == b.manifest.version;  // that can be compared
   for (const auto& entry : a.catalogue.entries()) {
     const auto* match = b.catalogue.find_match(entry);
     if (match == nullptr || misshapen.contains(entry.name)) {
       continue;
     }
-    if (a.manifest.find(entry.name)->value_hash == b.manifest.find(match->name)->value_hash) {
+    if (has_hashes && a.manifest.find(entry.name)->value_hash == b.manifest.find(match->name)->value_hash) {
       ++result.same;
     } else {
       result.tensors.push_back({.name = entry.name, .numel = entry.spec->numel()});
     }
   }
-  if (options.reads_values) {
+  if (options.reads_values || !has_hashes) {
     read_values(a, b, options.progress, result.tensors);
+    result.same += static_cast<int64_t>(
+        std::erase_if(result.tensors, [&](const auto& tensor) { return !has_hashes && tensor.elements == 0; }));
   }
   return result;
 }

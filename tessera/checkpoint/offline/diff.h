@@ -39,7 +39,8 @@ struct DiffOptions {
   Progress progress = {};
 };
 
-// Layouts, files and how the tensors lie in them do not count: hashes of values do. Throws DataError as
+// Layouts, files and how the tensors lie in them do not count: hashes of values do, or where manifests of two versions
+// have different ones, the values, which are read. Throws DataError as
 // open_for_reading and RangeReader do.
 CheckpointDifferences diff(const OpenCheckpoint& a, const OpenCheckpoint& b, const DiffOptions& options = {});
 

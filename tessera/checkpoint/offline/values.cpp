@@ -7,6 +7,9 @@
 namespace tessera::checkpoint {
 
 std::vector<std::string> find_other_values(const OpenCheckpoint& checkpoint, const Progress& progress) {
+  TESSERA_CHECK_AS(DataError, checkpoint.manifest.version == kManifestVersion, "[checkpoint] \"", checkpoint.folder,
+                   "\" is of version ", checkpoint.manifest.version, ", whose hashes of values this program does not ",
+                   "make; accepted: one of version ", kManifestVersion, ", as `tessera ckpt reshard` writes of it");
   RangeReader reader(*checkpoint.store, checkpoint.folder, checkpoint.manifest);
   std::vector<std::string> found;
   for (const auto& tensor : checkpoint.manifest.tensors) {

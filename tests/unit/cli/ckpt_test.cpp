@@ -9,6 +9,7 @@
 #include <nlohmann/json.hpp>
 #include <unistd.h>
 
+#include "tessera/checkpoint/format/sealed.h"
 #include "tessera/cli/progress_bar.h"
 #include "tests/unit/cli/support.h"
 
@@ -228,6 +229,31 @@ TEST_F(Ckpt, DiffNamesTheStepAndTheTensors) {
   EXPECT_EQ(far.at("values"), (std::vector<std::string>{"job", "optimizer"}));
   const auto same = call({"ckpt", "diff", path("a/checkpoints/step_000006"), path("b/checkpoints/step_000006")});
   EXPECT_EQ(same.code, 0) << same.out;
+}
+
+// Values of an older checkpoint are read: its hashes tell nothing.
+TEST_F(Ckpt, DiffOfTwoVersionsComparesValues) {
+  train("gpt", "a", {"--mesh", "dp=2", "--save-every", "1", "--keep", "0", "--set", "train.steps=2"});
+  fs::copy(folder_ / "a", folder_ / "b", fs::copy_options::recursive);
+  const auto manifest = fs::path(checkpoint("b", 1)) / "manifest.json";
+  auto text = content_of(manifest);
+  text.erase(text.rfind(",\n\"checksum\""));
+  text.replace(text.find("\"version\":2"), 11, "\"version\":1");
+  std::string name = "transformer.wte.weight\"";
+  const auto hash = text.find("\"", text.find("],\"", text.rfind(name)) + 2) + 1;
+  text.replace(hash, 16, "0123456789abcdef");
+  std::ofstream(manifest, std::ios::binary) << checkpoint::seal(text);
+  const auto same = call({"ckpt", "diff", checkpoint("a", 1), checkpoint("b", 1)});
+  EXPECT_EQ(same.code, 0) << same.out << same.err;
+  const auto other = call({"ckpt", "diff", checkpoint("b", 1), checkpoint("a", 2), "--json"});
+  EXPECT_EQ(other.code, 1) << other.err;
+  for (const auto& tensor : json::parse(other.out).at("tensors")) {
+    EXPECT_GT(tensor.at("elements"), 0);
+  }
+  EXPECT_TRUE(has(call({"ckpt", "verify", checkpoint("b", 1), "--values"}).err, "accepted: one of version 2"));
+  const auto anew = call({"ckpt", "reshard", checkpoint("b", 1), "--to", path("c"), "--mesh", "tp=2"});
+  EXPECT_EQ(anew.code, 0) << anew.err;
+  EXPECT_EQ(hashes("c/step_000001"), hashes("a/checkpoints/step_000001"));
 }
 
 // Written anew for other ranks, a checkpoint is the same to whoever loads it; for the same ranks its files are as long.
