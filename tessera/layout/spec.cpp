@@ -334,6 +334,12 @@ Spec Spec::with(const Placements& placements) const {
   return make(data_->mesh, placements, data_->sizes, data_->strides, data_->dtype, data_->labels);
 }
 
+Spec Spec::with_dtype(c10::ScalarType dtype) const {
+  return dtype == data_->dtype
+             ? *this
+             : make(data_->mesh, data_->placements, data_->sizes, data_->strides, dtype, data_->labels);
+}
+
 Spec Spec::with_labels(const Labels& labels) const {
   return make(data_->mesh, data_->placements, data_->sizes, data_->strides, data_->dtype, labels);
 }

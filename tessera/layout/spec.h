@@ -138,8 +138,9 @@ class Spec {
   // How many records there are.
   static size_t count();
 
-  // The same tensor, otherwise placed (or labelled).
+  // The same tensor, otherwise placed (or labelled, or of another dtype).
   Spec with(const Placements& placements) const;
+  Spec with_dtype(c10::ScalarType dtype) const;
   Spec with_labels(const Labels& labels) const;
 
   // What the rank at `coord` holds of each dim: nested cuts, one contiguous run. Not for interleaved cuts. Of a rank

@@ -86,6 +86,16 @@ void convert(const at::Tensor& tensor, const layout::Mesh& mesh, const Placement
   dtensor::become(tensor, part);
 }
 
+// A DTensor becomes one of another dtype, in place.
+void cast(at::Tensor tensor, at::ScalarType dtype) {
+  if (!tensor.defined() || tensor.scalar_type() == dtype) {
+    return;
+  }
+  const at::NoGradGuard no_grad;
+  const dtensor::Meta& meta = *dtensor::meta_of(tensor);
+  tensor.set_data(dtensor::wrap(meta.local.to(dtype), meta.spec.with_dtype(dtype), meta.origin));
+}
+
 // Where what an optimizer keeps for a parameter lies: as the parameter in the dims that it shares with it. Of another
 // number of dims, it has an entry for each row if its first dim is the parameter's.
 Placements placements_of_state(const at::Tensor& state, const layout::Spec& parameter) {
@@ -188,7 +198,10 @@ dtensor::GatherPolicy policy_of(const plan::ParameterPlan& entry) {
     add_if(is_whole(entry.kept), policy.kept);
     add_if(entry.gradient && !(*entry.gradient)[axis].is_partial(), policy.merged);
   }
-  policy.is_grouped = !entry.group.empty() && policy.read.size() == 1 && (policy.kept.empty() || policy.keeps_all());
+  policy.dtype = entry.compute_dtype;
+  policy.merge_dtype = entry.reduce_dtype;
+  policy.is_kept = entry.kept && (!policy.kept.empty() || policy.dtype);
+  policy.is_grouped = !entry.group.empty() && policy.read.size() == 1 && (!policy.is_kept || policy.keeps_all());
   return policy;
 }
 
@@ -255,9 +268,14 @@ void place_verified(const std::vector<plan::NamedTensor>& tensors, const plan::P
     convert(named.tensor.grad(), plan.mesh, placements);
   }
   for (const plan::NamedTensor& named : tensors) {
-    if (named.is_parameter) {
-      attach(state, named, plan);
+    if (!named.is_parameter) {
+      continue;
     }
+    if (const plan::ParameterPlan* entry = plan.find(named.name); entry && entry->storage_dtype) {
+      cast(named.tensor, *entry->storage_dtype);
+      cast(named.tensor.grad(), *entry->storage_dtype);
+    }
+    attach(state, named, plan);
   }
   bind_groups(state, tensors, plan);
 }

@@ -6,6 +6,8 @@
 #include <string>
 #include <string_view>
 
+#include <c10/core/ScalarType.h>
+
 #include "tessera/layout/mesh.h"
 #include "tessera/sums/lattice.h"
 
@@ -22,6 +24,17 @@ enum class Sharding : uint8_t {
 std::string name_of(Sharding sharding);
 Sharding parse_sharding(std::string_view text);
 
+// Of every floating parameter; what is not said is as the model has it.
+struct Precision {
+  std::optional<c10::ScalarType> storage = std::nullopt;  // between steps, where the optimizer works
+  std::optional<c10::ScalarType> compute = std::nullopt;  // inside of operators
+  std::optional<c10::ScalarType> reduce = std::nullopt;   // while gradients are merged over ranks
+  bool operator==(const Precision&) const = default;
+};
+
+// By name (`bfloat16`); empty texts say nothing. Throws PlanError.
+Precision parse_precision(std::string_view storage, std::string_view compute, std::string_view reduce);
+
 struct PlanOptions {
   // Number of ranks; used when `mesh` is not given. Then all are dp; with a lattice as many as it has leaves of a
   // batch, and tp the rest. The first of the plan's notes says the mesh.
@@ -33,6 +46,7 @@ struct PlanOptions {
   bool sequence_parallel = false;
   // On fsdp axes.
   Sharding sharding = Sharding::kParameters;
+  Precision precision = {};
   // Query heads and key/value heads of attention (0: what the model says; if it says nothing, cuts fall wherever
   // torch.chunk cuts). Cuts fall between heads, and where there are as many key/value heads as ranks, between whole
   // groups; a fused product is taken to have its rows in the order [kv_heads, (queries of the group, key, value),

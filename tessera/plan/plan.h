@@ -36,12 +36,19 @@ struct ParameterPlan {
   // and alike (`layers.*`: a group for each layer). Their parts over the axis that is gathered must lie so that each
   // rank has one run of all of them end to end, in the order of the model (plan/groups.h). Empty: gathered alone.
   std::string group = "";
+  // Between steps; empty: as the model has it. A model that was loaded in 16 bits may be stored in float32 so.
+  std::optional<at::ScalarType> storage_dtype = std::nullopt;
+  // Operators read it in this dtype, and the floating tensors that they read beside it, forward and backward: it is
+  // cast before it is gathered, and its gradient is cast to storage_dtype. Empty: as it is stored.
+  std::optional<at::ScalarType> compute_dtype = std::nullopt;
+  // In which terms of the gradient are added over ranks as soon as a backward pass has them. Empty: in storage_dtype.
+  std::optional<at::ScalarType> reduce_dtype = std::nullopt;
   bool operator==(const ParameterPlan&) const = default;
 };
 
 // A plan: a value, serialised as JSON with a version, one line per entry so that two plans diff line by line.
 struct Plan {
-  static constexpr int kVersion = 2;  // 1: without compute, kept, gradient
+  static constexpr int kVersion = 3;  // 2: without dtypes; 1: without compute, kept, gradient
 
   layout::Mesh mesh;
   // Axes that cut the batch, slowest first: of the mesh, and of that role (layout/axis_role.h).

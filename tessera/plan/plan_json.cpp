@@ -6,6 +6,7 @@
 #include "tessera/base/hints.h"
 #include "tessera/base/text.h"
 #include "tessera/layout/axis_role.h"
+#include "tessera/plan/dtypes.h"
 #include "tessera/plan/plan.h"
 
 namespace tessera::plan {
@@ -31,6 +32,14 @@ constexpr OptionalKey kOptionalKeys[] = {{"compute", &ParameterPlan::compute},
                                          {"input", &ParameterPlan::input},
                                          {"output", &ParameterPlan::output}};
 
+struct DtypeKey {
+  const char* name;
+  std::optional<at::ScalarType> ParameterPlan::* dtype;
+};
+constexpr DtypeKey kDtypeKeys[] = {{"storage_dtype", &ParameterPlan::storage_dtype},
+                                   {"compute_dtype", &ParameterPlan::compute_dtype},
+                                   {"reduce_dtype", &ParameterPlan::reduce_dtype}};
+
 std::string entry_json(const layout::Mesh& mesh, const ParameterPlan& entry) {
   std::string text =
       "{\"pattern\": " + quoted(entry.pattern) + ", \"storage\": " + placements_json(mesh, entry.storage);
@@ -41,6 +50,11 @@ std::string entry_json(const layout::Mesh& mesh, const ParameterPlan& entry) {
   }
   if (!entry.group.empty()) {
     text += ", \"group\": " + quoted(entry.group);
+  }
+  for (const DtypeKey& key : kDtypeKeys) {
+    if (const auto& dtype = entry.*key.dtype) {
+      text += ", \"" + std::string(key.name) + "\": " + quoted(name_of(*dtype));
+    }
   }
   return text + "}";
 }
@@ -184,6 +198,9 @@ class Reader {
     for (const OptionalKey& key : kOptionalKeys) {
       keys.emplace_back(key.name);
     }
+    for (const DtypeKey& key : kDtypeKeys) {
+      keys.emplace_back(key.name);
+    }
     check(from.is_object(), line, "an entry of \"parameters\" is no object {\"pattern\": ..., \"storage\": ...}");
     for (const auto& [key, unused] : from.items()) {
       check_key(key, keys, line);
@@ -195,6 +212,14 @@ class Reader {
       }
     }
     entry.group = from.contains("group") ? get<std::string>(from, "group", line) : "";
+    for (const DtypeKey& key : kDtypeKeys) {
+      if (from.contains(key.name)) {
+        const auto text = get<std::string>(from, key.name, line);
+        const auto dtype = try_parse_dtype(text);
+        check(dtype.has_value(), line, "\"", key.name, "\" is \"", text, "\"; accepted: ", accepted_dtypes());
+        entry.*key.dtype = dtype;
+      }
+    }
     return entry;
   }
 

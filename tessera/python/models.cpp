@@ -16,14 +16,15 @@ using plan::Plan;
 using Named = std::vector<std::pair<std::string, at::Tensor>>;
 
 Plan generate_plan(const py::object& model, std::optional<int64_t> devices, const std::optional<layout::Mesh>& mesh,
-                   bool sequence_parallel, const std::string& sharding, int64_t heads, int64_t kv_heads,
-                   const std::string& lattice) {
+                   bool sequence_parallel, const std::string& sharding, const std::array<std::string, 3>& dtypes,
+                   int64_t heads, int64_t kv_heads, const std::string& lattice) {
   plan::PlanOptions options;
   const auto* context = comm::RankContext::current();
   options.devices = devices ? *devices : context ? context->world_size : 1;
   options.mesh = mesh;
   options.sequence_parallel = sequence_parallel;
   options.sharding = plan::parse_sharding(sharding);
+  options.precision = plan::parse_precision(dtypes[0], dtypes[1], dtypes[2]);
   options.heads = heads;
   options.kv_heads = kv_heads;
   if (!lattice.empty()) {

@@ -42,7 +42,8 @@ struct Setting {
   int64_t seed = 7;
   std::map<std::string, at::Tensor> initial = {};       // what parameters begin with; the others with what they draw
   std::optional<sums::Lattice> lattice = std::nullopt;  // of exact numerics; none: fast
-  std::string load_from = "", save_to = "";             // folders of runs: training goes on there, is kept there
+  plan::Precision precision = {};
+  std::string load_from = "", save_to = "";  // folders of runs: training goes on there, is kept there
   std::optional<catalogue::NameMap> file_names = std::nullopt;  // the form of parameters there
   // Clips gradients to a norm of 1 and returns the norm.
   double (*clip)(const std::vector<at::Tensor>&) = [](const std::vector<at::Tensor>& parameters) {
@@ -144,6 +145,7 @@ Curve train(const Setting& setting, const Config& config, const Case& c) {
     const auto plan = parallel::generate_plan(*model, {.mesh = mesh,
                                                        .sequence_parallel = c.sequence_parallel,
                                                        .sharding = c.sharding,
+                                                       .precision = setting.precision,
                                                        .heads = config.heads,
                                                        .kv_heads = kv_heads_of(config),
                                                        .lattice = setting.lattice});

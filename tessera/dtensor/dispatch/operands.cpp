@@ -39,12 +39,12 @@ at::Tensor gathered_parameter(RankState& state, const char* op, const MetaPtr& m
   const GatherPolicy& policy = *info.gather;
   Spec from = meta->spec;
   at::Tensor part = meta->local;
-  if (!policy.kept.empty()) {
-    const Spec kept = gathered(from, policy.kept);
+  if (policy.is_kept) {
+    const Spec kept = kept_spec(from, policy);
     part = engine.kept_parameters.find_or_run(state.ctx, meta, *engine.moves.find_or_plan(from, kept), part, op);
     from = kept;
   }
-  const Spec to = gathered(meta->spec, policy.read);
+  const Spec to = read_spec(meta->spec, policy);
   return from == to
              ? part
              : engine.gathered_parameters.find_or_run(state.ctx, meta, *engine.moves.find_or_plan(from, to), part, op);
@@ -74,10 +74,12 @@ at::Tensor moved(RankState& state, const char* op, const CallPlan::OperandMove& 
     return run_move(state.ctx, *state.engine.moves.find_or_plan(meta->spec, move.to), meta->local, op);
   }
   if (move.from->has_partial) {
-    // Merged once, however many operators read it: the same logical value stays in the tensor.
-    meta->replace(run_move(state.ctx, move, meta->local, op), move.to);
+    // Merged once, however many operators read it: the same logical value stays in the tensor, in its dtype.
+    const Spec merged = move.to.with_dtype(move.from->dtype);
+    const Move& merge = move.casts ? *state.engine.moves.find_or_plan(move.from, merged) : move;
+    meta->replace(run_move(state.ctx, merge, meta->local, op), merged);
     drop_unseen_base(*meta);
-    return meta->local;
+    return move.casts ? meta->local.to(move.to->dtype) : meta->local;
   }
   if (action.gathers_parameter) {
     const LocalScope scope;

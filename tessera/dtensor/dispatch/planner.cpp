@@ -133,13 +133,18 @@ class Planner {
         args_(call.arguments()),
         forward_(call.forward ? call.forward->plan : nullptr),
         has_gathered_(call.flags & kGathered),
-        reads_gathered_(has_gathered_ && !call.info.is_view && call.reads_gathered()),
+        reads_values_(!call.info.is_view && !call.info.row.needs_no_value),
+        reads_gathered_(has_gathered_ && reads_values_ && call.reads_gathered()),
         call_(make_call(info_, args_)),
         homes_(call_, forward_result(forward_), state_.exact.lattice().has_value()),
         plan_(std::make_unique<CallPlan>()) {}
 
   std::unique_ptr<CallPlan> run() {
     read_call();
+    if (has_gathered_) {
+      show_gathered();
+    }
+    show_computed();
     const rules::ExactRule* exact = state_.exact.lattice() ? exact_rule_of(state_, info_, call_) : nullptr;
     const rules::Decomposition decomposition =
         exact ? decomposition_of(*exact, call_) : decomposition_of(*info_.rule, call_);
@@ -158,9 +163,6 @@ class Planner {
     }
     wants_ = forward_ || info_.is_view ? nullptr : wanting_parameter(args_);
     wish_input();
-    if (has_gathered_) {
-      show_gathered();
-    }
     homes_.take_home(call_);
     rules::FactorMap map = info_.rule->map(call_);
     if (map.metadata_only) {
@@ -298,7 +300,8 @@ class Planner {
     }
   }
 
-  // The rule sees parameters as the plan says that they are read; views only note how that is.
+  // The rule sees parameters as the plan says that they are read; views, and what reads no values, only note how that
+  // is.
   void show_gathered() {
     plan_->gathers.resize(call_.operands.size());
     size_t operand = 0;
@@ -308,9 +311,24 @@ class Planner {
           shown.is_parameter && !shown.is_written ? meta_of(tensor)->parameter->gather : nullptr;
       plan_->gathers[operand++] = policy;
       if (policy && reads_gathered_) {
-        shown.spec = gathered(shown.spec, policy->read);
+        shown.spec = read_spec(shown.spec, *policy);
+        plan_->computed_in = policy->dtype ? policy->dtype : plan_->computed_in;
       }
     });
+  }
+
+  // What an operator reads beside a parameter that the plan has it read in a dtype, and what its derivative reads.
+  void show_computed() {
+    if (forward_ && !plan_->computed_in) {
+      plan_->computed_in = forward_->computed_in;
+    }
+    for (size_t i = 0; plan_->computed_in && reads_values_ && i < call_.operands.size(); ++i) {
+      rules::Operand& operand = call_.operands[i];
+      const bool follows = !operand.is_plain && !operand.is_written && !plan_->gather_of(i);
+      if (follows && c10::isFloatingType(operand.spec->dtype)) {
+        operand.spec = operand.spec.with_dtype(*plan_->computed_in);
+      }
+    }
   }
 
   // ... or as they are stored, where it looks at sizes and layouts only.
@@ -328,9 +346,11 @@ class Planner {
       const Spec from = plan_->operands[index];
       const bool is_plain = call_.operands.at(index).is_plain;
       const Spec to = is_plain ? decided.operands[index] : homes_.outside(decided.operands[index]);
-      if (from->placements != to->placements && static_cast<int>(index) != like) {
-        const bool gathers = plan_->gather_of(index) && to == gathered(from, plan_->gather_of(index)->read);
-        plan_->moves.push_back({arg, item, state_.engine.moves.find_or_plan(from, from.with(to->placements)), gathers});
+      const Spec wanted = from.with(to->placements).with_dtype(to->dtype);
+      if (from != wanted && static_cast<int>(index) != like) {
+        const GatherPolicy* policy = plan_->gather_of(index);
+        const bool gathers = policy && wanted == read_spec(from, *policy);
+        plan_->moves.push_back({arg, item, state_.engine.moves.find_or_plan(from, wanted), gathers});
       }
     });
   }
@@ -415,7 +435,7 @@ class Planner {
   const OpInfo& info_;
   c10::ArrayRef<IValue> args_;
   const CallPlan* forward_;
-  const bool has_gathered_, reads_gathered_;
+  const bool has_gathered_, reads_values_, reads_gathered_;
   rules::Call call_;
   const rules::Homes homes_;
   std::unique_ptr<CallPlan> plan_;

@@ -15,7 +15,9 @@ MovePtr plan_move(comm::RankContext& context, const layout::Spec& from, const la
   auto move = std::make_shared<Move>();
   move->from = from;
   move->to = to;
-  move->path = reshard::plan_path(from, to);
+  move->casts = from->dtype != to->dtype;
+  move->keeps_storage = !move->casts;
+  move->path = reshard::plan_path(from.with_dtype(to->dtype), to);
   for (const reshard::Step& step : move->path.steps) {
     move->communicates |= !reshard::is_local(step.kind);
     move->keeps_storage &= step.kind == reshard::StepKind::kRelabel;
@@ -52,7 +54,7 @@ at::Tensor run_move(comm::RankContext& ctx, const Move& move, const at::Tensor& 
   if (move.communicates) {
     layouts.emplace(ctx, move.from, move.to);
   }
-  at::Tensor current = local;
+  at::Tensor current = move.casts ? local.to(move.to->dtype) : local;
   for (const CompiledStep& step : move.steps) {
     if (step.collective != nullptr) {
       ctx.ledger.record(step.collective, step.axis_name, op, step.bytes);

@@ -14,10 +14,11 @@
 
 namespace tessera::dtensor {
 
-// One planned redistribution. Belongs to the rank that planned it.
+// One planned redistribution. Belongs to the rank that planned it. Of two dtypes: the part is cast first.
 struct Move {
   layout::Spec from;
   layout::Spec to;
+  bool casts = false;
   reshard::Path path;
   std::vector<CompiledStep> steps;  // the path's, on this rank
   bool communicates = false;        // some step needs other ranks

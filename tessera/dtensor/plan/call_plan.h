@@ -60,9 +60,11 @@ struct CallPlan {
   uint64_t program_key = 0;            // equal on every rank that runs the same call
   std::vector<layout::Spec> operands;  // as the call came in, before moves
   std::vector<bool> operand_is_parameter;
-  std::vector<const GatherPolicy*> gathers;  // of parameters that operators read gathered; empty: there are none
-  bool is_absent = false;                    // the call runs on other ranks: this one gets parts of no elements
-  bool is_long = false;                      // libtorch would give a loop over an operand to several threads
+  std::vector<const GatherPolicy*> gathers;  // of parameters that operators read otherwise; empty: there are none
+  std::optional<at::ScalarType> computed_in =
+      std::nullopt;        // the dtype in which operands are read, of such a parameter
+  bool is_absent = false;  // the call runs on other ranks: this one gets parts of no elements
+  bool is_long = false;    // libtorch would give a loop over an operand to several threads
 
   // The policy by which operators read this operand; null: as it came in.
   const GatherPolicy* gather_of(size_t operand) const { return gathers.empty() ? nullptr : gathers[operand]; }

@@ -3,6 +3,7 @@
 #include <ATen/EmptyTensor.h>
 
 #include "tessera/base/error.h"
+#include "tessera/dtensor/record/arguments.h"
 #include "tessera/dtensor/record/interception.h"
 
 namespace tessera::dtensor {
@@ -85,6 +86,12 @@ void outputs_on_meta(const OpInfo& info, rules::Call& call, CallPlan& plan, std:
   for (const IValue& value : call.args) {
     stack.push_back(meta_argument(value));
   }
+  size_t operand = 0;
+  for_each_tensor(Stack(stack), [&](const at::Tensor& tensor, int arg, int item) {
+    if (const auto dtype = call.operands[operand++].spec->dtype; dtype != tensor.scalar_type()) {  // it is read so
+      replace_tensor(stack[static_cast<size_t>(arg)], item, tensor.to(dtype));
+    }
+  });
   info.op.callBoxed(stack);
   for (size_t i = 0; i < info.num_returns(); ++i) {
     const IValue& result = stack[stack.size() - info.num_returns() + i];

@@ -13,6 +13,14 @@ layout::Spec gathered(const layout::Spec& stored, const std::vector<int64_t>& ax
   return stored.with(placements);
 }
 
+layout::Spec read_spec(const layout::Spec& stored, const GatherPolicy& policy) {
+  return gathered(stored, policy.read).with_dtype(policy.dtype.value_or(stored->dtype));
+}
+
+layout::Spec kept_spec(const layout::Spec& stored, const GatherPolicy& policy) {
+  return gathered(stored, policy.kept).with_dtype(policy.dtype.value_or(stored->dtype));
+}
+
 layout::Spec merged_gradient(const layout::Spec& found, const layout::Spec& stored, const GatherPolicy& policy) {
   layout::Placements placements = found->placements;
   for (const int64_t axis : policy.merged) {
@@ -23,7 +31,7 @@ layout::Spec merged_gradient(const layout::Spec& found, const layout::Spec& stor
       }
     }
   }
-  return found.with(placements);
+  return found.with(placements).with_dtype(policy.merge_dtype.value_or(stored->dtype));
 }
 
 }  // namespace tessera::dtensor

@@ -38,7 +38,7 @@ Range elements_of(const Spec& stored, const Spec& read, const Coord& coord) {
 GatherGroup::GatherGroup(comm::RankContext& context, Moves& moves, const std::string& name,
                          const std::vector<at::Tensor>& parameters, const GatherPolicy& policy)
     : is_kept_(policy.keeps_all()), policy_(policy) {
-  TESSERA_ASSERT(!parameters.empty() && policy.read.size() == 1 && (policy.kept.empty() || is_kept_));
+  TESSERA_ASSERT(!parameters.empty() && policy.read.size() == 1 && policy.is_kept == is_kept_);
   const layout::Mesh& mesh = meta_of(parameters.front())->spec->mesh;
   const Coord& coord = context.coord(mesh);
   int64_t own_elements = 0, elements = 0;
@@ -61,7 +61,7 @@ GatherGroup::GatherGroup(comm::RankContext& context, Moves& moves, const std::st
   layout::Placements cut(static_cast<size_t>(mesh.ndim()));
   cut[static_cast<size_t>(axis)] = layout::RaggedShard({0}, runs_of(name, coord, axis));
   const Spec flat = Spec::contiguous(mesh, cut, {elements}, parameters.front().scalar_type());
-  gather_ = moves.find_or_plan(flat, gathered(flat, policy.read));
+  gather_ = moves.find_or_plan(flat, read_spec(flat, policy));
   take_over(context);
 }
 
@@ -161,9 +161,10 @@ std::vector<at::Tensor> GatherGroup::merge_taken(comm::RankContext& context, Mov
   const LocalScope scope;
   layout::Placements terms = gather_->from->placements;
   terms[static_cast<size_t>(policy_.read.front())] = layout::Partial();
-  const Spec all = gather_->from.with(terms);
-  const at::Tensor flat = at::zeros(gather_->to->sizes, own_.options());
-  const GatherPolicy over_axis{.read = {}, .kept = {}, .merged = policy_.read};
+  const auto dtype = policy_.merge_dtype.value_or(gather_->from->dtype);
+  const Spec to = gather_->from.with_dtype(dtype), all = to.with(terms);
+  const at::Tensor flat = at::zeros(gather_->to->sizes, own_.options().dtype(dtype));
+  const GatherPolicy over_axis{.merged = policy_.read};
   std::vector<Spec> specs;
   for (Member& member : members_) {
     if (member.taken.defined()) {
@@ -175,7 +176,7 @@ std::vector<at::Tensor> GatherGroup::merge_taken(comm::RankContext& context, Mov
     }
     member.taken.reset();
   }
-  const at::Tensor own = run_move(context, *moves.find_or_plan(all, gather_->from), flat, op);
+  const at::Tensor own = run_move(context, *moves.find_or_plan(all, to), flat, op).to(gather_->from->dtype);
   const layout::Coord& coord = context.coord(all->mesh);
   std::vector<at::Tensor> merged(members_.size());
   for (size_t i = 0; i < members_.size(); ++i) {

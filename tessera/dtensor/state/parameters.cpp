@@ -16,7 +16,7 @@ void PlacedParameters::add(const at::Tensor& tensor, ParameterInfo info) {
 }
 
 const GatherPolicy* PlacedParameters::find_or_add(GatherPolicy policy) {
-  if (policy.read.empty()) {
+  if (!policy.reads_otherwise()) {
     return nullptr;
   }
   const auto found = std::find(policies_.begin(), policies_.end(), policy);

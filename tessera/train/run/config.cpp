@@ -49,7 +49,7 @@ struct Field {
 
 // The one list of keys.
 std::vector<Field> fields(Config& config) {
-  auto& [model, data, train, parallel] = config;
+  auto& [model, data, train, precision, parallel] = config;
   return {
       {"model.kind", &model.kind, one_of({"llama", "gpt"})},
       {"model.vocab_size", &model.vocab_size, at_least(0)},
@@ -88,6 +88,9 @@ std::vector<Field> fields(Config& config) {
       {"train.eval_batches", &train.eval_batches, at_least(1)},
       {"train.log_every", &train.log_every, at_least(1)},
       {"train.proof", &train.proof, {}},
+      {"precision.storage", &precision.storage, {}},
+      {"precision.compute", &precision.compute, {}},
+      {"precision.reduce", &precision.reduce, {}},
       {"parallel.ranks", &parallel.ranks, at_least(0)},
       {"parallel.mesh", &parallel.mesh, {}},
       {"parallel.sequence_parallel", &parallel.sequence_parallel, {}},

@@ -64,6 +64,13 @@ struct TrainConfig {
   bool proof = false;  // at the end, run the first steps on one rank and compare
 };
 
+// [precision]: dtypes of parameters, by name (float32, bfloat16, ...); empty: train.dtype, which the model has.
+struct PrecisionConfig {
+  std::string storage;  // between steps, where the optimizer works
+  std::string compute;  // inside of operators
+  std::string reduce;   // while gradients are merged over ranks
+};
+
 // [parallel]: the ranks and the layout.
 struct ParallelConfig {
   int64_t ranks = 0;  // 0: as many as the mesh has
@@ -79,6 +86,7 @@ struct Config {
   ModelConfig model;
   DataConfig data;
   TrainConfig train;
+  PrecisionConfig precision;
   ParallelConfig parallel;
 
   at::ScalarType dtype() const;

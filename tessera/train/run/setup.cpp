@@ -114,6 +114,7 @@ plan::Plan make_plan(const Config& config, const torch::nn::Module& model) {
       .devices = config.ranks(),
       .sequence_parallel = config.parallel.sequence_parallel,
       .sharding = plan::parse_sharding(config.parallel.sharding),
+      .precision = plan::parse_precision(config.precision.storage, config.precision.compute, config.precision.reduce),
       .heads = config.model.heads,
       .kv_heads = kv_heads_of(config.model),
       .keep_gathered = config.parallel.keep_gathered,

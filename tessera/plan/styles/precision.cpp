@@ -1,0 +1,25 @@
+// Dtypes: in which parameters are stored, in which operators read them, and in which their gradients are merged.
+#include "tessera/plan/draft.h"
+
+namespace tessera::plan {
+
+void plan_precision(Draft& draft) {
+  const Precision& precision = draft.options.precision;
+  if (precision == Precision()) {
+    return;
+  }
+  for (const NamedTensor& named : draft.parameters()) {
+    if (!named.tensor.is_floating_point()) {
+      continue;
+    }
+    ParameterPlan& entry = draft.entry(named.name);
+    entry.storage_dtype = precision.storage;
+    entry.compute_dtype = precision.compute;
+    entry.reduce_dtype = precision.reduce;
+    if (precision.compute && !entry.compute) {  // gathered by nobody: it is cast once a step
+      entry.kept = entry.storage;
+    }
+  }
+}
+
+}  // namespace tessera::plan
