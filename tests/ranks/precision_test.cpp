@@ -23,7 +23,7 @@ models::LlamaConfig llama(at::ScalarType dtype = at::kFloat) {
 models::GptConfig gpt(at::ScalarType dtype = at::kFloat) {
   models::GptConfig config;
   config.vocab_size = 101, config.dim = 48, config.layers = 2, config.heads = 4, config.max_seq = 16;
-  config.dtype = dtype;
+  config.dropout = 0, config.tie_embeddings = false, config.dtype = dtype;
   return config;
 }
 

@@ -317,16 +317,26 @@ class Planner {
     });
   }
 
-  // What an operator reads beside a parameter that the plan has it read in a dtype, and what its derivative reads.
+  // What an operator reads beside a parameter that the plan has it read in a dtype, and what its derivative reads
+  // beside a gradient of that dtype. What a derivative adds to stays as it is, and the others follow it.
   void show_computed() {
     if (forward_ && !plan_->computed_in) {
       plan_->computed_in = forward_->computed_in;
     }
-    for (size_t i = 0; plan_->computed_in && reads_values_ && i < call_.operands.size(); ++i) {
+    const bool is_met = std::any_of(call_.operands.begin(), call_.operands.end(), [&](const rules::Operand& operand) {
+      return operand.spec->dtype == plan_->computed_in;
+    });
+    if (!plan_->computed_in || !reads_values_ || !is_met) {
+      return;
+    }
+    const auto written = std::find_if(call_.operands.begin(), call_.operands.end(),
+                                      [](const rules::Operand& operand) { return operand.is_written; });
+    const auto dtype = written == call_.operands.end() ? *plan_->computed_in : written->spec->dtype;
+    for (size_t i = 0; i < call_.operands.size(); ++i) {
       rules::Operand& operand = call_.operands[i];
       const bool follows = !operand.is_plain && !operand.is_written && !plan_->gather_of(i);
       if (follows && c10::isFloatingType(operand.spec->dtype)) {
-        operand.spec = operand.spec.with_dtype(*plan_->computed_in);
+        operand.spec = operand.spec.with_dtype(dtype);
       }
     }
   }

@@ -115,7 +115,7 @@ TEST(Plan, JsonRoundTripsRandomPlans) {
 TEST(Plan, JsonIsOneLinePerEntry) {
   EXPECT_EQ(small_plan().json(),
             "{\n"
-            "  \"version\": 2,\n"
+            "  \"version\": 3,\n"
             "  \"mesh\": \"dp=2,tp=2\",\n"
             "  \"batch_axes\": [\"dp\"],\n"
             "  \"keep_gathered_bytes\": 1073741824,\n"
@@ -220,8 +220,8 @@ TEST(Plan, VerifyNamesWhatDoesNotFit) {
 TEST(Plan, FromJsonNamesTheLine) {
   const auto good = small_plan().json();
   const std::vector<std::array<std::string, 3>> cases = {
-      {"\"version\": 2", "\"version\": 3", "line 2: version 3 is none of 1 to 2, which is the newest"},
-      {"\"version\": 2", "\"version\": \"one\"", "line 2: \"version\" cannot be \"one\""},
+      {"\"version\": 3", "\"version\": 4", "line 2: version 4 is none of 1 to 3, which is the newest"},
+      {"\"version\": 3", "\"version\": \"one\"", "line 2: \"version\" cannot be \"one\""},
       {"\"mesh\": \"dp=2,tp=2\"", "\"mesh\": \"dp=2,tp\"", "line 3: [mesh] \"dp=2,tp\" is no mesh"},
       {"\"mesh\"", "\"meshes\"", "line 3: unknown key \"meshes\"; did you mean \"mesh\"?"},
       {"\"storage\": \"{tp: S(1)}\"", "\"storage\": \"{tp: Q}\"",
