@@ -1,6 +1,9 @@
 #include "tessera/parallel/job.h"
 
+#include <ATen/ops/_amp_foreach_non_finite_check_and_unscale.h>
+#include <ATen/ops/full.h>
 #include <ATen/ops/mul.h>
+#include <ATen/ops/zeros.h>
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/functions/utils.h>
 #include <torch/csrc/autograd/variable.h>
@@ -122,6 +125,23 @@ void reduce(std::vector<at::Tensor>& held, const std::vector<at::Tensor>& parame
   }
 }
 
+// The gradients of a scaled loss become those of the loss; says whether any of them, on any rank, is not finite.
+bool unscale(const std::vector<at::Tensor>& held, double scale) {
+  const at::NoGradGuard no_grad;
+  std::map<at::ScalarType, std::vector<at::Tensor>> by_dtype;
+  for (const at::Tensor& gradient : held) {
+    if (gradient.defined()) {
+      by_dtype[gradient.scalar_type()].push_back(gradient);
+    }
+  }
+  at::Tensor found = at::zeros({1}, at::kFloat);
+  const at::Tensor inverse = at::full({1}, 1 / scale, at::kFloat);
+  for (const auto& [dtype, gradients] : by_dtype) {
+    at::_amp_foreach_non_finite_check_and_unscale_(gradients, found, inverse);
+  }
+  return found.item<float>() != 0;
+}
+
 at::Tensor with_deposit(const at::Tensor& loss, std::vector<at::Tensor> held,
                         const std::vector<at::Tensor>& parameters) {
   at::Tensor result = loss.detach();
@@ -219,6 +239,7 @@ at::Tensor Job::run_rows(int64_t samples, const ReadRows& read) {
   plan::Rows& rows = state_->rows_of(samples);
   const bool with_gradients = at::GradMode::is_enabled();
   const std::vector<at::Tensor> parameters = state_->parameters();
+  LossScaler* scaler = state_->options.loss_scaler;
   Step step(state_->plan);
   const StepScope scope(step, {.number = static_cast<uint64_t>(state_->step)});
 
@@ -236,7 +257,8 @@ at::Tensor Job::run_rows(int64_t samples, const ReadRows& read) {
       loss = weighted(loss, pass.count, samples);  // in `exact` it is a share of the step's mean already
     }
     if (with_gradients) {
-      hold(held, gradients_of(rank, loss, parameters, held));
+      const at::Tensor scaled = scaler ? at::mul(loss, scaler->scale()) : loss;
+      hold(held, gradients_of(rank, scaled, parameters, held));
     }
     total = total.defined() ? total.add(loss.detach()) : loss.detach();
     step.end_pass();
@@ -246,6 +268,9 @@ at::Tensor Job::run_rows(int64_t samples, const ReadRows& read) {
     return total;
   }
   reduce(held, parameters);
+  if (scaler) {
+    scaler->note(unscale(held, scaler->scale()));
+  }
   ++state_->step;
   return with_deposit(total, std::move(held), parameters);
 }

@@ -12,6 +12,7 @@
 #include <torch/optim/optimizer.h>
 
 #include "tessera/catalogue/name_map.h"
+#include "tessera/parallel/loss_scaler.h"
 #include "tessera/parallel/place.h"
 #include "tessera/plan/plan.h"
 
@@ -22,6 +23,9 @@ struct JobOptions {
   int64_t accumulate = 1;
   // What updates the parameters: for saving and loading its state with the model's. It must outlive the job.
   torch::optim::Optimizer* optimizer = nullptr;
+  // For gradients in float16: scales the loss of each micro-batch and the step's gradients back, and says what
+  // overflowed. It must outlive the job, and be asked to take the optimizer's steps.
+  LossScaler* loss_scaler = nullptr;
   // How the parameters and buffers are called and lie in checkpoints, so that other libraries read them; without it as
   // in the model. A rule for each of them.
   std::optional<catalogue::NameMap> file_names = {};

@@ -91,6 +91,34 @@ class PrecisionTest(unittest.TestCase):
                 for name, value in parameters.items():
                     self.assertTrue(torch.equal(values[name], value), name)
 
+    def test_a_scaler_of_torch_scales_alike_on_every_layout(self):
+        def train(layout):
+            tessera.manual_seed(3)
+            tessera.numerics("exact", "batch=8")
+            torch.manual_seed(3)
+            model = torch.nn.Linear(16, 8)
+            optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
+            tessera.parallelize(model, tessera.generate_plan(model, mesh=layout, compute_dtype=torch.float16), optimizer)
+            scaler = torch.amp.GradScaler("cpu", init_scale=2.0**20, growth_interval=2)
+            x, scales = torch.arange(8.0 * 16).view(8, 16).sin(), []
+            for step in range(6):
+                weight = torch.full((8, 8), 1e9) if step == 2 else torch.ones(8, 8)
+                loss = (model(x).float() * weight).mean()
+                scaler.scale(loss).backward()
+                scaler.step(optimizer)
+                scaler.update()
+                optimizer.zero_grad()
+                scales.append(scaler.get_scale())
+            return scales, [tessera.full_tensor(p.detach()) for p in model.parameters()]
+
+        one, values = tessera.run_ranks(lambda: train("1"), 1)
+        self.assertLess(one[2], one[1])
+        for layout in ("dp=2", "fsdp=2", "fsdp=3"):
+            with self.subTest(layout=layout):
+                scales, parameters = tessera.run_ranks(lambda layout=layout: train(layout), tessera.Mesh(layout).size())
+                self.assertEqual(scales, one)
+                self.assertTrue(all(torch.equal(a, b) for a, b in zip(values, parameters)))
+
     def test_a_model_in_sixteen_bits_is_stored_in_float32(self):
         def body():
             model = ZOO["gpt2"].make().to(torch.bfloat16)

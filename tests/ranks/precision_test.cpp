@@ -1,8 +1,11 @@
 // Parameters that are stored in one dtype and read in another: the bits of a model in 16 bits on one rank, those of one
 // rank on every layout in `exact`, and half of the bytes.
 
+#include <filesystem>
+
 #include <gtest/gtest.h>
 #include <torch/torch.h>
+#include <unistd.h>
 
 #include "tests/ranks/support.h"
 #include "tests/ranks/training_run.h"
@@ -155,6 +158,106 @@ TEST(Precision, HalfOfTheBytesAreGathered) {
   EXPECT_EQ(narrow.second, wide.second);
   EXPECT_EQ(narrowest.first, narrow.first);
   EXPECT_EQ(narrowest.second * 2, wide.second);
+}
+
+// What a run with a loss scaler does: scales, whether each step was taken, and the parameters in the end. A sample of
+// step 2 has a gradient that is too large for float16 under any scale.
+struct ScaledRun {
+  std::vector<double> scales;
+  std::vector<bool> steps;
+  std::vector<at::Tensor> parameters;
+};
+
+ScaledRun run_scaled(const std::string& mesh_text, int64_t accumulate, const std::string& save_to = "",
+                     const std::string& load_from = "") {
+  ScaledRun run;
+  const auto mesh = Mesh::parse(mesh_text);
+  run_on(mesh, [&](int64_t rank) {
+    dtensor::manual_seed(5);
+    const sums::Lattice lattice{.batch = 8, .feature = 4};
+    dtensor::set_numerics(dtensor::Numerics::kExact, lattice);
+    auto model = parallel::deferred([] { return torch::nn::Linear(16, 8); });
+    torch::optim::AdamW optimizer(model->parameters(), torch::optim::AdamWOptions(1e-2));
+    const auto plan =
+        parallel::generate_plan(*model, {.mesh = mesh, .precision = {.compute = at::kHalf}, .lattice = lattice});
+    parallel::place(*model, plan, &optimizer);
+    parallel::LossScaler scaler({.scale = 1 << 20, .interval = 2});
+    parallel::Job job(model.ptr(), plan,
+                      [model](const std::vector<at::Tensor>& batch) mutable {
+                        return (model(batch[0]).to(at::kFloat) * batch[1]).mean();
+                      },
+                      {.accumulate = accumulate, .optimizer = &optimizer, .loss_scaler = &scaler});
+    if (!load_from.empty()) {
+      checkpoint::load(load_from, job);
+    }
+    for (int64_t step = job.step(); step < 8; ++step) {
+      const at::Tensor x = waves({8, 16}).to(at::kFloat);
+      at::Tensor weight = waves({8, 8}).to(at::kFloat);
+      if (step == 2) {
+        weight[7].fill_(1e9);  // the last rank's alone
+      }
+      if (rank == 0) {
+        run.scales.push_back(scaler.scale());
+      }
+      job(x, weight).backward();
+      const bool stepped = scaler.step(optimizer);
+      EXPECT_EQ(stepped, !scaler.has_overflowed());
+      optimizer.zero_grad();
+      if (rank == 0) {
+        run.steps.push_back(stepped);
+      }
+      if (!save_to.empty() && step == 4) {
+        checkpoint::save(save_to, job);
+      }
+    }
+    for (const at::Tensor& parameter : model->parameters()) {
+      const at::Tensor whole = dtensor::full_tensor(parameter.detach());
+      if (rank == 0) {
+        run.parameters.push_back(whole);
+      }
+    }
+  });
+  return run;
+}
+
+void expect_same(const ScaledRun& one, const ScaledRun& other) {
+  EXPECT_EQ(one.scales, other.scales);
+  EXPECT_EQ(one.steps, other.steps);
+  for (size_t i = 0; i < one.parameters.size(); ++i) {
+    EXPECT_TRUE(at::equal(one.parameters[i], other.parameters[i])) << i;
+  }
+}
+
+TEST(LossScaler, AnOverflowOfOneRankIsEveryRanks) {
+  const ScaledRun one = run_scaled("1", 1);
+  EXPECT_FALSE(one.steps[2]);
+  EXPECT_EQ(one.scales[3], one.scales[2] / 2);
+  EXPECT_TRUE(std::count(one.steps.begin(), one.steps.end(), true) >= 4);
+  EXPECT_TRUE(std::is_sorted(one.scales.rbegin(), one.scales.rend()) == false);  // it grows again
+  for (const char* mesh : {"dp=2", "dp=4", "fsdp=2", "fsdp=3", "dp=2,fsdp=2"}) {
+    for (const int64_t accumulate : {1, 2}) {
+      SCOPED_TRACE(c10::str(mesh, " ", accumulate));
+      expect_same(one, run_scaled(mesh, accumulate));
+    }
+  }
+}
+
+TEST(LossScaler, GoesOnWhereItWasSaved) {
+  const auto folder = std::filesystem::temp_directory_path() / c10::str("tessera_scaler_", ::getpid());
+  const ScaledRun whole = run_scaled("dp=2", 1, folder.string());
+  const ScaledRun rest = run_scaled("fsdp=2", 1, "", folder.string());
+  EXPECT_EQ(rest.scales, std::vector<double>(whole.scales.begin() + 5, whole.scales.end()));
+  for (size_t i = 0; i < rest.parameters.size(); ++i) {
+    EXPECT_TRUE(at::equal(whole.parameters[i], rest.parameters[i])) << i;
+  }
+  std::filesystem::remove_all(folder);
+}
+
+TEST(LossScaler, ScalesArePowersOfTwo) {
+  EXPECT_THROW(parallel::LossScaler({.scale = 1000}), c10::Error);
+  EXPECT_THROW(parallel::LossScaler({.growth = 1.5}), c10::Error);
+  EXPECT_THROW(parallel::LossScaler({.backoff = 2}), c10::Error);
+  EXPECT_THROW(parallel::LossScaler({.interval = 0}), c10::Error);
 }
 
 }  // namespace

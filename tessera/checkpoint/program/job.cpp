@@ -27,6 +27,9 @@ Contents own_contents_of(const parallel::Job& job, const catalogue::Values& extr
   if (auto* optimizer = job.options().optimizer) {
     add_optimizer({*optimizer, tensors}, contents);
   }
+  if (const auto* scaler = job.options().loss_scaler) {
+    add_loss_scaler(*scaler, contents);
+  }
   add_run_state(job.step(), contents);
   add_values(extra, contents);
   return contents;
@@ -87,6 +90,9 @@ catalogue::Values load(const std::string& folder, parallel::Job& job, LoadJobOpt
   load_tensors(checkpoint, contents, own, job, {.allows_extra = true});  // moments that nobody wants
   if (optimizer != nullptr) {
     restore_optimizer({*optimizer, tensors}, values.at(kOptimizer));
+  }
+  if (auto* scaler = job.options().loss_scaler) {
+    restore_loss_scaler(checkpoint, *scaler);
   }
   job.set_step(restore_run_state(checkpoint, contents));
   return values;

@@ -12,8 +12,8 @@ namespace tessera::checkpoint {
 
 // What of a job persists: parameters and buffers under their names (JobOptions::file_names), what its optimizer keeps
 // (JobOptions::optimizer), the stream of the generator `stock`, and as values `job` (the step, the seed, numerics with
-// their lattice) and `optimizer`; with `extra`, values of the program's own, each JSON. Throws as add_optimizer, or if
-// an extra value has one of these names.
+// their lattice), `optimizer` and `loss_scaler`; with `extra`, values of the program's own, each JSON. Throws as
+// add_optimizer, or if an extra value has one of these names.
 Contents contents_of(const parallel::Job& job, const catalogue::Values& extra = {});
 
 // Saves the job as step_<its step> in the folder `run`, which is made if need be: that many steps were taken. The

@@ -44,7 +44,7 @@ void add_model(const std::vector<plan::NamedTensor>& tensors, Contents& contents
 void add_values(const catalogue::Values& values, Contents& contents) {
   for (const auto& [name, value] : values) {
     TESSERA_CHECK(contents.values.emplace(name, value).second, "[checkpoint] an extra value called ", name,
-                  "; accepted: names but ", kJob, " and optimizer");
+                  "; accepted: names but ", kJob, ", ", kLossScaler, " and optimizer");
   }
 }
 
@@ -99,6 +99,19 @@ void verify_program(const OpenCheckpoint& checkpoint, const Contents& contents, 
     return entry.name != kStream && (with_moments || entry.role != catalogue::Role::kMoment);
   };
   catalogue::verify_fits(catalogue_of(contents).subset(counts), checkpoint.catalogue.subset(counts), checkpoint.folder);
+}
+
+void add_loss_scaler(const parallel::LossScaler& scaler, Contents& contents) {
+  const auto& state = scaler.state();
+  contents.values[kLossScaler] = nlohmann::json{{"scale", state.scale}, {"good_steps", state.good_steps}}.dump();
+}
+
+void restore_loss_scaler(const OpenCheckpoint& checkpoint, parallel::LossScaler& scaler) {
+  const auto found = checkpoint.catalogue.values().find(kLossScaler);
+  if (found != checkpoint.catalogue.values().end()) {
+    const auto value = nlohmann::json::parse(found->second);
+    scaler.set_state({.scale = value.at("scale").get<double>(), .good_steps = value.at("good_steps").get<int64_t>()});
+  }
 }
 
 int64_t restore_run_state(const OpenCheckpoint& checkpoint, const Contents& contents) {

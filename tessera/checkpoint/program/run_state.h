@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "tessera/checkpoint/ranks/load.h"
+#include "tessera/parallel/loss_scaler.h"
 #include "tessera/plan/module_tree.h"
 
 namespace tessera::checkpoint {
@@ -17,6 +18,9 @@ constexpr const char* kJob = "job";
 
 // Adds a model's parameters and buffers.
 void add_model(const std::vector<plan::NamedTensor>& tensors, Contents& contents);
+
+// ... that has a job's LossScaler: `{"scale": 65536.0, "good_steps": 12}`.
+constexpr const char* kLossScaler = "loss_scaler";
 
 // Adds values of the program's own. Throws c10::Error if one has a name that is taken.
 void add_values(const catalogue::Values& values, Contents& contents);
@@ -45,6 +49,10 @@ void add_stream(const OpenCheckpoint& checkpoint, Contents& contents);
 // Throws DataError that names every tensor of a program that is missing, extra or of other sizes or dtypes. Moments of
 // the checkpoint are none of the extra ones unless `with_moments`.
 void verify_program(const OpenCheckpoint& checkpoint, const Contents& contents, bool with_moments);
+
+// Adds the value `loss_scaler`, and makes a scaler what that says; one that was saved without it stays as it is.
+void add_loss_scaler(const parallel::LossScaler& scaler, Contents& contents);
+void restore_loss_scaler(const OpenCheckpoint& checkpoint, parallel::LossScaler& scaler);
 
 // Seeds this rank's generator as it was, and restores its stream if the contents, which were loaded, have one. Returns
 // the step.

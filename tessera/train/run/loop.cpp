@@ -85,8 +85,11 @@ StepRecord train_step(const Config& config, const data::Sampler& sampler, parall
   observer.on_update();
   const double limit = train.clip > 0 ? train.clip : std::numeric_limits<double>::infinity();
   record.grad_norm = value_of(optim::clip_grad_norm(job.model().parameters(), limit));
-  verify_finite("gradient norm", record.grad_norm, record.step, train);
-  optimizer.step();
+  auto* scaler = job.options().loss_scaler;
+  if (!scaler || !scaler->has_overflowed()) {
+    verify_finite("gradient norm", record.grad_norm, record.step, train);
+  }
+  scaler ? static_cast<void>(scaler->step(optimizer)) : static_cast<void>(optimizer.step());
   optimizer.zero_grad();
   record.ms = std::chrono::duration<double, std::milli>(Clock::now() - start).count();
   record.peak_bytes = peak_resident_bytes();
@@ -115,9 +118,12 @@ void run_loop(const Config& config, const data::Sampler& sampler, const LoopOpti
                                                          .weight_decay(train.weight_decay));
   const auto plan = make_plan(config, *model);
   parallel::place(*model, plan, &optimizer);
-  parallel::Job job(
-      model, plan, [&](const std::vector<at::Tensor>& batch) { return model->loss(batch[0], batch[1]); },
-      {.accumulate = train.accumulate, .optimizer = &optimizer, .file_names = in_files(config, {}).names});
+  parallel::LossScaler scaler;
+  parallel::Job job(model, plan, [&](const std::vector<at::Tensor>& batch) { return model->loss(batch[0], batch[1]); },
+                    {.accumulate = train.accumulate,
+                     .optimizer = &optimizer,
+                     .loss_scaler = config.precision.compute == "float16" ? &scaler : nullptr,
+                     .file_names = in_files(config, {}).names});
   if (!options.resume_from.empty()) {
     resume(options.resume_from, job, config, sampler,
            [&](const std::string& what, const ResumePoint& next) { observer.on_damage(what, next); });
