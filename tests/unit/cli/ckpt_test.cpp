@@ -251,7 +251,7 @@ TEST_F(Ckpt, DiffOfTwoVersionsComparesValues) {
     EXPECT_GT(tensor.at("elements"), 0);
   }
   EXPECT_TRUE(has(call({"ckpt", "verify", checkpoint("b", 1), "--values"}).err, "accepted: one of version 2"));
-  const auto anew = call({"ckpt", "reshard", checkpoint("b", 1), "--to", path("c"), "--mesh", "tp=2"});
+  const auto anew = call({"ckpt", "reshard", checkpoint("b", 1), path("c"), "--mesh", "tp=2"});
   EXPECT_EQ(anew.code, 0) << anew.err;
   EXPECT_EQ(hashes("c/step_000001"), hashes("a/checkpoints/step_000001"));
 }

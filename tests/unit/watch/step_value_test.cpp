@@ -24,7 +24,7 @@ uint64_t expected_hash(const at::Tensor& whole) {
     std::memcpy(&bits, static_cast<const char*>(flat.const_data_ptr()) + i * static_cast<int64_t>(flat.itemsize()),
                 flat.itemsize());
     const bool is_nan = flat.is_floating_point() && std::isnan(flat[i].item<double>());
-    sum += base::hash_mix(base::hash_mix(static_cast<uint64_t>(i) + 1) ^ (is_nan ? ~uint64_t{0} : bits));
+    sum += base::hash_mix((static_cast<uint64_t>(i) + 1) * 0x9e3779b97f4a7c15ULL ^ (is_nan ? ~uint64_t{0} : bits));
   }
   return sum;
 }
