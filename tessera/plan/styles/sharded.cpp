@@ -1,5 +1,6 @@
 // Fully sharded data parallelism: of every parameter each rank of an fsdp axis keeps some rows, with their gradient and
 // the optimizer's state; operators gather the parameters that they read, those of one layer together.
+#include <algorithm>
 #include <map>
 #include <utility>
 
@@ -62,7 +63,10 @@ class ShardedStyle {
   }
 
  private:
-  int64_t blocks_of(const Placements& placements) const { return layout::blocks_of_dims(placements, 1)[0]; }
+  // Of the rows.
+  static int64_t blocks_of(const Placements& placements) {
+    return layout::blocks_of_dims(placements, std::max<int64_t>(layout::last_cut_dim(placements) + 1, 1))[0];
+  }
 
   // Cuts that are interleaved, or over several axes, leave a rank several runs: such a parameter is gathered alone.
   void plan_alone(const NamedTensor& named) {
