@@ -70,6 +70,9 @@ Plan random_plan(std::mt19937_64& random) {
   for (size_t i = random() % 3; i > 0; --i) {
     plan.notes.push_back(random_text(random));
   }
+  for (size_t i = random() % 3; i > 0; --i) {
+    plan.recompute.push_back(random_text(random));
+  }
   plan.keep_gathered_bytes = static_cast<int64_t>(random() >> 2);
   return plan;
 }
@@ -115,7 +118,7 @@ TEST(Plan, JsonRoundTripsRandomPlans) {
 TEST(Plan, JsonIsOneLinePerEntry) {
   EXPECT_EQ(small_plan().json(),
             "{\n"
-            "  \"version\": 2,\n"
+            "  \"version\": 3,\n"
             "  \"mesh\": \"dp=2,tp=2\",\n"
             "  \"batch_axes\": [\"dp\"],\n"
             "  \"keep_gathered_bytes\": 1073741824,\n"
@@ -127,6 +130,20 @@ TEST(Plan, JsonIsOneLinePerEntry) {
             "    \"nothing to say\"\n"
             "  ]\n"
             "}\n");
+}
+
+TEST(Plan, JsonSaysWhatIsRecomputed) {
+  auto plan = small_plan();
+  plan.recompute = {"layers.*", "head"};
+  EXPECT_NE(plan.json().find("\n  \"recompute\": [\"layers.*\",\"head\"],\n"), std::string::npos) << plan.json();
+  EXPECT_TRUE(plan.recomputes("layers.3"));
+  EXPECT_FALSE(plan.recomputes("layers.3.mlp"));
+  EXPECT_NE(plan_error([] {
+              Plan::from_json(
+                  "{\"version\": 3, \"mesh\": \"1\", \"batch_axes\": [], \"parameters\": "
+                  "[], \"keep_gathered_bytes\": 1,\n\"recompute\": \"layers.*\"}");
+            }).find("line 2: \"recompute\" cannot be \"layers.*\""),
+            std::string::npos);
 }
 
 TEST(Plan, ChangingAnEntryChangesItsLine) {
@@ -220,8 +237,8 @@ TEST(Plan, VerifyNamesWhatDoesNotFit) {
 TEST(Plan, FromJsonNamesTheLine) {
   const auto good = small_plan().json();
   const std::vector<std::array<std::string, 3>> cases = {
-      {"\"version\": 2", "\"version\": 3", "line 2: version 3 is none of 1 to 2, which is the newest"},
-      {"\"version\": 2", "\"version\": \"one\"", "line 2: \"version\" cannot be \"one\""},
+      {"\"version\": 3", "\"version\": 4", "line 2: version 4 is none of 1 to 3, which is the newest"},
+      {"\"version\": 3", "\"version\": \"one\"", "line 2: \"version\" cannot be \"one\""},
       {"\"mesh\": \"dp=2,tp=2\"", "\"mesh\": \"dp=2,tp\"", "line 3: [mesh] \"dp=2,tp\" is no mesh"},
       {"\"mesh\"", "\"meshes\"", "line 3: unknown key \"meshes\"; did you mean \"mesh\"?"},
       {"\"storage\": \"{tp: S(1)}\"", "\"storage\": \"{tp: Q}\"",
