@@ -28,8 +28,9 @@ def recompute(function: Callable[..., T], *inputs: object, **named: object) -> T
 
 
 def modules_to_recompute(model, plan):
-    """The modules of the model whose forward is to run again in backward, by name. Throws if there is no such forward."""
-    modules = {name: model.get_submodule(name) for name in _C.recomputed_modules(plan, model)}
+    """The modules of the model whose forward is to run again in backward, each once, by name. Throws if there is no such forward."""
+    names = {model.get_submodule(name): name for name in reversed(_C.recomputed_modules(plan, model))}
+    modules = {name: module for module, name in reversed(names.items())}
     for name, module in modules.items():
         if type(module).forward is torch.nn.Module.forward:
             raise ValueError(f"[parallelize] the plan has `{name}` recomputed, and a {type(module).__name__} has no forward; accepted: modules that "

@@ -7,6 +7,7 @@ Usage: recompute_test.py [unittest's arguments]
 import copy
 import hashlib
 import unittest
+import weakref
 
 import tessera
 import torch
@@ -212,6 +213,51 @@ class Functions(unittest.TestCase):
                 tessera.recompute(body, x).sum().backward()
 
         tessera.run_ranks(run, 1)
+
+    def test_nothing_is_kept_of_the_first_run(self):
+        class Marked(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx, x):
+                ctx.mark = Mark()
+                marks.append(weakref.ref(ctx.mark))
+                return x * 2
+
+            @staticmethod
+            def backward(ctx, gradient):
+                return gradient * 2
+
+        class Mark:
+            pass
+
+        marks = []
+
+        def run():
+            x = tessera.distribute_tensor(torch.ones(2), tessera.Mesh("1"), "{}").requires_grad_()
+            kept = Marked.apply(x)
+            result = tessera.recompute(lambda x: {"y": Marked.apply(x)}, x)["y"]
+            alive = [mark() is not None for mark in marks]
+            (kept + result).sum().backward()
+            return alive, tessera.full_tensor(x.grad).tolist()
+
+        self.assertEqual(tessera.run_ranks(run, 1), ([True, False], [4.0, 4.0]))
+
+    def test_a_module_under_two_names_runs_again_once(self):
+        runs = []
+
+        class Noted(nn.Linear):
+            def forward(self, x):
+                runs.append(x)
+                return super().forward(x)
+
+        def run():
+            block = Noted(4, 4)
+            model = nn.ModuleDict({"a": block, "b": block})
+            tessera.parallelize(model, tessera.generate_plan(model, mesh="1", recompute=["*"]))
+            x = tessera.distribute_tensor(torch.ones(2, 4), tessera.Mesh("1"), "{}")
+            model["a"](x).sum().backward()
+
+        tessera.run_ranks(run, 1)
+        self.assertEqual(len(runs), 2)
 
     def test_nothing_runs_again_without_gradients(self):
         runs = []
