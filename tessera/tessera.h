@@ -17,6 +17,7 @@
 #include "tessera/comm/threads/run_ranks.h"
 #include "tessera/dtensor/front/dtensor.h"
 #include "tessera/dtensor/front/gather_to.h"
+#include "tessera/dtensor/front/recomputable.h"
 #include "tessera/watch/explain.h"
 #include "tessera/watch/find_nan.h"
 #include "tessera/layout/mesh.h"
@@ -67,7 +68,9 @@ using dtensor::ModeScope;
 using watch::NanFinder;
 using dtensor::Numerics;
 using dtensor::recompute;
+using dtensor::Recomputable;
 using dtensor::redistribute;
+using dtensor::run_block;
 using dtensor::set_generator;
 using dtensor::set_numerics;
 using dtensor::spec_of;

@@ -1,13 +1,14 @@
 """Models on a mesh."""
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 import torch
 
 from tessera import _C
 from tessera._ranks import ensure_rank, in_rank, rank
+from tessera._recompute import Forward, modules_to_recompute
 
 __all__ = ["deferred", "generate_plan", "is_deferred", "parallelize"]
 
@@ -30,20 +31,21 @@ def is_deferred(value: torch.Tensor | torch.nn.Module) -> bool:
 
 def generate_plan(model: torch.nn.Module, devices: int | None = None, *, mesh: _C.Mesh | str | None = None, sequence_parallel: bool = False,
                   sharding: str = "parameters", storage_dtype: torch.dtype | None = None, compute_dtype: torch.dtype | None = None,
-                  reduce_dtype: torch.dtype | None = None, heads: int = 0, kv_heads: int = 0, lattice: str = "") -> _C.Plan:
+                  reduce_dtype: torch.dtype | None = None, recompute: Sequence[str] = (), heads: int = 0, kv_heads: int = 0, lattice: str = "") -> _C.Plan:
     """A plan from rules for `devices` ranks (all of the job, unless said otherwise), or for a mesh such as "dp=2,tp=2".
 
     Each axis of a mesh has a role by its name: dp (or dp_replicate) cuts the batch, fsdp (or dp_shard) the batch and what is kept of parameters,
     tp the model; others are refused. On fsdp axes `sharding` says what is cut: "state" is parameters between steps and the optimizer's state (ZeRO-1),
     "gradients" these as well (ZeRO-2), "parameters" also parameters between the operators that read them (ZeRO-3). Without a mesh all ranks are dp, as far as exact numerics can cut a batch, and rank 0 says on stderr which mesh that is. Parameters are stored in `storage_dtype`, operators read them, and
-    what they read beside them, in `compute_dtype`, and gradients are merged over ranks in `reduce_dtype` (None: as the model has them; as they are stored). Heads are read from the model where
+    what they read beside them, in `compute_dtype`, and gradients are merged over ranks in `reduce_dtype` (None: as the model has them; as they are stored). Modules whose dotted names match a pattern of `recompute` ("model.layers.*") keep only their inputs for backward,
+    and run again there. Heads are read from the model where
     it says them. The lattice is that of `numerics("exact", ...)`; only a plan that is made before or elsewhere is told it. Print the plan
     to see what is cut, and why not.
     """
     ensure_rank()
     parsed = _C.Mesh(mesh) if isinstance(mesh, str) else mesh
     dtypes = ["" if dtype is None else str(dtype).removeprefix("torch.") for dtype in (storage_dtype, compute_dtype, reduce_dtype)]
-    plan = _C.generate_plan(model, devices, parsed, sequence_parallel, sharding, dtypes, heads, kv_heads, lattice)
+    plan = _C.generate_plan(model, devices, parsed, sequence_parallel, sharding, dtypes, list(recompute), heads, kv_heads, lattice)
     if mesh is None and plan.mesh.ndim > 0 and (not in_rank() or rank() == 0):
         print(f"tessera: {plan.notes[0]}", file=sys.stderr)
     return plan
@@ -59,7 +61,11 @@ def parallelize(model: Model, plan: _C.Plan | _C.Mesh | str, optimizer: torch.op
     gradients. Collective over the plan's mesh.
     """
     ensure_rank()
-    passes = _C.place(model, plan if isinstance(plan, _C.Plan) else generate_plan(model, mesh=plan), accumulate)
+    plan = plan if isinstance(plan, _C.Plan) else generate_plan(model, mesh=plan)
+    recomputed = modules_to_recompute(model, plan)
+    passes = _C.place(model, plan, accumulate)
+    for name, module in recomputed.items():
+        module.forward = Forward(name, module)
     for parameter, state in (optimizer.state.items() if optimizer else ()):
         for value in state.values():
             if isinstance(value, torch.Tensor):

@@ -63,6 +63,13 @@ GptBlockImpl::GptBlockImpl(const GptConfig& config) {
 }
 
 at::Tensor GptBlockImpl::forward(const at::Tensor& x, nn::LayerCache* cache) {
+  if (cache != nullptr) {
+    return run(x, cache);
+  }
+  return dtensor::run_block(*this, x, [this](const at::Tensor& in) { return run(in, nullptr); });
+}
+
+at::Tensor GptBlockImpl::run(const at::Tensor& x, nn::LayerCache* cache) {
   const at::Tensor attended = x + attn(ln_1(x), cache);
   return attended + mlp(ln_2(attended));
 }

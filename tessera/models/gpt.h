@@ -8,6 +8,7 @@
 #include <torch/nn/modules/normalization.h>
 #include <torch/nn/pimpl.h>
 
+#include "tessera/dtensor/front/recomputable.h"
 #include "tessera/models/language_model.h"
 
 namespace tessera::models {
@@ -56,7 +57,8 @@ class GptMlpImpl : public torch::nn::Module {
 };
 TORCH_MODULE(GptMlp);
 
-class GptBlockImpl : public torch::nn::Module {
+// A plan may have it recomputed, where it has no cache.
+class GptBlockImpl : public torch::nn::Module, public dtensor::Recomputable {
  public:
   explicit GptBlockImpl(const GptConfig& config);
   at::Tensor forward(const at::Tensor& x, nn::LayerCache* cache = nullptr);
@@ -64,6 +66,9 @@ class GptBlockImpl : public torch::nn::Module {
   torch::nn::LayerNorm ln_1{nullptr}, ln_2{nullptr};
   GptAttention attn{nullptr};
   GptMlp mlp{nullptr};
+
+ private:
+  at::Tensor run(const at::Tensor& x, nn::LayerCache* cache);
 };
 TORCH_MODULE(GptBlock);
 

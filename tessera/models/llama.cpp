@@ -75,6 +75,13 @@ LlamaBlockImpl::LlamaBlockImpl(const LlamaConfig& config) {
 }
 
 at::Tensor LlamaBlockImpl::forward(const at::Tensor& x, const nn::RotaryTables& rotary, nn::LayerCache* cache) {
+  if (cache != nullptr) {
+    return run(x, rotary, cache);
+  }
+  return dtensor::run_block(*this, x, [this, rotary](const at::Tensor& in) { return run(in, rotary, nullptr); });
+}
+
+at::Tensor LlamaBlockImpl::run(const at::Tensor& x, const nn::RotaryTables& rotary, nn::LayerCache* cache) {
   const at::Tensor attended = x + self_attn(input_layernorm(x), rotary, cache);
   return attended + mlp(post_attention_layernorm(attended));
 }

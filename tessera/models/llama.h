@@ -6,6 +6,7 @@
 #include <torch/nn/modules/linear.h>
 #include <torch/nn/pimpl.h>
 
+#include "tessera/dtensor/front/recomputable.h"
 #include "tessera/models/language_model.h"
 #include "tessera/nn/rms_norm.h"
 #include "tessera/nn/rotary.h"
@@ -55,7 +56,8 @@ class LlamaMlpImpl : public torch::nn::Module {
 };
 TORCH_MODULE(LlamaMlp);
 
-class LlamaBlockImpl : public torch::nn::Module {
+// A plan may have it recomputed, where it has no cache.
+class LlamaBlockImpl : public torch::nn::Module, public dtensor::Recomputable {
  public:
   explicit LlamaBlockImpl(const LlamaConfig& config);
   at::Tensor forward(const at::Tensor& x, const nn::RotaryTables& rotary, nn::LayerCache* cache = nullptr);
@@ -63,6 +65,9 @@ class LlamaBlockImpl : public torch::nn::Module {
   nn::RMSNorm input_layernorm{nullptr}, post_attention_layernorm{nullptr};
   LlamaAttention self_attn{nullptr};
   LlamaMlp mlp{nullptr};
+
+ private:
+  at::Tensor run(const at::Tensor& x, const nn::RotaryTables& rotary, nn::LayerCache* cache);
 };
 TORCH_MODULE(LlamaBlock);
 

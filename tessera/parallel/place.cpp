@@ -11,8 +11,10 @@
 #include "tessera/comm/core/machine.h"
 #include "tessera/dtensor/front/dtensor.h"
 #include "tessera/dtensor/front/group_gradients.h"
+#include "tessera/dtensor/front/recomputable.h"
 #include "tessera/parallel/deferred.h"
 #include "tessera/parallel/optimizer_fields.h"
+#include "tessera/plan/recomputed.h"
 
 namespace tessera::parallel {
 
@@ -280,6 +282,22 @@ void place_verified(const std::vector<plan::NamedTensor>& tensors, const plan::P
   bind_groups(state, tensors, plan);
 }
 
+// What the plan has recomputed, of modules that can be. Throws if one cannot.
+std::vector<dtensor::Recomputable*> recomputed_blocks(const torch::nn::Module& model, const plan::ModuleTree& tree,
+                                                      const plan::Plan& plan) {
+  std::vector<dtensor::Recomputable*> blocks;
+  const auto modules = model.named_modules(/*name_prefix=*/"", /*include_self=*/false);
+  for (const std::string& name : plan::recomputed_modules(plan, tree)) {
+    const auto module = modules[name];
+    auto* block = dynamic_cast<dtensor::Recomputable*>(module.get());
+    TESSERA_CHECK_AS(PlanError, block, "[parallelize] the plan has `", name, "` recomputed, and a ", module->name(),
+                     " does not ask whether it is; accepted: modules that are ", base::in_library("Recomputable"),
+                     " and run by ", base::in_library("run_block"));
+    blocks.push_back(block);
+  }
+  return blocks;
+}
+
 }  // namespace
 
 void place_tensors(const std::vector<plan::NamedTensor>& tensors, const plan::Plan& plan) {
@@ -305,8 +323,13 @@ at::Tensor placed_state(const at::Tensor& state, const at::Tensor& parameter) {
 }
 
 void place(torch::nn::Module& model, const plan::Plan& plan, torch::optim::Optimizer* optimizer) {
-  const auto tensors = plan::tensors_of(plan::describe(model));
+  const plan::ModuleTree tree = plan::describe(model);
+  const auto tensors = plan::tensors_of(tree);
+  const auto blocks = recomputed_blocks(model, tree, plan);
   place_verified(tensors, plan, optimizer);
+  for (dtensor::Recomputable* block : blocks) {
+    block->set_recomputed(true);
+  }
   if (optimizer) {
     convert_optimizer(*optimizer, tensors);
   }

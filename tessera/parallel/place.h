@@ -14,9 +14,9 @@ namespace tessera::parallel {
 // Makes the model's parameters and buffers DTensors as the plan says, in place: typed members, tied aliases and an
 // optimizer built before stay valid, and its state is converted too. A model from `deferred` gets its values now, each
 // rank its own part; one built without it is accepted, with a warning that states the bytes that every rank held where
-// they are many. Throws PlanError if the plan does not fit the model, before anything is allocated if the model, with
-// its gradients and the optimizer's state, does not fit the machine's memory, or if a parameter's memory has other
-// owners. Collective over the plan's mesh.
+// they are many. Modules that the plan has recomputed are told so (dtensor::Recomputable). Throws PlanError if the plan
+// does not fit the model, before anything is allocated if the model, with its gradients and the optimizer's state, does
+// not fit the machine's memory, or if a parameter's memory has other owners. Collective over the plan's mesh.
 void place(torch::nn::Module& model, const plan::Plan& plan, torch::optim::Optimizer* optimizer = nullptr);
 
 // The same for the tensors of a model that is no C++ module (tensors_of), without its optimizer.

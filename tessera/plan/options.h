@@ -5,6 +5,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include <c10/core/ScalarType.h>
 
@@ -47,6 +48,8 @@ struct PlanOptions {
   // On fsdp axes.
   Sharding sharding = Sharding::kParameters;
   Precision precision = {};
+  // Modules that run again in backward: patterns (Plan::recompute).
+  std::vector<std::string> recompute = {};
   // Query heads and key/value heads of attention (0: what the model says; if it says nothing, cuts fall wherever
   // torch.chunk cuts). Cuts fall between heads, and where there are as many key/value heads as ranks, between whole
   // groups; a fused product is taken to have its rows in the order [kv_heads, (queries of the group, key, value),

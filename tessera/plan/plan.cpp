@@ -90,6 +90,11 @@ const ParameterPlan* Plan::find(std::string_view name) const {
   return found == parameters.end() ? nullptr : &*found;
 }
 
+bool Plan::recomputes(std::string_view module) const {
+  return std::any_of(recompute.begin(), recompute.end(),
+                     [&](const std::string& pattern) { return matches(pattern, module); });
+}
+
 std::string Plan::group_of(std::string_view name) const {
   const ParameterPlan* entry = find(name);
   if (!entry || entry->group.empty()) {

@@ -48,13 +48,15 @@ struct ParameterPlan {
 
 // A plan: a value, serialised as JSON with a version, one line per entry so that two plans diff line by line.
 struct Plan {
-  static constexpr int kVersion = 3;  // 2: without dtypes; 1: without compute, kept, gradient
+  static constexpr int kVersion = 3;  // 2: without dtypes, recompute; 1: without compute, kept, gradient
 
   layout::Mesh mesh;
   // Axes that cut the batch, slowest first: of the mesh, and of that role (layout/axis_role.h).
   std::vector<std::string> batch_axes;
   // First match wins; a parameter that matches nothing is replicated.
   std::vector<ParameterPlan> parameters;
+  // Modules that keep only their inputs for backward, and run again there: patterns over dotted names of modules.
+  std::vector<std::string> recompute = {};
   // How many bytes of gathered activations a rank may keep so that nobody gathers them twice (for Q, K and V; for
   // backward).
   int64_t keep_gathered_bytes = int64_t{1} << 30;
@@ -65,6 +67,9 @@ struct Plan {
 
   // The entry for a parameter, or null.
   const ParameterPlan* find(std::string_view name) const;
+
+  // Whether the module of this name runs again in backward.
+  bool recomputes(std::string_view module) const;
 
   // What the group of this parameter is called: `layers.3`; empty if it has none.
   std::string group_of(std::string_view name) const;

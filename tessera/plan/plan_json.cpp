@@ -101,7 +101,7 @@ class Reader {
 
   Plan read() {
     static const std::vector<std::string> kKeys = {
-        "version", "mesh", "ranks", "batch_axes", "parameters", "keep_gathered_bytes", "notes"};
+        "version", "mesh", "ranks", "batch_axes", "parameters", "recompute", "keep_gathered_bytes", "notes"};
     check(root_.is_object(), 1, "the plan is no object {...}");
     for (const auto& [key, unused] : root_.items()) {
       check_key(key, kKeys, key_lines_[key]);
@@ -113,7 +113,8 @@ class Reader {
     plan.mesh = read_mesh();
     plan.batch_axes = get<std::vector<std::string>>(root_, "batch_axes", line_of("batch_axes"));
     plan.keep_gathered_bytes = get<int64_t>(root_, "keep_gathered_bytes", line_of("keep_gathered_bytes"));
-    plan.notes = root_.contains("notes") ? get<std::vector<std::string>>(root_, "notes", line_of("notes")) : plan.notes;
+    plan.notes = texts("notes");
+    plan.recompute = texts("recompute");
     const auto entries = get<std::vector<Json>>(root_, "parameters", line_of("parameters"));
     for (size_t i = 0; i < entries.size(); ++i) {
       plan.parameters.push_back(read_entry(plan.mesh, entries[i], i < entry_lines_.size() ? entry_lines_[i] : 0));
@@ -165,6 +166,11 @@ class Reader {
   int64_t line_of(const std::string& key) const {
     const auto found = key_lines_.find(key);
     return found == key_lines_.end() ? line_ : found->second;
+  }
+
+  // A list that may be left out.
+  std::vector<std::string> texts(const char* key) const {
+    return root_.contains(key) ? get<std::vector<std::string>>(root_, key, line_of(key)) : std::vector<std::string>();
   }
 
   layout::Mesh read_mesh() {
@@ -238,6 +244,9 @@ std::string Plan::json() const {
     text += "  \"ranks\": " + Json(mesh.ranks()).dump() + ",\n";
   }
   text += "  \"batch_axes\": " + Json(batch_axes).dump() + ",\n";
+  if (!recompute.empty()) {
+    text += "  \"recompute\": " + Json(recompute).dump() + ",\n";
+  }
   text += "  \"keep_gathered_bytes\": " + std::to_string(keep_gathered_bytes) + ",\n";
   text +=
       lines("parameters", parameters, [this](const ParameterPlan& entry) { return entry_json(mesh, entry); }) + ",\n";

@@ -2,6 +2,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/plan/draft.h"
+#include "tessera/plan/recomputed.h"
 
 namespace tessera::plan {
 namespace {
@@ -57,6 +58,8 @@ Plan plan_model(const ModuleTree& model, const PlanOptions& options) {
   for (const Style plan_style : styles()) {
     plan_style(draft);
   }
+  draft.plan.recompute = wanted.recompute;
+  recomputed_modules(draft.plan, model);
   return draft.finish();
 }
 

@@ -15,8 +15,8 @@ namespace tessera::plan {
 // `notes`. Entries that differ in the number of a layer only are one, with `*` for the number. What each parallelism
 // does to the model stands in a file of styles/.
 //
-// Throws PlanError if the heads contradict each other, no mesh of so many ranks fits the lattice, or an axis of the
-// mesh has no role.
+// Throws PlanError if the heads contradict each other, a pattern of modules matches none, no mesh of so many ranks fits
+// the lattice, or an axis of the mesh has no role.
 Plan plan_model(const ModuleTree& model, const PlanOptions& options);
 
 }  // namespace tessera::plan

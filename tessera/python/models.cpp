@@ -5,6 +5,7 @@
 #include "tessera/parallel/forward_pass.h"
 #include "tessera/parallel/generate_plan.h"
 #include "tessera/parallel/place.h"
+#include "tessera/plan/recomputed.h"
 #include "tessera/python/bind.h"
 #include "tessera/python/module_tree.h"
 
@@ -17,7 +18,8 @@ using Named = std::vector<std::pair<std::string, at::Tensor>>;
 
 Plan generate_plan(const py::object& model, std::optional<int64_t> devices, const std::optional<layout::Mesh>& mesh,
                    bool sequence_parallel, const std::string& sharding, const std::array<std::string, 3>& dtypes,
-                   int64_t heads, int64_t kv_heads, const std::string& lattice) {
+                   const std::vector<std::string>& recompute, int64_t heads, int64_t kv_heads,
+                   const std::string& lattice) {
   plan::PlanOptions options;
   const auto* context = comm::RankContext::current();
   options.devices = devices ? *devices : context ? context->world_size : 1;
@@ -25,6 +27,7 @@ Plan generate_plan(const py::object& model, std::optional<int64_t> devices, cons
   options.sequence_parallel = sequence_parallel;
   options.sharding = plan::parse_sharding(sharding);
   options.precision = plan::parse_precision(dtypes[0], dtypes[1], dtypes[2]);
+  options.recompute = recompute;
   options.heads = heads;
   options.kv_heads = kv_heads;
   if (!lattice.empty()) {
@@ -78,6 +81,7 @@ void bind_models(py::module_& module) {
                    "What runs where, as data beside the model. Printed as JSON; Plan.from_json reads it.")
       .def_readonly("mesh", &Plan::mesh, "The mesh that it is for.")
       .def_readonly("batch_axes", &Plan::batch_axes, "The axes that cut the batch, slowest first.")
+      .def_readonly("recompute", &Plan::recompute, "Patterns over names of modules that run again in backward.")
       .def_readonly("notes", &Plan::notes, "What could not be divided, and why.")
       .def("json", &Plan::json, "The plan as text, one line an entry.")
       .def_static("from_json", &Plan::from_json, "The plan that `json` wrote, or a person.")
@@ -99,6 +103,8 @@ void bind_models(py::module_& module) {
       .def("__reduce__", &refuse_pickle)
       .def_property("step", &ForwardPasses::step, &ForwardPasses::set_step)
       .def_property_readonly("plan", &ForwardPasses::plan);
+  module.def("recomputed_modules",
+             [](const Plan& plan, const py::object& model) { return plan::recomputed_modules(plan, describe(model)); });
   module.def("place", &place);
   module.def("place_state", &parallel::place_state, Unlocked());
   module.def("placed_state", &parallel::placed_state, Unlocked());

@@ -69,6 +69,25 @@ std::vector<std::pair<std::vector<int64_t>, at::Tensor>> chunks(const at::Tensor
   return pairs;
 }
 
+// A Python function that nodes of the graph keep: whoever drops the last of them lets go of it.
+std::shared_ptr<const py::function> shared_function(const py::function& function) {
+  return {new py::function(function), [](const py::function* dropped) {
+            const py::gil_scoped_acquire locked;
+            delete dropped;
+          }};
+}
+
+std::vector<at::Tensor> recompute(const py::function& body, const std::vector<at::Tensor>& inputs) {
+  const auto function = shared_function(body);
+  const py::gil_scoped_release unlocked;
+  return dtensor::recompute(
+      [function](const std::vector<at::Tensor>& given) {
+        const py::gil_scoped_acquire locked;
+        return (*function)(given).cast<std::vector<at::Tensor>>();
+      },
+      inputs);
+}
+
 void set_numerics(const std::string& numerics, const std::string& lattice) {
   TESSERA_CHECK_AS(ConfigError, numerics == "fast" || numerics == "exact", "[numerics] \"", numerics,
                    "\"; accepted: exact, fast");
@@ -105,6 +124,7 @@ void bind_tensors(py::module_& module) {
   module.def("to_string", &dtensor::to_string, Unlocked());
   module.def("deep_copy", &dtensor::deep_copy, Unlocked());
   module.def("to_region", &dtensor::to_region, Unlocked());
+  module.def("recompute", &recompute);
   module.def("rng_state", &dtensor::rng_state, Unlocked());
   module.def("set_rng_state", &dtensor::set_rng_state, Unlocked());
   module.def("placements",

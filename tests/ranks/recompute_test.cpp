@@ -17,7 +17,7 @@ using Gradients = std::map<std::string, at::Tensor>;
 constexpr int64_t kSamples = 12;
 
 // Two blocks, each of which may run again in backward. The first one's input needs no gradient, and both read the tied
-// weight.
+// weight, three times together: the order in which such gradients are added up is seen from three on.
 struct NetImpl : torch::nn::Module {
   explicit NetImpl(bool runs_again) : again(runs_again) {
     first = register_module("first", torch::nn::Linear(6, 6));
@@ -32,7 +32,8 @@ struct NetImpl : torch::nn::Module {
   at::Tensor forward(const at::Tensor& x, const at::Tensor& y) {
     const at::Tensor h =
         run([&](const Tensors& in) { return torch::dropout(torch::tanh(first(in[0])), 0.25, true); }, {x});
-    const at::Tensor scores = run([&](const Tensors& in) { return second(torch::tanh(first(in[0])) + in[0]); }, {h});
+    const at::Tensor scores =
+        run([&](const Tensors& in) { return second(torch::tanh(first(in[0])) + first(in[0].cos())); }, {h});
     return torch::cross_entropy_loss(scores, y);
   }
 
@@ -111,19 +112,102 @@ TEST(Recompute, GivesALoopByHandItsGradients) {
   }
 }
 
-// What the body reads besides its inputs and parameters would get no gradient, and is asked for.
-TEST(Recompute, AsksForWhatItsBodyReads) {
-  try {
-    run_ranks(1, [] {
-      const at::Tensor w = distribute(at::ones({2, 2}), Mesh::parse("1"), "{}").requires_grad_();
-      const at::Tensor twice = w * 2;
-      recompute([&](const Tensors& in) { return in[0] * twice; }, {w});
+struct Gradient {
+  at::Tensor x, w;
+};
+
+// In float32 with `fast` numerics, where every order of additions has bits of its own: what two blocks make of tensors
+// that both read more than once, and of what one hands to the other.
+Gradient gradient_of_readings(bool again) {
+  const auto run = [&](const std::function<Tensors(const Tensors&)>& body, const Tensors& in) {
+    return again ? recompute(body, in) : body(in);
+  };
+  Gradient result;
+  run_ranks(1, [&] {
+    manual_seed(5);
+    const auto mesh = Mesh::parse("1");
+    const at::Tensor w = distribute(at::randn({8, 8}), mesh, "{}").requires_grad_();
+    const at::Tensor x = distribute(at::randn({4, 8}), mesh, "{}").requires_grad_();
+    const at::Tensor shared = x.sin();
+    const Tensors one = run(
+        [&](const Tensors& in) -> Tensors {
+          const at::Tensor scores = in[0].mm(w) * in[0].exp() + in[0].mm(w.t()).tanh();
+          return {scores, in[0].cos(), in[0], in[0].detach() > 0};
+        },
+        {shared});
+    EXPECT_TRUE(one[2].is_same(shared));
+    EXPECT_FALSE(one[3].requires_grad());
+    const Tensors two = run(
+        [&](const Tensors& in) -> Tensors {
+          return {(in[0] * in[1]).mm(w) + in[2].mm(w) * in[1] + at::where(in[3], in[2], in[1])};
+        },
+        one);
+    (two[0].sum() + one[1].square().sum() + shared.square().sum()).backward();
+    result = {full_tensor(x.grad()), full_tensor(w.grad())};
+  });
+  return result;
+}
+
+TEST(Recompute, AddsGradientsInTheOrderOfOneGraph) {
+  const Gradient plain = gradient_of_readings(false), again = gradient_of_readings(true);
+  EXPECT_TRUE(at::equal(plain.x, again.x));
+  EXPECT_TRUE(at::equal(plain.w, again.w));
+}
+
+// One inside of another, and one result that nobody reads.
+TEST(Recompute, Nests) {
+  const auto gradient = [](bool again) {
+    at::Tensor result;
+    run_ranks(1, [&] {
+      manual_seed(5);
+      const at::Tensor x = distribute(at::randn({4, 8}), Mesh::parse("1"), "{}").requires_grad_();
+      const auto inner = [](const Tensors& in) -> Tensors {
+        return {at::dropout(in[0], 0.5, true) * in[0], in[0].exp()};
+      };
+      const auto outer = [&](const Tensors& in) -> Tensors {
+        const at::Tensor h = in[0].tanh() + in[0];
+        return {(again ? recompute(inner, {h}) : inner({h}))[0] * in[0], h};
+      };
+      (again ? recompute(outer, {x}) : outer({x}))[0].sum().backward();
+      result = full_tensor(x.grad());
     });
+    return result;
+  };
+  EXPECT_TRUE(at::equal(gradient(true), gradient(false)));
+}
+
+void expect_error(const std::function<void()>& body, const std::string& text) {
+  try {
+    run_ranks(1, [&] { body(); });
     ADD_FAILURE() << "no error";
   } catch (const std::exception& error) {
-    EXPECT_NE(base::message_of(error).find("give it to the body as an input"), std::string::npos)
-        << base::message_of(error);
+    EXPECT_NE(base::message_of(error).find(text), std::string::npos) << base::message_of(error);
   }
+}
+
+TEST(Recompute, RefusesABodyThatDoesAnotherThingTheSecondTime) {
+  const auto train = [](const std::function<Tensors(const Tensors&, int)>& body) {
+    const at::Tensor x = distribute(at::ones({2, 2}), Mesh::parse("1"), "{}").requires_grad_();
+    int runs = 0;
+    recompute([&](const Tensors& in) { return body(in, runs++); }, {x})[0].sum().backward();
+  };
+  expect_error(
+      [&] { train([](const Tensors& in, int run) -> Tensors { return {run == 0 ? in[0] * 2 : in[0] * in[0]}; }); },
+      "reads other inputs or parameters");
+  expect_error(
+      [&] { train([](const Tensors& in, int run) -> Tensors { return {run == 0 ? in[0] * 2 : in[0].detach()}; }); },
+      "wants none the second time");
+}
+
+// What the body reads besides its inputs and parameters would get no gradient, and is asked for.
+TEST(Recompute, AsksForWhatItsBodyReads) {
+  expect_error(
+      [] {
+        const at::Tensor w = distribute(at::ones({2, 2}), Mesh::parse("1"), "{}").requires_grad_();
+        const at::Tensor twice = w * 2;
+        recompute([&](const Tensors& in) { return in[0] * twice; }, {w});
+      },
+      "give it to the body as an input");
 }
 
 }  // namespace

@@ -96,7 +96,12 @@ void set_step_tokens(int64_t tokens);
 void set_check_plain(bool on);
 
 // Runs `body` now, keeping nothing for backward but the inputs, and again when its gradient is needed: the same random
-// numbers, the same result. Inputs and result are single tensors or DTensors.
+// numbers, the same results, and in either numerics the bits that gradients have without it, of inputs and of the
+// parameters that the body reads. Other tensors that want a gradient must be among the inputs: throws if it reads one.
+// Results that need no gradient are as the body gives them, inputs that it hands on are the caller's. Whatever else the
+// body changes, it changes twice.
+std::vector<at::Tensor> recompute(const std::function<std::vector<at::Tensor>(const std::vector<at::Tensor>&)>& body,
+                                  const std::vector<at::Tensor>& inputs);
 at::Tensor recompute(const std::function<at::Tensor(const std::vector<at::Tensor>&)>& body,
                      const std::vector<at::Tensor>& inputs);
 

@@ -1,10 +1,14 @@
+#include <algorithm>
 #include <unordered_set>
 
 #include <ATen/SequenceNumber.h>
+#include <ATen/ThreadLocalState.h>
+#include <ATen/autocast_mode.h>
 #include <ATen/core/grad_mode.h>
-#include <torch/csrc/autograd/autograd.h>
+#include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
 #include <torch/csrc/autograd/functions/utils.h>
+#include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/saved_variable.h>
 #include <torch/csrc/autograd/variable.h>
 
@@ -12,27 +16,43 @@
 #include "tessera/dtensor/exact/pending.h"
 #include "tessera/dtensor/front/dtensor.h"
 #include "tessera/dtensor/record/node.h"
-#include "tessera/dtensor/record/without_hooks.h"
 #include "tessera/dtensor/state/state.h"
 
 namespace tessera::dtensor {
 
 namespace {
 
+using torch::autograd::Edge;
+using torch::autograd::edge_list;
 using torch::autograd::Node;
 using torch::autograd::variable_list;
-using Body = std::function<at::Tensor(const std::vector<at::Tensor>&)>;
+using torch::autograd::impl::gradient_edge;
+using Tensors = std::vector<at::Tensor>;
+using Body = std::function<Tensors(const Tensors&)>;
 
-// The rank stands where it stood before the first run.
+// Where the program stood before the first run, and under which modes (autocast).
+struct Entry {
+  explicit Entry(const RankState& state) : point(state.point()), region(state.pass.region()) {}
+
+  ProgramPoint point;
+  std::optional<layout::Mesh> region;
+  at::ThreadLocalState modes;
+};
+
+// The rank stands there again.
 class Again {
  public:
-  Again(RankState& state, const ProgramPoint& then)
-      : state_(state), here_(state.point()), recomputing_(state.pass.is_recomputing()) {
-    state.go_to(then);
-    state.pass.set_recomputing(true);
+  Again(RankState& state, const Entry& then)
+      : state_(state),
+        modes_(then.modes),
+        here_(state.point()),
+        region_(state.pass.set_region(then.region)),
+        recomputing_(state.pass.set_recomputing(true)) {
+    state.go_to(then.point);
   }
   ~Again() {
     state_.go_to(here_);
+    state_.pass.set_region(std::move(region_));
     state_.pass.set_recomputing(recomputing_);
   }
   Again(const Again&) = delete;
@@ -40,100 +60,180 @@ class Again {
 
  private:
   RankState& state_;
+  const at::ThreadLocalStateGuard modes_;
   ProgramPoint here_;
+  std::optional<layout::Mesh> region_;
   bool recomputing_;
 };
 
+// Backward passes inside of the one that runs count as part of it.
+class PartOfBackward {
+ public:
+  explicit PartOfBackward(Sites& sites) : sites_(sites), before_(sites.set_backward(-1)) {
+    sites.set_backward(before_ == -1 ? torch::autograd::get_current_graph_task_id() : before_);
+  }
+  ~PartOfBackward() { sites_.set_backward(before_); }
+  PartOfBackward(const PartOfBackward&) = delete;
+  PartOfBackward& operator=(const PartOfBackward&) = delete;
+
+ private:
+  Sites& sites_;
+  int before_;
+};
+
+// Casts that autocast kept belong to the graph that made them, so neither run shares them with what is around it.
+Tensors run_body(const Body& body, const Tensors& inputs) {
+  at::autocast::clear_cache();
+  return body(inputs);
+}
+
 // The body's inputs, at the beginning of a graph of its own.
-std::vector<at::Tensor> cut_off(const std::vector<at::Tensor>& inputs) {
-  std::vector<at::Tensor> all;
+Tensors cut_off(const Tensors& inputs) {
+  Tensors all;
   for (const at::Tensor& input : inputs) {
     all.push_back(input.defined() ? input.detach().set_requires_grad(input.requires_grad()) : input);
   }
   return all;
 }
 
-bool is_one_of(const at::Tensor& tensor, const std::vector<at::Tensor>& all) {
-  return std::any_of(all.begin(), all.end(), [&](const at::Tensor& each) { return each.is_same(tensor); });
+// Which one it is; as many as there are if it is none.
+size_t place_in(const Tensors& all, const at::Tensor& tensor) {
+  return static_cast<size_t>(
+      std::find_if(all.begin(), all.end(), [&](const auto& each) { return each.is_same(tensor); }) - all.begin());
 }
 
-// The leaves that the body read besides its inputs: parameters. `first` is the sequence number of the body's first
-// node.
-std::vector<at::Tensor> leaves_of(const at::Tensor& output, const std::vector<at::Tensor>& inputs, uint64_t first) {
-  std::vector<at::Tensor> leaves;
+// An edge of the body's graph that ends at a leaf: one use of an input, or of a parameter.
+struct End {
+  Node* node;
+  size_t edge;
+  at::Tensor leaf;
+};
+
+// In the order in which a backward pass comes to them: the engine runs the newest node first. `first` is the sequence
+// number of the body's first node.
+std::vector<End> ends_of(const Tensors& outputs, uint64_t first) {
+  std::vector<End> ends;
   std::unordered_set<const Node*> seen;
-  std::vector<Node*> open = {torch::autograd::impl::gradient_edge(output).function.get()};
+  std::vector<Node*> open;
+  for (const at::Tensor& output : outputs) {
+    open.push_back(output.grad_fn().get());
+  }
   while (!open.empty()) {
     Node* node = open.back();
     open.pop_back();
-    if (!node || !seen.insert(node).second) {
-      continue;
-    }
-    if (is_accumulating(node)) {
-      const at::Tensor& leaf = static_cast<torch::autograd::AccumulateGrad*>(node)->variable;
-      if (!is_one_of(leaf, inputs)) {
-        leaves.push_back(leaf);
-      }
+    if (!seen.insert(node).second) {
       continue;
     }
     TESSERA_CHECK(node->sequence_nr() >= first,
                   "[recompute] the body reads a tensor that was computed before it and wants a gradient (of ",
                   node->name(), ") without being told: give it to the body as an input (rank ",
                   RankState::require().ctx.rank, ").");
-    for (const auto& edge : node->next_edges()) {
-      open.push_back(edge.function.get());
+    for (size_t i = 0; i < node->num_outputs(); ++i) {
+      Node* next = node->next_edge(i).function.get();
+      if (next && is_accumulating(next)) {
+        ends.push_back({node, i, static_cast<torch::autograd::AccumulateGrad*>(next)->variable});
+      } else if (next) {
+        open.push_back(next);
+      }
     }
   }
-  return leaves;
+  std::sort(ends.begin(), ends.end(), [](const End& a, const End& b) {
+    const auto at = a.node->sequence_nr(), bt = b.node->sequence_nr();
+    return at != bt ? at > bt : a.edge < b.edge;
+  });
+  return ends;
 }
 
-// Runs the body again and differentiates it: for its inputs, and for the leaves that it read.
+// Stands in place of the leaves, one input for each end.
+struct Ends final : Node {
+  variable_list apply(variable_list&&) override {
+    TESSERA_ASSERT(false);
+    return {};
+  }
+};
+
+// Cuts the graph from its leaves. What arrives at the edges returned is for whoever asks the engine: nothing is added
+// up here that the backward pass around would add to something else first, in the order of one graph.
+edge_list cut_ends(const std::vector<End>& ends) {
+  const auto node = make_node<Ends>();
+  edge_list edges;
+  for (const End& end : ends) {
+    edges.emplace_back(node, node->add_input_metadata(end.leaf));
+    end.node->next_edges()[end.edge] = edges.back();
+  }
+  return edges;
+}
+
+// Runs the body again and differentiates it: for each use of its inputs, and of the leaves that it read.
 struct Recompute final : Node {
   Body body;
-  ProgramPoint entry;
+  std::optional<Entry> entry;
   std::vector<torch::autograd::SavedVariable> inputs;
-  std::vector<at::Tensor> leaves;
+  Tensors leaves;
+  std::vector<size_t> outputs;  // which of the body's results this is the node of
+  std::vector<size_t> uses;     // by edge: of which input, or after these of which leaf
 
   // Once only: what the second run builds is gone when it returns.
   variable_list apply(variable_list&& grads) override {
     TESSERA_CHECK(!at::GradMode::is_enabled(),
                   "[recompute] its gradient cannot be differentiated again (create_graph): call the body directly");
     RankState& state = RankState::require();
-    std::vector<at::Tensor> saved;
+    Tensors saved;
     for (const auto& input : inputs) {
       saved.push_back(input.unpack());
     }
-    const std::vector<at::Tensor> fresh = cut_off(saved);
-    variable_list result(fresh.size() + leaves.size());
-    if (!grads.at(0).defined()) {
-      return result;
-    }
-    at::Tensor output;
-    {
-      const Again again(state, entry);
-      at::AutoGradMode with_grad(true);
-      output = body(fresh);
-    }
-    if (!output.requires_grad()) {
-      return result;
-    }
-    std::vector<size_t> wanted;
-    variable_list sources;
-    for (size_t i = 0; i < result.size(); ++i) {
-      const at::Tensor& source = i < fresh.size() ? fresh[i] : leaves[i - fresh.size()];
-      if (!source.defined() || !source.requires_grad()) {
-        continue;
+    const Tensors fresh = cut_off(saved);
+    const uint64_t first = at::sequence_number::peek();
+    const Tensors results = run_again(state, fresh);
+    const std::vector<End> ends = ends_of(results, first);
+    verify(state, ends, fresh);
+    const edge_list wanted = cut_ends(ends);
+    edge_list roots;
+    variable_list given;
+    for (size_t i = 0; i < results.size(); ++i) {
+      if (grads.at(i).defined()) {
+        roots.push_back(gradient_edge(results[i]));
+        given.push_back(std::move(grads[i]));
       }
-      wanted.push_back(i);
-      sources.push_back(source);
     }
-    const WithoutHooks without_hooks(leaves);
-    variable_list found = torch::autograd::grad({output}, sources, {grads[0]}, std::nullopt, /*create_graph=*/false,
-                                                /*allow_unused=*/true);
-    for (size_t i = 0; i < wanted.size(); ++i) {
-      result[wanted[i]] = std::move(found[i]);
+    if (roots.empty()) {
+      return variable_list(wanted.size());
     }
-    return result;
+    const PartOfBackward part(state.pass.sites);
+    return torch::autograd::Engine::get_default_engine().execute(roots, given, /*keep_graph=*/false,
+                                                                 /*create_graph=*/false, /*accumulate_grad=*/false,
+                                                                 wanted);
+  }
+
+  // Those of its results that want a gradient.
+  Tensors run_again(RankState& state, const Tensors& fresh) const {
+    const Again again(state, *entry);
+    const at::AutoGradMode with_grad(true);
+    const Tensors all = run_body(body, fresh);
+    at::autocast::clear_cache();
+    Tensors results;
+    for (const size_t i : outputs) {
+      TESSERA_CHECK(i < all.size() && all[i].defined() && all[i].grad_fn(), "[recompute] result ", i,
+                    " of the body wanted a gradient the first time and ", i < all.size() ? "wants none" : "is missing",
+                    " the second time (rank ", state.ctx.rank, "); accepted: a body that does the same twice");
+      results.push_back(all[i]);
+    }
+    return results;
+  }
+
+  size_t source_of(const at::Tensor& leaf, const Tensors& fresh) const {
+    const size_t i = place_in(fresh, leaf);
+    return i < fresh.size() ? i : i + place_in(leaves, leaf);
+  }
+
+  void verify(const RankState& state, const std::vector<End>& ends, const Tensors& fresh) const {
+    const bool is_same = std::equal(ends.begin(), ends.end(), uses.begin(), uses.end(),
+                                    [&](const End& end, size_t use) { return source_of(end.leaf, fresh) == use; });
+    TESSERA_CHECK(is_same,
+                  "[recompute] the body's second run reads other inputs or parameters than its first, or in "
+                  "another order (",
+                  ends.size(), " and ", uses.size(), " readings, rank ", state.ctx.rank,
+                  "); accepted: a body that does the same twice");
   }
 
   void release_variables() override {
@@ -146,33 +246,54 @@ struct Recompute final : Node {
 
 }  // namespace
 
-at::Tensor recompute(const Body& body, const std::vector<at::Tensor>& inputs) {
+Tensors recompute(const Body& body, const Tensors& inputs) {
   if (!at::GradMode::is_enabled()) {
     return body(inputs);
   }
-  const ProgramPoint entry = RankState::require().point();
-  const std::vector<at::Tensor> fresh = cut_off(inputs);
+  Entry entry(RankState::require());
+  const Tensors fresh = cut_off(inputs);
   const uint64_t first = at::sequence_number::peek();
-  const at::Tensor output = body(fresh);
-  at::Tensor result = output.detach();
-  if (!output.requires_grad()) {
-    return result;
+  Tensors results = run_body(body, fresh);
+  std::vector<size_t> wanting;
+  Tensors differentiated;
+  for (size_t i = 0; i < results.size(); ++i) {
+    const size_t input = place_in(fresh, results[i]);
+    if (results[i].defined() && results[i].grad_fn()) {
+      wanting.push_back(i);
+      differentiated.push_back(results[i]);
+    } else if (results[i].defined() && input < fresh.size()) {
+      results[i] = inputs[input];
+    }
+  }
+  if (wanting.empty()) {
+    return results;
   }
   auto node = make_node<Recompute>();
-  node->leaves = leaves_of(output, fresh, first);
   node->body = body;
-  node->entry = entry;
-  torch::autograd::edge_list edges;
+  node->entry.emplace(std::move(entry));
   for (const at::Tensor& input : inputs) {
     node->inputs.emplace_back(input, /*is_output=*/false);
-    edges.push_back(input.requires_grad() ? torch::autograd::impl::gradient_edge(input) : torch::autograd::Edge());
   }
-  for (const at::Tensor& leaf : node->leaves) {
-    edges.push_back(torch::autograd::impl::gradient_edge(leaf));
+  edge_list edges;
+  for (const End& end : ends_of(differentiated, first)) {
+    const size_t input = place_in(fresh, end.leaf);
+    if (input == fresh.size() && place_in(node->leaves, end.leaf) == node->leaves.size()) {
+      node->leaves.push_back(end.leaf);
+    }
+    node->uses.push_back(node->source_of(end.leaf, fresh));
+    edges.push_back(gradient_edge(input < fresh.size() ? inputs[input] : end.leaf));
   }
   node->set_next_edges(std::move(edges));
-  torch::autograd::create_gradient_edge(result, node);
-  return result;
+  for (const size_t i : wanting) {
+    node->outputs.push_back(i);
+    results[i] = results[i].detach();
+    torch::autograd::create_gradient_edge(results[i], node);
+  }
+  return results;
+}
+
+at::Tensor recompute(const std::function<at::Tensor(const Tensors&)>& body, const Tensors& inputs) {
+  return recompute([body](const Tensors& in) { return Tensors{body(in)}; }, inputs)[0];
 }
 
 }  // namespace tessera::dtensor

@@ -28,9 +28,10 @@ Sites::NodeCalls& Sites::calls_of(uint64_t node) {
 }
 
 uint64_t Sites::number_of(int graph_task) {
-  auto found = std::find(graph_tasks_.begin(), graph_tasks_.end(), graph_task);
+  const int task = backward_ == -1 ? graph_task : backward_;
+  auto found = std::find(graph_tasks_.begin(), graph_tasks_.end(), task);
   if (found == graph_tasks_.end()) {
-    found = graph_tasks_.insert(found, graph_task);
+    found = graph_tasks_.insert(found, task);
   }
   return static_cast<uint64_t>(found - graph_tasks_.begin());
 }

@@ -5,6 +5,7 @@
 #include <map>
 #include <string>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "tessera/dtensor/record/meta.h"
@@ -51,6 +52,10 @@ class Sites {
   // The same for a call that will be differentiated again (create_graph).
   uint64_t use_in_backward(uint64_t use, int graph_task, uint64_t node);
 
+  // Until it is set to another, every backward pass counts as part of this graph task (-1: as itself): what runs again
+  // has its gradients taken by passes of its own, inside of one. Gives back what was there.
+  int set_backward(int graph_task) { return std::exchange(backward_, graph_task); }
+
   // What names the next draw: the hash of (name, reading, draw), as the name's own hash is the parameter's site.
   uint64_t next_draw();
 
@@ -89,6 +94,7 @@ class Sites {
   uint64_t passes_ = 0;
   NodeCalls node_calls_;
   std::vector<int> graph_tasks_;  // backward passes of this forward pass, in their order
+  int backward_ = -1;
 };
 
 }  // namespace tessera::dtensor

@@ -49,7 +49,7 @@ struct Field {
 
 // The one list of keys.
 std::vector<Field> fields(Config& config) {
-  auto& [model, data, train, precision, parallel] = config;
+  auto& [model, data, train, precision, recompute, parallel] = config;
   return {
       {"model.kind", &model.kind, one_of({"llama", "gpt"})},
       {"model.vocab_size", &model.vocab_size, at_least(0)},
@@ -91,6 +91,7 @@ std::vector<Field> fields(Config& config) {
       {"precision.storage", &precision.storage, {}},
       {"precision.compute", &precision.compute, {}},
       {"precision.reduce", &precision.reduce, {}},
+      {"recompute.modules", &recompute.modules, {}},
       {"parallel.ranks", &parallel.ranks, at_least(0)},
       {"parallel.mesh", &parallel.mesh, {}},
       {"parallel.sequence_parallel", &parallel.sequence_parallel, {}},
@@ -190,7 +191,7 @@ std::string line_of(const toml::node& node, const std::string& source) {
 }  // namespace
 
 Config parse_config(std::string_view text, const std::string& source) {
-  static const std::vector<std::string> kSections = {"model", "data", "train", "parallel"};
+  static const std::vector<std::string> kSections = {"model", "data", "train", "precision", "recompute", "parallel"};
   Config config;
   const auto all = fields(config);
   for (const auto& [section, node] : parse_toml(text, source)) {

@@ -71,6 +71,11 @@ struct PrecisionConfig {
   std::string reduce;   // while gradients are merged over ranks
 };
 
+// [recompute]: what keeps only its inputs for backward, and runs again there.
+struct RecomputeConfig {
+  std::string modules;  // patterns over names of modules, with commas between them: model.layers.*; empty: nothing
+};
+
 // [parallel]: the ranks and the layout.
 struct ParallelConfig {
   int64_t ranks = 0;  // 0: as many as the mesh has
@@ -87,6 +92,7 @@ struct Config {
   DataConfig data;
   TrainConfig train;
   PrecisionConfig precision;
+  RecomputeConfig recompute;
   ParallelConfig parallel;
 
   at::ScalarType dtype() const;

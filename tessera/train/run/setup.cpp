@@ -2,6 +2,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/read_file.h"
+#include "tessera/base/text.h"
 #include "tessera/models/gpt.h"
 #include "tessera/models/hugging_face.h"
 #include "tessera/models/llama.h"
@@ -63,6 +64,16 @@ plan::Plan read_plan(const Config& config) {
   return plan;
 }
 
+std::vector<std::string> patterns_of(const RecomputeConfig& recompute) {
+  std::vector<std::string> patterns;
+  for (const std::string& pattern : base::split(recompute.modules, ',')) {
+    if (const auto trimmed = base::trim(pattern); !trimmed.empty()) {
+      patterns.emplace_back(trimmed);
+    }
+  }
+  return patterns;
+}
+
 }  // namespace
 
 data::Vocabulary make_vocabulary(const Config& config) {
@@ -115,6 +126,7 @@ plan::Plan make_plan(const Config& config, const torch::nn::Module& model) {
       .sequence_parallel = config.parallel.sequence_parallel,
       .sharding = plan::parse_sharding(config.parallel.sharding),
       .precision = plan::parse_precision(config.precision.storage, config.precision.compute, config.precision.reduce),
+      .recompute = patterns_of(config.recompute),
       .heads = config.model.heads,
       .kv_heads = kv_heads_of(config.model),
       .keep_gathered = config.parallel.keep_gathered,

@@ -8,6 +8,7 @@
 #include "tessera/base/text.h"
 #include "tessera/models/gpt.h"
 #include "tessera/models/llama.h"
+#include "tessera/plan/recomputed.h"
 
 namespace tessera::plan::plan_model_test {
 namespace {
@@ -87,6 +88,28 @@ TEST(PlanModel, Llama) {
   }
   // One line for each kind of parameter, however many layers.
   EXPECT_EQ(plan.parameters.size(), 9u) << plan.json();
+}
+
+TEST(PlanModel, NamesWhatIsRecomputed) {
+  models::Llama model(models::LlamaConfig{.dim = 64, .layers = 3, .heads = 8, .kv_heads = 4, .hidden = 96});
+  auto options = on("dp=2", 8, 4);
+  options.recompute = {"model.layers.*", "lm_head"};
+  const auto plan = plan_model(*model, options);
+  EXPECT_EQ(recomputed_modules(plan, describe(*model)),
+            (std::vector<std::string>{"model.layers.0", "model.layers.1", "model.layers.2", "lm_head"}));
+  const std::map<std::string, std::string> refused = {
+      {"layers.*", "such as model.layers.*"}, {"mlp", "such as model.layers.*.mlp"}, {"blocks", "such as model, "}};
+  for (const auto& [pattern, accepted] : refused) {
+    options.recompute = {pattern};
+    try {
+      plan_model(*model, options);
+      ADD_FAILURE() << pattern;
+    } catch (const PlanError& error) {
+      const auto message = base::message_of(error);
+      EXPECT_NE(message.find("recompute \"" + pattern + "\" matches no module"), std::string::npos) << message;
+      EXPECT_NE(message.find(accepted), std::string::npos) << message;
+    }
+  }
 }
 
 TEST(PlanModel, Gpt) {

@@ -70,6 +70,9 @@ Plan random_plan(std::mt19937_64& random) {
   for (size_t i = random() % 3; i > 0; --i) {
     plan.notes.push_back(random_text(random));
   }
+  for (size_t i = random() % 3; i > 0; --i) {
+    plan.recompute.push_back(random_text(random));
+  }
   plan.keep_gathered_bytes = static_cast<int64_t>(random() >> 2);
   return plan;
 }
@@ -127,6 +130,20 @@ TEST(Plan, JsonIsOneLinePerEntry) {
             "    \"nothing to say\"\n"
             "  ]\n"
             "}\n");
+}
+
+TEST(Plan, JsonSaysWhatIsRecomputed) {
+  auto plan = small_plan();
+  plan.recompute = {"layers.*", "head"};
+  EXPECT_NE(plan.json().find("\n  \"recompute\": [\"layers.*\",\"head\"],\n"), std::string::npos) << plan.json();
+  EXPECT_TRUE(plan.recomputes("layers.3"));
+  EXPECT_FALSE(plan.recomputes("layers.3.mlp"));
+  EXPECT_NE(plan_error([] {
+              Plan::from_json(
+                  "{\"version\": 3, \"mesh\": \"1\", \"batch_axes\": [], \"parameters\": "
+                  "[], \"keep_gathered_bytes\": 1,\n\"recompute\": \"layers.*\"}");
+            }).find("line 2: \"recompute\" cannot be \"layers.*\""),
+            std::string::npos);
 }
 
 TEST(Plan, ChangingAnEntryChangesItsLine) {

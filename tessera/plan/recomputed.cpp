@@ -1,0 +1,62 @@
+#include "tessera/plan/recomputed.h"
+
+#include <algorithm>
+
+#include "tessera/base/error.h"
+#include "tessera/base/text.h"
+#include "tessera/plan/draft.h"
+
+namespace tessera::plan {
+namespace {
+
+using Names = std::vector<std::string>;
+
+void add_names(const ModuleTree& module, const std::string& prefix, Names& names) {
+  for (const ModuleTree& child : module.children) {
+    const std::string name = dotted(prefix, child.name);
+    names.push_back(name);
+    add_names(child, name, names);
+  }
+}
+
+Names names_of(const ModuleTree& model) {
+  Names names;
+  add_names(model, "", names);
+  return names;
+}
+
+// Patterns that match: for modules that are called like `pattern` inside of others, or else for all.
+Names patterns_near(const std::string& pattern, const Names& names) {
+  Names near, all;
+  const auto add = [](Names& to, const std::string& name) {
+    if (std::find(to.begin(), to.end(), name) == to.end()) {
+      to.push_back(name);
+    }
+  };
+  for (const std::string& name : names) {
+    add(all, general(name));
+    if (matches("**." + pattern, name)) {
+      add(near, general(name));
+    }
+  }
+  return near.empty() ? all : near;
+}
+
+}  // namespace
+
+Names recomputed_modules(const Plan& plan, const ModuleTree& model) {
+  const Names names = names_of(model);
+  for (const std::string& pattern : plan.recompute) {
+    const bool is_used =
+        std::any_of(names.begin(), names.end(), [&](const std::string& name) { return matches(pattern, name); });
+    TESSERA_CHECK_AS(PlanError, is_used, "[plan] recompute \"", pattern,
+                     "\" matches no module of the model; accepted: patterns over their names, such as ",
+                     base::join(patterns_near(pattern, names), ", "));
+  }
+  Names found;
+  std::copy_if(names.begin(), names.end(), std::back_inserter(found),
+               [&](const std::string& name) { return plan.recomputes(name); });
+  return found;
+}
+
+}  // namespace tessera::plan

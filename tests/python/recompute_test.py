@@ -1,0 +1,275 @@
+#!/usr/bin/env python3
+"""Recomputation of modules by pattern, of functions, and by torch.utils.checkpoint: the bits of a model that keeps everything.
+
+Usage: recompute_test.py [unittest's arguments]
+"""
+
+import copy
+import hashlib
+import unittest
+import weakref
+
+import tessera
+import torch
+from torch import nn
+from zoo import tf
+
+SAMPLES, LENGTH = 8, 8
+LATTICE = f"batch={SAMPLES}"
+
+
+def gpt2(**config):
+    return tf.GPT2LMHeadModel(tf.GPT2Config(vocab_size=64, n_embd=32, n_layer=2, n_head=4, n_positions=16, attn_pdrop=0.1, resid_pdrop=0.1,
+                                            embd_pdrop=0.1, attn_implementation="eager", **config))
+
+
+def llama(**config):
+    return tf.LlamaForCausalLM(tf.LlamaConfig(vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+                                              num_key_value_heads=2, max_position_embeddings=16, attention_dropout=0.1,
+                                              attn_implementation="eager", **config))
+
+
+def t5(**config):
+    return tf.T5ForConditionalGeneration(tf.T5Config(vocab_size=64, d_model=32, d_kv=8, d_ff=48, num_layers=2, num_heads=4, dropout_rate=0.1,
+                                                     decoder_start_token_id=0, **config))
+
+
+LAYOUTS = {gpt2: (("1", 2), ("dp=2", 2), ("fsdp=2", 1), ("fsdp=2,tp=2", 1)), llama: (("1", 1), ("fsdp=2,tp=2", 2))}  # mesh, micro-batches
+BLOCKS = {gpt2: "transformer.h.*", llama: "model.layers.*", t5: "*coder.block.*"}
+
+
+def seeded(make, **config):
+    torch.manual_seed(0)
+    return make(**{"use_cache": False, **config}).train()
+
+
+def bits(tensors):
+    digest = hashlib.sha256()
+    for name in sorted(tensors):
+        digest.update(tensors[name].contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()[:16]
+
+
+def batch():
+    return torch.randint(1, 64, (SAMPLES, LENGTH), generator=torch.Generator().manual_seed(1))
+
+
+def train(make, mesh="1", accumulate=1, recompute=(), numerics="exact", change=lambda model: None, around=torch.enable_grad):
+    """Two steps: the bits of the losses and of the gradients, the first rank's."""
+    model = seeded(make)
+    change(model)
+
+    def body():
+        tessera.manual_seed(3)
+        tessera.numerics(numerics, LATTICE)
+        mine = copy.deepcopy(model)
+        plan = tessera.generate_plan(mine, mesh=mesh, lattice=LATTICE, recompute=recompute)
+        mine = copy.deepcopy(tessera.parallelize(mine, plan, accumulate=accumulate))  # the copy's blocks run again, not the first's
+        ids = batch()
+        tessera.set_step_tokens(SAMPLES * (LENGTH if make is t5 else LENGTH - 1))
+        losses = {}
+        for step in range(2):
+            mine.zero_grad()
+            for i, part in enumerate(ids.chunk(accumulate)):
+                with around():
+                    loss = mine(input_ids=part, labels=part).loss
+                losses[f"{step} {i}"] = tessera.full_tensor(loss.detach())
+                (loss / accumulate).backward()
+        gradients = {name: tessera.full_tensor(p.grad) for name, p in mine.named_parameters() if p.grad is not None}
+        return bits(losses) if accumulate == 1 else "", bits(gradients)
+
+    return tessera.run_ranks(body, tessera.Mesh(mesh).size())
+
+
+class Patterns(unittest.TestCase):
+    def test_blocks_have_the_bits_of_a_model_that_keeps_everything(self):
+        for make in (gpt2, llama):
+            kept = {accumulate: train(make, accumulate=accumulate) for accumulate in (1, 2)}
+            self.assertEqual(kept[1][1], kept[2][1])
+            for mesh, accumulate in LAYOUTS[make]:
+                with self.subTest(model=make.__name__, mesh=mesh, accumulate=accumulate):
+                    self.assertEqual(train(make, mesh, accumulate, [BLOCKS[make]]), kept[accumulate])
+
+    def test_fast_has_the_same_bits_on_one_layout(self):
+        # T5's decoder blocks all read the encoder's result, twice each, and hand on the bias of their attention.
+        for make in (gpt2, llama, t5):
+            for mesh, accumulate in (("1", 1), ("fsdp=2", 2)):
+                with self.subTest(model=make.__name__, mesh=mesh, accumulate=accumulate):
+                    self.assertEqual(train(make, mesh, accumulate, [BLOCKS[make]], "fast"), train(make, mesh, accumulate, (), "fast"))
+
+    def test_parts_of_blocks_and_parts_within_parts(self):
+        kept = train(gpt2)
+        for patterns in (["transformer.h.*.mlp"], ["transformer.h.0", "transformer.h.1.attn"], ["transformer.h.*", "transformer.h.*.*"]):
+            with self.subTest(patterns=patterns):
+                self.assertEqual(train(gpt2, "fsdp=2", recompute=patterns), kept)
+
+    def test_autocast_is_that_of_the_first_run(self):
+        def around():
+            return torch.autocast("cpu", torch.bfloat16)
+
+        self.assertEqual(train(gpt2, recompute=[BLOCKS[gpt2]], numerics="fast", around=around), train(gpt2, numerics="fast", around=around))
+
+    def test_a_plan_keeps_them(self):
+        model = seeded(gpt2)
+        plan = tessera.generate_plan(model, mesh="dp=2", recompute=["transformer.h.*"])
+        self.assertEqual(plan.recompute, ["transformer.h.*"])
+        self.assertEqual(tessera.Plan.from_json(plan.json()).recompute, ["transformer.h.*"])
+        self.assertNotIn("recompute", tessera.generate_plan(model, mesh="dp=2").json())
+
+    def test_a_pattern_without_effect_is_refused(self):
+        for patterns, says in ((["h.*"], r'recompute "h\.\*" matches no module of the model; accepted: .* transformer\.h\.\*'),
+                               (["transformer.h"], r"`transformer.h` recomputed, and a ModuleList has no forward")):
+            def body():
+                tessera.parallelize(model, tessera.generate_plan(model, mesh="1", recompute=patterns))
+
+            model = seeded(gpt2)
+            with self.assertRaisesRegex(Exception, says):
+                tessera.run_ranks(body, 1)
+
+    def test_a_cache_is_refused_in_training_and_works_elsewhere(self):
+        whole = seeded(gpt2, use_cache=True)
+
+        def body():
+            model = copy.deepcopy(whole)
+            tessera.parallelize(model, tessera.generate_plan(model, mesh="1", recompute=["transformer.h.*"]))
+            with self.assertRaisesRegex(RuntimeError, r"the forward of `transformer.h.0` changes a DynamicCache .*use_cache=False"):
+                model(input_ids=batch(), labels=batch())
+            model.eval()
+            with torch.no_grad():
+                return model.generate(batch()[:2], max_new_tokens=4, do_sample=False).tolist()
+
+        expected = copy.deepcopy(whole).eval().generate(batch()[:2], max_new_tokens=4, do_sample=False).tolist()
+        self.assertEqual(tessera.run_ranks(body, 1), expected)
+
+
+    def test_running_statistics_are_refused_in_training(self):
+        def body():
+            model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+            tessera.parallelize(model, tessera.generate_plan(model, mesh="1", recompute=["1"]))
+            with self.assertRaisesRegex(RuntimeError, r"the forward of `1` writes to its buffer `num_batches_tracked`"):
+                model(torch.ones(8, 4))
+            return model.eval()(torch.ones(8, 4)).requires_grad
+
+        self.assertTrue(tessera.run_ranks(body, 1))
+
+
+class Checkpoint(unittest.TestCase):
+    """torch.utils.checkpoint, as models of transformers call it."""
+
+    def test_gradient_checkpointing_enable_has_the_bits_of_one_device(self):
+        def enable(model):
+            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+
+        for make in (gpt2, llama):
+            kept = {accumulate: train(make, accumulate=accumulate) for accumulate in (1, 2)}
+            for mesh, accumulate in LAYOUTS[make]:
+                with self.subTest(model=make.__name__, mesh=mesh, accumulate=accumulate):
+                    self.assertEqual(train(make, mesh, accumulate, change=enable), kept[accumulate])
+
+    def test_both_together_are_refused(self):
+        def enable(model):
+            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+
+        with self.assertRaisesRegex(RuntimeError, r"`transformer.h.0` .* by the plan and by gradient_checkpointing_enable"):
+            train(gpt2, recompute=["transformer.h.*"], change=enable)
+
+
+class Functions(unittest.TestCase):
+    @staticmethod
+    def gradients(again, body, mesh="1"):
+        def run():
+            tessera.manual_seed(3)
+            x, y = (tessera.distribute_tensor(torch.randn(4, 6), tessera.Mesh(mesh), "{}").requires_grad_() for _ in range(2))
+            model = nn.Linear(6, 6)
+            tessera.parallelize(model, mesh)
+            result = tessera.recompute(body, x, {"y": (y, 2)}, model=model) if again else body(x, {"y": (y, 2)}, model=model)
+            (result["h"][0].sum() + result["square"].sum()).backward()
+            return result["name"], bits({str(i): tessera.full_tensor(t.grad) for i, t in enumerate((x, y, model.weight, model.bias))})
+
+        return tessera.run_ranks(run, tessera.Mesh(mesh).size())
+
+    def test_nested_values_go_in_and_come_out(self):
+        def body(x, more, model):
+            y, times = more["y"]
+            h = torch.dropout(torch.tanh(torch.nn.functional.linear(x, model.weight, model.bias)), 0.5, True) * y
+            return {"h": [h * times, (h > 0)], "square": h.square(), "name": "same"}
+
+        kept = self.gradients(False, body)
+        self.assertEqual(self.gradients(True, body), kept)
+        self.assertEqual(kept[0], "same")
+
+    def test_an_error_of_the_second_run_reaches_the_program(self):
+        runs = []
+
+        def body(x):
+            runs.append(x)
+            if len(runs) == 2:
+                raise KeyError("second")
+            return x * x
+
+        def run():
+            x = tessera.distribute_tensor(torch.ones(2), tessera.Mesh("1"), "{}").requires_grad_()
+            with self.assertRaisesRegex(KeyError, "second"):
+                tessera.recompute(body, x).sum().backward()
+
+        tessera.run_ranks(run, 1)
+
+    def test_nothing_is_kept_of_the_first_run(self):
+        class Marked(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx, x):
+                ctx.mark = Mark()
+                marks.append(weakref.ref(ctx.mark))
+                return x * 2
+
+            @staticmethod
+            def backward(ctx, gradient):
+                return gradient * 2
+
+        class Mark:
+            pass
+
+        marks = []
+
+        def run():
+            x = tessera.distribute_tensor(torch.ones(2), tessera.Mesh("1"), "{}").requires_grad_()
+            kept = Marked.apply(x)
+            result = tessera.recompute(lambda x: {"y": Marked.apply(x)}, x)["y"]
+            alive = [mark() is not None for mark in marks]
+            (kept + result).sum().backward()
+            return alive, tessera.full_tensor(x.grad).tolist()
+
+        self.assertEqual(tessera.run_ranks(run, 1), ([True, False], [4.0, 4.0]))
+
+    def test_a_module_under_two_names_runs_again_once(self):
+        runs = []
+
+        class Noted(nn.Linear):
+            def forward(self, x):
+                runs.append(x)
+                return super().forward(x)
+
+        def run():
+            block = Noted(4, 4)
+            model = nn.ModuleDict({"a": block, "b": block})
+            tessera.parallelize(model, tessera.generate_plan(model, mesh="1", recompute=["*"]))
+            x = tessera.distribute_tensor(torch.ones(2, 4), tessera.Mesh("1"), "{}")
+            model["a"](x).sum().backward()
+
+        tessera.run_ranks(run, 1)
+        self.assertEqual(len(runs), 2)
+
+    def test_nothing_runs_again_without_gradients(self):
+        runs = []
+
+        def run():
+            x = tessera.distribute_tensor(torch.ones(2), tessera.Mesh("1"), "{}").requires_grad_()
+            with torch.no_grad():
+                return tessera.recompute(lambda x: runs.append(x) or x * 2, x).requires_grad
+
+        self.assertFalse(tessera.run_ranks(run, 1))
+        self.assertEqual(len(runs), 1)
+
+
+if __name__ == "__main__":
+    unittest.main()

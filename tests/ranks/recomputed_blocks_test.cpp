@@ -1,0 +1,173 @@
+// Blocks that a plan has recomputed: the bits of a model that keeps everything, less memory, the same collectives.
+
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include "tessera/nn/rotary.h"
+#include "tessera/parallel/forward_pass.h"
+#include "tests/ranks/support.h"
+#include "tests/ranks/training_run.h"
+#include "tests/support/counting_allocator.h"
+
+namespace tessera::ranks::recomputed_blocks_test {
+namespace {
+
+using plan::Sharding;
+using support::bytes_of;
+
+models::GptConfig gpt() {
+  models::GptConfig config;
+  config.vocab_size = 67, config.dim = 24, config.layers = 3, config.heads = 4, config.max_seq = 16;
+  config.dropout = 0.2, config.tie_embeddings = true;
+  return config;
+}
+
+models::LlamaConfig llama(int64_t layers = 3) {
+  models::LlamaConfig config;
+  config.vocab_size = 67, config.dim = 32, config.layers = layers, config.heads = 4, config.kv_heads = 2;
+  config.hidden = 48, config.max_seq = 16;
+  return config;
+}
+
+Setting setting_of(std::optional<sums::Lattice> lattice) {
+  return {.steps = 4, .batch = 16, .vocabulary = 67, .lattice = lattice};
+}
+
+TEST(RecomputedBlocks, HaveTheBitsOfAModelThatKeepsEverything) {
+  const sums::Lattice lattice{.batch = 16, .sequence = 2, .feature = 4};
+  const Setting keeps = setting_of(lattice);
+  Setting again = keeps;
+  again.recompute = {"transformer.h.*"};
+  const Curve one = train<models::Gpt>(keeps, gpt(), {});
+  for (const Case& c : std::vector<Case>{{"1"},
+                                         {"1", false, 2},
+                                         {"dp=2", false, 2},
+                                         {"tp=2", true},
+                                         {"fsdp=2"},
+                                         {"fsdp=2", false, 2, Sharding::kGradients},
+                                         {"fsdp=2,tp=2", false, 2}}) {
+    SCOPED_TRACE(c.str());
+    EXPECT_EQ(difference(one, train<models::Gpt>(again, gpt(), c)), "");
+  }
+  again.recompute = {"model.layers.0", "model.layers.2"};
+  const Curve llamas = train<models::Llama>(keeps, llama(), {});
+  EXPECT_EQ(difference(llamas, train<models::Llama>(again, llama(), {"fsdp=2,tp=2", true, 2})), "");
+}
+
+// In `fast` too, on the same layout: nothing is added in another order.
+TEST(RecomputedBlocks, HaveTheSameBitsInFast) {
+  const Setting keeps = setting_of(std::nullopt);
+  Setting again = keeps;
+  again.recompute = {"transformer.h.*"};
+  for (const Case& c : std::vector<Case>{{"1"}, {"dp=2", false, 2}, {"fsdp=2"}}) {
+    SCOPED_TRACE(c.str());
+    EXPECT_EQ(difference(train<models::Gpt>(keeps, gpt(), c), train<models::Gpt>(again, gpt(), c)), "");
+  }
+}
+
+// A model on one rank or more, and a loop that the program runs itself.
+struct Loop {
+  Loop(const Mesh& mesh, const models::LlamaConfig& config, std::vector<std::string> recompute)
+      : model(parallel::deferred([&] { return models::Llama(config); })),
+        plan(parallel::generate_plan(*model, {.mesh = mesh, .recompute = std::move(recompute)})),
+        passes((parallel::place(*model, plan), plan)) {}
+
+  at::Tensor forward(int64_t batch, int64_t length) {
+    const at::Tensor tokens = tokens_of({.batch = batch, .length = length, .vocabulary = 67}, 0);
+    const auto given = passes.begin({{"tokens", tokens.slice(1, 0, length).contiguous()},
+                                     {"targets", tokens.slice(1, 1, length + 1).contiguous()}});
+    at::Tensor loss = model->loss(given[0], given[1]);
+    passes.end();
+    return loss;
+  }
+
+  models::Llama model;
+  plan::Plan plan;
+  parallel::ForwardPasses passes;
+};
+
+// What one more block adds to what a forward pass holds for backward, and to its peak with backward.
+struct Added {
+  double held = 0, peak = 0;
+};
+
+constexpr int64_t kBatch = 16, kLength = 16, kFew = 2, kMany = 6;
+
+Added added_by_block(const std::vector<std::string>& recompute) {
+  const auto bytes = [&](int64_t layers) {
+    std::pair<int64_t, int64_t> found;
+    run_on(Mesh::parse("1"), [&](int64_t rank) {
+      Loop loop(Mesh::parse("1"), llama(layers), recompute);
+      loop.forward(kBatch, kLength).backward();  // gradients are there from now on
+      const int64_t before = bytes_of(rank).live;
+      support::reset_peak(rank);
+      const at::Tensor loss = loop.forward(kBatch, kLength);
+      found.first = bytes_of(rank).live - before;
+      loss.backward();
+      found.second = bytes_of(rank).peak - before;
+    });
+    return found;
+  };
+  const auto few = bytes(kFew), many = bytes(kMany);
+  constexpr double kBlocks = kMany - kFew;
+  return {static_cast<double>(many.first - few.first) / kBlocks,
+          static_cast<double>(many.second - few.second) / kBlocks};
+}
+
+// What the graph of one block of the plain model holds, its result included.
+double held_by_plain_block() {
+  const auto config = llama();
+  models::LlamaBlock block(config);
+  const auto rotary = nn::rotary_tables(kLength, config.head_dim(), config.rope_theta, at::TensorOptions(at::kFloat));
+  const at::Tensor x = at::randn({kBatch, kLength, config.dim}).requires_grad_();
+  const int64_t before = bytes_of(-1).live;
+  const at::Tensor y = block->forward(x, rotary);
+  return static_cast<double>(bytes_of(-1).live - before);
+}
+
+TEST(RecomputedBlocks, KeepTheirInputAlone) {
+  support::count_allocations();
+  const double input = kBatch * kLength * llama().dim * 4, all = held_by_plain_block();
+  EXPECT_GT(all, 10 * input);
+  const Added plain = added_by_block({}), again = added_by_block({"model.layers.*"});
+  EXPECT_NEAR(plain.held, all, 0.02 * all);
+  EXPECT_NEAR(plain.peak, all, 0.02 * all);
+  EXPECT_NEAR(again.held, input, 0.02 * input);
+  EXPECT_NEAR(again.peak, input, 0.02 * input);
+}
+
+// The second run gathers what the backward pass that follows reads.
+TEST(RecomputedBlocks, GatherNoMoreOften) {
+  const auto gathers = [](const std::vector<std::string>& recompute) {
+    std::pair<int64_t, int64_t> found;
+    const auto mesh = Mesh::parse("fsdp=2");
+    run_on(mesh, [&](int64_t rank) {
+      Loop loop(mesh, llama(), recompute);
+      auto& ledger = comm::RankContext::require().ledger;
+      ledger.clear();
+      loop.forward(4, kLength).backward();
+      if (rank == 0) {
+        found = {ledger.calls_of("all_gather", "fsdp"), ledger.bytes_of("all_gather", "fsdp")};
+      }
+    });
+    return found;
+  };
+  const auto plain = gathers({}), again = gathers({"model.layers.*"});
+  EXPECT_GT(plain.first, 0);
+  EXPECT_EQ(again, plain);
+}
+
+std::string failure_of(const std::vector<std::string>& recompute) {
+  return failure_on(1, [&](int64_t) { Loop(Mesh::parse("1"), llama(), recompute); });
+}
+
+TEST(RecomputedBlocks, APatternThatMatchesNothingIsRefused) {
+  EXPECT_SAYS(failure_of({"layers.*"}),
+              "recompute \"layers.*\" matches no module of the model; accepted: patterns over their names, such as "
+              "model.layers.*");
+  EXPECT_SAYS(failure_of({"model.layers.*", "blocks.*"}), "recompute \"blocks.*\" matches no module");
+  EXPECT_SAYS(failure_of({"model.layers.*.mlp"}), "has `model.layers.0.mlp` recomputed");
+}
+
+}  // namespace
+}  // namespace tessera::ranks::recomputed_blocks_test
