@@ -5,7 +5,6 @@
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/zeros.h>
 
 #include "tessera/base/error.h"
 #include "tessera/dtensor/record/interception.h"
@@ -145,39 +144,42 @@ bool GatherGroup::may_take(size_t index, const at::Tensor& gradient) const {
          meta.local.sizes() == member.sizes && meta.spec->dtype == gather_->from->dtype;
 }
 
-bool GatherGroup::take(size_t index, at::Tensor gradient) {
-  TESSERA_ASSERT(!members_[index].taken.defined(), "a gradient of ", members_[index].stored.str(), " is there already");
-  members_[index].taken = std::move(gradient);
+bool GatherGroup::take(size_t index, const at::Tensor& gradient) {
+  Member& member = members_[index];
+  TESSERA_ASSERT(!member.taken, "a gradient of ", member.stored.str(), " is there already");
+  const at::NoGradGuard no_grad;
+  const LocalScope scope;
+  if (!terms_.defined()) {
+    terms_ = at::empty(gather_->to->sizes, own_.options().dtype(merge_dtype()));
+  }
+  part_of(terms_, member.begin, member.sizes).copy_(meta_of(gradient)->local);
+  member.taken = meta_of(gradient)->spec;
   return std::all_of(members_.begin(), members_.end(),
-                     [](const Member& member) { return !member.has_gradient || member.taken.defined(); });
+                     [](const Member& each) { return !each.has_gradient || each.taken; });
 }
 
-bool GatherGroup::has_taken() const {
-  return std::any_of(members_.begin(), members_.end(), [](const Member& member) { return member.taken.defined(); });
-}
+bool GatherGroup::has_taken() const { return terms_.defined(); }
 
 std::vector<at::Tensor> GatherGroup::merge_taken(comm::RankContext& context, Moves& moves, const char* op) {
   const at::NoGradGuard no_grad;
   const LocalScope scope;
+  const at::Tensor all = std::exchange(terms_, at::Tensor());
   layout::Placements terms = gather_->from->placements;
   terms[static_cast<size_t>(policy_.read.front())] = layout::Partial();
-  const auto dtype = policy_.merge_dtype.value_or(gather_->from->dtype);
-  const Spec to = gather_->from.with_dtype(dtype), all = to.with(terms);
-  const at::Tensor flat = at::zeros(gather_->to->sizes, own_.options().dtype(dtype));
+  const Spec to = gather_->from.with_dtype(merge_dtype());
   const GatherPolicy over_axis{.merged = policy_.read};
   std::vector<Spec> specs;
   for (Member& member : members_) {
-    if (member.taken.defined()) {
-      part_of(flat, member.begin, member.sizes).copy_(meta_of(member.taken)->local);
-      const Spec merged = merged_gradient(meta_of(member.taken)->spec, member.stored, over_axis);
+    if (const Spec taken = std::exchange(member.taken, Spec())) {
+      const Spec merged = merged_gradient(taken, member.stored, over_axis);
       specs.push_back(member.stored.with(merged->placements));  // in the parameter's strides, as its part will lie
     } else {
+      part_of(all, member.begin, member.sizes).zero_();
       specs.emplace_back();
     }
-    member.taken.reset();
   }
-  const at::Tensor own = run_move(context, *moves.find_or_plan(all, to), flat, op).to(gather_->from->dtype);
-  const layout::Coord& coord = context.coord(all->mesh);
+  const at::Tensor own = run_move(context, *moves.find_or_plan(to.with(terms), to), all, op).to(gather_->from->dtype);
+  const layout::Coord& coord = context.coord(to->mesh);
   std::vector<at::Tensor> merged(members_.size());
   for (size_t i = 0; i < members_.size(); ++i) {
     if (specs[i]) {

@@ -42,12 +42,13 @@ class GatherGroup {
 
   // The gradients of the members that are expected are merged together as well, over the axis, into parts as the
   // parameters' are. A gradient is taken where every rank of the axis has a term of it, for all that the rank reads of
-  // the parameter; then says whether it was the last one.
+  // the parameter; then says whether it was the last one. Terms are copied to where they are merged, so that a group
+  // holds them once.
   void expect_gradient(size_t index, const at::Tensor& parameter);
   // A member whose gradient is expected.
   at::Tensor parameter(size_t index) const { return at::Tensor(members_[index].parameter->lock()); }
   bool may_take(size_t index, const at::Tensor& gradient) const;
-  bool take(size_t index, at::Tensor gradient);
+  bool take(size_t index, const at::Tensor& gradient);
   bool has_taken() const;
   // Of every member, on the other axes as they were taken; undefined where none was. Collective over the axis.
   std::vector<at::Tensor> merge_taken(comm::RankContext& context, Moves& moves, const char* op);
@@ -64,17 +65,19 @@ class GatherGroup {
     Moment made = {};
     bool has_gradient = false;
     std::optional<c10::weak_intrusive_ptr<c10::TensorImpl>> parameter = {};
-    at::Tensor taken = {};
+    Spec taken = {};  // of its gradient, while that waits among the terms; else null
   };
   // The elements that coordinate i of the axis holds; throws if some rank's parts are no run.
   std::vector<int64_t> runs_of(const std::string& name, const layout::Coord& own, int64_t axis) const;
   void take_over(comm::RankContext& context);
+  c10::ScalarType merge_dtype() const { return policy_.merge_dtype.value_or(gather_->from->dtype); }
 
   const bool is_kept_;
   const GatherPolicy& policy_;
   std::vector<Member> members_;
   MovePtr gather_;
   at::Tensor own_;
+  at::Tensor terms_;  // of gradients that were taken, end to end as what is gathered
 };
 
 // Which groups are gathered: those that stay for the step, and of the others the newest.
