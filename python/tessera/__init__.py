@@ -19,7 +19,7 @@ from tessera._C import CommError, CommTimeout, DivergenceError, Mesh, Placement,
 from tessera._checkpoint import Loaded, Saving, load, remove_unfinished, save, start_save
 from tessera._explain import explain, find_nan
 from tessera._layout import DeviceMesh, InterleavedShard, On, Partial, RaggedShard, Replicate, Shard, init_device_mesh
-from tessera._parallel import deferred, generate_plan, is_deferred, parallelize
+from tessera._parallel import deferred, generate_plan, is_deferred, parallelize, place_rows
 from tessera._ranks import join, rank, run_fake, run_ranks, world_size
 from tessera._recompute import recompute
 from tessera._run import explicit, implicit, ledger, manual_seed, numerics, set_generator, set_step_tokens
@@ -27,9 +27,10 @@ from tessera._tensor import DTensor, distribute_tensor, from_local, full_tensor,
 from tessera._whole_state import full_optimizer_state_dict, full_state_dict
 
 __all__ = [
-    "CommError", "CommTimeout", "DTensor", "DeviceMesh", "DivergenceError", "InterleavedShard", "Loaded", "Mesh", "On", "Partial", "Placement", "Plan",
+    "CommError", "CommTimeout", "DTensor", "DeviceMesh", "DivergenceError", "InterleavedShard", "Loaded", "Mesh", "On",
+    "Partial", "Placement", "Plan",
     "RaggedShard", "RankFailed", "Replicate", "Saving", "Shard", "Stopped",
     "deferred", "distribute_tensor", "explain", "explicit", "find_nan", "from_local", "full_optimizer_state_dict", "full_state_dict", "full_tensor", "generate_plan", "implicit", "in_rank",
-    "init_device_mesh", "is_deferred", "join", "ledger", "load", "manual_seed", "numerics", "optim", "parallelize", "rank", "recompute", "redistribute", "remove_unfinished", "run_fake", "run_ranks", "save",
+    "init_device_mesh", "is_deferred", "join", "ledger", "load", "manual_seed", "numerics", "optim", "parallelize", "place_rows", "rank", "recompute", "redistribute", "remove_unfinished", "run_fake", "run_ranks", "save",
     "set_generator", "set_step_tokens", "start_save", "to_local", "world_size",
 ]

@@ -10,7 +10,7 @@ from tessera import _C
 from tessera._ranks import ensure_rank, in_rank, rank
 from tessera._recompute import Forward, modules_to_recompute
 
-__all__ = ["deferred", "generate_plan", "is_deferred", "parallelize"]
+__all__ = ["deferred", "generate_plan", "is_deferred", "parallelize", "place_rows"]
 
 T = TypeVar("T")
 Model = TypeVar("Model", bound=torch.nn.Module)
@@ -44,26 +44,33 @@ def generate_plan(model: torch.nn.Module, devices: int | None = None, *, mesh: _
     """
     ensure_rank()
     parsed = _C.Mesh(mesh) if isinstance(mesh, str) else mesh
-    dtypes = ["" if dtype is None else str(dtype).removeprefix("torch.") for dtype in (storage_dtype, compute_dtype, reduce_dtype)]
-    plan = _C.generate_plan(model, devices, parsed, sequence_parallel, sharding, dtypes, list(recompute), heads, kv_heads, lattice)
+    dtypes = dtype_names(storage_dtype, compute_dtype, reduce_dtype)
+    plan = _C.generate_plan(model, devices, parsed, sequence_parallel, sharding, dtypes, list(recompute), heads, kv_heads, lattice, [], [])
     if mesh is None and plan.mesh.ndim > 0 and (not in_rank() or rank() == 0):
         print(f"tessera: {plan.notes[0]}", file=sys.stderr)
     return plan
 
 
-def parallelize(model: Model, plan: _C.Plan | _C.Mesh | str, optimizer: torch.optim.Optimizer | None = None, *, accumulate: int = 1) -> Model:
+def dtype_names(storage=None, compute=None, reduce=None):
+    return ["" if dtype is None else str(dtype).removeprefix("torch.") for dtype in (storage, compute, reduce)]
+
+
+def parallelize(model: Model, plan: _C.Plan | _C.Mesh | str, optimizer: torch.optim.Optimizer | None = None, *, accumulate: int = 1,
+                batch: str = "whole") -> Model:
     """Makes the model's parameters and buffers DTensors as the plan says, in place, and returns the model.
 
     A mesh, or text such as "dp=2,tp=2", stands for generate_plan(model, mesh=mesh).
     Tied parameters and an optimizer built before or after stay valid; give one that has taken steps, so that its state is
     placed too. From now on the model's forward cuts the tensors it is given over the plan's batch axes; every rank passes the
-    whole batch, which calls 1, 2, 4, 8, ... of the model compare over the ranks. A step is `accumulate` forward passes with
-    gradients. Collective over the plan's mesh.
+    whole batch, which calls 1, 2, 4, 8, ... of the model compare over the ranks. With batch="local" each data rank passes its own
+    rows instead, as a DistributedSampler gives them, some more than others or none; in the order of the data ranks they are the
+    batch, and losses are means over all of them. A step is `accumulate` forward passes with gradients. Collective over the plan's
+    mesh.
     """
     ensure_rank()
     plan = plan if isinstance(plan, _C.Plan) else generate_plan(model, mesh=plan)
     recomputed = modules_to_recompute(model, plan)
-    passes = _C.place(model, plan, accumulate)
+    passes = _C.place(model, plan, accumulate, batch)
     for name, module in recomputed.items():
         module.forward = Forward(name, module)
     for parameter, state in (optimizer.state.items() if optimizer else ()):
@@ -72,6 +79,18 @@ def parallelize(model: Model, plan: _C.Plan | _C.Mesh | str, optimizer: torch.op
                 _C.place_state(value, parameter)
     _Forward(passes).watch(model)
     return model
+
+
+def place_rows(model: torch.nn.Module, rows: torch.Tensor) -> torch.Tensor:
+    """More rows of the batch that the placed model was given last, such as the targets of a loss that is computed outside of it, as a DTensor.
+
+    Of a model with batch="local" they are this data rank's own: `loss = F.cross_entropy(model(x), tessera.place_rows(model, y))`. Collective over
+    the plan's mesh.
+    """
+    passes = passes_of(model)
+    if len(passes) != 1:
+        raise ValueError(f"[place_rows] {type(model).__name__} has {len(passes)} placed models in it; accepted: one that parallelize or fully_shard placed")
+    return passes[0].more_rows(rows)
 
 
 def passes_of(model):

@@ -16,14 +16,14 @@ using layout::Placements;
 
 }  // namespace
 
-ForwardPasses::ForwardPasses(plan::Plan plan, int64_t micro_batches)
-    : plan_(std::move(plan)), micro_batches_(micro_batches), step_(plan_) {
+ForwardPasses::ForwardPasses(plan::Plan plan, int64_t micro_batches, Batch rows)
+    : plan_(std::move(plan)), micro_batches_(micro_batches), rows_(rows), step_(plan_) {
   plan_.verify_axes();
   TESSERA_CHECK(micro_batches >= 1, "[forward] a step of ", micro_batches, " micro-batches; accepted: at least 1");
 }
 
 ForwardPasses ForwardPasses::of_copy() const {
-  ForwardPasses copy(plan_, micro_batches_);
+  ForwardPasses copy(plan_, micro_batches_, rows_);
   copy.passes_ = passes_, copy.evaluations_ = evaluations_, copy.calls_ = calls_;
   return copy;
 }
@@ -45,19 +45,20 @@ void ForwardPasses::check(const std::vector<dtensor::NamedValue>& batch) {
   if (std::exchange(checks_operands_, false)) {
     state.watch.set_checks_plain(false);
   }
-  if (!calls_.next()) {
-    return;
+  if (calls_.next()) {
+    verify_same(batch);
+    checks_operands_ = !state.watch.set_checks_plain(true);
   }
-  Placements rows(static_cast<size_t>(plan_.mesh.ndim()));
-  for (const auto& axis : plan_.batch_axes) {
-    rows[static_cast<size_t>(plan_.mesh.axis_index(axis))] = layout::Shard(0);
+}
+
+void ForwardPasses::verify_same(const std::vector<dtensor::NamedValue>& batch) const {
+  if (local_) {
+    local_->verify_same(batch);
+  } else {
+    verify_same_batch(batch, plan_, "forward",
+                      base::in_language("ForwardPasses(plan, micro_batches, Batch::kLocal)",
+                                        "tessera.parallelize(..., batch=\"local\")"));
   }
-  const auto mesh = c10::str(base::in_language("layout::Mesh::parse(\"", "tessera.Mesh('"), plan_.mesh.str(),
-                             base::in_language("\")", "')"));
-  verify_same_batch(
-      batch, plan_, "forward",
-      base::in_library(c10::str("from_local(part, ", mesh, ", \"", layout::str(plan_.mesh, rows), "\")")));
-  checks_operands_ = !state.watch.set_checks_plain(true);
 }
 
 StepOptions ForwardPasses::next_step() {
@@ -78,33 +79,54 @@ PassSamples ForwardPasses::next_samples(int64_t count) {
 
 std::vector<at::Tensor> ForwardPasses::begin(const std::vector<dtensor::NamedValue>& batch) {
   end();
+  local_.reset();
+  if (is_local()) {
+    local_.emplace(plan_, batch, "forward");
+  }
   check(batch);
   if (const StepOptions step = next_step(); step_.options() != step) {
     step_.begin(step);
   }
   const auto first = std::find_if(batch.begin(), batch.end(), [](const auto& value) { return value.tensor.dim() > 0; });
-  const PassSamples samples = next_samples(first == batch.end() ? 0 : first->tensor.size(0));
-  std::vector<at::Tensor> result;
-  for (const auto& value : batch) {
-    result.push_back(distribute(value.tensor, samples));
+  const int64_t longest = first == batch.end() ? 0 : first->tensor.size(0);
+  samples_ = next_samples(local_ && local_->has_rows() ? local_->count() : longest);
+  if (local_) {
+    local_->deal(samples_.placements);
   }
-  step_.begin_pass(samples);
+  std::vector<at::Tensor> result;
+  for (size_t i = 0; i < batch.size(); ++i) {
+    const at::Tensor& tensor = batch[i].tensor;
+    result.push_back(
+        distribute(tensor, local_ ? local_->are_rows(i)
+                                  : tensor.defined() && tensor.dim() > 0 && tensor.size(0) == samples_.count));
+  }
+  step_.begin_pass(samples_);
   return result;
+}
+
+at::Tensor ForwardPasses::more_rows(const at::Tensor& rows) {
+  const int64_t count = local_ ? local_->own_count() : samples_.count;
+  TESSERA_CHECK(rows.dim() > 0 && rows.size(0) == count, "[forward] more rows of the last pass, of ", rows.sizes(),
+                " (rank ", RankState::require().ctx.rank, "); accepted: tensors with its ", count,
+                local_ ? " rows of this rank along dim 0" : " rows along dim 0");
+  return distribute(rows, /*are_rows=*/true);
 }
 
 void ForwardPasses::end() { step_.end_pass(); }
 
-at::Tensor ForwardPasses::distribute(const at::Tensor& tensor, const PassSamples& samples) const {
+at::Tensor ForwardPasses::distribute(const at::Tensor& tensor, bool are_rows) const {
   if (!tensor.defined() || dtensor::is_dtensor(dtensor::unwrapped(tensor))) {
     return tensor;
   }
-  if (tensor.dim() == 0 || tensor.size(0) != samples.count) {
+  if (!are_rows) {
     const Placements whole(static_cast<size_t>(plan_.mesh.ndim()));
     return placed(tensor, layout::Spec::contiguous(plan_.mesh, whole, tensor.sizes(), tensor.scalar_type()));
   }
-  at::Tensor result =
-      placed(tensor, spec_of(plan_.mesh, samples, tensor.sizes().vec(), tensor, /*has_positions=*/tensor.dim() == 2));
-  dtensor::meta_of(dtensor::unwrapped(result))->origin = samples.origin;
+  std::vector<int64_t> sizes = tensor.sizes().vec();
+  sizes[0] = samples_.count;
+  const auto spec = spec_of(plan_.mesh, samples_, std::move(sizes), tensor, /*has_positions=*/tensor.dim() == 2);
+  at::Tensor result = local_ ? local_->place(tensor, spec) : placed(tensor, spec);
+  dtensor::meta_of(dtensor::unwrapped(result))->origin = samples_.origin;
   return result;
 }
 

@@ -214,21 +214,54 @@ at::Tensor Job::run(const std::vector<at::Tensor>& batch) {
   TESSERA_CHECK(!batch.empty() && batch[0].dim() >= 1,
                 "[job] expected the step's batch: tensors with the samples along dim 0");
   const int64_t samples = batch[0].size(0);
+  std::vector<dtensor::NamedValue> values;
   for (const at::Tensor& tensor : batch) {
     TESSERA_CHECK(tensor.dim() >= 1 && tensor.size(0) == samples,
                   "[job] the batch's tensors disagree on the number of samples: ", samples, " and ", tensor.sizes());
+    values.push_back({c10::str("tensor ", values.size()), tensor});
   }
-  if (state_->calls.next()) {
-    std::vector<dtensor::NamedValue> values;
-    for (const at::Tensor& tensor : batch) {
-      values.push_back({c10::str("tensor ", values.size()), tensor});
-    }
-    verify_same_batch(values, state_->plan, "job", "job.run_rows(samples, read)");
+  const bool is_checked = state_->calls.next();
+  if (state_->options.batch == Batch::kLocal && !state_->plan.batch_axes.empty()) {
+    return run_local(values, is_checked);
+  }
+  if (is_checked) {
+    verify_same_batch(values, state_->plan, "job",
+                      "{.batch = Batch::kLocal} of the job, or job.run_rows(samples, read)");
   }
   return run_rows(samples, [&](int64_t begin, int64_t end) {
     std::vector<at::Tensor> rows;
     for (const at::Tensor& tensor : batch) {
       rows.push_back(tensor.narrow(0, begin, end - begin));
+    }
+    return rows;
+  });
+}
+
+at::Tensor Job::run_local(const std::vector<dtensor::NamedValue>& batch, bool is_checked) {
+  RankState& rank = RankState::require();
+  const plan::Plan& plan = state_->plan;
+  LocalRows own(plan, batch, "job");
+  if (is_checked) {
+    own.verify_same(batch);
+  }
+  const int64_t samples = own.count();
+  TESSERA_CHECK(samples >= 1, "[job] a step needs at least one sample, got none on any rank");
+  // The blocks of the ranks, before they are cut into micro-batches.
+  plan::Rows blocks(plan.mesh, plan.batch_axes, samples, 1, plan::sample_unit(samples, rank.exact.lattice()));
+  const PassSamples all = samples_of(blocks, 0);
+  own.deal(all.placements);
+  const Range mine = blocks.samples_of(rank.ctx.coord(plan.mesh), 0);
+  std::vector<at::Tensor> parts;
+  for (const dtensor::NamedValue& value : batch) {
+    std::vector<int64_t> sizes = value.tensor.sizes().vec();
+    sizes[0] = samples;
+    const Spec spec = spec_of(plan.mesh, all, std::move(sizes), value.tensor, /*has_positions=*/false);
+    parts.push_back(dtensor::to_local(own.place(value.tensor, spec)));
+  }
+  return run_rows(samples, [&](int64_t begin, int64_t end) {
+    std::vector<at::Tensor> rows;
+    for (const at::Tensor& part : parts) {
+      rows.push_back(part.narrow(0, begin - mine.begin, end - begin));
     }
     return rows;
   });

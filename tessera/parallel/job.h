@@ -12,6 +12,7 @@
 #include <torch/optim/optimizer.h>
 
 #include "tessera/catalogue/name_map.h"
+#include "tessera/parallel/local_rows.h"
 #include "tessera/parallel/loss_scaler.h"
 #include "tessera/parallel/place.h"
 #include "tessera/plan/plan.h"
@@ -21,6 +22,8 @@ namespace tessera::parallel {
 struct JobOptions {
   // Micro-batches of a step: forward and backward of each run inside the job, so that memory is that of one.
   int64_t accumulate = 1;
+  // What `job(batch...)` is given on each rank.
+  Batch batch = Batch::kWhole;
   // What updates the parameters: for saving and loading its state with the model's. It must outlive the job.
   torch::optim::Optimizer* optimizer = nullptr;
   // For gradients in float16: scales the loss of each micro-batch and the step's gradients back, and says what
@@ -33,7 +36,8 @@ struct JobOptions {
 
 // A model on a mesh, and its steps. Made by `parallelize`. One per rank; the rank's own thread uses it.
 //
-// `job(batch...)` takes the step's whole batch, plain tensors with the samples along dim 0, the same on every rank;
+// `job(batch...)` takes the step's batch, plain tensors with the samples along dim 0: all of them, the same on every
+// rank, or each data rank's own (Batch::kLocal; those that belong to other ranks' parts of the step move there);
 // cuts it over the plan's batch axes and into micro-batches, labels dim 0 as batch and dim 1 as sequence, runs forward
 // and backward of every micro-batch and returns the mean loss over the step's samples: a replicated DTensor scalar
 // whose `backward()` scales the gradients and deposits them into the parameters' `.grad`, reduced once; hooks of
@@ -78,6 +82,8 @@ class Job {
   const JobOptions& options() const;
 
  private:
+  at::Tensor run_local(const std::vector<dtensor::NamedValue>& batch, bool is_checked);
+
   struct State;
   std::shared_ptr<State> state_;
 };

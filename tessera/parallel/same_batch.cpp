@@ -13,7 +13,7 @@ void verify_same_batch(const std::vector<dtensor::NamedValue>& batch, const plan
                 "). Accepted: the whole batch "
                 "on every rank, which the model cuts itself, so read or draw the same one on all ranks (one seed, no "
                 "sampler of a rank's own)",
-                plan.batch_axes.empty() ? "" : "; or, of a batch whose rows the ranks hold already, " + parts);
+                plan.batch_axes.empty() ? "" : "; or, where each data rank has its own rows (a sampler's), " + parts);
 }
 
 }  // namespace tessera::parallel

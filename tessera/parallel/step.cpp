@@ -16,8 +16,9 @@ PassSamples samples_of(plan::Rows& rows, int64_t index) {
 PassSamples samples_of(const plan::Plan& plan, int64_t count, int64_t total, int64_t first) {
   layout::Placements placements(static_cast<size_t>(plan.mesh.ndim()));
   const int64_t unit = plan::sample_unit(total, RankState::require().exact.lattice());
-  for (const auto& axis : plan.batch_axes) {
-    placements[static_cast<size_t>(plan.mesh.axis_index(axis))] = layout::Shard(0, {.unit = unit});
+  for (size_t i = 0; i < plan.batch_axes.size(); ++i) {
+    placements[static_cast<size_t>(plan.mesh.axis_index(plan.batch_axes[i]))] =
+        layout::Shard(0, {.unit = unit, .order = static_cast<int>(i)});
   }
   return {count, total, std::move(placements), layout::Origin::make({{0, first}})};
 }

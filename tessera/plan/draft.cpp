@@ -1,6 +1,7 @@
 #include "tessera/plan/draft.h"
 
 #include <algorithm>
+#include <functional>
 #include <set>
 #include <utility>
 
@@ -76,6 +77,18 @@ std::vector<ParameterPlan> collapsed(const std::vector<ParameterPlan>& entries, 
   return result;
 }
 
+// Whether one of the names that the parameter has is such.
+bool has_name(const NamedTensor& parameter, const std::function<bool(const std::string&)>& is_such) {
+  return is_such(parameter.name) || std::any_of(parameter.aliases.begin(), parameter.aliases.end(), is_such);
+}
+
+// As many of the name's parts as the pattern has.
+std::string first_parts(const std::string& name, const std::string& pattern) {
+  auto parts = base::split(name, '.');
+  parts.resize(std::min(parts.size(), base::split(pattern, '.').size()));
+  return base::join(parts, ".");
+}
+
 }  // namespace
 
 Draft::Draft(const ModuleTree& model, PlanOptions all, layout::Mesh mesh)
@@ -98,6 +111,26 @@ std::vector<NamedTensor> Draft::parameters() const {
   std::vector<NamedTensor> all = tensors_of(model_);
   std::erase_if(all, [](const NamedTensor& named) { return !named.is_parameter; });
   return all;
+}
+
+bool Draft::is_whole(const NamedTensor& parameter) const {
+  return std::any_of(options.whole.begin(), options.whole.end(), [&](const std::string& pattern) {
+    return has_name(parameter, [&](const std::string& name) { return matches(pattern, name); });
+  });
+}
+
+Draft::Wanted Draft::wanted_of(const NamedTensor& parameter) const {
+  Wanted wanted{"", options.sharding, options.precision};
+  for (const GroupOptions& group : options.groups) {
+    has_name(parameter, [&](const std::string& name) {
+      const std::string module = first_parts(name, group.pattern);
+      if (module.size() < name.size() && module.size() > wanted.group.size() && matches(group.pattern, module)) {
+        wanted = {module, group.sharding, group.precision};
+      }
+      return false;
+    });
+  }
+  return wanted;
 }
 
 std::optional<int64_t> Draft::wide_axis(layout::AxisRole role) const {

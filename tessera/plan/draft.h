@@ -37,6 +37,16 @@ class Draft {
   // All parameters of the model, each once.
   std::vector<NamedTensor> parameters() const;
 
+  // Whether the options have the parameter whole on axes that shard, as the model has it.
+  bool is_whole(const NamedTensor& parameter) const;
+  // What the options want of it.
+  struct Wanted {
+    std::string group;  // the module of the options' group that it is in, `layers.3`; empty if it is in none
+    Sharding sharding;
+    Precision precision;
+  };
+  Wanted wanted_of(const NamedTensor& parameter) const;
+
   // A remark for people. The same about every layer is made once.
   void note(const std::string& text);
 

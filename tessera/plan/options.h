@@ -36,6 +36,14 @@ struct Precision {
 // By name (`bfloat16`); empty texts say nothing. Throws PlanError.
 Precision parse_precision(std::string_view storage, std::string_view compute, std::string_view reduce);
 
+// Parameters that are gathered together, and what is wanted of them.
+struct GroupOptions {
+  // Of the dotted names of modules (`layers.*`: each layer is a group): the parameters in them.
+  std::string pattern;
+  Sharding sharding = Sharding::kParameters;
+  Precision precision = {};
+};
+
 struct PlanOptions {
   // Number of ranks; used when `mesh` is not given. Then all are dp; with a lattice as many as it has leaves of a
   // batch, and tp the rest. The first of the plan's notes says the mesh.
@@ -50,6 +58,11 @@ struct PlanOptions {
   Precision precision = {};
   // Modules that run again in backward: patterns (Plan::recompute).
   std::vector<std::string> recompute = {};
+  // Of those whose module a parameter is in, by any of its names, the innermost says for it what `sharding` and
+  // `precision` say for the others, which are gathered by layers and modules.
+  std::vector<GroupOptions> groups = {};
+  // Patterns of parameters that no fsdp axis cuts, and whose dtype is the model's own.
+  std::vector<std::string> whole = {};
   // Query heads and key/value heads of attention (0: what the model says; if it says nothing, cuts fall wherever
   // torch.chunk cuts). Cuts fall between heads, and where there are as many key/value heads as ranks, between whole
   // groups; a fused product is taken to have its rows in the order [kv_heads, (queries of the group, key, value),

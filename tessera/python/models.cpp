@@ -1,6 +1,7 @@
 // Plans, and models on a mesh.
 #include "tessera/base/error.h"
 #include "tessera/comm/core/context.h"
+#include "tessera/layout/axis_role.h"
 #include "tessera/parallel/deferred.h"
 #include "tessera/parallel/forward_pass.h"
 #include "tessera/parallel/generate_plan.h"
@@ -15,18 +16,26 @@ namespace {
 using parallel::ForwardPasses;
 using plan::Plan;
 using Named = std::vector<std::pair<std::string, at::Tensor>>;
+using Dtypes = std::array<std::string, 3>;                                 // of storage, computation and reduction
+using Groups = std::vector<std::tuple<std::string, std::string, Dtypes>>;  // pattern, sharding, dtypes
+
+plan::Precision precision_of(const Dtypes& dtypes) { return plan::parse_precision(dtypes[0], dtypes[1], dtypes[2]); }
 
 Plan generate_plan(const py::object& model, std::optional<int64_t> devices, const std::optional<layout::Mesh>& mesh,
-                   bool sequence_parallel, const std::string& sharding, const std::array<std::string, 3>& dtypes,
+                   bool sequence_parallel, const std::string& sharding, const Dtypes& dtypes,
                    const std::vector<std::string>& recompute, int64_t heads, int64_t kv_heads,
-                   const std::string& lattice) {
+                   const std::string& lattice, const Groups& groups, std::vector<std::string> whole) {
   plan::PlanOptions options;
   const auto* context = comm::RankContext::current();
   options.devices = devices ? *devices : context ? context->world_size : 1;
   options.mesh = mesh;
   options.sequence_parallel = sequence_parallel;
   options.sharding = plan::parse_sharding(sharding);
-  options.precision = plan::parse_precision(dtypes[0], dtypes[1], dtypes[2]);
+  options.precision = precision_of(dtypes);
+  for (const auto& [pattern, group_sharding, group_dtypes] : groups) {
+    options.groups.push_back({pattern, plan::parse_sharding(group_sharding), precision_of(group_dtypes)});
+  }
+  options.whole = std::move(whole);
   options.recompute = recompute;
   options.heads = heads;
   options.kv_heads = kv_heads;
@@ -36,8 +45,16 @@ Plan generate_plan(const py::object& model, std::optional<int64_t> devices, cons
   return parallel::generate_plan(describe(model), options);
 }
 
-ForwardPasses place(const py::object& model, const Plan& plan, int64_t micro_batches) {
-  ForwardPasses passes(plan, micro_batches);
+parallel::Batch parse_batch(const std::string& batch) {
+  TORCH_CHECK_VALUE(batch == "whole" || batch == "local", "[parallelize] batch \"", batch,
+                    "\"; accepted: \"whole\", the same rows on every rank, and \"local\", each data rank's own");
+  return batch == "whole" ? parallel::Batch::kWhole : parallel::Batch::kLocal;
+}
+
+bool shards_parameters(const layout::Mesh& mesh) { return !layout::axes_of(mesh, layout::AxisRole::kSharded).empty(); }
+
+ForwardPasses place(const py::object& model, const Plan& plan, int64_t micro_batches, const std::string& batch) {
+  ForwardPasses passes(plan, micro_batches, parse_batch(batch));
   auto tensors = plan::tensors_of(describe(model));
   const py::gil_scoped_release unlocked;
   parallel::place_tensors(tensors, plan);
@@ -88,6 +105,7 @@ void bind_models(py::module_& module) {
       .def("__eq__", [](const Plan& a, const Plan& b) { return a == b; })
       .def("__repr__", &Plan::json);
   module.def("generate_plan", &generate_plan);
+  module.def("shards_parameters", &shards_parameters, "Whether an axis of the mesh cuts what is kept of parameters.");
 
   py::class_<Deferred>(module, "Deferred")
       .def(py::init<>())
@@ -97,6 +115,7 @@ void bind_models(py::module_& module) {
 
   py::class_<ForwardPasses>(module, "ForwardPasses")
       .def("begin", &begin, Unlocked())
+      .def("more_rows", &ForwardPasses::more_rows, Unlocked())
       .def("end", &ForwardPasses::end)
       .def("__copy__", &copy)
       .def("__deepcopy__", &copy)

@@ -48,14 +48,14 @@ class BatchesTest(unittest.TestCase):
         error = self.refusal(lambda model: model(numbers(0, 8, 6), labels=labels(tessera.rank(), 8)))
         self.assertIn("[forward] the ranks were given different batches: labels is Long[8] on rank 0, other values on rank 1 (rank ", error)
         self.assertIn("Accepted: the whole batch on every rank", error)
-        self.assertIn("""tessera.from_local(part, tessera.Mesh('dp=2'), "{dp: S(0)}")""", error)
+        self.assertIn("""where each data rank has its own rows (a sampler's), tessera.parallelize(..., batch="local")""", error)
         error = self.refusal(lambda model: model(numbers(tessera.rank(), 8, 6), labels(0, 8)))
         self.assertIn(": argument 0 is Double[8, 6] on rank 0, other values on rank 1 (rank ", error)
         error = self.refusal(lambda model: model(numbers(0, 8, 6), extra={"masks": [numbers(0, 8), numbers(tessera.rank(), 8)]}), ranks=4, mesh="dp=2,tp=2")
         self.assertIn(": extra['masks'][1] is Double[8] on rank 0, other values on ranks 1, 2, 3 (rank ", error)
         error = self.refusal(lambda model: model(numbers(0, 8 - tessera.rank(), 6)), mesh="tp=2")
         self.assertIn(": argument 0 is Double[8, 6] on rank 0, Double[7, 6] on rank 1 (rank ", error)
-        self.assertNotIn("from_local", error)
+        self.assertNotIn("local", error)
 
     def test_gradients_of_the_batch(self):
         """A plain tensor of the batch gets its whole gradient, on every rank; so does a DTensor, and torch.func sees both."""

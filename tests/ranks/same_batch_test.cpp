@@ -110,11 +110,13 @@ TEST(ForwardPasses, CompareTheBatchInCallsOneTwoFourEight) {
                 "[forward] the ranks were given different batches: labels is Double[4, 3] on rank 0, other values on "
                 "ranks 1, 2, 3 (rank ");
     EXPECT_SAYS(error, "Accepted: the whole batch on every rank");
-    EXPECT_SAYS(error, "tessera::from_local(part, layout::Mesh::parse(\"dp=2,tp=2\"), \"{dp: S(0), tp: R}\")");
+    EXPECT_SAYS(
+        error,
+        "where each data rank has its own rows (a sampler's), ForwardPasses(plan, micro_batches, Batch::kLocal)");
   }
   const std::string error = failure_on(4, [&](int64_t rank) { ForwardPasses(plan({})).begin(batch(rank, true)); });
   EXPECT_SAYS(error, "Accepted: the whole batch on every rank");
-  EXPECT_EQ(error.find("from_local"), std::string::npos) << error;
+  EXPECT_EQ(error.find("kLocal"), std::string::npos) << error;
 }
 
 TEST(ForwardPasses, SendNothingInOtherCalls) {

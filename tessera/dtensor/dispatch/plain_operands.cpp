@@ -1,6 +1,7 @@
 #include "tessera/dtensor/dispatch/plain_operands.h"
 
 #include "tessera/base/error.h"
+#include "tessera/base/hints.h"
 #include "tessera/dtensor/dispatch/same_values.h"
 #include "tessera/dtensor/record/arguments.h"
 
@@ -26,7 +27,9 @@ void check_plain_operands(RankState& state, const OpInfo& info, c10::ArrayRef<IV
                 state.ctx.rank,
                 "). Plain tensors count "
                 "as replicated: every rank must compute the same value. Distribute it (from_local for parts that "
-                "differ), or draw it from the job's generator.");
+                "differ; ",
+                base::in_language("ForwardPasses::more_rows(rows)", "tessera.place_rows(model, rows)"),
+                " for more rows of a batch that ranks pass in parts), or draw it from the job's generator.");
 }
 
 }  // namespace tessera::dtensor

@@ -125,21 +125,26 @@ std::string described(const std::vector<AllSaid>& all, const std::vector<int64_t
 
 }  // namespace
 
-std::string difference_between_ranks(RankState& state, const layout::Mesh& mesh,
-                                     const std::vector<NamedValue>& values) {
-  if (mesh.size() == 1) {
-    return {};
-  }
+std::vector<std::string> gather_unseen(comm::Communicator& ranks, const std::string& mine) {
   const c10::impl::ExcludeDispatchKeyGuard no_modes(kModes);
   const at::AutoDispatchBelowADInplaceOrView below;
-  comm::Communicator& ranks = state.ctx.whole(mesh);
+  return comm::gather_texts(ranks, mine, std::vector<int64_t>(ranks.ranks().size(), static_cast<int64_t>(mine.size())));
+}
+
+std::string difference_between_ranks(RankState& state, const layout::Mesh& mesh,
+                                     const std::vector<NamedValue>& values) {
+  return mesh.size() == 1 ? "" : difference_between_ranks(state.ctx.whole(mesh), values);
+}
+
+std::string difference_between_ranks(comm::Communicator& ranks, const std::vector<NamedValue>& values) {
+  const c10::impl::ExcludeDispatchKeyGuard no_modes(kModes);
+  const at::AutoDispatchBelowADInplaceOrView below;
   AllSaid own;
   for (const NamedValue& value : values) {
     own.push_back(said_of(value));
   }
   const std::string message = pack(own), summary = comm::Packer().number(hash_of(own)).number(message.size()).take();
-  const auto summaries = comm::gather_texts(
-      ranks, summary, std::vector<int64_t>(ranks.ranks().size(), static_cast<int64_t>(summary.size())));
+  const auto summaries = gather_unseen(ranks, summary);
   if (std::all_of(summaries.begin(), summaries.end(), [&](const auto& each) { return each == summary; })) {
     return {};
   }

@@ -21,5 +21,11 @@ struct NamedValue {
 // tensor whose memory cannot be read (meta, sparse, inside torch.func), the sizes and the dtype. Collective over the
 // mesh: two numbers a rank, and a text if something differs.
 std::string difference_between_ranks(RankState& state, const layout::Mesh& mesh, const std::vector<NamedValue>& values);
+// The same between the ranks of a group. Collective over them.
+std::string difference_between_ranks(comm::Communicator& ranks, const std::vector<NamedValue>& values);
+
+// The text of each rank of the group, by position, all of one size: unseen by the program's transforms and modes, as
+// the above. In an imagined job all are this rank's. Collective over the group.
+std::vector<std::string> gather_unseen(comm::Communicator& ranks, const std::string& mine);
 
 }  // namespace tessera::dtensor

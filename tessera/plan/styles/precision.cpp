@@ -4,12 +4,9 @@
 namespace tessera::plan {
 
 void plan_precision(Draft& draft) {
-  const Precision& precision = draft.options.precision;
-  if (precision == Precision()) {
-    return;
-  }
   for (const NamedTensor& named : draft.parameters()) {
-    if (!named.tensor.is_floating_point()) {
+    const Precision precision = draft.wanted_of(named).precision;
+    if (precision == Precision() || draft.is_whole(named) || !named.tensor.is_floating_point()) {
       continue;
     }
     ParameterPlan& entry = draft.entry(named.name);

@@ -34,6 +34,10 @@ std::string group_of(const std::string& name) {
   return base::join(std::vector<std::string>(parts.begin(), end), ".");
 }
 
+bool is_in(const std::string& name, const std::string& module) {
+  return name == module || name.starts_with(module + ".");
+}
+
 // The most rows that an axis beside those which cut the parameter leaves to a rank, and the most elements of each.
 GroupMember member_of(const layout::Mesh& mesh, const NamedTensor& named, const Placements& compute) {
   const auto spec = layout::Spec::contiguous(mesh, compute, named.tensor.sizes(), named.tensor.scalar_type());
@@ -49,12 +53,16 @@ class ShardedStyle {
   void run() {
     std::map<std::pair<std::string, at::ScalarType>, std::vector<NamedTensor>> groups;
     for (const NamedTensor& named : draft_.parameters()) {
+      if (draft_.is_whole(named)) {
+        continue;
+      }
+      const std::string wanted = draft_.wanted_of(named).group, group = wanted.empty() ? group_of(named.name) : wanted;
       if (named.tensor.dim() == 0) {
         draft_.note(general(named.name) + " stays whole: it has no rows");
-      } else if (axes_.size() > 1 || blocks_of(draft_.entry(named.name).storage) > 1) {
+      } else if (axes_.size() > 1 || !is_in(named.name, group) || blocks_of(draft_.entry(named.name).storage) > 1) {
         plan_alone(named);
       } else {
-        groups[{group_of(named.name), named.tensor.scalar_type()}].push_back(named);
+        groups[{group, named.tensor.scalar_type()}].push_back(named);
       }
     }
     for (const auto& [key, members] : groups) {
@@ -68,14 +76,15 @@ class ShardedStyle {
     return layout::blocks_of_dims(placements, std::max<int64_t>(layout::last_cut_dim(placements) + 1, 1))[0];
   }
 
-  // Cuts that are interleaved, or over several axes, leave a rank several runs: such a parameter is gathered alone.
+  // Cuts that are interleaved, or over several axes, leave a rank several runs: such a parameter is gathered alone, as
+  // is a tied one that is in its group by another name than its first.
   void plan_alone(const NamedTensor& named) {
     ParameterPlan& entry = draft_.entry(named.name);
     const Placements compute = entry.storage;
     for (const int64_t axis : axes_) {
       entry.storage = cut_rows(mesh_, entry.storage, axis, layout::Shard(0, {.blocks = blocks_of(compute)}));
     }
-    plan_states(entry, compute);
+    plan_states(entry, compute, draft_.wanted_of(named).sharding);
   }
 
   void plan_group(const std::string& group, const std::vector<NamedTensor>& members) {
@@ -90,12 +99,11 @@ class ShardedStyle {
       const Placements compute = entry.storage;
       entry.storage = cut_rows(mesh_, entry.storage, axis, layout::RaggedShard({0}, rows[i]));
       entry.group = group;
-      plan_states(entry, compute);
+      plan_states(entry, compute, draft_.wanted_of(members[i]).sharding);
     }
   }
 
-  void plan_states(ParameterPlan& entry, const Placements& compute) const {
-    const Sharding sharding = draft_.options.sharding;
+  void plan_states(ParameterPlan& entry, const Placements& compute, Sharding sharding) const {
     entry.compute = compute;
     if (sharding != Sharding::kParameters) {
       entry.kept = compute;

@@ -67,6 +67,45 @@ TEST(Sharded, WordsSayWhatIsKeptInParts) {
   EXPECT_THROW(parse_sharding("zero3"), PlanError);
 }
 
+ModuleTree layers() {
+  ModuleTree chain, all;
+  chain.name = "layers";
+  chain.kind = ModuleTree::Kind::kChain;
+  for (const char* name : {"0", "1", "2"}) {
+    ModuleTree layer;
+    layer.name = name;
+    layer.children = {linear("up", 8, 32), linear("down", 32, 8)};
+    chain.children.push_back(layer);
+  }
+  all.children = {linear("in", 8, 8), chain, linear("out", 8, 8)};
+  all.children[2].parameters[0].second = all.children[0].weight;  // tied
+  return all;
+}
+
+// The innermost module that the options name; others by layers and modules, as without a word.
+TEST(Sharded, OptionsNameGroups) {
+  const Plan plan = plan_model(
+      layers(), {.mesh = layout::Mesh::parse("fsdp=2"),
+                 .precision = {.compute = at::kHalf},
+                 .groups = {{"layers.*", Sharding::kGradients, {.compute = at::kBFloat16}}, {"layers.1.down"}, {"out"}},
+                 .whole = {"layers.2.up.bias"}});
+  const auto expect = [&](const char* name, const std::string& group, bool is_kept,
+                          std::optional<at::ScalarType> dtype) {
+    const ParameterPlan& entry = *plan.find(name);
+    EXPECT_EQ(plan.group_of(name), group) << name;
+    EXPECT_EQ(entry.kept.has_value(), is_kept) << name;
+    EXPECT_EQ(entry.compute_dtype, dtype) << name;
+  };
+  expect("layers.0.up.weight", "layers.0", true, at::kBFloat16);
+  expect("layers.1.up.weight", "layers.1", true, at::kBFloat16);
+  expect("layers.1.down.weight", "layers.1.down", false, std::nullopt);
+  expect("out.bias", "out", false, std::nullopt);
+  expect("in.bias", "in", false, at::kHalf);
+  expect("in.weight", "", false, std::nullopt);  // tied: in the group of `out` by its other name
+  EXPECT_TRUE(plan.find("in.weight")->storage[0].is_shard());
+  EXPECT_EQ(plan.find("layers.2.up.bias"), nullptr);
+}
+
 TEST(Sharded, RowsOfATensorParallelPartAreCut) {
   const Plan plan = plan_of("dp_shard=2,tp=2");
   EXPECT_EQ(text(plan, "up.weight"),

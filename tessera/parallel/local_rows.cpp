@@ -1,0 +1,170 @@
+#include "tessera/parallel/local_rows.h"
+
+#include <algorithm>
+#include <numeric>
+#include <optional>
+
+#include <ATen/ops/empty.h>
+
+#include "tessera/base/error.h"
+#include "tessera/base/hash.h"
+#include "tessera/base/text.h"
+#include "tessera/comm/processes/packing.h"
+#include "tessera/dtensor/ops/layout_ops.h"
+
+namespace tessera::parallel {
+namespace {
+
+using dtensor::NamedValue;
+using dtensor::RankState;
+using layout::Placements;
+
+// A tensor of the batch, as one rank has it.
+struct Seen {
+  int64_t rows = -1;  // -1: it has no dim, or lies on a mesh already
+  uint64_t rest = 0;  // what is alike on all ranks
+};
+
+std::string name_of_axis(const plan::Plan& plan) {
+  return plan.batch_axes.size() == 1 ? plan.batch_axes.front() : "rows";
+}
+
+layout::Mesh with_one_batch_axis(const plan::Plan& plan) {
+  return plan.batch_axes.size() == 1 ? plan.mesh : plan.mesh.flatten(plan.batch_axes, name_of_axis(plan));
+}
+
+Seen seen_of(const at::Tensor& tensor) {
+  if (!tensor.defined()) {
+    return {};
+  }
+  const bool is_placed = dtensor::is_dtensor(dtensor::unwrapped(tensor)), has_rows = !is_placed && tensor.dim() > 0;
+  const std::string rest = c10::str(is_placed, tensor.scalar_type(), tensor.sizes().slice(has_rows ? 1 : 0));
+  return {has_rows ? tensor.size(0) : -1, base::hash_string(rest, 1)};
+}
+
+// By rank and tensor. Collective over the ranks.
+std::vector<std::vector<Seen>> seen_by(comm::Communicator& ranks, const std::vector<NamedValue>& batch) {
+  comm::Packer packer;
+  for (const NamedValue& value : batch) {
+    const Seen own = seen_of(value.tensor);
+    packer.number(static_cast<uint64_t>(own.rows)).number(own.rest);
+  }
+  std::vector<std::vector<Seen>> seen;
+  for (const std::string& message : dtensor::gather_unseen(ranks, packer.take())) {
+    comm::Unpacker reader(message);
+    for (Seen& each : seen.emplace_back(batch.size())) {
+      each.rows = static_cast<int64_t>(reader.number());
+      each.rest = reader.number();
+    }
+  }
+  return seen;
+}
+
+}  // namespace
+
+LocalRows::LocalRows(const plan::Plan& plan, const std::vector<NamedValue>& batch, const char* who)
+    : batch_axes_(plan.batch_axes),
+      mesh_(plan.mesh),
+      flat_(with_one_batch_axis(plan)),
+      axis_(flat_.axis_index(name_of_axis(plan))),
+      who_(who),
+      counts_(static_cast<size_t>(flat_.axis(axis_).size)),
+      are_rows_(batch.size()) {
+  RankState& state = RankState::require();
+  const auto seen = seen_by(state.ctx.whole(mesh_), batch);
+  own_ = static_cast<size_t>(state.ctx.coord(flat_)[static_cast<size_t>(axis_)]);
+  const auto on_all = [&](const auto& holds) {
+    for (size_t rank = 0; rank < seen.size(); ++rank) {
+      if (!holds(seen[rank], rank)) {
+        return false;
+      }
+    }
+    return true;
+  };
+  std::optional<size_t> first;
+  for (size_t i = 0; i < batch.size(); ++i) {
+    if (!on_all([&](const auto& all, size_t) {
+          return all[i].rest == seen[0][i].rest && (all[i].rows < 0) == (seen[0][i].rows < 0);
+        })) {
+      refuse("differ in more than the number of rows", batch[i]);
+    }
+    if (seen[0][i].rows < 0) {
+      continue;
+    }
+    if (!first) {
+      first = i;
+      for (size_t rank = 0; rank < seen.size(); ++rank) {
+        counts_[data_coordinate(rank)] = seen[rank][i].rows;
+      }
+    }
+    are_rows_[i] = on_all([&](const auto& all, size_t) { return all[i].rows == all[*first].rows; });
+    if (i == *first &&
+        !on_all([&](const auto& all, size_t rank) { return all[i].rows == counts_[data_coordinate(rank)]; })) {
+      refuse("have other rows on ranks of one data coordinate", batch[i]);
+    }
+    if (!are_rows_[i] && !on_all([&](const auto& all, size_t) { return all[i].rows == seen[0][i].rows; })) {
+      refuse("have neither as many rows as the first on every rank nor the same number on all", batch[i]);
+    }
+  }
+}
+
+size_t LocalRows::data_coordinate(size_t position) const {
+  const auto coord = flat_.coord_of(mesh_.ranks()[position]);
+  return static_cast<size_t>((*coord)[static_cast<size_t>(axis_)]);
+}
+
+void LocalRows::refuse(const char* why, const NamedValue& value) const {
+  const at::Tensor& tensor = value.tensor;
+  const auto outline = tensor.defined() ? at::empty(tensor.sizes(), tensor.options().device(at::kMeta)) : tensor;
+  RankState& state = RankState::require();
+  const std::string difference = dtensor::difference_between_ranks(state, mesh_, {{value.name, outline}});
+  TESSERA_CHECK(
+      false, "[", who_, "] the ranks' own rows are no rows of one batch: they ", why, ": ", difference, " (rank ",
+      state.ctx.rank,
+      "). Accepted: tensors that all ranks have, with the same sizes but for the rows (pad them to one length); "
+      "as many rows in each tensor of a rank, 0 too; the same rows on ranks of one data coordinate");
+}
+
+int64_t LocalRows::count() const { return std::accumulate(counts_.begin(), counts_.end(), int64_t{0}); }
+
+void LocalRows::verify_same(const std::vector<NamedValue>& batch) const {
+  RankState& state = RankState::require();
+  std::vector<NamedValue> rows, others;
+  for (size_t i = 0; i < batch.size(); ++i) {
+    (are_rows_[i] ? rows : others).push_back(batch[i]);
+  }
+  std::string difference = dtensor::difference_between_ranks(state, mesh_, others);
+  TESSERA_CHECK(difference.empty(), "[", who_,
+                "] tensors that are no rows of the batch differ between ranks: ", difference, " (rank ", state.ctx.rank,
+                "). Accepted: the same on every rank");
+  for (int64_t axis = 0; axis < flat_.ndim(); ++axis) {
+    if (axis != axis_ && flat_.axis(axis).size > 1) {
+      difference += dtensor::difference_between_ranks(state.ctx.axis(flat_, axis), rows);
+    }
+  }
+  TESSERA_CHECK(difference.empty(), "[", who_, "] ranks of one data coordinate were given different rows: ", difference,
+                " (rank ", state.ctx.rank, "). Accepted: the same rows on ranks whose coordinates on ",
+                base::join(batch_axes_, " and "), " are the same, so give a sampler these coordinates, not the rank");
+}
+
+void LocalRows::deal(const Placements& placements) {
+  const Placements cuts = layout::normal_form(mesh_, placements);
+  are_dealt_ = true;
+  for (size_t position = 0; are_dealt_ && position < mesh_.ranks().size(); ++position) {
+    const auto coord = mesh_.coord_of(mesh_.ranks()[position]);
+    const int64_t part = layout::local_range(mesh_, cuts, 0, count(), *coord).size();
+    are_dealt_ = part == counts_[data_coordinate(position)];
+  }
+}
+
+at::Tensor LocalRows::place(const at::Tensor& rows, const layout::Spec& spec) const {
+  if (are_dealt_) {
+    return dtensor::call_from_plain(rows, spec);
+  }
+  Placements passed(static_cast<size_t>(flat_.ndim()));
+  passed[static_cast<size_t>(axis_)] = layout::RaggedShard({0}, counts_);
+  const auto own = layout::Spec::contiguous(flat_, passed, spec->sizes, spec->dtype, spec->labels);
+  return dtensor::call_redistribute(dtensor::call_from_plain(rows, own), spec);
+}
+
+}  // namespace tessera::parallel
