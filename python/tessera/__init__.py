@@ -27,8 +27,7 @@ from tessera._tensor import DTensor, distribute_tensor, from_local, full_tensor,
 from tessera._whole_state import full_optimizer_state_dict, full_state_dict
 
 __all__ = [
-    "CommError", "CommTimeout", "DTensor", "DeviceMesh", "DivergenceError", "InterleavedShard", "Loaded", "Mesh", "On",
-    "Partial", "Placement", "Plan",
+    "CommError", "CommTimeout", "DTensor", "DeviceMesh", "DivergenceError", "InterleavedShard", "Loaded", "Mesh", "On", "Partial", "Placement", "Plan",
     "RaggedShard", "RankFailed", "Replicate", "Saving", "Shard", "Stopped",
     "deferred", "distribute_tensor", "explain", "explicit", "find_nan", "from_local", "full_optimizer_state_dict", "full_state_dict", "full_tensor", "generate_plan", "implicit", "in_rank",
     "init_device_mesh", "is_deferred", "join", "ledger", "load", "manual_seed", "numerics", "optim", "parallelize", "place_rows", "rank", "recompute", "redistribute", "remove_unfinished", "run_fake", "run_ranks", "save",
