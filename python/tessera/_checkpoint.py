@@ -12,6 +12,7 @@ import torch
 from tessera import _C
 from tessera._files_of_others import load_others
 from tessera._optimizer_values import StateToLoad, pack, to_json
+from tessera._fully_shard import place_asked
 from tessera._parallel import passes_of
 from tessera._ranks import ensure_rank, forget_save, remember_save
 
@@ -91,6 +92,7 @@ def _start(run_folder, model, optimizer, step, extra, in_slices, keep, copies):
     if not isinstance(step, int) or isinstance(step, bool) or step < 0:
         raise ValueError(f"[checkpoint] save with step={step!r}; accepted: how many steps were taken, a number from 0 on; or a path that "
                          "ends in .safetensors, for one file of the model alone")
+    place_asked(model)
     tensors = _C.persistent_tensors(model)
     values, moments = _values(model, extra or {}), []
     if optimizer is not None:
@@ -119,6 +121,7 @@ def load(folder: str | os.PathLike[str], model: torch.nn.Module, optimizer: torc
     """
     ensure_rank()
     path = os.fspath(folder)
+    place_asked(model)
     others = load_others(path, model, optimizer)
     return Loaded(*others, path) if others is not None else _load_own(path, model, optimizer, allows_other_sums)
 

@@ -7,6 +7,7 @@ import copy
 import functools
 
 import torch
+from torch.utils import _device as torch_device
 
 from tessera import _C, _torch_checkpoint
 from tessera._tensor import full_tensor, redistribute, to_local
@@ -161,6 +162,7 @@ def _install():
     torch.Tensor.device_mesh = property(_C.device_mesh)
     for name in _torch_checkpoint.ATTRIBUTES:
         setattr(torch.Tensor, name, _torch_checkpoint.protocol(name))
+    torch_device._device_constructors()  # which functions `with torch.device(...)` is for: torch keeps what they are now
     for name in _FACTORIES:
         _in_region(name)
     _in_rank_threads(torch.jit, "trace", _refuse_tracing)
