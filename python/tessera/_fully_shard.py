@@ -94,7 +94,8 @@ def _dtypes_of(policy):
 
 @functools.cache
 def _class_of(plain):
-    return type(f"FSDP{plain.__name__}", (FSDPModule, plain), {"__module__": plain.__module__, "__doc__": plain.__doc__})
+    """The class with FSDP2's methods. It keeps its name, which libraries write into files."""
+    return type(plain.__name__, (FSDPModule, plain), {name: getattr(plain, name) for name in ("__module__", "__qualname__", "__doc__")})
 
 
 def _calls_in(module):

@@ -1,6 +1,7 @@
 #include "tessera/parallel/local_rows.h"
 
 #include <algorithm>
+#include <functional>
 #include <numeric>
 #include <optional>
 
@@ -42,25 +43,47 @@ Seen seen_of(const at::Tensor& tensor) {
   return {has_rows ? tensor.size(0) : -1, base::hash_string(rest, 1)};
 }
 
-// By rank and tensor. Collective over the ranks.
-std::vector<std::vector<Seen>> seen_by(comm::Communicator& ranks, const std::vector<NamedValue>& batch) {
-  comm::Packer packer;
-  for (const NamedValue& value : batch) {
-    const Seen own = seen_of(value.tensor);
-    packer.number(static_cast<uint64_t>(own.rows)).number(own.rest);
-  }
-  std::vector<std::vector<Seen>> seen;
-  for (const std::string& message : dtensor::gather_unseen(ranks, packer.take())) {
-    comm::Unpacker reader(message);
-    for (Seen& each : seen.emplace_back(batch.size())) {
-      each.rows = static_cast<int64_t>(reader.number());
-      each.rest = reader.number();
+}  // namespace
+
+// The batch as each rank has it.
+struct LocalRows::SeenByAll {
+  std::vector<std::vector<Seen>> tensors;  // by rank and tensor
+
+  // Collective over the ranks.
+  SeenByAll(comm::Communicator& ranks, const std::vector<NamedValue>& batch) {
+    comm::Packer packer;
+    for (const NamedValue& value : batch) {
+      const Seen own = seen_of(value.tensor);
+      packer.number(static_cast<uint64_t>(own.rows)).number(own.rest);
+    }
+    for (const std::string& message : dtensor::gather_unseen(ranks, packer.take())) {
+      comm::Unpacker reader(message);
+      for (Seen& each : tensors.emplace_back(batch.size())) {
+        each.rows = static_cast<int64_t>(reader.number());
+        each.rest = reader.number();
+      }
     }
   }
-  return seen;
-}
 
-}  // namespace
+  size_t ranks() const { return tensors.size(); }
+  int64_t rows(size_t rank, size_t tensor) const { return tensors[rank][tensor].rows; }
+  // Whether all ranks have as many rows of the tensor as the first one; and as of the tensor `other`.
+  bool have_same_number(size_t tensor) const {
+    return holds([&](const auto& all) { return all[tensor].rows == rows(0, tensor); });
+  }
+  bool have_as_many(size_t tensor, size_t other) const {
+    return holds([&](const auto& all) { return all[tensor].rows == all[other].rows; });
+  }
+  // Whether the tensor is on all ranks the same but for its rows.
+  bool are_alike(size_t tensor) const {
+    const Seen& first = tensors[0][tensor];
+    return holds(
+        [&](const auto& all) { return all[tensor].rest == first.rest && (all[tensor].rows < 0) == (first.rows < 0); });
+  }
+  bool holds(const std::function<bool(const std::vector<Seen>&)>& of) const {
+    return std::all_of(tensors.begin(), tensors.end(), of);
+  }
+};
 
 LocalRows::LocalRows(const plan::Plan& plan, const std::vector<NamedValue>& batch, const char* who)
     : batch_axes_(plan.batch_axes),
@@ -71,40 +94,36 @@ LocalRows::LocalRows(const plan::Plan& plan, const std::vector<NamedValue>& batc
       counts_(static_cast<size_t>(flat_.axis(axis_).size)),
       are_rows_(batch.size()) {
   RankState& state = RankState::require();
-  const auto seen = seen_by(state.ctx.whole(mesh_), batch);
   own_ = static_cast<size_t>(state.ctx.coord(flat_)[static_cast<size_t>(axis_)]);
-  const auto on_all = [&](const auto& holds) {
-    for (size_t rank = 0; rank < seen.size(); ++rank) {
-      if (!holds(seen[rank], rank)) {
-        return false;
-      }
-    }
-    return true;
-  };
+  const SeenByAll seen(state.ctx.whole(mesh_), batch);
   std::optional<size_t> first;
   for (size_t i = 0; i < batch.size(); ++i) {
-    if (!on_all([&](const auto& all, size_t) {
-          return all[i].rest == seen[0][i].rest && (all[i].rows < 0) == (seen[0][i].rows < 0);
-        })) {
+    if (!seen.are_alike(i)) {
       refuse("differ in more than the number of rows", batch[i]);
     }
-    if (seen[0][i].rows < 0) {
+    if (seen.rows(0, i) < 0) {
       continue;
     }
     if (!first) {
       first = i;
-      for (size_t rank = 0; rank < seen.size(); ++rank) {
-        counts_[data_coordinate(rank)] = seen[rank][i].rows;
-      }
+      count_rows(seen, i, batch[i]);
     }
-    are_rows_[i] = on_all([&](const auto& all, size_t) { return all[i].rows == all[*first].rows; });
-    if (i == *first &&
-        !on_all([&](const auto& all, size_t rank) { return all[i].rows == counts_[data_coordinate(rank)]; })) {
-      refuse("have other rows on ranks of one data coordinate", batch[i]);
-    }
-    if (!are_rows_[i] && !on_all([&](const auto& all, size_t) { return all[i].rows == seen[0][i].rows; })) {
+    are_rows_[i] = seen.have_as_many(i, *first);
+    if (!are_rows_[i] && !seen.have_same_number(i)) {
       refuse("have neither as many rows as the first on every rank nor the same number on all", batch[i]);
     }
+  }
+}
+
+void LocalRows::count_rows(const SeenByAll& seen, size_t tensor, const NamedValue& value) {
+  std::vector<bool> is_counted(counts_.size());
+  for (size_t rank = 0; rank < seen.ranks(); ++rank) {
+    const size_t coordinate = data_coordinate(rank);
+    const int64_t rows = seen.rows(rank, tensor);
+    if (is_counted[coordinate] && counts_[coordinate] != rows) {
+      refuse("have other rows on ranks of one data coordinate", value);
+    }
+    counts_[coordinate] = rows, is_counted[coordinate] = true;
   }
 }
 

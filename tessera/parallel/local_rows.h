@@ -52,6 +52,10 @@ class LocalRows {
   at::Tensor place(const at::Tensor& rows, const layout::Spec& spec) const;
 
  private:
+  struct SeenByAll;
+  // Of each data coordinate, of this tensor, which is the first that has rows.
+  void count_rows(const SeenByAll& seen, size_t tensor, const dtensor::NamedValue& value);
+
   // The data coordinate of the rank at `position` of the plan's mesh.
   size_t data_coordinate(size_t position) const;
   [[noreturn]] void refuse(const char* why, const dtensor::NamedValue& value) const;

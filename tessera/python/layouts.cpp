@@ -81,6 +81,8 @@ void bind_mesh(py::module_& module) {
            "The mesh with the named axes merged into one, the first of them slowest.")
       .def("__getitem__", &submesh, "The mesh of the named axes through the calling rank.")
       .def("__len__", &Mesh::size)
+      .def("__copy__", [](const Mesh& mesh) { return mesh; })
+      .def("__deepcopy__", [](const Mesh& mesh, const py::dict&) { return mesh; })
       .def(py::self == py::self)
       .def("__hash__", [](const Mesh& mesh) { return static_cast<int64_t>(mesh.hash() >> 1); })
       .def("__repr__", [](const Mesh& mesh) { return "Mesh('" + mesh.str() + "')"; });

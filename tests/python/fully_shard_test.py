@@ -5,6 +5,7 @@ beside PyTorch's own.
 Usage: fully_shard_test.py [unittest's arguments]
 """
 
+import copy
 import subprocess
 import sys
 import tempfile
@@ -144,6 +145,20 @@ class FullyShardTest(unittest.TestCase):
             for loaded in run(3, lambda: load(step)):
                 self.assertTrue(all(torch.equal(loaded[name], value) for name, value in saved.items()))
         self.assertEqual(list(saved), list(make().state_dict()))
+
+    def test_copies(self):
+        """Made before the model is placed, and after."""
+        def body():
+            model = shard(make(), tessera.fully_shard, mesh=tessera.Mesh("fsdp=2"))
+            before = copy.deepcopy(model)
+            losses = [train(each, own, tessera.full_tensor, steps=1) for each in (model, before)]
+            self.assertEqual(type(model).__name__, toy_transformer.Transformer.__name__)
+            return losses + [train(each, own, tessera.full_tensor, steps=1) for each in (copy.deepcopy(model), model)]
+
+        first, second, third, fourth = run(2, body)
+        self.assertTrue(torch.equal(first, second))
+        self.assertTrue(torch.equal(third, fourth))
+        self.assertFalse(torch.equal(first, third))
 
     def test_methods_of_fsdp2(self):
         def body():
