@@ -55,8 +55,9 @@ test-full: configure
 	@cmake --build $(BUILD) -j $(JOBS)
 	@TESSERA_FULL=1 $(BUILD)/bin/test_ranks --gtest_filter=Products.*:Gradients.*
 	@$(BUILD)/bin/test_audit --full
-	@TESSERA_FULL=1 $(BUILD)/bin/test_ranks --gtest_filter=*TrainsAsFast*
+	@TESSERA_FULL=1 $(BUILD)/bin/test_ranks --gtest_filter=*TrainsAsFast*:ShardedMemory.*
 	@TESSERA_FULL=1 PYTHONPATH=$(BUILD)/python $$(cat $(BUILD)/.python) tests/python/families_test.py
+	@TESSERA_FULL=1 PYTHONPATH=$(BUILD)/python $$(cat $(BUILD)/.python) tests/python/sharded_optimizers_test.py
 
 test-busy: configure
 	@cmake --build $(BUILD) -j $(JOBS)
