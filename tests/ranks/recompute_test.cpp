@@ -17,7 +17,7 @@ using Gradients = std::map<std::string, at::Tensor>;
 constexpr int64_t kSamples = 12;
 
 // Two blocks, each of which may run again in backward. The first one's input needs no gradient, and both read the tied
-// weight, three times together: the order in which such gradients are added up is seen from three on.
+// weight.
 struct NetImpl : torch::nn::Module {
   explicit NetImpl(bool runs_again) : again(runs_again) {
     first = register_module("first", torch::nn::Linear(6, 6));
@@ -32,8 +32,7 @@ struct NetImpl : torch::nn::Module {
   at::Tensor forward(const at::Tensor& x, const at::Tensor& y) {
     const at::Tensor h =
         run([&](const Tensors& in) { return torch::dropout(torch::tanh(first(in[0])), 0.25, true); }, {x});
-    const at::Tensor scores =
-        run([&](const Tensors& in) { return second(torch::tanh(first(in[0])) + first(in[0].cos())); }, {h});
+    const at::Tensor scores = run([&](const Tensors& in) { return second(torch::tanh(first(in[0])) + in[0]); }, {h});
     return torch::cross_entropy_loss(scores, y);
   }
 
@@ -41,6 +40,35 @@ struct NetImpl : torch::nn::Module {
   torch::nn::Linear first{nullptr}, second{nullptr};
 };
 TORCH_MODULE(Net);
+
+// Two blocks that read each of four weights twice: the order in which gradients are added up is seen from three on.
+struct ReadsManyTimesImpl : torch::nn::Module {
+  explicit ReadsManyTimesImpl(bool runs_again) : again(runs_again) {
+    first = register_module("first", torch::nn::Linear(6, 6));
+    for (const char* name : {"second", "third", "fourth"}) {
+      others.push_back(register_module(name, torch::nn::Linear(6, 6)));
+    }
+    to(torch::kDouble);
+  }
+
+  at::Tensor block(const at::Tensor& x) {
+    const auto body = [this](const Tensors& in) {
+      at::Tensor sum = first(in[0]) * first(in[0].cos());
+      for (torch::nn::Linear& other : others) {
+        sum = sum + torch::tanh(other(in[0])) + other(in[0].sin());
+      }
+      return sum;
+    };
+    return again ? recompute(body, {x}) : body({x});
+  }
+
+  at::Tensor forward(const at::Tensor& x, const at::Tensor& y) { return torch::cross_entropy_loss(block(block(x)), y); }
+
+  bool again;
+  torch::nn::Linear first{nullptr};
+  std::vector<torch::nn::Linear> others;
+};
+TORCH_MODULE(ReadsManyTimes);
 
 at::Tensor inputs() { return at::arange(kSamples * 6, at::kDouble).reshape({kSamples, 6}).mul(0.7).sin(); }
 at::Tensor targets() { return at::arange(kSamples).remainder(3); }
@@ -54,12 +82,13 @@ struct Case {
   int64_t accumulate = 1;
 };
 
-// The gradients, and as "hooks" how often the tied weight's hook ran.
+// The gradients, and as "hooks" how often the first weight's hook ran.
+template <typename Model>
 Gradients train(const Case& of, bool again) {
   return run_ranks(Mesh::parse(of.mesh).size(), [&] {
     manual_seed(3);
     set_numerics(of.numerics, Lattice{.batch = kSamples});
-    Net net(again);
+    Model net(again);
     const Plan plan = generate_plan(*net, {.mesh = Mesh::parse(of.mesh), .lattice = Lattice{.batch = kSamples}});
     place(*net, plan);
     int64_t hooks = 0;
@@ -82,8 +111,9 @@ Gradients train(const Case& of, bool again) {
   });
 }
 
+template <typename Model = Net>
 void expect_same(const Case& of) {
-  const Gradients plain = train(of, false), again = train(of, true);
+  const Gradients plain = train<Model>(of, false), again = train<Model>(of, true);
   for (const auto& [name, gradient] : plain) {
     ASSERT_TRUE(again.at(name).defined()) << name;
     const bool has_bits = of.numerics == Numerics::kExact || name == "hooks";
@@ -109,6 +139,16 @@ TEST(Recompute, GivesALoopByHandItsGradients) {
       SCOPED_TRACE(c10::str(mesh, " numerics ", static_cast<int>(numerics)));
       expect_same({mesh, numerics, Loop::kByHand});
     }
+  }
+}
+
+TEST(Recompute, AddsReadingsInTheOrderOfOneGraphInExact) {
+  for (const char* mesh : {"1", "dp=2"}) {
+    for (const int64_t accumulate : {1, 3}) {
+      SCOPED_TRACE(c10::str(mesh, " accumulate ", accumulate));
+      expect_same<ReadsManyTimes>({mesh, Numerics::kExact, Loop::kJob, accumulate});
+    }
+    expect_same<ReadsManyTimes>({mesh, Numerics::kExact, Loop::kByHand});
   }
 }
 

@@ -86,25 +86,27 @@ struct Loop {
   parallel::ForwardPasses passes;
 };
 
-// What one more block adds to what a forward pass holds for backward, and to its peak with backward.
+// What one more block adds on rank 0 to what a forward pass holds for backward, and to its peak with backward.
 struct Added {
   double held = 0, peak = 0;
 };
 
 constexpr int64_t kBatch = 16, kLength = 16, kFew = 2, kMany = 6;
 
-Added added_by_block(const std::vector<std::string>& recompute) {
+Added added_by_block(const Mesh& mesh, const std::vector<std::string>& recompute) {
   const auto bytes = [&](int64_t layers) {
     std::pair<int64_t, int64_t> found;
-    run_on(Mesh::parse("1"), [&](int64_t rank) {
-      Loop loop(Mesh::parse("1"), llama(layers), recompute);
+    run_on(mesh, [&](int64_t rank) {
+      Loop loop(mesh, llama(layers), recompute);
       loop.forward(kBatch, kLength).backward();  // gradients are there from now on
       const int64_t before = bytes_of(rank).live;
       support::reset_peak(rank);
       const at::Tensor loss = loop.forward(kBatch, kLength);
-      found.first = bytes_of(rank).live - before;
+      const int64_t held = bytes_of(rank).live - before;
       loss.backward();
-      found.second = bytes_of(rank).peak - before;
+      if (rank == 0) {
+        found = {held, bytes_of(rank).peak - before};
+      }
     });
     return found;
   };
@@ -115,11 +117,11 @@ Added added_by_block(const std::vector<std::string>& recompute) {
 }
 
 // What the graph of one block of the plain model holds, its result included.
-double held_by_plain_block() {
+double held_by_plain_block(int64_t batch) {
   const auto config = llama();
   models::LlamaBlock block(config);
   const auto rotary = nn::rotary_tables(kLength, config.head_dim(), config.rope_theta, at::TensorOptions(at::kFloat));
-  const at::Tensor x = at::randn({kBatch, kLength, config.dim}).requires_grad_();
+  const at::Tensor x = at::randn({batch, kLength, config.dim}).requires_grad_();
   const int64_t before = bytes_of(-1).live;
   const at::Tensor y = block->forward(x, rotary);
   return static_cast<double>(bytes_of(-1).live - before);
@@ -127,13 +129,18 @@ double held_by_plain_block() {
 
 TEST(RecomputedBlocks, KeepTheirInputAlone) {
   support::count_allocations();
-  const double input = kBatch * kLength * llama().dim * 4, all = held_by_plain_block();
-  EXPECT_GT(all, 10 * input);
-  const Added plain = added_by_block({}), again = added_by_block({"model.layers.*"});
-  EXPECT_NEAR(plain.held, all, 0.02 * all);
-  EXPECT_NEAR(plain.peak, all, 0.02 * all);
-  EXPECT_NEAR(again.held, input, 0.02 * input);
-  EXPECT_NEAR(again.peak, input, 0.02 * input);
+  for (const char* text : {"1", "fsdp=2"}) {
+    SCOPED_TRACE(text);
+    const auto mesh = Mesh::parse(text);
+    const int64_t batch = kBatch / mesh.size();
+    const double input = static_cast<double>(batch * kLength * llama().dim * 4), all = held_by_plain_block(batch);
+    EXPECT_GT(all, 10 * input);
+    const Added plain = added_by_block(mesh, {}), again = added_by_block(mesh, {"model.layers.*"});
+    EXPECT_NEAR(plain.held, all, 0.02 * all);
+    EXPECT_NEAR(plain.peak, all, 0.02 * all);
+    EXPECT_NEAR(again.held, input, 0.02 * input);
+    EXPECT_NEAR(again.peak, input, 0.02 * input);
+  }
 }
 
 // The second run gathers what the backward pass that follows reads.
