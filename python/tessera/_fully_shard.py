@@ -117,7 +117,7 @@ def place_asked(model):
     ignored = {id(parameter) for each in calls.values() for parameter in each.ignored}
     mesh = _C.Mesh(call.mesh) if isinstance(call.mesh, str) else call.mesh
     groups = [(name, each.sharding, each.dtypes) for name, each in calls.items() if name]
-    plan = _C.generate_plan(model, None, mesh, False, call.sharding, call.dtypes, 0, 0, "", groups, [name for name, p in named if id(p) in ignored])
+    plan = _C.generate_plan(model, None, mesh, False, call.sharding, call.dtypes, [], 0, 0, "", groups, [name for name, p in named if id(p) in ignored])
     for each in calls.values():
         each.is_placed = True
     parallelize(model, plan, batch="local")

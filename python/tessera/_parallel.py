@@ -31,7 +31,7 @@ def is_deferred(value: torch.Tensor | torch.nn.Module) -> bool:
 
 def generate_plan(model: torch.nn.Module, devices: int | None = None, *, mesh: _C.Mesh | str | None = None, sequence_parallel: bool = False,
                   sharding: str = "parameters", storage_dtype: torch.dtype | None = None, compute_dtype: torch.dtype | None = None,
-                  reduce_dtype: torch.dtype | None = None, recompute: Sequence[str] = (), heads: int = 0, kv_heads: int = 0, lattice: str = "") -> _C.Plan:
+                  reduce_dtype: torch.dtype | None = None, recompute: str | Sequence[str] = (), heads: int = 0, kv_heads: int = 0, lattice: str = "") -> _C.Plan:
     """A plan from rules for `devices` ranks (all of the job, unless said otherwise), or for a mesh such as "dp=2,tp=2".
 
     Each axis of a mesh has a role by its name: dp (or dp_replicate) cuts the batch, fsdp (or dp_shard) the batch and what is kept of parameters,
@@ -46,7 +46,8 @@ def generate_plan(model: torch.nn.Module, devices: int | None = None, *, mesh: _
     ensure_rank()
     parsed = _C.Mesh(mesh) if isinstance(mesh, str) else mesh
     dtypes = dtype_names(storage_dtype, compute_dtype, reduce_dtype)
-    plan = _C.generate_plan(model, devices, parsed, sequence_parallel, sharding, dtypes, list(recompute), heads, kv_heads, lattice, [], [])
+    patterns = [recompute] if isinstance(recompute, str) else list(recompute)
+    plan = _C.generate_plan(model, devices, parsed, sequence_parallel, sharding, dtypes, patterns, heads, kv_heads, lattice, [], [])
     if mesh is None and plan.mesh.ndim > 0 and (not in_rank() or rank() == 0):
         print(f"tessera: {plan.notes[0]}", file=sys.stderr)
     return plan

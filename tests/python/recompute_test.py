@@ -113,6 +113,7 @@ class Patterns(unittest.TestCase):
         model = seeded(gpt2)
         plan = tessera.generate_plan(model, mesh="dp=2", recompute=["transformer.h.*"])
         self.assertEqual(plan.recompute, ["transformer.h.*"])
+        self.assertEqual(tessera.generate_plan(model, mesh="dp=2", recompute="transformer.h.*"), plan)
         self.assertEqual(tessera.Plan.from_json(plan.json()).recompute, ["transformer.h.*"])
         self.assertNotIn("recompute", tessera.generate_plan(model, mesh="dp=2").json())
 

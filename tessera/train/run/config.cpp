@@ -340,6 +340,14 @@ void Config::verify() const {
   TESSERA_CHECK_AS(ConfigError, data.token_dtype == "uint16" || data.file.ends_with(".bin"),
                    "[config] data.token_dtype has no effect on \"", data.file,
                    "\"; accepted: leave it out, or a .bin file of tokens");
+  TESSERA_CHECK_AS(ConfigError, recompute.modules.empty() || parallel.plan.empty(),
+                   "[config] recompute.modules has no effect beside parallel.plan; accepted: leave it out, and say "
+                   "\"recompute\" in the plan file");
+  TESSERA_CHECK_AS(
+      ConfigError,
+      parallel.plan.empty() || (precision.storage.empty() && precision.compute.empty() && precision.reduce.empty()),
+      "[config] precision has no effect beside parallel.plan; accepted: leave it out, and say "
+      "\"compute_dtype\" and its like in the plan file");
   TESSERA_CHECK_AS(ConfigError, train.batch >= train.accumulate, "[config] train.batch ", train.batch,
                    " is smaller than train.accumulate ", train.accumulate,
                    "; accepted: at least one sample for each micro-batch");
