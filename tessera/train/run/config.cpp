@@ -10,6 +10,7 @@
 #include "tessera/base/read_file.h"
 #include "tessera/base/text.h"
 #include "tessera/layout/axis_role.h"
+#include "tessera/plan/dtypes.h"
 
 namespace tessera::train {
 namespace {
@@ -348,6 +349,11 @@ void Config::verify() const {
       parallel.plan.empty() || (precision.storage.empty() && precision.compute.empty() && precision.reduce.empty()),
       "[config] precision has no effect beside parallel.plan; accepted: leave it out, and say "
       "\"compute_dtype\" and its like in the plan file");
+  for (const auto& [name, text] : {std::pair("storage", precision.storage), std::pair("compute", precision.compute),
+                                   std::pair("reduce", precision.reduce)}) {
+    TESSERA_CHECK_AS(ConfigError, text.empty() || plan::try_parse_dtype(text), "[config] precision.", name, " \"", text,
+                     "\"; accepted: ", plan::accepted_dtypes());
+  }
   TESSERA_CHECK_AS(ConfigError, train.batch >= train.accumulate, "[config] train.batch ", train.batch,
                    " is smaller than train.accumulate ", train.accumulate,
                    "; accepted: at least one sample for each micro-batch");

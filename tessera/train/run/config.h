@@ -103,7 +103,7 @@ struct Config {
   layout::Mesh mesh()
       const;  // of `parallel.mesh`, each axis with its role (PlanError); the mesh of one if that is empty
 
-  // Throws ConfigError if two fields contradict.
+  // Throws ConfigError if two fields contradict, or one names no dtype.
   void verify() const;
 
  private:

@@ -126,6 +126,7 @@ TEST(Config, ContradictionsAreRefused) {
       {{"train.batch=2", "train.accumulate=4"}, {"train.batch 2 is smaller than train.accumulate 4"}},
       {{"recompute.modules=model.layers.*", "parallel.plan=plan.json"},
        {"recompute.modules has no effect beside parallel.plan", "\"recompute\" in the plan file"}},
+      {{"precision.compute=bf16"}, {"precision.compute \"bf16\"", "accepted: float32, float64"}},
       {{"precision.compute=bfloat16", "parallel.plan=plan.json"},
        {"precision has no effect beside parallel.plan", "\"compute_dtype\""}},
       {{"train.min_lr=1"}, {"train.min_lr 1 is above train.lr 0.003"}},
