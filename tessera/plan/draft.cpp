@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "tessera/base/text.h"
+#include "tessera/plan/groups.h"
 
 namespace tessera::plan {
 namespace {
@@ -82,13 +83,6 @@ bool has_name(const NamedTensor& parameter, const std::function<bool(const std::
   return is_such(parameter.name) || std::any_of(parameter.aliases.begin(), parameter.aliases.end(), is_such);
 }
 
-// As many of the name's parts as the pattern has.
-std::string first_parts(const std::string& name, const std::string& pattern) {
-  auto parts = base::split(name, '.');
-  parts.resize(std::min(parts.size(), base::split(pattern, '.').size()));
-  return base::join(parts, ".");
-}
-
 }  // namespace
 
 Draft::Draft(const ModuleTree& model, PlanOptions all, layout::Mesh mesh)
@@ -123,7 +117,7 @@ Draft::Wanted Draft::wanted_of(const NamedTensor& parameter) const {
   Wanted wanted{"", options.sharding, options.precision};
   for (const GroupOptions& group : options.groups) {
     has_name(parameter, [&](const std::string& name) {
-      const std::string module = first_parts(name, group.pattern);
+      const std::string module = group_name(name, group.pattern);
       if (module.size() < name.size() && module.size() > wanted.group.size() && matches(group.pattern, module)) {
         wanted = {module, group.sharding, group.precision};
       }

@@ -3,7 +3,15 @@
 #include <algorithm>
 #include <numeric>
 
+#include "tessera/base/text.h"
+
 namespace tessera::plan {
+
+std::string group_name(std::string_view name, std::string_view pattern) {
+  auto parts = base::split(std::string(name), '.');
+  parts.resize(std::min(parts.size(), base::split(std::string(pattern), '.').size()));
+  return base::join(parts, ".");
+}
 
 std::vector<std::vector<int64_t>> cut_group(const std::vector<GroupMember>& members, int64_t parts) {
   const int64_t all =

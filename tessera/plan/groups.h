@@ -2,9 +2,15 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
+#include <string_view>
 #include <vector>
 
 namespace tessera::plan {
+
+// The group of a pattern such as `layers.*` that something of this dotted name is in: as many of the name's parts as
+// the pattern has.
+std::string group_name(std::string_view name, std::string_view pattern);
 
 // A tensor of a group: whole rows go to one rank.
 struct GroupMember {

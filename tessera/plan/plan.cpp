@@ -6,6 +6,7 @@
 #include "tessera/base/error.h"
 #include "tessera/base/text.h"
 #include "tessera/layout/axis_role.h"
+#include "tessera/plan/groups.h"
 
 namespace tessera::plan {
 namespace {
@@ -100,9 +101,7 @@ std::string Plan::group_of(std::string_view name) const {
   if (!entry || entry->group.empty()) {
     return "";
   }
-  auto parts = base::split(std::string(name), '.');
-  parts.resize(std::min(parts.size(), base::split(entry->group, '.').size()));
-  return base::join(parts, ".");
+  return group_name(name, entry->group);
 }
 
 void Plan::verify_axes() const {

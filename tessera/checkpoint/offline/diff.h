@@ -40,8 +40,8 @@ struct DiffOptions {
 };
 
 // Layouts, files and how the tensors lie in them do not count: hashes of values do, or where manifests of two versions
-// have different ones, the values, which are read. Throws DataError as
-// open_for_reading and RangeReader do.
+// have different ones, the values, which are read. Throws DataError as open_for_reading
+// and RangeReader do.
 CheckpointDifferences diff(const OpenCheckpoint& a, const OpenCheckpoint& b, const DiffOptions& options = {});
 
 // Of two runs the first step that is whole in both and differs.

@@ -16,11 +16,11 @@ namespace tessera::checkpoint {
 // The value that has it: `{"step": 15, "seed": 7, "numerics": "fast"}`.
 constexpr const char* kJob = "job";
 
-// Adds a model's parameters and buffers.
-void add_model(const std::vector<plan::NamedTensor>& tensors, Contents& contents);
-
 // ... that has a job's LossScaler: `{"scale": 65536.0, "good_steps": 12}`.
 constexpr const char* kLossScaler = "loss_scaler";
+
+// Adds a model's parameters and buffers.
+void add_model(const std::vector<plan::NamedTensor>& tensors, Contents& contents);
 
 // Adds values of the program's own. Throws c10::Error if one has a name that is taken.
 void add_values(const catalogue::Values& values, Contents& contents);

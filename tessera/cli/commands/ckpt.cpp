@@ -18,6 +18,7 @@
 #include "tessera/cli/checks.h"
 #include "tessera/cli/command.h"
 #include "tessera/cli/progress_bar.h"
+#include "tessera/plan/dtypes.h"
 #include "tessera/train/run/hugging_face.h"
 
 namespace tessera::cli {
@@ -49,12 +50,6 @@ int64_t bytes_in(checkpoint::Store& store, const std::string& folder) {
     bytes += store.try_size(checkpoint::path_in(folder, name)).value_or(0);
   }
   return bytes;
-}
-
-std::optional<at::ScalarType> dtype_of(const CkptArguments& arguments) {
-  const std::map<std::string, at::ScalarType> known = {
-      {"float64", at::kDouble}, {"float32", at::kFloat}, {"bfloat16", at::kBFloat16}, {"float16", at::kHalf}};
-  return arguments.dtype.empty() ? std::nullopt : std::optional(known.at(arguments.dtype));
 }
 
 Json steps_of(const std::string& run) {
@@ -181,7 +176,8 @@ int export_hf(const CkptArguments& arguments, std::ostream& out) {
   const auto from = open(arguments.folder);
   {
     ProgressBar bar("export", from.catalogue.subset([](const auto& entry) { return is_of_model(entry.role); }).bytes());
-    checkpoint::export_weights(from, arguments.to, {.dtype = dtype_of(arguments), .progress = bar.callback()});
+    checkpoint::export_weights(from, arguments.to,
+                               {.dtype = plan::try_parse_dtype(arguments.dtype), .progress = bar.callback()});
   }
   out << arguments.to << "\n";
   return 0;
@@ -189,9 +185,9 @@ int export_hf(const CkptArguments& arguments, std::ostream& out) {
 
 int import_hf(const CkptArguments& arguments, std::ostream& out) {
   ProgressBar bar("import", 0);
-  const auto imported =
-      train::import_hugging_face(arguments.folder, arguments.to,
-                                 {.step = arguments.step, .dtype = dtype_of(arguments), .progress = bar.callback()});
+  const auto imported = train::import_hugging_face(
+      arguments.folder, arguments.to,
+      {.step = arguments.step, .dtype = plan::try_parse_dtype(arguments.dtype), .progress = bar.callback()});
   const auto toml = train::to_toml(imported.config);
   const auto begin = toml.find("[model]"), end = toml.find("\n[", begin);
   out << imported.folder << "\n# its model, for the configuration of a run that begins with --init-from:\n"

@@ -89,7 +89,11 @@ StepRecord train_step(const Config& config, const data::Sampler& sampler, parall
   if (!scaler || !scaler->has_overflowed()) {
     verify_finite("gradient norm", record.grad_norm, record.step, train);
   }
-  scaler ? static_cast<void>(scaler->step(optimizer)) : static_cast<void>(optimizer.step());
+  if (scaler) {
+    scaler->step(optimizer);
+  } else {
+    optimizer.step();
+  }
   optimizer.zero_grad();
   record.ms = std::chrono::duration<double, std::milli>(Clock::now() - start).count();
   record.peak_bytes = peak_resident_bytes();
