@@ -10,6 +10,7 @@
 #include "tessera/base/error.h"
 #include "tessera/comm/call/flight.h"
 #include "tessera/comm/core/errors.h"
+#include "tessera/comm/core/first_use.h"
 #include "tessera/comm/core/rank_hooks.h"
 
 namespace tessera::comm {
@@ -39,6 +40,7 @@ void throw_if_one_of(const std::exception& error, const std::string& prefix) {
 }  // namespace
 
 RankScope::RankScope() : multithreading_before_(autograd().get_multithreading_enabled()) {
+  settle_first_use();
   autograd().set_multithreading_enabled(false);
   record_flights(RankContext::require());
   for (const auto& hook : rank_hooks()) {
