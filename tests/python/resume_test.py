@@ -22,7 +22,7 @@ from resume_program import Run, train
 PROGRAM = Path(__file__).parent / "resume_program.py"
 IS_FULL = "TESSERA_FULL" in os.environ
 STEPS, HALF = (30, 15) if IS_FULL else (4, 2)
-MESHES = ("1", "dp=2", "dp=3", "dp=4", "tp=2", "tp=4", "dp=2,tp=2")
+MESHES = ("1", "dp=2", "dp=3", "dp=4", "tp=2", "tp=4", "dp=2,tp=2", "fsdp=3", "fsdp=2,tp=2")
 MICRO = {"dp=2": 2, "tp=2": 3}  # micro-batches of a step, elsewhere one
 PAIRS = [(a, b) for a in MESHES for b in MESHES]
 
