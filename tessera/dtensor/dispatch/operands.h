@@ -13,7 +13,8 @@ void prepare_operands(const Invocation& call, const CallPlan& plan, c10::SmallVe
 // Replaces the sizes on the call's stack by those of this rank's results.
 inline void rewrite_sizes(const Invocation& call, const CallPlan& plan) {
   for (const auto& [index, value] : plan.rewritten) {
-    call.args()[index] = value;
+    c10::IValue mine = value;  // swapped, because g++ 12 warns of libtorch's assignment
+    call.args()[index].swap(mine);
   }
 }
 
