@@ -15,13 +15,13 @@ from tessera import _loading as _loading
 from tessera import _on_torch as _on_torch
 from tessera import _threads as _threads
 from tessera import optim as optim
-from tessera._C import CommError, CommTimeout, DivergenceError, Mesh, Placement, Plan, RankFailed, Stopped, in_rank
+from tessera._C import CommError, CommTimeout, DivergenceError, Mesh, Placement, Plan, RankFailed, Stopped
 from tessera._checkpoint import Loaded, Saving, load, remove_unfinished, save, start_save
 from tessera._explain import explain, find_nan
 from tessera._fully_shard import FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from tessera._layout import DeviceMesh, InterleavedShard, On, Partial, RaggedShard, Replicate, Shard, init_device_mesh
 from tessera._parallel import deferred, generate_plan, is_deferred, parallelize, place_rows
-from tessera._ranks import join, rank, run_fake, run_ranks, world_size
+from tessera._ranks import in_rank, join, rank, run_fake, run_ranks, world_size
 from tessera._recompute import recompute
 from tessera._run import explicit, implicit, ledger, manual_seed, numerics, set_generator, set_step_tokens
 from tessera._tensor import DTensor, distribute_tensor, from_local, full_tensor, redistribute, to_local

@@ -10,7 +10,7 @@ from typing import TypeVar
 import torch
 
 from tessera import _C
-from tessera._C import in_rank
+from tessera._random import given_seed
 
 T = TypeVar("T")
 _of_thread = threading.local()  # the saves of its rank that are under way
@@ -79,9 +79,10 @@ def join(group: "torch.distributed.ProcessGroup | None" = None, *, deadline: flo
     """Makes this process a rank of the job that its launcher started (torchrun, mpirun, srun, tessera launch), until it ends.
 
     `group` is a process group of torch.distributed over all ranks; if that is initialised already, its world is taken. Called by
-    whatever needs a rank first. A collective then waits `deadline` seconds for the others.
+    whatever needs a rank first. A collective then waits `deadline` seconds for the others. A seed that torch.manual_seed was given before
+    is the rank's.
     """
-    if in_rank():
+    if _C.in_rank():
         return
     c10d = torch.distributed
     if group is None and c10d.is_available() and c10d.is_initialized():
@@ -90,6 +91,8 @@ def join(group: "torch.distributed.ProcessGroup | None" = None, *, deadline: flo
         _C.join_launched(deadline)
     else:
         _C.join_group(group, c10d.distributed_c10d._world.pg_map[group][1], deadline)
+    if given_seed() is not None:
+        _C.manual_seed(given_seed())
     atexit.register(_leave)
 
 
@@ -102,6 +105,12 @@ def _leave():
         _C.leave(f"{type(error).__name__}: {error}" if error else None)
     except RuntimeError as failure:
         print(f"tessera: {failure}", file=sys.stderr)
+
+
+def in_rank() -> bool:
+    """Whether this thread or process is a rank: one that run_ranks made, or that a launcher started."""
+    ensure_rank()
+    return _C.in_rank()
 
 
 def rank() -> int:
@@ -118,5 +127,5 @@ def world_size() -> int:
 
 def ensure_rank() -> None:
     """Joins the launcher's job, if there is one and nobody has yet."""
-    if not in_rank() and (_C.is_launched() or torch.distributed.is_available() and torch.distributed.is_initialized()):
+    if not _C.in_rank() and (_C.is_launched() or torch.distributed.is_available() and torch.distributed.is_initialized()):
         join()

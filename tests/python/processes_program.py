@@ -1,6 +1,6 @@
 """What processes_test.py runs on every rank: prints the name of each model that is right, on rank 0.
 
-Usage: processes_program.py FOLDER [with-group] [fail] | FOLDER forward-mode | FOLDER homes | FOLDER exit
+Usage: processes_program.py FOLDER [with-group] [fail] | FOLDER forward-mode | FOLDER homes | FOLDER seed | FOLDER exit
 """
 
 import copy
@@ -75,6 +75,17 @@ def check_homes():
         print("homes", flush=True)
 
 
+def check_seed():
+    """What was seeded before this process was a rank."""
+    torch.manual_seed(5)
+    assert tessera.in_rank() and torch.initial_seed() == 5, torch.initial_seed()
+    drawn = torch.rand(3)
+    torch.manual_seed(5)
+    assert torch.equal(torch.rand(3), drawn)
+    if tessera.rank() == 0:
+        print("seed", flush=True)
+
+
 def leave_early():
     """Rank 1 ends where rank 0 goes on, which waits until that rank has seen it."""
     layer = tessera.parallelize(torch.nn.Linear(6, 6), "tp=2")
@@ -95,6 +106,9 @@ def main(folder, *options):
     if "homes" in options:
         with doubles():
             check_homes()
+        return
+    if "seed" in options:
+        check_seed()
         return
     if "exit" in options:
         leave_early()

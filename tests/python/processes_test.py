@@ -43,6 +43,10 @@ class ProcessesTest(unittest.TestCase):
         done = torchrun("homes")
         self.assertEqual((done.returncode, done.stdout.split()), (0, ["homes"]), done.stdout + done.stderr)
 
+    def test_a_seed_from_before_is_the_ranks(self):
+        done = torchrun("seed")
+        self.assertEqual((done.returncode, done.stdout.split()), (0, ["seed"]), done.stdout + done.stderr)
+
     def test_an_exception_reaches_the_other_ranks(self):
         done = torchrun("fail")
         self.assertNotEqual(done.returncode, 0)
