@@ -7,6 +7,7 @@ Usage: exact_test.py [unittest's arguments]
 
 import copy
 import hashlib
+import itertools
 import json
 import unittest
 import warnings
@@ -230,6 +231,35 @@ class LedgerTest(unittest.TestCase):
 
     def test_gpt2(self):
         self.check("gpt2", 2 * 2)
+
+
+class DimsOfOneElementTest(unittest.TestCase):
+    """Cut, one rank has the element and the others nothing."""
+
+    SIZES = ((1,), (1, 1), (1, 8), (8, 1), (1, 1, 6), (2, 1, 6), (6, 1, 2))
+
+    @staticmethod
+    def calls(ndim):
+        for count in range(1, ndim + 1):
+            for dims in itertools.combinations(range(ndim), count):
+                yield lambda x, dims=dims: x.sum(dims)
+                yield lambda x, dims=dims: x.mean(dims, keepdim=True)
+                yield lambda x, dims=dims: torch.linalg.vector_norm(x, dim=dims)
+        if ndim == 2:
+            yield from (lambda x: x @ x.mT, lambda x: x.mT @ x)
+
+    def test_sums_on_every_rank(self):
+        def body():
+            tessera.numerics("exact")
+            mesh = tessera.Mesh(f"tp={tessera.world_size()}")
+            for sizes in self.SIZES:
+                plain = torch.arange(1.0, 1 + torch.Size(sizes).numel()).reshape(sizes)  # whose sums are exact in any order
+                for dim, call in itertools.product(range(len(sizes)), self.calls(len(sizes))):
+                    found = tessera.full_tensor(call(tessera.distribute_tensor(plain, mesh, [tessera.Shard(dim)])))
+                    assert torch.allclose(found, call(plain), rtol=1e-6, atol=0), (sizes, dim, tessera.rank(), found, call(plain))
+
+        for ranks in (2, 3):
+            tessera.run_ranks(body, ranks)
 
 
 if __name__ == "__main__":

@@ -98,9 +98,24 @@ bool sums_vector_cut_inside_leaves(const Call& call, const FactorMap& map, int f
   return false;
 }
 
+// Dims of one element that a sum does not count: a rank without that element holds no term, and nobody merges over
+// them.
+void keep_uncounted(const ExactRule& rule, const Call& call, FactorMap& map) {
+  if (!rule.node && !rule.sample) {
+    return;
+  }
+  const std::vector<int> counted = summed_factors(call, map, 0);
+  for (const int factor : factors_without_output(map, 0)) {
+    if (std::find(counted.begin(), counted.end(), factor) == counted.end()) {
+      map.factors[factor].can_shard = false;
+    }
+  }
+}
+
 }  // namespace
 
 void keep_whole(const ExactRule& rule, const Call& call, const sums::Lattice& lattice, FactorMap& map) {
+  keep_uncounted(rule, call, map);
   const std::vector<int> summed = rule.keeps_whole ? factors_without_output(map, 0) : summed_factors(call, map, 0);
   const auto labels_of = [&](int factor) { return labels_of_factor(call, map, factor); };
   const bool of_samples = rule.sample && std::any_of(summed.begin(), summed.end(),
@@ -127,7 +142,10 @@ std::vector<int> summed_factors(const Call& call, const FactorMap& map, size_t i
   std::copy_if(summed.begin(), summed.end(), std::back_inserter(counting), [&](int factor) {
     return map.factors[factor].extent != 1 || counts_samples(labels_of_factor(call, map, factor));
   });
-  return counting.empty() ? summed : counting;
+  if (counting.empty() && !summed.empty()) {
+    counting.push_back(summed.front());
+  }
+  return counting;
 }
 
 }  // namespace tessera::rules

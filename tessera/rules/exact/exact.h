@@ -29,7 +29,7 @@ bool sums_whole_rows(const Call& call);
 
 // Forbids cuts of what is summed whole: such an operand is gathered first. In a sum over samples that is all but
 // samples and positions, and samples that stand behind something else in their dim. So is a vector without labels that
-// is cut inside of the lattice's leaves.
+// is cut inside of the lattice's leaves, and a dim of one element beside others that are summed.
 void keep_whole(const ExactRule& rule, const Call& call, const sums::Lattice& lattice, FactorMap& map);
 
 // The factors that output `index` lacks and some operand has. Those of one element count only if they hold a sample or
