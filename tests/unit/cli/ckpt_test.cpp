@@ -247,7 +247,8 @@ TEST_F(Ckpt, DiffOfTwoVersionsComparesValues) {
   EXPECT_EQ(same.code, 0) << same.out << same.err;
   const auto other = call({"ckpt", "diff", checkpoint("b", 1), checkpoint("a", 2), "--json"});
   EXPECT_EQ(other.code, 1) << other.err;
-  for (const auto& tensor : json::parse(other.out).at("tensors")) {
+  const auto difference = json::parse(other.out);
+  for (const auto& tensor : difference.at("tensors")) {
     EXPECT_GT(tensor.at("elements"), 0);
   }
   EXPECT_TRUE(has(call({"ckpt", "verify", checkpoint("b", 1), "--values"}).err, "accepted: one of version 2"));
