@@ -79,7 +79,7 @@ def parallelize(model: Model, plan: _C.Plan | _C.Mesh | str, optimizer: torch.op
         for value in state.values():
             if isinstance(value, torch.Tensor):
                 _C.place_state(value, parameter)
-    _Forward(passes).watch(model)
+    _Forward(passes, batch).watch(model)
     return model
 
 
@@ -97,15 +97,20 @@ def place_rows(model: torch.nn.Module, rows: torch.Tensor) -> torch.Tensor:
 
 def passes_of(model):
     """The forward passes of the placed models that are in it."""
+    return [forward.passes for forward in forwards_of(model)]
+
+
+def forwards_of(model):
+    """What stands around the forward of the placed models that are in it."""
     hooks = [hook for module in model.modules() for hook in module._forward_pre_hooks.values()]
-    return [hook.__self__.passes for hook in hooks if isinstance(getattr(hook, "__self__", None), _Forward)]
+    return [hook.__self__ for hook in hooks if isinstance(getattr(hook, "__self__", None), _Forward)]
 
 
 class _Forward:
     """Stands around the root module's forward."""
 
-    def __init__(self, passes):
-        self.passes = passes
+    def __init__(self, passes, batch):
+        self.passes, self.batch = passes, batch  # "whole" or "local"
 
     def watch(self, model):
         model.register_forward_pre_hook(self.begin, with_kwargs=True)
