@@ -2,7 +2,6 @@
 
 import collections
 import copy
-import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -49,10 +48,10 @@ class Generators:
             self.order.manual_seed(_drawn(None))
         return of_workers
 
-    def begin(self, order: torch.Tensor, of_workers: int, part: Part) -> None:
-        """An epoch begins: with this state of `order`, and workers of each part that draw numbers of their own."""
+    def begin(self, order: torch.Tensor, of_workers: int) -> None:
+        """An epoch begins."""
         self.order.set_state(order)
-        self.workers.manual_seed((of_workers + part.index) % 2**63)
+        self.workers.manual_seed(of_workers)
 
 
 def _drawn(generator):
@@ -119,7 +118,7 @@ class _Lists:
 
     def __iter__(self):
         for indices in map(list, self.sampler):
-            if self.order.passes(indices):
+            if self.order.passes(repr(indices)):
                 self.given.append((len(indices), self.order.mark))
                 self.guard.watch()
                 yield indices[self.part.of(len(indices))]
@@ -175,6 +174,7 @@ class Indexed:
 
     def __init__(self, loader, part, reads, generators):
         self.mark, self.reads_own, self._part = 0, reads == "own", part
+        self.first_seed = part.index if self.reads_own else 0  # workers of each part draw numbers of their own
         guard = _Guard(reads == "own" and loader.num_workers == 0 and part.count > 1)
         self._lists = _Lists(with_generator(loader.batch_sampler, generators.order), Part() if reads == "all" else part, guard)
         self.loader = _like(loader, generators, batch_sampler=self._lists, collate_fn=_Collate(loader.collate_fn, guard))
@@ -190,6 +190,8 @@ class Indexed:
 
 class Streamed:
     """Batches of a DataLoader over a stream, which each rank iterates; it collates its own rows alone."""
+
+    first_seed = 0  # a stream that shuffles gives every rank the same
 
     def __init__(self, loader, part, generators):
         self.mark, self.reads_own = 0, True
@@ -208,6 +210,8 @@ class Streamed:
 
 class Whole:
     """Whole batches, as any iterable gives them to each rank."""
+
+    first_seed = 0
 
     def __init__(self, loader, part):
         self.mark, self.reads_own, self.loader, self._part = 0, False, loader, part

@@ -38,6 +38,8 @@ def shard_dataloader(loader: Iterable[Any], on: torch.nn.Module | _C.Plan | _C.M
     part, mesh = _part_on(on)
     if reads not in ("own", "all"):
         raise ValueError(f'[shard_dataloader] reads={reads!r}; accepted: "own", this rank\'s rows alone, and "all", whole batches')
+    if seed is not None and (not isinstance(seed, int) or seed < 0):
+        raise ValueError(f"[shard_dataloader] seed={seed!r}; accepted: a number from 0 on, the same on every rank")
     if isinstance(loader, ShardedDataLoader):
         loader.verify_part(part, mesh)
         return loader
@@ -121,7 +123,7 @@ class ShardedDataLoader:
             self._start = {"order": base64.b64encode(first[8:]).decode(), "workers": int.from_bytes(first[:8], "little")}
             self._batch = self._mark = 0
         self._goes_on = False
-        self._generators.begin(_state_of(self._start["order"]), self._start["workers"], self._part)
+        self._generators.begin(_state_of(self._start["order"]), self._start["workers"] + self._batches.first_seed)
 
     def _compare(self):
         """Finds ranks whose batches are others, at batches 1, 2, 4, ... of the loader."""
@@ -140,6 +142,9 @@ class ShardedDataLoader:
             return batch
         own = pickle.dumps(with_rows(batch, self._part.of(rows).stop, no_rows)) if self._part.index == 0 else b""
         first = self._ranks.exchange(own)[0]
+        if batch is None and not first:
+            raise RuntimeError(f"[shard_dataloader] a batch of {rows} rows leaves rank {rank()} of an imagined job without any, and nobody there says what none are like; "
+                               "accepted: a row for each data rank")
         return pickle.loads(first) if batch is None else batch
 
     def set_epoch(self, epoch: int) -> None:

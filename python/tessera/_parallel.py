@@ -9,6 +9,7 @@ import torch
 from tessera import _C
 from tessera._ranks import ensure_rank, in_rank, rank
 from tessera._recompute import Forward, modules_to_recompute
+from tessera._samplers import hint_of, warn_of_same_rows
 
 __all__ = ["deferred", "generate_plan", "is_deferred", "parallelize", "place_rows"]
 
@@ -111,6 +112,7 @@ class _Forward:
 
     def __init__(self, passes, batch):
         self.passes, self.batch = passes, batch  # "whole" or "local"
+        self._has_begun = False
 
     def watch(self, model):
         model.register_forward_pre_hook(self.begin, with_kwargs=True)
@@ -119,7 +121,16 @@ class _Forward:
     def begin(self, module, args, kwargs):
         given = {**{f"argument {i}": value for i, value in enumerate(args)}, **kwargs}
         tensors = [found for name, value in given.items() for found in _tensors_in(value, name)]
-        return _with_tensors((args, kwargs), iter(self.passes.begin(tensors)))
+        if self.batch == "local" and not self._has_begun:
+            warn_of_same_rows(self.passes.plan, [tensor for _, tensor in tensors])
+        self._has_begun = True
+        try:
+            placed = self.passes.begin(tensors)
+        except RuntimeError as error:
+            if hint := hint_of(error, type(module).__name__, self.passes.plan):
+                raise RuntimeError(f"{error}{hint}") from None
+            raise
+        return _with_tensors((args, kwargs), iter(placed))
 
     def end(self, module, args, output):
         self.passes.end()

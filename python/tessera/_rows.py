@@ -35,13 +35,13 @@ class Ranks:
         self._mesh = _C.Mesh([("rank", mesh.size())], mesh.ranks) if mesh is not None and mesh.size() > 1 else None
 
     def exchange(self, own: bytes) -> list[bytes]:
-        """What each rank passed, in the mesh's order. In an imagined job the others passed the same. Collective over the mesh."""
+        """What each rank passed, in the mesh's order; in an imagined job this one alone. Collective over the mesh."""
         if self._mesh is None:
             return [own]
         lengths = self._gather(torch.tensor([1 + len(own)]))
         most = int(lengths.max())
         if most == 0:
-            return [own] * self._mesh.size()
+            return [own]
         texts = self._gather(torch.frombuffer(bytearray(own.ljust(most)), dtype=torch.uint8))
         return [text.numpy().tobytes()[:length - 1] for text, (length,) in zip(texts, lengths.tolist(), strict=True)]
 
@@ -81,7 +81,7 @@ def mark_of(values: Any, mark: int = 0) -> int:
     """A number that differs for other values, and for others before them, whose mark is given."""
     for value in _leaves(values):
         if isinstance(value, torch.Tensor):
-            value = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+            value = value.detach().cpu().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8).numpy()
         mark = zlib.crc32(value.tobytes() if hasattr(value, "tobytes") else repr(value).encode(), mark)
     return mark
 
