@@ -9,6 +9,7 @@ import torch
 
 from tessera import _C
 from tessera._layout import Shard
+from tessera._ranks import is_imagined
 from tessera._tensor import from_local, full_tensor
 
 
@@ -36,14 +37,11 @@ class Ranks:
 
     def exchange(self, own: bytes) -> list[bytes]:
         """What each rank passed, in the mesh's order; in an imagined job this one alone. Collective over the mesh."""
-        if self._mesh is None:
+        if self._mesh is None or is_imagined():
             return [own]
-        lengths = self._gather(torch.tensor([1 + len(own)]))
-        most = int(lengths.max())
-        if most == 0:
-            return [own]
-        texts = self._gather(torch.frombuffer(bytearray(own.ljust(most)), dtype=torch.uint8))
-        return [text.numpy().tobytes()[:length - 1] for text, (length,) in zip(texts, lengths.tolist(), strict=True)]
+        lengths = self._gather(torch.tensor([len(own)])).flatten().tolist()
+        texts = self._gather(torch.frombuffer(bytearray(own.ljust(max(1, *lengths))), dtype=torch.uint8))
+        return [text.numpy().tobytes()[:length] for text, length in zip(texts, lengths, strict=True)]
 
     def _gather(self, own):
         return full_tensor(from_local(own[None], self._mesh, [Shard(0)]))

@@ -211,6 +211,18 @@ class WaysTest(unittest.TestCase):
             collate = run_on("dp=2", lambda data=data: tessera.shard_dataloader(loader_of(data, 4), "dp=2")._batches.loader.collate_fn)
             self.assertIs(pickle.loads(pickle.dumps(collate)).collate, torch.utils.data.default_collate)
 
+    def test_workers_of_a_second_epoch_end_well(self):
+        """In a rank thread, whose first workers made Python's `threading` know it: those of a plain loader too."""
+        def body():
+            codes = []
+            for _ in range(2):
+                iterator = iter(loader_of(Counted(2), 1, num_workers=1))
+                list(iterator)
+                codes += [worker.exitcode for worker in iterator._workers]
+            return codes
+
+        self.assertEqual(run_on("1", body), [0, 0])
+
     def test_streams_and_other_iterables(self):
         for make in (lambda: loader_of(Stream(13), 4), lambda: loader_of(Stream(13), 5, drop_last=True), lambda: list(loader_of(Counted(9), 4)), lambda: loader_of(list(loader_of(Counted(9), 4)), None)):
             self.check(make)
