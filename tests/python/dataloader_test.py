@@ -153,7 +153,7 @@ class DataLoaderTest(unittest.TestCase):
         for mesh in ("dp=3", "dp=2,tp=2"):
             with self.subTest(mesh=mesh):
                 done = subprocess.run([sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks_of(mesh)), PROGRAM, mesh], capture_output=True,
-                                      text=True, timeout=200)
+                                      text=True, timeout=600)
                 self.assertEqual((done.returncode, done.stdout.split()), (0, [digest(want)]), done.stdout + done.stderr)
 
     def test_going_on_at_another_degree(self):
