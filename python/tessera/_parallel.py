@@ -9,6 +9,7 @@ import torch
 from tessera import _C
 from tessera._ranks import ensure_rank, in_rank, rank
 from tessera._recompute import Forward, modules_to_recompute
+from tessera._samplers import hint_of, warn_of_same_rows
 
 __all__ = ["deferred", "generate_plan", "is_deferred", "parallelize", "place_rows"]
 
@@ -79,7 +80,7 @@ def parallelize(model: Model, plan: _C.Plan | _C.Mesh | str, optimizer: torch.op
         for value in state.values():
             if isinstance(value, torch.Tensor):
                 _C.place_state(value, parameter)
-    _Forward(passes).watch(model)
+    _Forward(passes, batch).watch(model)
     return model
 
 
@@ -97,15 +98,21 @@ def place_rows(model: torch.nn.Module, rows: torch.Tensor) -> torch.Tensor:
 
 def passes_of(model):
     """The forward passes of the placed models that are in it."""
+    return [forward.passes for forward in forwards_of(model)]
+
+
+def forwards_of(model):
+    """What stands around the forward of the placed models that are in it."""
     hooks = [hook for module in model.modules() for hook in module._forward_pre_hooks.values()]
-    return [hook.__self__.passes for hook in hooks if isinstance(getattr(hook, "__self__", None), _Forward)]
+    return [hook.__self__ for hook in hooks if isinstance(getattr(hook, "__self__", None), _Forward)]
 
 
 class _Forward:
     """Stands around the root module's forward."""
 
-    def __init__(self, passes):
-        self.passes = passes
+    def __init__(self, passes, batch):
+        self.passes, self.batch = passes, batch  # "whole" or "local"
+        self._has_begun = False
 
     def watch(self, model):
         model.register_forward_pre_hook(self.begin, with_kwargs=True)
@@ -114,7 +121,16 @@ class _Forward:
     def begin(self, module, args, kwargs):
         given = {**{f"argument {i}": value for i, value in enumerate(args)}, **kwargs}
         tensors = [found for name, value in given.items() for found in _tensors_in(value, name)]
-        return _with_tensors((args, kwargs), iter(self.passes.begin(tensors)))
+        if self.batch == "local" and not self._has_begun:
+            warn_of_same_rows(self.passes.plan, [tensor for _, tensor in tensors])
+        self._has_begun = True
+        try:
+            placed = self.passes.begin(tensors)
+        except RuntimeError as error:
+            if hint := hint_of(error, type(module).__name__, self.passes.plan):
+                raise RuntimeError(f"{error}{hint}") from None
+            raise
+        return _with_tensors((args, kwargs), iter(placed))
 
     def end(self, module, args, output):
         self.passes.end()

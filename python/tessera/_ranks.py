@@ -13,7 +13,7 @@ from tessera import _C
 from tessera._random import given_seed
 
 T = TypeVar("T")
-_of_thread = threading.local()  # the saves of its rank that are under way
+_of_thread = threading.local()  # the saves of its rank that are under way, and whether its job is imagined
 
 
 def remember_save(saving):
@@ -72,7 +72,19 @@ def run_fake(body: Callable[[], T], ranks: int, *, rank: int = 0) -> T:
     Collectives succeed at once and move nothing, so values that others would have sent are not there. For plans, ledgers and
     the cost of operators on a mesh of any size.
     """
-    return _C.run_fake(body, ranks, rank)
+    def of_rank() -> T:
+        _of_thread.is_imagined = True
+        try:
+            return body()
+        finally:
+            _of_thread.is_imagined = False
+
+    return _C.run_fake(of_rank, ranks, rank)
+
+
+def is_imagined() -> bool:
+    """Whether the others of this rank's job are: what collectives would bring from them is not there."""
+    return getattr(_of_thread, "is_imagined", False)
 
 
 def join(group: "torch.distributed.ProcessGroup | None" = None, *, deadline: float = 60.0) -> None:

@@ -38,6 +38,14 @@ def _hold_imports():
         _imp.acquire_lock()
 
 
+def _forget_dummy():
+    """Before a fork: the thread of a rank, which Python did not start, is a dummy in `threading` once something has asked for it. As the main thread of the
+    child it would fail at its end, with exit code 1: without it the child gets a main thread of its own."""
+    if isinstance(threading._active.get(threading.get_ident()), threading._DummyThread):
+        del threading._active[threading.get_ident()]
+
+
 if sys.version_info < (3, 12):
     functools.cached_property.__get__ = _get_cached
+os.register_at_fork(before=_forget_dummy)
 os.register_at_fork(before=_hold_imports, after_in_parent=_imp.release_lock, after_in_child=_imp.release_lock)

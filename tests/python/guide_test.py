@@ -12,7 +12,7 @@ from pathlib import Path
 from zoo import tf  # skips the test where transformers is missing
 
 GUIDE = Path(__file__).resolve().parents[2] / "docs" / "guide"
-PAGES = ("python.md", "accumulation.md", "differences.md", "transformers.md", "from-torch-distributed.md", "explain.md", "recompute.md", "saving.md", "checkpoints.md", "optimizers.md", "sharded.md")
+PAGES = ("python.md", "data.md", "accumulation.md", "differences.md", "transformers.md", "from-torch-distributed.md", "explain.md", "recompute.md", "saving.md", "checkpoints.md", "optimizers.md", "sharded.md")
 
 
 class GuideTest(unittest.TestCase):
