@@ -79,7 +79,7 @@ def parallelize(model: Model, plan: _C.Plan | _C.Mesh | str, optimizer: torch.op
         for value in state.values():
             if isinstance(value, torch.Tensor):
                 _C.place_state(value, parameter)
-    _Forward(passes).watch(model)
+    _Forward(passes, accumulate, batch).watch(model)
     return model
 
 
@@ -97,15 +97,34 @@ def place_rows(model: torch.nn.Module, rows: torch.Tensor) -> torch.Tensor:
 
 def passes_of(model):
     """The forward passes of the placed models that are in it."""
+    return [forward.passes for forward in _forwards_of(model)]
+
+
+def set_micro_batches(model, count):
+    """Has the next steps of the placed models that are in it be of so many passes with gradients. Not amid a step."""
+    for forward in _forwards_of(model):
+        forward.set_micro_batches(count)
+
+
+def _forwards_of(model):
     hooks = [hook for module in model.modules() for hook in module._forward_pre_hooks.values()]
-    return [hook.__self__.passes for hook in hooks if isinstance(getattr(hook, "__self__", None), _Forward)]
+    return [hook.__self__ for hook in hooks if isinstance(getattr(hook, "__self__", None), _Forward)]
 
 
 class _Forward:
     """Stands around the root module's forward."""
 
-    def __init__(self, passes):
-        self.passes = passes
+    def __init__(self, passes, accumulate, batch):
+        self.passes, self.accumulate, self.batch = passes, accumulate, batch
+
+    def set_micro_batches(self, count):
+        if count == self.accumulate:
+            return
+        step = self.passes.step
+        self.passes.end()
+        _C.set_check_plain(False)  # what a pass began, and only its next one would end
+        self.passes, self.accumulate = _C.forward_passes(self.passes.plan, count, self.batch), count
+        self.passes.step = step
 
     def watch(self, model):
         model.register_forward_pre_hook(self.begin, with_kwargs=True)
