@@ -152,7 +152,7 @@ def _values(model, extra):
     if kept:
         values["extra state"] = to_json(kept, f"what get_extra_state() of the model returned ({', '.join(kept)})")
     values["passes"] = to_json([passes.step for passes in passes_of(model)], "the steps of forward passes")
-    values["program"] = to_json(_program_state(), "Python's random state")
+    values["program"] = to_json(program_state(), "Python's random state")
     return values
 
 
@@ -162,13 +162,11 @@ def _restore(model, values, step):
     passes, steps = passes_of(model), values.get("passes", [])
     for each, then in zip(passes, steps if len(steps) == len(passes) else [step] * len(passes)):
         each.step = then
-    if "program" in values and not (_C.in_rank_thread() and _C.rank() > 0):  # rank threads have one of these together
-        _restore_program_state(values["program"])
-    if _C.in_rank():
-        _C.barrier()
+    if "program" in values:
+        restore_program_state(values["program"])
 
 
-def _program_state():
+def program_state():
     """Of the generators of Python and, if it is there, of numpy."""
     state = {"random": random.getstate()}
     if numpy := sys.modules.get("numpy"):
@@ -177,11 +175,15 @@ def _program_state():
     return state
 
 
-def _restore_program_state(state):
-    version, words, gauss = state["random"]
-    random.setstate((version, tuple(words), gauss))
-    if "numpy" in state and (numpy := sys.modules.get("numpy")):
-        numpy.random.set_state(tuple(state["numpy"]))
+def restore_program_state(state):
+    """Sets them so; those of rank threads, which have one of each together, rank 0 does. Collective."""
+    if not (_C.in_rank_thread() and _C.rank() > 0):
+        version, words, gauss = state["random"]
+        random.setstate((version, tuple(words), gauss))
+        if "numpy" in state and (numpy := sys.modules.get("numpy")):
+            numpy.random.set_state(tuple(state["numpy"]))
+    if _C.in_rank():
+        _C.barrier()
 
 
 def _files(model):

@@ -42,7 +42,7 @@ def _tree_at(path):
     folder = Path(path)
     if (folder / ".metadata").exists():
         return _DistributedTree(path)
-    if any((folder / name).exists() for name in ("manifest.json", "claim.json", "checkpoints")):
+    if is_run(path) or any((folder / name).exists() for name in ("manifest.json", "claim.json", "checkpoints")):
         return None
     for name, tree in (("model.safetensors", _SafetensorsTree), ("pytorch_model.bin", _TorchTree)):
         if (folder / name).exists():
@@ -51,6 +51,11 @@ def _tree_at(path):
             parts = json.loads((folder / f"{name}.index.json").read_text())["weight_map"].values()
             return tree([str(folder / part) for part in sorted(set(parts))])
     return None
+
+
+def is_run(path):
+    """Whether checkpoints of tessera are in the folder."""
+    return any(Path(path).glob("step_*/manifest.json"))
 
 
 # --- trees: `shapes` {path of a tensor: (dtype, sizes)}, tensor(path), `others` {path: value}

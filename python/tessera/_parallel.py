@@ -80,7 +80,7 @@ def parallelize(model: Model, plan: _C.Plan | _C.Mesh | str, optimizer: torch.op
         for value in state.values():
             if isinstance(value, torch.Tensor):
                 _C.place_state(value, parameter)
-    _Forward(passes, batch).watch(model)
+    _Forward(passes, accumulate, batch).watch(model)
     return model
 
 
@@ -101,6 +101,12 @@ def passes_of(model):
     return [forward.passes for forward in forwards_of(model)]
 
 
+def set_micro_batches(model, count):
+    """Has the next steps of the placed models that are in it be of so many passes with gradients. Not amid a step."""
+    for forward in forwards_of(model):
+        forward.set_micro_batches(count)
+
+
 def forwards_of(model):
     """What stands around the forward of the placed models that are in it."""
     hooks = [hook for module in model.modules() for hook in module._forward_pre_hooks.values()]
@@ -110,9 +116,18 @@ def forwards_of(model):
 class _Forward:
     """Stands around the root module's forward."""
 
-    def __init__(self, passes, batch):
-        self.passes, self.batch = passes, batch  # "whole" or "local"
+    def __init__(self, passes, accumulate, batch):
+        self.passes, self.accumulate, self.batch = passes, accumulate, batch  # "whole" or "local"
         self._has_begun = False
+
+    def set_micro_batches(self, count):
+        if count == self.accumulate:
+            return
+        step = self.passes.step
+        self.passes.end()
+        _C.set_check_plain(False)  # what a pass began, and only its next one would end
+        self.passes, self.accumulate = _C.forward_passes(self.passes.plan, count, self.batch), count
+        self.passes.step = step
 
     def watch(self, model):
         model.register_forward_pre_hook(self.begin, with_kwargs=True)

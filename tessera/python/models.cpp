@@ -62,6 +62,11 @@ ForwardPasses place(const py::object& model, const Plan& plan, int64_t micro_bat
   return passes;
 }
 
+// Those of a model that is placed already.
+ForwardPasses forward_passes(const Plan& plan, int64_t micro_batches, const std::string& batch) {
+  return ForwardPasses(plan, micro_batches, parse_batch(batch));
+}
+
 // A model refers to its passes, so that whoever pickles one comes here.
 py::object refuse_pickle(const ForwardPasses&) {
   TORCH_CHECK_TYPE(false,
@@ -125,6 +130,7 @@ void bind_models(py::module_& module) {
   module.def("recomputed_modules",
              [](const Plan& plan, const py::object& model) { return plan::recomputed_modules(plan, describe(model)); });
   module.def("place", &place);
+  module.def("forward_passes", &forward_passes);
   module.def("place_state", &parallel::place_state, Unlocked());
   module.def("placed_state", &parallel::placed_state, Unlocked());
 }

@@ -4,6 +4,7 @@
 Usage: guide_test.py [unittest's arguments]
 """
 
+import importlib.util
 import re
 import unittest
 import warnings
@@ -12,7 +13,8 @@ from pathlib import Path
 from zoo import tf  # skips the test where transformers is missing
 
 GUIDE = Path(__file__).resolve().parents[2] / "docs" / "guide"
-PAGES = ("python.md", "data.md", "accumulation.md", "differences.md", "transformers.md", "from-torch-distributed.md", "explain.md", "recompute.md", "saving.md", "checkpoints.md", "optimizers.md", "sharded.md")
+PAGES = ("python.md", "data.md", "accumulation.md", "differences.md", "transformers.md", "from-torch-distributed.md", "explain.md", "recompute.md", "saving.md", "checkpoints.md", "optimizers.md", "sharded.md",
+         *(["trainers.md"] if importlib.util.find_spec("accelerate") else []))
 
 
 class GuideTest(unittest.TestCase):
