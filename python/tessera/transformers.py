@@ -76,6 +76,11 @@ class Sharded:
         super().create_accelerator_and_postprocess()
         if in_rank():
             self.accelerator.dataloader_config.dispatch_batches = False  # no rank reads for others
+            self.accelerator.device_placement = False  # a placed model is where it belongs
+
+    def _move_model_to_device(self, model, device):
+        if not (in_rank() and passes_of(model)):
+            super()._move_model_to_device(model, device)
 
     def _place(self, model, optimizer=None):
         if not in_rank() or passes_of(model):
