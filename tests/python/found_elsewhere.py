@@ -45,7 +45,7 @@ class Mlp(nn.Module):
 
 
 class Attention(nn.Module):
-    """Heads of DIM / HEADS. `keys` and `weights` are for those who change what is between."""
+    """Heads of DIM / HEADS. `weights` is for those who change what is between."""
 
     def __init__(self, dropout=0.0):
         super().__init__()

@@ -9,7 +9,6 @@ import dataclasses
 import json
 import os
 import random
-import subprocess
 import sys
 import tempfile
 import unittest
@@ -18,6 +17,7 @@ from pathlib import Path
 
 import tessera
 from resume_program import Run, train
+from torchrun import lines_of
 
 PROGRAM = Path(__file__).parent / "resume_program.py"
 IS_FULL = "TESSERA_FULL" in os.environ
@@ -40,12 +40,7 @@ def by_threads(*runs):
 
 
 def by_processes(*runs):
-    ranks = tessera.Mesh(runs[0].mesh).size()
-    texts = [json.dumps(dataclasses.asdict(run)) for run in runs]
-    done = subprocess.run([sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks), PROGRAM, *texts], capture_output=True, text=True,
-                          timeout=900)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return [json.loads(line) for line in done.stdout.splitlines()]
+    return [json.loads(line) for line in lines_of(PROGRAM, *runs, timeout=900)]
 
 
 class ResumeTest(unittest.TestCase):

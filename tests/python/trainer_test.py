@@ -5,7 +5,6 @@ processes, resumed on another mesh; in `exact` its bits. A GPT-2 with dropout an
 Usage: trainer_test.py [unittest's arguments]
 """
 
-import dataclasses
 import importlib.util
 import json
 import os
@@ -23,6 +22,7 @@ if importlib.util.find_spec("accelerate") is None:
 import tessera
 import torch
 from clm_program import Run, main, make_model, rows_of
+from torchrun import lines_of
 from wide import doubles
 from zoo import tf
 
@@ -46,12 +46,7 @@ def by_threads(run):
 
 
 def by_processes(*runs):
-    ranks = tessera.Mesh(runs[0].mesh).size()
-    texts = [json.dumps(dataclasses.asdict(run)) for run in runs]
-    done = subprocess.run([sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks), PROGRAM, *texts], capture_output=True, text=True,
-                          timeout=600)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("[")]
+    return [json.loads(line) for line in lines_of(PROGRAM, *runs, timeout=600) if line.startswith("[")]
 
 
 def steps_of(log):
