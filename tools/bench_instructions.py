@@ -12,8 +12,8 @@ from pathlib import Path
 
 
 def dumps(folder):
-    """(name of the case, instructions) of every dump that the program asked for."""
-    for path in sorted(folder.glob("callgrind.out.*"), key=lambda p: int(p.suffix[1:])):
+    """(name of the case, instructions of its thread) of every dump that the program asked for."""
+    for path in sorted(folder.glob("callgrind.out.*-01"), key=lambda p: int(p.suffix[1:].split("-")[0])):
         head = path.read_text(errors="replace")
         name = re.search(r"^desc: Trigger: Client Request: (.*)$", head, re.MULTILINE)
         total = re.search(r"^(?:totals|summary): (\d+)", head, re.MULTILINE)
@@ -24,6 +24,7 @@ def dumps(folder):
 def main(program):
     with tempfile.TemporaryDirectory() as folder:
         command = ["valgrind", "--tool=callgrind", "--instr-atstart=yes", "--combine-dumps=no",
+                   "--separate-threads=yes",  # a thread that settles first uses may run meanwhile
                    f"--callgrind-out-file={folder}/callgrind.out", program, "--instructions"]
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode:

@@ -39,7 +39,7 @@ using Husks = base::Spares<std::unique_ptr<Husk, GiveBackHusk<counts_writes>>>;
 
 // The TensorImpl of a DTensor.
 struct Maker final : TensorLike {
-  Maker(MetaPtr meta, Husk parts, c10::IntArrayRef sizes, c10::IntArrayRef strides, caffe2::TypeMeta dtype,
+  Maker(MetaPtr&& meta, Husk&& parts, c10::IntArrayRef sizes, c10::IntArrayRef strides, caffe2::TypeMeta dtype,
         c10::Device device)
       : TensorLike(dtensor_keys(), dtype, device) {
     set_sizes_and_strides(sizes, strides);
@@ -47,7 +47,7 @@ struct Maker final : TensorLike {
   }
 
   // The constructor asks a storage for the device: that of `like`, borrowed so long, without counting it.
-  Maker(MetaPtr meta, Husk parts, const Maker& like)
+  Maker(MetaPtr&& meta, Husk&& parts, const Maker& like)
       : TensorLike(c10::Storage(c10::intrusive_ptr<c10::StorageImpl>::reclaim(like.storage_.unsafeGetStorageImpl())),
                    dtensor_keys(), like.data_type_, std::move(parts.writes)) {
     storage_.unsafeReleaseStorageImpl();
@@ -82,7 +82,7 @@ struct Maker final : TensorLike {
   void be_view(const c10::VariableVersion& writes_of_base) { count_writes_with(dtensor_keys(), writes_of_base); }
 
  private:
-  void take(std::unique_ptr<c10::ExtraMeta> extra, MetaPtr meta) {
+  void take(std::unique_ptr<c10::ExtraMeta>&& extra, MetaPtr&& meta) {
     set_storage_access_should_throw();
     extra_meta_ = std::move(extra);
     set_backend_meta(std::move(meta));
