@@ -13,19 +13,18 @@ from pathlib import Path
 
 import torch
 import transformers
-from accelerate.state import AcceleratorState, PartialState
-from accelerate.utils import DistributedType
 from torch.utils import _pytree as pytree
 from transformers.trainer import SCHEDULER_NAME, TRAINING_ARGS_NAME, _is_peft_model
 
 from tessera import _C
 from tessera._checkpoint import load, program_state, restore_program_state, save
 from tessera._files_of_others import is_run
-from tessera._parallel import generate_plan, parallelize, passes_of, set_micro_batches
-from tessera._ranks import ensure_rank, in_rank, rank
-from tessera._run import numerics as set_numerics
-from tessera._run import set_generator, set_step_tokens
+from tessera._one_device import optimizer_in, tell_of_one_device
+from tessera._parallel import passes_of, set_micro_batches
+from tessera._ranks import in_rank
+from tessera._run import set_step_tokens
 from tessera._tensor import full_tensor
+from tessera._trainers import begin, place
 from tessera._whole_state import full_state_dict
 
 __all__ = ["Sharded", "Trainer"]
@@ -53,15 +52,8 @@ class Sharded:
 
     def __init__(self, *args, mesh: "_C.Mesh | _C.Plan | str | None" = None, numerics: str | None = None, lattice: str = "", generator: str = "stock",
                  **kwargs) -> None:
-        ensure_rank()
-        self._plan_for, self._loaded_program, self._saves_all = mesh, None, False
-        if in_rank():
-            set_generator(generator)
-            if numerics is not None:
-                set_numerics(numerics, lattice)
-        elif mesh is not None and _mesh_of(mesh).size() > 1:
-            raise ValueError(f"[Trainer] {_mesh_of(mesh)} in a program without ranks; accepted: a launcher (torchrun --nproc-per-node "
-                             f"{_mesh_of(mesh).size()} script.py), or tessera.run_ranks(main, {_mesh_of(mesh).size()})")
+        begin("Trainer", mesh, numerics, lattice, generator)
+        self._mesh, self._loaded_program, self._saves_all = mesh, None, False
         super().__init__(*args, **kwargs)
         if self.model_init is None:
             self._place(self.model, self.optimizer)
@@ -83,10 +75,7 @@ class Sharded:
             super()._move_model_to_device(model, device)
 
     def _place(self, model, optimizer=None):
-        if not in_rank() or passes_of(model):
-            return
-        plan = self._plan_for if isinstance(self._plan_for, _C.Plan) else generate_plan(model, mesh=self._plan_for)
-        parallelize(model, plan, optimizer, accumulate=self.args.gradient_accumulation_steps)
+        place(model, self._mesh, optimizer, self.args.gradient_accumulation_steps)
 
     def call_model_init(self, trial=None) -> torch.nn.Module:
         """The Trainer's, of a model on the mesh."""
@@ -167,7 +156,7 @@ class Sharded:
         if self.args.should_save:
             shutil.rmtree(unfinished, ignore_errors=True)
         _C.barrier()
-        step = save(unfinished, self.model, _plain(self.optimizer), step=self.state.global_step)
+        step = save(unfinished, self.model, optimizer_in(self.optimizer), step=self.state.global_step)
         if _is_peft_model(self.model):
             self.model.save_pretrained(unfinished, safe_serialization=self.args.save_safetensors)
         if self.args.should_save:
@@ -214,7 +203,7 @@ class Sharded:
         if checkpoint is None or not (in_rank() and is_run(checkpoint)):
             super()._load_optimizer_and_scheduler(checkpoint)
             return
-        load(checkpoint, self.model, _plain(self.optimizer))
+        load(checkpoint, self.model, optimizer_in(self.optimizer))
         self._loaded_program = torch.get_rng_state(), program_state()
         self.lr_scheduler.load_state_dict(torch.load(os.path.join(checkpoint, SCHEDULER_NAME), weights_only=True))
 
@@ -229,15 +218,6 @@ class Sharded:
 
 class Trainer(Sharded, transformers.Trainer):
     """transformers.Trainer on a mesh: its arguments, and those of Sharded."""
-
-
-def _mesh_of(mesh):
-    return mesh.mesh if isinstance(mesh, _C.Plan) else _C.Mesh(mesh) if isinstance(mesh, str) else mesh
-
-
-def _plain(optimizer):
-    """The optimizer in accelerate's."""
-    return getattr(optimizer, "optimizer", optimizer)
 
 
 def _show_model(step, folder):
@@ -261,12 +241,9 @@ def _verify(args, model):
 
 
 def _for_one_device(args):
-    """The arguments, by which there is one process; which rank this is says who writes and prints, and nothing else."""
-    AcceleratorState._reset_state()
-    state = PartialState(cpu=True)
+    """The arguments, by which there is one process."""
+    state = tell_of_one_device()
     if args.distributed_state.__dict__ is not state.__dict__:  # made elsewhere, for all rank threads
         args = copy.copy(args)
         args.distributed_state = state
-    state.distributed_type, state.num_processes, state.backend = DistributedType.NO, 1, None
-    state.process_index = state.local_process_index = rank()
     return args

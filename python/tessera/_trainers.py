@@ -1,0 +1,30 @@
+"""What the trainers of other libraries need on a mesh."""
+
+from tessera import _C
+from tessera._parallel import generate_plan, parallelize, passes_of
+from tessera._ranks import ensure_rank, in_rank
+from tessera._run import numerics as set_numerics
+from tessera._run import set_generator
+
+
+def begin(trainer, mesh, numerics, lattice, generator):
+    """Settles how ranks compute, before the trainer's own constructor. Without ranks a mesh of more than one is refused."""
+    ensure_rank()
+    if in_rank():
+        set_generator(generator)
+        if numerics is not None:
+            set_numerics(numerics, lattice)
+    elif mesh is not None and _mesh_of(mesh).size() > 1:
+        raise ValueError(f"[{trainer}] {_mesh_of(mesh)} in a program without ranks; accepted: a launcher (torchrun --nproc-per-node "
+                         f"{_mesh_of(mesh).size()} script.py), or tessera.run_ranks(main, {_mesh_of(mesh).size()})")
+
+
+def place(model, mesh, optimizer=None, accumulate=1):
+    """Places the model on the mesh, or as the plan says that stands for one, unless it is placed or this is no rank."""
+    if in_rank() and not passes_of(model):
+        plan = mesh if isinstance(mesh, _C.Plan) else generate_plan(model, mesh=mesh)
+        parallelize(model, plan, optimizer, accumulate=accumulate)
+
+
+def _mesh_of(mesh):
+    return mesh.mesh if isinstance(mesh, _C.Plan) else _C.Mesh(mesh) if isinstance(mesh, str) else mesh
