@@ -119,6 +119,7 @@ class _Forward:
     def __init__(self, passes, accumulate, batch):
         self.passes, self.accumulate, self.batch = passes, accumulate, batch  # "whole" or "local"
         self._has_begun = False
+        self._depth = 0  # calls of the module within a call of it: a step that was redirected through its forward calls it again
 
     def set_micro_batches(self, count):
         if count == self.accumulate:
@@ -134,6 +135,9 @@ class _Forward:
         model.register_forward_hook(self.end, always_call=True)
 
     def begin(self, module, args, kwargs):
+        if self._depth > 0:
+            self._depth += 1
+            return args, kwargs
         given = {**{f"argument {i}": value for i, value in enumerate(args)}, **kwargs}
         tensors = [found for name, value in given.items() for found in _tensors_in(value, name)]
         if self.batch == "local" and not self._has_begun:
@@ -145,10 +149,13 @@ class _Forward:
             if hint := hint_of(error, type(module).__name__, self.passes.plan):
                 raise RuntimeError(f"{error}{hint}") from None
             raise
+        self._depth = 1
         return _with_tensors((args, kwargs), iter(placed))
 
     def end(self, module, args, output):
-        self.passes.end()
+        self._depth = max(0, self._depth - 1)
+        if self._depth == 0:
+            self.passes.end()
 
 
 def _tensors_in(value, name):

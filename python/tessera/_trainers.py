@@ -1,10 +1,16 @@
 """What the trainers of other libraries need on a mesh."""
 
+import pickle
+
+import torch
+
 from tessera import _C
+from tessera._layout import Partial
 from tessera._parallel import generate_plan, parallelize, passes_of
-from tessera._ranks import ensure_rank, in_rank
+from tessera._ranks import ensure_rank, in_rank, rank, world_size
 from tessera._run import numerics as set_numerics
 from tessera._run import set_generator
+from tessera._tensor import from_local, full_tensor
 
 
 def begin(trainer, mesh, numerics, lattice, generator):
@@ -24,6 +30,18 @@ def place(model, mesh, optimizer=None, accumulate=1):
     if in_rank() and not passes_of(model):
         plan = mesh if isinstance(mesh, _C.Plan) else generate_plan(model, mesh=mesh)
         parallelize(model, plan, optimizer, accumulate=accumulate)
+
+
+def sum_of_ranks(value):
+    """Of a tensor of each rank, of one shape. Collective over the job."""
+    return full_tensor(from_local(value, _C.Mesh(f"dp={world_size()}"), [Partial()])) if world_size() > 1 else value
+
+
+def given_by(source, value):
+    """What rank `source` passed, on every rank. Collective over the job."""
+    words = list(pickle.dumps(value)) if rank() == source else []
+    count = int(sum_of_ranks(torch.tensor(len(words))))
+    return pickle.loads(bytes(sum_of_ranks(torch.tensor(words or [0] * count)).tolist()))
 
 
 def _mesh_of(mesh):

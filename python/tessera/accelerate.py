@@ -18,12 +18,11 @@ from torch.utils import _pytree as pytree
 
 from tessera import _C
 from tessera._checkpoint import load, save
-from tessera._layout import Partial
 from tessera._one_device import optimizer_in, tell_of_one_device
 from tessera._parallel import passes_of, set_micro_batches
-from tessera._ranks import ensure_rank, in_rank, rank, world_size
-from tessera._tensor import from_local, full_tensor
-from tessera._trainers import begin, place
+from tessera._ranks import in_rank, rank
+from tessera._tensor import full_tensor
+from tessera._trainers import begin, place, sum_of_ranks
 from tessera._whole_state import full_state_dict
 
 __all__ = ["Accelerator"]
@@ -95,9 +94,8 @@ class Accelerator(accelerate.Accelerator):
 
     def check_trigger(self) -> bool:
         """accelerate's: whether any rank has called set_trigger. Collective."""
-        if in_rank() and world_size() > 1:
-            mine = torch.zeros((), dtype=torch.int64) if self.flag_tensor is None else self.flag_tensor
-            self.flag_tensor = full_tensor(from_local(mine, _C.Mesh(f"dp={world_size()}"), [Partial()]))
+        if in_rank():
+            self.flag_tensor = sum_of_ranks(torch.tensor(0) if self.flag_tensor is None else self.flag_tensor)
         return super().check_trigger()
 
     # --- ranks

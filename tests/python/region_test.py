@@ -10,6 +10,7 @@ import warnings
 
 import tessera
 import torch
+from tessera._parallel import passes_of
 from torch import nn
 from torch.nn import functional as F
 
@@ -83,6 +84,14 @@ class PlainOperatorTest(unittest.TestCase):
             with self.subTest(name):
                 made = on_ranks("tp=2", Calls(call), lambda model: isinstance(model(torch.randn(2, 4))[1], tessera.DTensor))
                 self.assertTrue(made)
+
+    def test_copies_of_plain_tensors(self):
+        """Which copy a storage, as a metric does that keeps its value."""
+        table = torch.arange(6.0)
+        copied = on_ranks("dp=2", Calls(lambda: copy.deepcopy(table)), lambda model: model(torch.ones(4, 4))[1])
+        self.assertFalse(isinstance(copied, tessera.DTensor))
+        torch.testing.assert_close(copied, table)
+        self.assertNotEqual(copied.data_ptr(), table.data_ptr())
 
     def test_a_composite_of_dtensors(self):
         x = torch.randn(6, 4, generator=torch.Generator().manual_seed(1))
@@ -160,6 +169,44 @@ class InferenceModeTest(unittest.TestCase):
         inside, outside = tessera.run_ranks(on_rank, 2)
         self.assertEqual(inside, [False] * len(inside))
         self.assertEqual(outside, [True] * len(outside))
+
+
+class CallsItself(nn.Module):
+    """Its forward is called within a call of it, as a trainer does that sends its step through the module's forward."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear, self.drop, self.outer = nn.Linear(4, 4), nn.Dropout(0.5), True
+
+    def forward(self, x, weights):
+        if self.outer:
+            self.outer = False
+            try:
+                return (self(x, weights) * weights).sum()
+            finally:
+                self.outer = True
+        return self.drop(self.linear(x)) * weights
+
+
+class CallsItselfTest(unittest.TestCase):
+    def test_is_one_pass(self):
+        """The batch is cut once, and the masks are those of one pass."""
+        def train(model):
+            torch.manual_seed(3)
+            model.train()
+            losses = []
+            for _ in range(3):
+                loss = model(torch.arange(24.0).reshape(6, 4), torch.arange(6.0).unsqueeze(1))
+                loss.backward()
+                losses.append(loss.item())
+            return torch.tensor(losses), tessera.full_tensor(model.linear.weight.grad), passes_of(model)[0].step
+
+        torch.manual_seed(0)
+        model = CallsItself()
+        one, *others = (on_ranks(layout, model, train) for layout in ("1", *LAYOUTS))
+        for other in others:
+            torch.testing.assert_close(other, one)
+            self.assertEqual(other[2], 3)
 
 
 class CrossAttention(nn.Module):

@@ -1,0 +1,86 @@
+#!/usr/bin/env python3
+"""A script of the shape of TRL's SFT by tessera.trl: the log of TRL on one device, over meshes, as rank threads and as processes, resumed on another
+mesh, with LoRA too. In `exact` TRL's loss, which it works out in tiles of the vocabulary, is refused by name.
+
+Usage: sft_test.py [unittest's arguments]
+"""
+
+import importlib.util
+import json
+import sys
+import tempfile
+import unittest
+import warnings
+from pathlib import Path
+
+if not all(map(importlib.util.find_spec, ("trl", "datasets", "peft"))):
+    print("skipped: trl is not installed (requirements.txt)")
+    sys.exit(77)
+
+import datasets
+import tessera
+from clm_program import make_model
+from sft_program import Run, main
+from torchrun import lines_of
+
+ROUNDED = ("loss", "epoch", "learning_rate", "num_tokens", "step", "total_flos")  # others are printed with all digits
+TOLERANCE = 1e-4  # of gradient norms and metrics in float32
+
+
+class SftTest(unittest.TestCase):
+    def setUp(self):
+        holder = tempfile.TemporaryDirectory()
+        self.addCleanup(holder.cleanup)
+        self.folder = Path(holder.name)
+        self.base = make_model(self.folder / "base", "llama")
+
+    def run_of(self, name, **fields):
+        return Run(self.base, str(self.folder / name), **fields)
+
+    def by_threads(self, name, **fields):
+        return tessera.run_ranks(lambda: main(self.run_of(name, **fields)), tessera.Mesh(fields["mesh"]).size())
+
+    def check_log(self, seen, plain, tolerance):
+        """The same lines; what is printed with few digits is equal, what has all is near."""
+        self.assertEqual([set(line) for line in seen], [set(line) for line in plain])
+        for line, wanted in zip(seen, plain, strict=True):
+            for name, value in line.items():
+                if name in ROUNDED:
+                    self.assertEqual(value, wanted[name], (name, line, wanted))
+                else:
+                    self.assertLessEqual(abs(value - wanted[name]), tolerance * abs(wanted[name]), (name, line, wanted))
+
+    def test_the_log_of_one_device(self):
+        plain = main(self.run_of("plain"))
+        for mesh in ("dp=2", "dp=2,tp=2", "fsdp=2"):
+            with self.subTest(mesh=mesh):
+                self.check_log(self.by_threads(mesh, mesh=mesh), plain, TOLERANCE)
+
+    def test_adapters(self):
+        plain = main(self.run_of("plain", adapters=True))
+        self.check_log(self.by_threads("mesh", mesh="dp=2,tp=2", adapters=True), plain, TOLERANCE)
+        files = {file.name for file in (self.folder / "mesh").iterdir()}
+        self.assertLess({"adapter_config.json", "adapter_model.safetensors"}, files)
+
+    def test_by_processes_and_resumed_on_another_mesh(self):
+        plain = main(self.run_of("plain"))
+        program = Path(__file__).parent / "sft_program.py"
+        processes, = (json.loads(line) for line in lines_of(program, self.run_of("processes", mesh="dp=2"), timeout=300) if line.startswith("["))
+        self.check_log(processes, plain, TOLERANCE)
+        resumed = self.by_threads("resumed", mesh="dp=2,tp=2", resume=str(self.folder / "processes" / "checkpoint-3"))
+        self.check_log(_steps(resumed), _steps(plain), TOLERANCE)
+
+    def test_exact_is_refused(self):
+        with self.assertRaisesRegex(RuntimeError, "numerics exact: aten::gather has no form whose bits do not depend on the layout"):
+            self.by_threads("exact", mesh="dp=2", numerics="exact", lattice="batch=4")
+
+
+def _steps(log):
+    """What it says of steps, and not of the whole run: where it was resumed, TRL counts tokens anew and means are of what came after."""
+    return [{name: value for name, value in line.items() if not name.endswith("num_tokens")} for line in log if "train_loss" not in line]
+
+
+if __name__ == "__main__":
+    warnings.simplefilter("ignore")
+    datasets.disable_progress_bars()
+    unittest.main()
