@@ -15,7 +15,7 @@ import unittest
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-PRETRAIN = ROOT / "examples" / "python" / "pretrain.py"
+PRETRAIN, FINETUNE = (ROOT / "examples" / "python" / name for name in ("pretrain.py", "finetune.py"))
 SIZES = ("--width", "32", "--numerics", "exact")
 
 # What Slurm's srun gives the processes of a step, here all on this machine.
@@ -72,6 +72,34 @@ class PretrainTest(unittest.TestCase):
         seen = losses("bash", ROOT / "examples" / "slurm" / "pretrain.sbatch", *SIZES, RANKS="4", MESH="dp=2,tp=2", STEPS="4", RUN=str(self.run_folder),
                       SAVE_EVERY="2", PATH=f"{tools}:{os.environ['PATH']}")
         self.assertEqual(seen, self.whole)
+
+
+@unittest.skipUnless(importlib.util.find_spec("accelerate") and importlib.util.find_spec("peft"), "accelerate or peft is not installed")
+class FinetuneTest(unittest.TestCase):
+    def setUp(self):
+        holder = tempfile.TemporaryDirectory()
+        self.addCleanup(holder.cleanup)
+        self.folder = Path(holder.name)
+
+    def check(self, *words):
+        common = (*words, "--numerics", "exact", "--steps", 4, "--save-every", 2)
+        whole = losses(sys.executable, FINETUNE, *common, "--out", self.folder / "whole")
+        self.assertEqual([step for step, _ in whole], ["1", "2", "3", "4"])
+        self.assertLess(float(whole[-1][1]), float(whole[0][1]))
+        meshed = losses(sys.executable, FINETUNE, *common, "--out", self.folder / "meshed", "--ranks", 4, "--mesh", "dp=2,tp=2")
+        self.assertEqual(meshed, whole)
+        rest = losses(sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", 2, FINETUNE, *common, "--out", self.folder / "rest", "--mesh", "fsdp=2",
+                      "--resume", self.folder / "meshed" / "checkpoint-2")
+        self.assertEqual(rest, whole[2:])
+        return {file.name for file in (self.folder / "rest").iterdir()}
+
+    def test_whole(self):
+        self.assertIn("model.safetensors", self.check())
+        again = losses(sys.executable, FINETUNE, "--model", self.folder / "rest", "--steps", 1, "--out", self.folder / "again")
+        self.assertEqual(len(again), 1)
+
+    def test_adapters(self):
+        self.assertIn("adapter_model.safetensors", self.check("--lora"))
 
 
 if __name__ == "__main__":
