@@ -71,6 +71,18 @@ class Accelerator(accelerate.Accelerator):
             place(model, self._mesh, None, self.gradient_accumulation_steps)
         return super().prepare_model(model, device_placement, evaluation_mode)
 
+    def prepare_data_loader(self, *args, **kwargs) -> torch.utils.data.DataLoader:
+        """accelerate's."""
+        loader = super().prepare_data_loader(*args, **kwargs)
+        begin_loader = loader.begin
+
+        def begin_anew():
+            self._passed[loader] = 0
+            begin_loader()
+
+        loader.begin = begin_anew
+        return loader
+
     def _do_sync(self):
         """Before a pass of `accumulate`: a step that the end of its loader cuts short has fewer passes."""
         loader, steps = self.gradient_state.active_dataloader, self.gradient_state.num_steps
@@ -79,7 +91,7 @@ class Accelerator(accelerate.Accelerator):
             if self.step % steps == 0:
                 for model in self._models:
                     set_micro_batches(model, max(1, min(steps, _left(loader, passed, steps))))
-            self._passed[loader] = 0 if self.gradient_state.end_of_dataloader else passed + 1
+            self._passed[loader] = passed + 1
         super()._do_sync()
 
     # --- values

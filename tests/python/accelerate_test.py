@@ -162,6 +162,32 @@ class AcceleratorTest(unittest.TestCase):
             with self.subTest(before=before, mesh=mesh):
                 self.assertEqual(self.by_threads(f"{before} to {mesh}", mesh=mesh, resume=str(self.folder / before / "epoch_0"), **exact), second)
 
+    def test_epochs_that_end_early(self):
+        """By `break`, between two steps; the next one has all of its passes."""
+        from accelerate_program import Net
+        from tessera.accelerate import Accelerator
+
+        def body():
+            accelerator = Accelerator(gradient_accumulation_steps=2, mesh="dp=2", numerics="exact", lattice="batch=4")
+            torch.manual_seed(0)
+            rows = torch.randn(6, 4, 6, generator=torch.Generator().manual_seed(1))
+            model = Net()
+            model, optimizer, loader = accelerator.prepare(model, torch.optim.AdamW(model.parameters()), torch.utils.data.DataLoader(list(rows), batch_size=None))
+            passes = []
+            for _ in range(2):
+                for i, x in enumerate(loader):
+                    with accelerator.accumulate(model):
+                        accelerator.backward(model(x).square().mean())
+                        optimizer.step()
+                        optimizer.zero_grad()
+                    passes.append((i, accelerator.sync_gradients))
+                    if i == 3:
+                        break
+            accelerator.save_state(str(self.folder / "early"))
+            return passes
+
+        self.assertEqual(tessera.run_ranks(body, 2), 2 * [(0, False), (1, True), (2, False), (3, True)])
+
     def test_by_processes(self):
         exact = {"numerics": "exact", "lattice": "batch=4,feature=4", "mesh": "dp=2"}
         threads = self.by_threads("threads", **exact)
