@@ -1,6 +1,8 @@
 """What the interpreter needs where several of its threads are ranks. Importing this module is enough."""
 
+import ctypes
 import functools
+import itertools
 import os
 import sys
 import threading
@@ -8,6 +10,8 @@ import time
 from importlib import _bootstrap
 
 import _imp
+
+from tessera import _C
 
 # How long a fork waits for the imports of other threads, in seconds.
 FORK_DEADLINE = 60.0
@@ -45,7 +49,30 @@ def _forget_dummy():
         del threading._active[threading.get_ident()]
 
 
+def _adding_to_new_arrays(plain):
+    """os.putenv. Adding a name takes glibc before 2.41 to free the array of names, which other ranks may be reading, as libtorch asks for names while it
+    computes: a rank thread adds it in a new array, and the old one stays."""
+    names = ctypes.c_void_p.in_dll(ctypes.CDLL(None), "environ")
+    kept = []
+
+    @functools.wraps(plain)
+    def putenv(name, value):
+        name, value = os.fsencode(name), os.fsencode(value)
+        if not _C.in_rank_thread() or os.getenvb(name) is not None or not names.value:
+            plain(name, value)
+            return
+        old = ctypes.cast(names.value, ctypes.POINTER(ctypes.c_void_p))
+        entries = list(itertools.takewhile(bool, (old[i] for i in itertools.count())))
+        added = ctypes.create_string_buffer(name + b"=" + value)
+        array = (ctypes.c_void_p * (len(entries) + 2))(*entries, ctypes.addressof(added), None)
+        kept.append((added, array))
+        names.value = ctypes.addressof(array)
+
+    return putenv
+
+
 if sys.version_info < (3, 12):
     functools.cached_property.__get__ = _get_cached
 os.register_at_fork(before=_forget_dummy)
 os.register_at_fork(before=_hold_imports, after_in_parent=_imp.release_lock, after_in_child=_imp.release_lock)
+os.putenv = _adding_to_new_arrays(os.putenv)

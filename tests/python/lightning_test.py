@@ -53,10 +53,9 @@ class LightningTest(unittest.TestCase):
 
     def test_the_numbers_of_one_device(self):
         plain = self.plain()
-        for mesh in ("dp=2", "tp=2", "dp=2,tp=2", "fsdp=2"):
-            for calls_itself in (True, False):
-                with self.subTest(mesh=mesh, calls_itself=calls_itself):
-                    self.check(self.by_threads(f"{mesh} {calls_itself}", mesh=mesh, calls_itself=calls_itself), plain, 1e-5)
+        for mesh, calls_itself in (("dp=2", True), ("tp=2", False), ("dp=2,tp=2", True), ("dp=2,tp=2", False), ("fsdp=2", False)):
+            with self.subTest(mesh=mesh, calls_itself=calls_itself):
+                self.check(self.by_threads(f"{mesh} {calls_itself}", mesh=mesh, calls_itself=calls_itself), plain, 1e-5)
         self.check(self.by_threads("double", mesh="dp=2,tp=2", dtype="float64"), self.plain("plain double", dtype="float64"), 1e-12)
         self.check(self.by_threads("bf16", mesh="tp=2", precision="bf16-mixed"), self.plain("plain bf16", precision="bf16-mixed"), 3e-2)
 

@@ -1,6 +1,6 @@
-"""A loop of the shape of accelerate's examples: on one device, and with two lines changed on any mesh. accelerate_test.py runs it in every way.
+"""A loop of the shape of accelerate's examples: on one device, and with two lines changed on any mesh. accelerator_test.py runs it in every way.
 
-Usage: accelerate_program.py RUN...     RUN: the fields of Run as JSON; one after the other, in one job. Rank 0 prints what each saw, as JSON
+Usage: accelerator_program.py RUN...     RUN: the fields of Run as JSON; one after the other, in one job. Rank 0 prints what each saw, as JSON
 """
 
 import dataclasses
