@@ -14,9 +14,9 @@ from tessera._tensor import full_tensor, redistribute, to_local
 from tessera._whole_state import whole_states
 
 
-def _replace(name, for_dtensor, plain=None):
-    """Has torch.Tensor's method `name` call `for_dtensor` for DTensors, and `plain`, or what it was, for others."""
-    plain = plain or getattr(torch.Tensor, name)
+def _replace(name, for_dtensor):
+    """Has torch.Tensor's method `name` call `for_dtensor` for DTensors."""
+    plain = getattr(torch.Tensor, name)
 
     @functools.wraps(plain)
     def method(self, *args, **kwargs):
@@ -159,7 +159,8 @@ def _save_where_it_is():
 
 def _install():
     _replace("__repr__", _repr)
-    _replace("__deepcopy__", _deepcopy, _deepcopy_plain(torch.Tensor.__deepcopy__))
+    torch.Tensor.__deepcopy__ = _deepcopy_plain(torch.Tensor.__deepcopy__)
+    _replace("__deepcopy__", _deepcopy)
     _replace("__reduce_ex__", _refuse_pickle)
     torch.Tensor.__copy__ = lambda self: _copy(self) if _C.is_dtensor(self) else copy._reconstruct(self, None, *self.__reduce_ex__(4))
     _replace("new_tensor", _new_tensor)

@@ -3,6 +3,7 @@
 import pickle
 
 import torch
+from torch.utils import _pytree as pytree
 
 from tessera import _C
 from tessera._layout import Partial
@@ -30,6 +31,11 @@ def place(model, mesh, optimizer=None, accumulate=1):
     if in_rank() and not passes_of(model):
         plan = mesh if isinstance(mesh, _C.Plan) else generate_plan(model, mesh=mesh)
         parallelize(model, plan, optimizer, accumulate=accumulate)
+
+
+def whole(values):
+    """The same with whole, plain tensors in place of DTensors. Collective."""
+    return pytree.tree_map_only(torch.Tensor, full_tensor, values) if in_rank() else values
 
 
 def sum_of_ranks(value):

@@ -14,15 +14,13 @@ from pathlib import Path
 import accelerate
 import torch
 from accelerate.state import PartialState
-from torch.utils import _pytree as pytree
 
 from tessera import _C
 from tessera._checkpoint import load, save
 from tessera._one_device import optimizer_in, tell_of_one_device
 from tessera._parallel import passes_of, set_micro_batches
 from tessera._ranks import in_rank, rank
-from tessera._tensor import full_tensor
-from tessera._trainers import begin, place, sum_of_ranks
+from tessera._trainers import begin, place, sum_of_ranks, whole
 from tessera._whole_state import full_state_dict
 
 __all__ = ["Accelerator"]
@@ -98,11 +96,11 @@ class Accelerator(accelerate.Accelerator):
 
     def gather(self, tensor):
         """accelerate's: every value is that of the whole batch already, and becomes a plain tensor. Collective."""
-        return _whole(super().gather(tensor))
+        return whole(super().gather(tensor))
 
     def reduce(self, tensor, reduction: str = "sum", scale: float = 1.0):
         """accelerate's: every value is that of the whole batch already, and becomes a plain tensor. Collective."""
-        return _whole(super().reduce(tensor, reduction, scale))
+        return whole(super().reduce(tensor, reduction, scale))
 
     def check_trigger(self) -> bool:
         """accelerate's: whether any rank has called set_trigger. Collective."""
@@ -233,7 +231,3 @@ def _left(loader, passed, unknown):
         return len(loader) - passed
     except TypeError:  # a stream
         return unknown
-
-
-def _whole(values):
-    return pytree.tree_map_only(torch.Tensor, full_tensor, values) if in_rank() else values

@@ -15,14 +15,12 @@ import torch
 from lightning_utilities.core.rank_zero import rank_zero_only
 from pytorch_lightning.strategies import SingleDeviceStrategy
 from pytorch_lightning.trainer.states import TrainerFn
-from torch.utils import _pytree as pytree
 
 from tessera import _C
 from tessera._checkpoint import load, save
 from tessera._parallel import passes_of, set_micro_batches
 from tessera._ranks import in_rank, rank
-from tessera._tensor import full_tensor
-from tessera._trainers import begin, given_by, place
+from tessera._trainers import begin, given_by, place, whole
 
 __all__ = ["Strategy"]
 
@@ -87,15 +85,15 @@ class Strategy(SingleDeviceStrategy):
 
     def validation_step(self, *args, **kwargs):
         """Lightning's, as one call of the module, which cuts the batch."""
-        return _whole(self._step("validation_step", self.precision_plugin.val_step_context, args, kwargs))
+        return whole(self._step("validation_step", self.precision_plugin.val_step_context, args, kwargs))
 
     def test_step(self, *args, **kwargs):
         """Lightning's, as one call of the module, which cuts the batch."""
-        return _whole(self._step("test_step", self.precision_plugin.test_step_context, args, kwargs))
+        return whole(self._step("test_step", self.precision_plugin.test_step_context, args, kwargs))
 
     def predict_step(self, *args, **kwargs):
         """Lightning's, as one call of the module, which cuts the batch."""
-        return _whole(self._step("predict_step", self.precision_plugin.predict_step_context, args, kwargs))
+        return whole(self._step("predict_step", self.precision_plugin.predict_step_context, args, kwargs))
 
     def _step(self, name, context, args, kwargs):
         with context():
@@ -108,11 +106,11 @@ class Strategy(SingleDeviceStrategy):
 
     def reduce(self, tensor, *args, **kwargs):
         """Lightning's: every value is that of the whole batch already, and becomes a plain tensor. Collective."""
-        return _whole(tensor)
+        return whole(tensor)
 
     def all_gather(self, tensor, group=None, sync_grads: bool = False):
         """Lightning's: every value is that of the whole batch already, and becomes a plain tensor. Collective."""
-        return _whole(tensor)
+        return whole(tensor)
 
     def barrier(self, *args, **kwargs) -> None:
         """Lightning's. Collective."""
@@ -182,7 +180,7 @@ def _plainly(log):
     """LightningModule.log of whole, plain values, amid a step too. Collective."""
     @functools.wraps(log)
     def logged(name, value, *args, **kwargs):
-        value = _whole(value)
+        value = whole(value)
         with _C.PlainScope():
             log(name, value, *args, **kwargs)
 
@@ -203,7 +201,3 @@ class _RankOfThread:
         return int(self) < other
 
     __hash__ = None
-
-
-def _whole(values):
-    return pytree.tree_map_only(torch.Tensor, full_tensor, values) if in_rank() else values

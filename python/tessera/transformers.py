@@ -13,7 +13,6 @@ from pathlib import Path
 
 import torch
 import transformers
-from torch.utils import _pytree as pytree
 from transformers.trainer import SCHEDULER_NAME, TRAINING_ARGS_NAME, _is_peft_model
 
 from tessera import _C
@@ -24,7 +23,7 @@ from tessera._parallel import passes_of, set_micro_batches
 from tessera._ranks import in_rank
 from tessera._run import set_step_tokens
 from tessera._tensor import full_tensor
-from tessera._trainers import begin, place
+from tessera._trainers import begin, place, whole
 from tessera._whole_state import full_state_dict
 
 __all__ = ["Sharded", "Trainer"]
@@ -116,7 +115,7 @@ class Sharded:
 
     def prediction_step(self, *args, **kwargs) -> tuple:
         """The Trainer's, whose loss, logits and labels are plain tensors, whole on every rank."""
-        return pytree.tree_map_only(torch.Tensor, full_tensor, super().prediction_step(*args, **kwargs))
+        return whole(super().prediction_step(*args, **kwargs))
 
     def hyperparameter_search(self, *args, **kwargs):
         """Refused on ranks."""

@@ -4,14 +4,10 @@ Usage: accelerator_program.py RUN...     RUN: the fields of Run as JSON; one aft
 """
 
 import dataclasses
-import json
-import sys
-import warnings
-from pathlib import Path
 
 import accelerate
-import tessera
 import torch
+from runs import run_given
 from tessera.accelerate import Accelerator
 from torch.nn import functional
 from torch.utils.data import DataLoader
@@ -115,14 +111,5 @@ def right(accelerator, model, loader):
     return count
 
 
-def run_all(*runs):
-    warnings.simplefilter("ignore")
-    for text in runs:
-        log = main(Run(**json.loads(text)))
-        if not tessera.in_rank() or tessera.rank() == 0:
-            print(json.dumps(log), flush=True)
-
-
 if __name__ == "__main__":
-    sys.path.insert(0, str(Path(__file__).parent))
-    run_all(*sys.argv[1:])
+    run_given(main, Run)

@@ -24,7 +24,7 @@ from accelerate.utils import ProjectConfiguration
 from accelerator_program import Net, Run, main
 from safetensors.torch import load_file
 from tessera.accelerate import Accelerator
-from torchrun import lines_of
+from runs import lines_of, on_threads
 
 PROGRAM = Path(__file__).parent / "accelerator_program.py"
 EXACT = {"numerics": "exact", "lattice": "batch=4,feature=4"}
@@ -43,7 +43,7 @@ class AcceleratorTest(unittest.TestCase):
         return main(self.run_of("plain", **fields))
 
     def by_threads(self, name, **fields):
-        return tessera.run_ranks(lambda: main(self.run_of(name, **fields)), tessera.Mesh(fields["mesh"]).size())
+        return on_threads(main, self.run_of(name, **fields))
 
     def check_log(self, seen, plain, tolerance):
         self.assertEqual([set(line) for line in seen], [set(line) for line in plain])

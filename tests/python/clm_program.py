@@ -4,13 +4,9 @@ Usage: clm_program.py RUN...     RUN: the fields of Run as JSON; one after the o
 """
 
 import dataclasses
-import json
-import sys
-import warnings
-from pathlib import Path
 
-import tessera
 import torch
+from runs import run_given
 from tessera.transformers import Sharded
 from zoo import tf
 
@@ -82,14 +78,5 @@ class Meshed(Sharded, tf.Trainer):
     """tessera.transformers.Trainer, as a Trainer of one's own is made of it."""
 
 
-def run_all(*runs):
-    warnings.simplefilter("ignore")
-    for text in runs:
-        log = main(Run(**json.loads(text)))
-        if not tessera.in_rank() or tessera.rank() == 0:
-            print(json.dumps(log), flush=True)
-
-
 if __name__ == "__main__":
-    sys.path.insert(0, str(Path(__file__).parent))
-    run_all(*sys.argv[1:])
+    run_given(main, Run)

@@ -4,16 +4,12 @@ Usage: lightning_program.py RUN...     RUN: the fields of Run as JSON; one after
 """
 
 import dataclasses
-import json
 import logging
 import os
-import sys
-import warnings
-from pathlib import Path
 
 import pytorch_lightning
-import tessera
 import torch
+from runs import run_given
 from tessera.lightning import Strategy
 from torch.nn import functional
 from torch.utils.data import DataLoader
@@ -95,14 +91,5 @@ def main(run):
     return {"seen": module.seen, "metrics": {name: float(value) for name, value in trainer.callback_metrics.items()}, "tested": tested}
 
 
-def run_all(*runs):
-    warnings.simplefilter("ignore")
-    for text in runs:
-        log = main(Run(**json.loads(text)))
-        if not tessera.in_rank() or tessera.rank() == 0:
-            print(json.dumps(log), flush=True)
-
-
 if __name__ == "__main__":
-    sys.path.insert(0, str(Path(__file__).parent))
-    run_all(*sys.argv[1:])
+    run_given(main, Run)

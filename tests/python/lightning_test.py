@@ -22,7 +22,7 @@ if importlib.util.find_spec("pytorch_lightning") is None:
 import tessera
 import torch
 from lightning_program import Run, main
-from torchrun import lines_of
+from runs import lines_of, on_threads
 
 EXACT = {"numerics": "exact", "lattice": "batch=4,feature=4"}
 
@@ -40,7 +40,7 @@ class LightningTest(unittest.TestCase):
         return main(self.run_of(name, **fields))
 
     def by_threads(self, name, **fields):
-        return tessera.run_ranks(lambda: main(self.run_of(name, **fields)), tessera.Mesh(fields["mesh"]).size())
+        return on_threads(main, self.run_of(name, **fields))
 
     def check(self, seen, plain, tolerance):
         """The losses of the steps within `tolerance`, and what Lightning logs, which it does in float32."""

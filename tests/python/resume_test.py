@@ -17,7 +17,7 @@ from pathlib import Path
 
 import tessera
 from resume_program import Run, train
-from torchrun import lines_of
+from runs import lines_of
 
 PROGRAM = Path(__file__).parent / "resume_program.py"
 IS_FULL = "TESSERA_FULL" in os.environ

@@ -4,17 +4,13 @@ Usage: sft_program.py RUN...     RUN: the fields of Run as JSON; one after the o
 """
 
 import dataclasses
-import json
-import sys
-import warnings
-from pathlib import Path
 
 import datasets
 import peft
-import tessera
 import tessera.trl
 import torch
 import trl
+from runs import run_given
 from tokenizers import Tokenizer, models, pre_tokenizers
 from zoo import tf
 
@@ -71,15 +67,6 @@ def main(run):
     return [{name: value for name, value in line.items() if "runtime" not in name and "second" not in name} for line in trainer.state.log_history]
 
 
-def run_all(*runs):
-    warnings.simplefilter("ignore")
-    datasets.disable_progress_bars()
-    for text in runs:
-        log = main(Run(**json.loads(text)))
-        if not tessera.in_rank() or tessera.rank() == 0:
-            print(json.dumps(log), flush=True)
-
-
 if __name__ == "__main__":
-    sys.path.insert(0, str(Path(__file__).parent))
-    run_all(*sys.argv[1:])
+    datasets.disable_progress_bars()
+    run_given(main, Run)

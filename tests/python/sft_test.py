@@ -21,7 +21,7 @@ import datasets
 import tessera
 from clm_program import make_model
 from sft_program import Run, main
-from torchrun import lines_of
+from runs import lines_of, on_threads
 
 ROUNDED = ("loss", "epoch", "learning_rate", "num_tokens", "step", "total_flos")  # others are printed with all digits
 TOLERANCE = 1e-4  # of gradient norms and metrics in float32
@@ -38,7 +38,7 @@ class SftTest(unittest.TestCase):
         return Run(self.base, str(self.folder / name), **fields)
 
     def by_threads(self, name, **fields):
-        return tessera.run_ranks(lambda: main(self.run_of(name, **fields)), tessera.Mesh(fields["mesh"]).size())
+        return on_threads(main, self.run_of(name, **fields))
 
     def check_log(self, seen, plain, tolerance):
         """The same lines; what is printed with few digits is equal, what has all is near."""

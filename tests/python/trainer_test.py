@@ -22,7 +22,7 @@ if importlib.util.find_spec("accelerate") is None:
 import tessera
 import torch
 from clm_program import Run, main, make_model, rows_of
-from torchrun import lines_of
+from runs import lines_of, on_threads
 from wide import doubles
 from zoo import tf
 
@@ -42,7 +42,7 @@ assert "tessera" not in sys.modules
 
 
 def by_threads(run):
-    return tessera.run_ranks(lambda: main(run), tessera.Mesh(run.mesh).size())
+    return on_threads(main, run)
 
 
 def by_processes(*runs):
