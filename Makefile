@@ -94,15 +94,13 @@ oldest: deps
 # Each in a build folder of its own, $(BUILD)-asan and $(BUILD)-tsan. libtorch and gloo are not instrumented: what is known of them stands in
 # tools/tsan.txt, and that an interceptor sees none of their synchronisation in `ignore_noninstrumented_modules`. Locks are not followed
 # for deadlocks: of those that libtorch releases the sanitizer sees only half, and it keeps 64. With the thread sanitizer OpenMP has no
-# teams, whose meeting nobody sees either: a rank's memory would seem to be read by them when it is long another's. oneDNN's products in
-# bfloat16 count on the team that they asked for (docs/measured/traps.md), so that there they are libtorch's own.
+# teams, whose meeting nobody sees either: a rank's memory would seem to be read by them when it is long another's.
 SANITIZE ?= asan tsan
 sanitize: deps
 	@for preset in $(SANITIZE); do \
 	  cmake --preset $$preset -DTESSERA_PYTHON="$$(cat $(BUILD)/.python)" >/dev/null && \
 	  cmake --build $(BUILD)-$$preset -j $(JOBS) --target test_programs && \
 	  TSAN_OPTIONS="ignore_noninstrumented_modules=1 detect_deadlocks=0 suppressions=$(CURDIR)/tools/tsan.txt" ASAN_OPTIONS=detect_leaks=0 \
-	  ONEDNN_MAX_CPU_ISA=$$([ $$preset = tsan ] && echo AVX512_CORE || echo ALL) \
 	  OMP_NUM_THREADS=1 OMP_THREAD_LIMIT=$$([ $$preset = tsan ] && echo 1 || echo 64) ctest --test-dir $(BUILD)-$$preset -j $(JOBS) -L '^test_' --output-on-failure || exit 1; \
 	done
 

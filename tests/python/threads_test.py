@@ -4,6 +4,10 @@
 Usage: threads_test.py [unittest's arguments]
 """
 
+import itertools
+import os
+import subprocess
+import sys
 import unittest
 import warnings
 
@@ -101,6 +105,13 @@ class ThreadsTest(unittest.TestCase):
                 with self.subTest(name=name, numerics=numerics):
                     self.check(lambda operator=operator: operator(matrix), name, numerics)
 
+    def test_a_limit_of_openmp(self):
+        """Under OMP_THREAD_LIMIT a rank takes no threads that do not come: oneDNN would leave the parts of a product in bfloat16 that they were given."""
+        env = {**os.environ, "OMP_THREAD_LIMIT": "1", "OMP_NUM_THREADS": "1"}
+        said = subprocess.run([sys.executable, __file__, "--under-a-limit"], env=env, capture_output=True, text=True, timeout=120)
+        self.assertEqual(said.returncode, 0, said.stderr)
+        self.assertEqual(said.stdout.split(), ["1", "0"], said.stderr)
+
     def test_initialisers(self):
         def filled(initialise):
             torch.manual_seed(11)
@@ -112,6 +123,25 @@ class ThreadsTest(unittest.TestCase):
                     self.check(lambda initialise=initialise: filled(initialise), name, numerics)
 
 
+def under_a_limit():
+    """Prints the threads of the only rank of a job, and how many of 24 products in bfloat16 are not those of one thread."""
+
+    def on_rank():
+        threads = torch.get_num_threads()
+        wrong = 0
+        for m, k, n in itertools.product((16, 101), (64, 128), (32, 48)):
+            a, b = wild(m, k).bfloat16(), wild(k, n, salt=3).bfloat16()
+            right = a.double() @ b.double()
+            for product in (a @ b, a.T.contiguous().T @ b, a @ b.T.contiguous().T):
+                wrong += not torch.allclose(product.double(), right, rtol=0.01, atol=0.01 * float(right.abs().max()))
+        return threads, wrong
+
+    print(*tessera.run_ranks(on_rank, 1))
+
+
 if __name__ == "__main__":
+    if sys.argv[1:] == ["--under-a-limit"]:
+        under_a_limit()
+        sys.exit()
     warnings.simplefilter("ignore")
     unittest.main()

@@ -1,5 +1,9 @@
 #include "tessera/comm/call/rank_scope.h"
 
+#include <dlfcn.h>
+
+#include <algorithm>
+#include <limits>
 #include <mutex>
 #include <stdexcept>
 #include <typeinfo>
@@ -60,9 +64,17 @@ std::chrono::milliseconds deadline_of_rank() {
   return context ? context->deadline : std::chrono::milliseconds(60000);
 }
 
+// Asked of the OpenMP that is loaded, which is torch's: it has read its variables when it was, and this code is
+// compiled without.
+int most_intra_op_threads() {
+  static const auto limit = reinterpret_cast<int (*)()>(dlsym(RTLD_DEFAULT, "omp_get_thread_limit"));
+  return limit ? std::max(1, limit()) : std::numeric_limits<int>::max();
+}
+
 // The count is per thread, but each setter also leaves it as the default of threads that have not asked yet: asking
 // first settles that.
 void set_intra_op_threads(int count) {
+  count = std::min(count, most_intra_op_threads());
   static std::mutex mutex;
   std::lock_guard lock(mutex);
   if (at::get_num_threads() != count) {

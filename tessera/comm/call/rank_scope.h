@@ -26,7 +26,12 @@ class RankScope {
 // How long the calling rank waits in one collective; outside of a rank, as long as one does that is not told.
 std::chrono::milliseconds deadline_of_rank();
 
-// The intra-op threads of the calling thread. Only waits when the count changes.
+// The threads that OpenMP gives a loop at most (OMP_THREAD_LIMIT). oneDNN shares the parts of a product in bfloat16 out
+// among the threads that were set: those above the limit do not come, and their parts are silently never computed.
+int most_intra_op_threads();
+
+// The intra-op threads of the calling thread, `count` of them or as many as OpenMP gives. Only waits when the count
+// changes.
 void set_intra_op_threads(int count);
 
 // Throws `error` anew with `rank N: ` before its message. A RankFailed, which names its rank, and a type that cannot be

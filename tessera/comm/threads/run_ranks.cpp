@@ -1,5 +1,6 @@
 #include "tessera/comm/threads/run_ranks.h"
 
+#include <algorithm>
 #include <exception>
 #include <mutex>
 #include <thread>
@@ -137,7 +138,7 @@ void run_fake(int64_t ranks, int64_t rank, const std::function<void()>& body) {
 
 int threads_per_rank(int64_t ranks) {
   const auto cores = static_cast<int64_t>(std::thread::hardware_concurrency());
-  return static_cast<int>(std::max<int64_t>(1, cores / ranks));
+  return std::min(static_cast<int>(std::max<int64_t>(1, cores / ranks)), most_intra_op_threads());
 }
 
 }  // namespace tessera::comm

@@ -20,7 +20,7 @@ inline constexpr int64_t kMostRanks = 4096;
 struct RunOptions {
   // How long a rank waits for the others in one collective.
   std::chrono::milliseconds deadline{60000};
-  // Intra-op threads of each rank; 0: max(1, cores / ranks).
+  // Intra-op threads of each rank, at most OMP_THREAD_LIMIT; 0: max(1, cores / ranks).
   int intra_op_threads = 0;
   // Whether ranks compare the programs they have run (Program) on every collective.
   bool compare_programs = true;
@@ -66,7 +66,7 @@ std::invoke_result_t<Body&> run_ranks(int64_t ranks, Body&& body, RunOptions opt
 // nothing (outputs keep what they held). For planning, ledgers and costs on any mesh size.
 void run_fake(int64_t ranks, int64_t rank, const std::function<void()>& body);
 
-// Intra-op threads that run_ranks gives each of `ranks` ranks.
+// Intra-op threads that run_ranks gives each of `ranks` ranks: its share of the cores, at most OMP_THREAD_LIMIT.
 int threads_per_rank(int64_t ranks);
 
 }  // namespace tessera::comm

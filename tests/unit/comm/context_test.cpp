@@ -1,5 +1,6 @@
 #include "support.h"
 
+#include <algorithm>
 #include <atomic>
 #include <thread>
 
@@ -9,6 +10,7 @@
 #include <c10/core/GradMode.h>
 
 #include "tessera/comm/call/call.h"
+#include "tessera/comm/call/rank_scope.h"
 #include "tessera/comm/core/rank_hooks.h"
 #include "tessera/layout/mesh.h"
 
@@ -137,9 +139,10 @@ TEST(RunRanks, StartsWithTheCallersStateAndItsOwnThreadCount) {
         within(5000));
   }
   EXPECT_EQ(at::get_num_threads(), before);
-  run_ranks(2, [](int64_t) { EXPECT_EQ(at::get_num_threads(), 3); }, {.intra_op_threads = 3});
+  run_ranks(2, [](int64_t) { EXPECT_EQ(at::get_num_threads(), std::min(3, most_intra_op_threads())); },
+            {.intra_op_threads = 3});
   run_ranks(2, [](int64_t) { EXPECT_EQ(at::get_num_threads(), threads_per_rank(2)); });
-  EXPECT_GE(threads_per_rank(1000000), 1);
+  EXPECT_EQ(threads_per_rank(1000000), 1);
   std::thread([&] { EXPECT_EQ(at::get_num_threads(), before); }).join();
 }
 
