@@ -41,7 +41,9 @@ namespace {
 
 using layout::Mesh;
 
-constexpr int64_t kRows = 1000, kWidth = 8, kCalls = 500, kFirst = 100;
+constexpr int64_t kRows = 1000, kWidth = 8, kCalls = 650, kFirst = 300;
+constexpr int64_t kOfACall =
+    32;  // what one call makes at most: plans are counted when it has ended, and dropped while it runs
 
 // Of one rank after one call; the bytes of all ranks.
 struct Counts {
@@ -112,10 +114,11 @@ TEST(ChangingSizes, LeaveNothingBehind) {
       SCOPED_TRACE(std::string(c.name) + " on " + text);
       const Mesh mesh = Mesh::parse(text);
       const auto [first, rest] = counts_of(c, mesh);
-      EXPECT_LE(rest.plans, first.plans);
-      EXPECT_LE(rest.moves, first.moves);
-      EXPECT_LE(rest.specs,
-                first.specs + mesh.size() * static_cast<int64_t>(PlanCache::kYoung));  // ranks drop at different calls
+      EXPECT_LE(rest.plans, first.plans + kOfACall);
+      EXPECT_LE(rest.moves, first.moves + kOfACall);
+      EXPECT_LE(
+          rest.specs,
+          first.specs + mesh.size() * static_cast<int64_t>(PlanCache::kOnTrial));  // ranks drop at different calls
       EXPECT_LE(rest.bytes, first.bytes + (mesh.size() << 18));
     }
   }
@@ -137,7 +140,7 @@ TEST(ChangingSizes, CostAProgramOfManyCallsOnePassMore) {
       }
       return RankState::require().engine.plans.size();
     };
-    EXPECT_LE(pass(), 2 * PlanCache::kYoung);
+    EXPECT_LE(pass(), PlanCache::kOnTrial);
     EXPECT_GE(pass(), static_cast<size_t>(kDifferent));
     const size_t after = pass();
     for (int i = 0; i < 3; ++i) {
@@ -164,7 +167,7 @@ TEST(ChangingSizes, KeepThePlansOfGraphsThatWait) {
       const at::NoGradGuard no_grad;
       distribute(at::ones({i}), mesh, "{}") * 2;
     }
-    EXPECT_LE(RankState::require().engine.plans.size(), 3 * PlanCache::kYoung);
+    EXPECT_LE(RankState::require().engine.plans.size(), PlanCache::kOnTrial + PlanCache::kYoung);
   });
 }
 
@@ -201,7 +204,7 @@ TEST(PlanCache, DropsNothingThatIsHeldOrKept) {
       }
       held.erase(oldest);
     }
-    ASSERT_LE(cache.size(), held.size() + kept.size() + 4 * PlanCache::kYoung);
+    ASSERT_LE(cache.size(), kept.size() + PlanCache::kOnTrial + PlanCache::kYoung);
   }
   ASSERT_GT(kept.size(), 50u);
   for (const auto& [name, plan] : kept) {

@@ -125,7 +125,7 @@ void PlanCache::drop_old() {
   }
   left.insert(left.end(), young, on_trial_.end());
   on_trial_ = std::move(left);
-  most_on_trial_ = on_trial_.size() + kYoung;
+  most_on_trial_ = on_trial_.size() + kOnTrial - kYoung;
 }
 
 uint64_t& PlanCache::memory_of(uint64_t kind) { return dropped_[kind % kRemembered]; }

@@ -14,13 +14,13 @@ namespace tessera::dtensor {
 
 // Note [Plans that do not come back]. A program whose sizes depend on data (`x[mask]`) makes plans that no later call
 // asks for. So a new plan is on trial. It is kept, with its layouts, as soon as its call comes back: once kYoung other
-// plans were made meanwhile, or kCalm times while none was. When 2 * kYoung plans are on trial, the older half goes,
-// but for those that run or that a backward pass may yet ask for (ForwardPlans). The kind of what went is remembered,
-// and what is made again is kept; so a program of however many different calls plans each of them at most twice. A
-// program without such calls drops nothing.
+// plans were made meanwhile, or kCalm times while none was. When kOnTrial plans are on trial, all but the youngest go,
+// and but for those that run or that a backward pass may yet ask for (ForwardPlans). The kind of what went is
+// remembered, and what is made again is kept; so a program of however many different calls plans each of them at most
+// twice. A program without such calls drops nothing.
 class PlanCache {
  public:
-  static constexpr size_t kYoung = 64, kCalm = size_t{1} << 14;
+  static constexpr size_t kYoung = 64, kOnTrial = 512, kCalm = size_t{1} << 14;
 
   using Key = c10::SmallVector<uint64_t, 24>;
 
@@ -66,7 +66,7 @@ class PlanCache {
   uint64_t made_ = 0;            // plans so far
   size_t calm_ = 0;              // calls of plans on trial since one was made
   std::deque<Entry*> on_trial_;  // oldest first; some are kept meanwhile
-  size_t most_on_trial_ = 2 * kYoung;
+  size_t most_on_trial_ = kOnTrial;
   std::vector<uint64_t> dropped_;  // their kinds, each at its own place
 };
 
