@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """A script of the shape of TRL's SFT by tessera.trl: the log of TRL on one device, over meshes, as rank threads and as processes, resumed on another
-mesh, with LoRA too. In `exact` TRL's loss, which it works out in tiles of the vocabulary, is refused by name.
+mesh, with LoRA too. In `exact` the bits of one rank.
 
 Usage: sft_test.py [unittest's arguments]
 """
@@ -70,9 +70,14 @@ class SftTest(unittest.TestCase):
         resumed = self.by_threads("resumed", mesh="dp=2,tp=2", resume=str(self.folder / "processes" / "checkpoint-3"))
         self.check_log(_steps(resumed), _steps(plain), TOLERANCE)
 
-    def test_exact_is_refused(self):
-        with self.assertRaisesRegex(RuntimeError, "numerics exact: aten::gather has no form whose bits do not depend on the layout"):
-            self.by_threads("exact", mesh="dp=2", numerics="exact", lattice="batch=4")
+    def test_exact_has_the_bits_of_one_rank(self):
+        def exact(mesh):
+            return self.by_threads(f"exact on {mesh}", mesh=mesh, numerics="exact", lattice="batch=4")
+
+        plain = exact("1")
+        for mesh in ("dp=2", "dp=2,tp=2", "fsdp=2"):
+            with self.subTest(mesh=mesh):
+                self.check_log(exact(mesh), plain, 0)
 
 
 def _steps(log):

@@ -331,7 +331,8 @@ void add_indexing_rules(RuleTable& table) {
              .shape = ShapeSource::kFactors,
              .exact = {{.node = exact::embedding_node, .sample = exact::embedding_sample}},
              .carry = Carry::kInFirst});
-  table.add("aten::gather", {.map = gather_map, .local = run_gather});
+  table.add("aten::gather",
+            {.map = gather_map, .local = run_gather, .exact = {{.adds_zeros = true, .takes_narrow = exact::always}}});
   table.add("aten::index_select", {.map = index_select_map, .local = run_index_select, .shape = ShapeSource::kFactors});
   table.add("aten::cat", {.map = cat_map, .exact = exact::kMoves, .carry = Carry::kCat});
   table.add("aten::stack", {.map = stack_map, .exact = exact::kMoves});

@@ -337,7 +337,8 @@ void add_scatter_rules(RuleTable& table) {
                                                   .accepts = is_gradient_of_lookup,
                                                   .takes_narrow = exact::always}},
                                        .carry = Carry::kInFirst});
-  table.add_all({"aten::scatter_add", "aten::index_add"}, write(true));
+  table.add("aten::scatter_add", write(true).in_exact(exact::kPerSample));
+  table.add("aten::index_add", write(true));
   table.add_all({"aten::scatter.src", "aten::scatter.value", "aten::scatter.reduce", "aten::scatter.value_reduce",
                  "aten::scatter_reduce.two", "aten::index_copy", "aten::index_fill.int_Scalar",
                  "aten::index_fill.int_Tensor", "aten::index_reduce"},
