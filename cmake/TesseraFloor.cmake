@@ -22,24 +22,21 @@ foreach(pch pch pch_torch)
 endforeach()
 target_compile_definitions(tessera_pch_torch PRIVATE GTEST_HAS_PTHREAD=1)  # as GTest's package has its users compile; else it is not used
 
-# With TESSERA_UNITY, sources that are added to a target are compiled together with others of their folder, twelve at a time: what libtorch's
-# headers cost in every file, precompiled or not (2 s: templates that their inline functions use), is paid once for all. So names without
-# linkage are one of a kind in a folder. Sources with options of their own stay alone.
+# With TESSERA_UNITY, sources that are added to a target are compiled together, sixteen at a time: what libtorch's headers cost in every file,
+# precompiled or not (2 s: templates that their inline functions use), is paid once for all. So names without linkage are one of a kind in a
+# floor. Sources with options of their own stay alone.
 function(tessera_unite target)
   if(NOT TESSERA_UNITY)
     return()
   endif()
   list(FILTER ARGN EXCLUDE REGEX TARGET_OBJECTS)
+  get_property(count TARGET ${target} PROPERTY TESSERA_UNITED)
   foreach(source IN LISTS ARGN)
-    get_filename_component(folder ${source} DIRECTORY)
-    string(MAKE_C_IDENTIFIER "of_${folder}" folder)
-    get_property(count TARGET ${target} PROPERTY TESSERA_COUNT_${folder})
-    math(EXPR part "0${count} / 12")
+    math(EXPR part "0${count} / 16")
     math(EXPR count "0${count} + 1")
-    set_property(TARGET ${target} PROPERTY TESSERA_COUNT_${folder} ${count})
-    set_property(SOURCE ${source} PROPERTY UNITY_GROUP ${folder}_${part})
+    set_property(SOURCE ${source} PROPERTY UNITY_GROUP ${part})
   endforeach()
-  set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_MODE GROUP)
+  set_target_properties(${target} PROPERTIES TESSERA_UNITED "${count}" UNITY_BUILD ON UNITY_BUILD_MODE GROUP)
   target_compile_options(${target} PRIVATE -Wno-subobject-linkage)  # it takes a source that is included for a header
 endfunction()
 

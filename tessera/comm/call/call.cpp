@@ -128,6 +128,12 @@ void verify_call(const Call& call) {
   }
 }
 
+void verify_on_cpu(const Call& call, const char* who) {
+  const auto tensors = call.inputs.empty() ? call.outputs : call.inputs;
+  TESSERA_CHECK(tensors.empty() || tensors.front().device().is_cpu(), "[", name_of(call.kind), "] a tensor on ",
+                tensors.front().device(), " over ", call.group->name(), "; ", who, " accept tensors on cpu");
+}
+
 const std::vector<int64_t>& own_group(const Communicator& parent, const std::vector<std::vector<int64_t>>& groups,
                                       const std::string& name) {
   const auto& all = parent.ranks();

@@ -39,6 +39,10 @@ struct Call {
 // contiguous, an op that the dtype does not have, a root or peer outside of the group.
 void verify_call(const Call& call);
 
+// Throws if a tensor of the call is on another device than the CPU. `who`: whose tensors those are, such as "rank
+// threads".
+void verify_on_cpu(const Call& call, const char* who);
+
 // The one of `groups` (an argument of split) that contains the rank of `parent`. Throws if none or several do, or if it
 // names a rank outside of the parent.
 const std::vector<int64_t>& own_group(const Communicator& parent, const std::vector<std::vector<int64_t>>& groups,

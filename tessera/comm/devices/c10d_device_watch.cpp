@@ -11,8 +11,6 @@ namespace {
 using std::chrono::milliseconds;
 
 constexpr milliseconds kLook{10};
-// How long the reason of a broken work may take to arrive.
-constexpr milliseconds kReasonComes{1500};
 
 }  // namespace
 

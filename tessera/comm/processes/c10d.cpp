@@ -9,6 +9,7 @@
 #include "tessera/base/error.h"
 #include "tessera/base/hash.h"
 #include "tessera/comm/call/call_scope.h"
+#include "tessera/comm/call/receive_work.h"
 #include "tessera/comm/core/context.h"
 #include "tessera/comm/merge/exact_merge.h"
 #include "tessera/comm/processes/c10d_messages.h"
@@ -23,36 +24,6 @@
 
 namespace tessera::comm {
 namespace {
-
-void verify_device(const Call& call) {
-  const auto tensors = call.inputs.empty() ? call.outputs : call.inputs;
-  TESSERA_CHECK(tensors.empty() || tensors.front().device().is_cpu(), "[", name_of(call.kind), "] a tensor on ",
-                tensors.front().device(), " over ", call.group->name(), "; ranks as processes accept tensors on cpu");
-}
-
-// A message to come. Its number was drawn when it was issued, so that waits may come in any order.
-class ReceiveWork : public Work {
- public:
-  ReceiveWork(std::shared_ptr<Communicator> owner, Call call, at::Tensor output, std::function<void(Call&)> receive)
-      : owner_(std::move(owner)), call_(call), output_(std::move(output)), receive_(std::move(receive)) {
-    call_.outputs = output_;
-  }
-
-  void wait() override {
-    if (!is_done_) {
-      CallScope scope(call_);
-      receive_(call_);
-      is_done_ = true;
-    }
-  }
-
- private:
-  std::shared_ptr<Communicator> owner_;
-  Call call_;
-  at::Tensor output_;
-  std::function<void(Call&)> receive_;
-  bool is_done_ = false;
-};
 
 class C10dCommunicator : public Communicator, public std::enable_shared_from_this<C10dCommunicator> {
  public:
@@ -117,7 +88,7 @@ class C10dCommunicator : public Communicator, public std::enable_shared_from_thi
   WorkPtr send(at::Tensor tensor, int64_t to, int64_t tag) override {
     Call call{.kind = Kind::kSend, .group = this, .inputs = tensor, .peer = to, .tag = tag};
     CallScope scope(call);
-    verify_device(call);
+    verify_on_cpu(call, "ranks as processes");
     const Round round{call, key_, sent_[{to, tag}]++};
     job().throw_if_failed(&call, key_);
     auto message = at::empty_like(tensor);
@@ -131,7 +102,7 @@ class C10dCommunicator : public Communicator, public std::enable_shared_from_thi
   WorkPtr receive(at::Tensor tensor, int64_t from, int64_t tag) override {
     Call call{.kind = Kind::kReceive, .group = this, .outputs = tensor, .peer = from, .tag = tag};
     verify_call(call);
-    verify_device(call);
+    verify_on_cpu(call, "ranks as processes");
     const auto number = received_[{from, tag}]++;
     return std::make_unique<ReceiveWork>(shared_from_this(), call, tensor, [this, number](const Call& given) {
       job().run({given, key_, number}, [&](Works& works) {
@@ -178,7 +149,7 @@ class C10dCommunicator : public Communicator, public std::enable_shared_from_thi
   WorkPtr meet(Call call, Do run) {
     call.group = this;
     CallScope scope(call);
-    verify_device(call);
+    verify_on_cpu(call, "ranks as processes");
     run(Round{call, key_, round_++});
     return finished_work();
   }

@@ -14,7 +14,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 
-constexpr milliseconds kPause{5};
+constexpr milliseconds kLookAround{5};
 // How long one address may take to answer.
 constexpr milliseconds kAnswers{3000};
 // How long what a rank knows of another's end may take to arrive, and how long rank 0 stays to tell it.
@@ -214,7 +214,8 @@ class Gathering {
   }
 
   void accept_others() {
-    for (auto socket = accept_within(listening_, kPause); socket; socket = accept_within(listening_, milliseconds(0))) {
+    for (auto socket = accept_within(listening_, kLookAround); socket;
+         socket = accept_within(listening_, milliseconds(0))) {
       const auto hello = socket.receive();
       Unpacker reader(hello);
       if (hello.empty() || reader.text() != token_) {
@@ -254,7 +255,7 @@ class Gathering {
   // The store is mostly rank 0's.
   void throw_if_store_died() const {
     for (const auto told = Clock::now() + kTold; rank_ > 0 && Clock::now() < told;
-         std::this_thread::sleep_for(kPause)) {
+         std::this_thread::sleep_for(kLookAround)) {
       if (is_gone(0)) {
         throw_failed(0, describe_lost(links_[0].process, ", which serves the job's store,"));
       }

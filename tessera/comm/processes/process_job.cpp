@@ -21,8 +21,6 @@ using std::chrono::milliseconds;
 
 // When a wait asks the others where they are: first, and at the latest after it has asked.
 constexpr milliseconds kFirstQuestion{200}, kLongestPause{2000};
-// How long the reason of a broken transfer may take to arrive.
-constexpr milliseconds kReasonComes{1500};
 // How long after a failure a rank may compute on before it is ended.
 constexpr milliseconds kEndsAfter{1700};
 // What one transfer may take at most: the wait's own deadline comes first.

@@ -33,12 +33,15 @@ struct JobFailure {
   uint64_t group = 0;  // whose members ran different programs, if that was it
 };
 
+// How long the reason of a broken transfer may take to arrive.
+inline constexpr std::chrono::milliseconds kReasonComes{1500};
+
 struct ProcessOptions {
   // How long a rank waits for the others, at the start and in one collective.
   std::chrono::milliseconds deadline{60000};
   // After how long a wait names, on stderr, the ranks that it waits for.
   std::chrono::milliseconds warn_after{10000};
-  // Intra-op threads; 0: max(1, cores / ranks of this machine).
+  // Intra-op threads, at most OMP_THREAD_LIMIT; 0: max(1, cores / ranks of this machine).
   int intra_op_threads = 0;
   // Whether ranks compare the programs they have run (Program) on every collective.
   bool compare_programs = true;

@@ -8,6 +8,7 @@
 #include "tessera/base/error.h"
 #include "tessera/comm/call/call_scope.h"
 #include "tessera/comm/call/rank_scope.h"
+#include "tessera/comm/call/receive_work.h"
 #include "tessera/comm/core/context.h"
 #include "tessera/comm/merge/exact_merge.h"
 #include "tessera/comm/sums/merge_sums.h"
@@ -15,39 +16,6 @@
 
 namespace tessera::comm {
 namespace {
-
-void verify_device(const Call& call) {
-  const auto tensors = call.inputs.empty() ? call.outputs : call.inputs;
-  TESSERA_CHECK(tensors.empty() || tensors.front().device().is_cpu(), "[", name_of(call.kind), "] a tensor on ",
-                tensors.front().device(), " over ", call.group->name(), "; rank threads accept tensors on cpu");
-}
-
-// A message to come. Its number was drawn when it was issued, so that waits may come in any order.
-class ReceiveWork : public Work {
- public:
-  ReceiveWork(std::shared_ptr<Communicator> owner, std::shared_ptr<ThreadGroup> group, Call call, at::Tensor output,
-              int64_t number)
-      : owner_(std::move(owner)), group_(std::move(group)), call_(call), output_(std::move(output)), number_(number) {
-    call_.outputs = output_;
-  }
-
-  void wait() override {
-    if (is_done_) {
-      return;
-    }
-    CallScope scope(call_);
-    copy_bytes(output_, group_->take(call_, static_cast<size_t>(call_.group->rank()), number_, deadline_of_rank()));
-    is_done_ = true;
-  }
-
- private:
-  std::shared_ptr<Communicator> owner_;
-  std::shared_ptr<ThreadGroup> group_;
-  Call call_;
-  at::Tensor output_;
-  int64_t number_;
-  bool is_done_ = false;
-};
 
 // Their memory is one.
 class ThreadWindow : public Window {
@@ -89,7 +57,7 @@ class ThreadCommunicator : public Communicator, public std::enable_shared_from_t
   WorkPtr send(at::Tensor tensor, int64_t to, int64_t tag) override {
     Call call{.kind = Kind::kSend, .group = this, .inputs = tensor, .peer = to, .tag = tag};
     CallScope scope(call);
-    verify_device(call);
+    verify_on_cpu(call, "rank threads");
     auto message = at::empty_like(tensor);
     copy_bytes(message, tensor);
     group_->post(call, member_, sent_[{to, tag}]++, std::move(message));
@@ -99,8 +67,11 @@ class ThreadCommunicator : public Communicator, public std::enable_shared_from_t
   WorkPtr receive(at::Tensor tensor, int64_t from, int64_t tag) override {
     Call call{.kind = Kind::kReceive, .group = this, .outputs = tensor, .peer = from, .tag = tag};
     verify_call(call);
-    verify_device(call);
-    return std::make_unique<ReceiveWork>(shared_from_this(), group_, call, tensor, received_[{from, tag}]++);
+    verify_on_cpu(call, "rank threads");
+    const auto number = received_[{from, tag}]++;
+    return std::make_unique<ReceiveWork>(shared_from_this(), call, tensor, [this, number](const Call& given) {
+      copy_bytes(given.outputs[0], group_->take(given, member_, number, deadline_of_rank()));
+    });
   }
 
   void barrier() override { meet({.kind = Kind::kBarrier}); }
@@ -120,7 +91,7 @@ class ThreadCommunicator : public Communicator, public std::enable_shared_from_t
   WorkPtr meet(Call call) {
     call.group = this;
     CallScope scope(call);
-    verify_device(call);
+    verify_on_cpu(call, "rank threads");
     group_->meet(member_, round_++, call, deadline_of_rank());
     return finished_work();
   }

@@ -3,6 +3,7 @@
 
 #include "tessera/dtensor/dispatch/invocation.h"
 #include "tessera/dtensor/plan/call_plan.h"
+#include "tessera/rules/engine/local_args.h"
 
 namespace tessera::dtensor {
 
@@ -13,8 +14,7 @@ void prepare_operands(const Invocation& call, const CallPlan& plan, c10::SmallVe
 // Replaces the sizes on the call's stack by those of this rank's results.
 inline void rewrite_sizes(const Invocation& call, const CallPlan& plan) {
   for (const auto& [index, value] : plan.rewritten) {
-    c10::IValue mine = value;  // swapped, because g++ 12 warns of libtorch's assignment
-    call.args()[index].swap(mine);
+    rules::replace(call.args()[index], value);
   }
 }
 

@@ -196,7 +196,7 @@ void loss_of(bool is_of_means, const c10::OperatorHandle& op, c10::DispatchKeySe
   if (!state->exact.lattice()) {
     return watch(result.toTensor(), share->parts());
   }
-  result = times(result.toTensor(), share->parts());
+  rules::replace(result, times(result.toTensor(), share->parts()));
 }
 
 void loss(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {

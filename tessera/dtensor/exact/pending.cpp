@@ -12,6 +12,7 @@
 #include "tessera/dtensor/record/op_info.h"
 #include "tessera/dtensor/state/state.h"
 #include "tessera/kernels/base/threads.h"
+#include "tessera/rules/engine/local_args.h"
 #include "tessera/rules/exact/narrow.h"
 
 namespace tessera::dtensor {
@@ -97,7 +98,7 @@ struct Carried {
     }
     const bool moves = link.op->exact && link.op->exact->moves;
     torch::jit::Stack stack = link.args;
-    stack[link.hole] = moves ? value : value.to(dtype);
+    rules::replace(stack[link.hole], moves ? value : value.to(dtype));
     link.op->op.callBoxed(stack);
     value = stack.back().toTensor();
     dtype = cast || !moves ? value.scalar_type() : dtype;

@@ -5,6 +5,7 @@
 #include "tessera/base/error.h"
 #include "tessera/dtensor/record/interception.h"
 #include "tessera/rules/engine/draws.h"
+#include "tessera/rules/engine/local_args.h"
 #include "tessera/rules/engine/rule.h"
 
 namespace tessera::dtensor {
@@ -57,7 +58,7 @@ void call_with_stock(RankState& state, const c10::OperatorHandle& op, Stack& sta
   }
   IValue& generator = stack[static_cast<size_t>(begin + index)];
   if (generator.isNone()) {
-    generator = state.random.stock().handle();
+    rules::replace(generator, state.random.stock().handle());
   }
   const LocalScope scope;
   called.callBoxed(stack);
@@ -71,7 +72,7 @@ void skip_recorded(RankState& state, const c10::OperatorHandle& op, std::vector<
   Stack called(args.begin(), args.end());
   for (IValue& value : args) {
     if (value.isGenerator()) {
-      value = generator.clone();
+      rules::replace(value, generator.clone());
     }
   }
   if (row.permutes) {
@@ -84,7 +85,7 @@ void skip_recorded(RankState& state, const c10::OperatorHandle& op, std::vector<
     const at::Tensor p = args[op.schema().is_mutable() ? 1 : 0].toTensor();
     tensor.dtype = p.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
     draws = rules::kUniform;
-    args_of_draw = {IValue(), IValue(0.0), IValue(1.0)};
+    std::vector<IValue>{IValue(), IValue(0.0), IValue(1.0)}.swap(args_of_draw);
   }
   TESSERA_CHECK(draws.stock, "[deferred] ", op.operator_name(),
                 " draws according to values, which do not exist before parallelize (or place). "

@@ -28,14 +28,14 @@ std::unique_ptr<T[]> make_array(int64_t count) {
 //
 // Under a causal mask `keys` may end with the last that any of the rows sees: what lies beyond would add zeros to the
 // sums. That gives the same bits unless something is not finite or a sum is -0, to which adding zeros matters.
-struct Block {
+struct QueryBlock {
   int64_t sample, head, begin, rows, keys;
 };
 
 template <typename T>
 class HeadRows {
  public:
-  HeadRows(const Attention<T>& call, const Block& block) : call_(call), block_(block), table_(table<T>()) {}
+  HeadRows(const Attention<T>& call, const QueryBlock& block) : call_(call), block_(block), table_(table<T>()) {}
 
   // The weights of all rows. False if the keys must not have been cut.
   bool make_weights(T* weights) const {
@@ -121,7 +121,7 @@ class HeadRows {
   }
 
   const Attention<T>& call_;
-  const Block& block_;
+  const QueryBlock& block_;
   const Table<T>& table_;
 };
 
@@ -152,7 +152,7 @@ void verify(const Attention<T>& call) {
 }
 
 template <typename T>
-bool run_block(const Attention<T>& call, const Block& block, T* weights, Heads<T> out) {
+bool run_block(const Attention<T>& call, const QueryBlock& block, T* weights, Heads<T> out) {
   const HeadRows<T> rows(call, block);
   bool is_right = rows.make_weights(weights);
   if (call.keep.data != nullptr) {
@@ -218,7 +218,7 @@ class HeadBackward {
   void run(int64_t sample, int64_t head, bool is_cut, Tree<T>& dk, Tree<T>& dv) {
     int64_t begin = 0;
     for (const detail::Piece& piece : order_.pieces) {
-      Block block{sample, head, begin, piece.steps, cut_keys(s_, is_cut, begin + piece.steps)};
+      QueryBlock block{sample, head, begin, piece.steps, cut_keys(s_, is_cut, begin + piece.steps)};
       if (!run_rows(block)) {
         block.keys = s_.keys;
         run_rows(block);
@@ -235,7 +235,7 @@ class HeadBackward {
  private:
   int64_t leaf() const { return out_.query_leaf == 0 ? std::max<int64_t>(call_.shape.queries, 1) : out_.query_leaf; }
 
-  bool run_rows(const Block& block) {
+  bool run_rows(const QueryBlock& block) {
     const HeadRows<T> rows(call_, block);
     bool is_right = rows.make_weights(weights_.get());
     if (call_.keep.data != nullptr) {
@@ -248,7 +248,8 @@ class HeadBackward {
   }
 
   // One piece: out = factors^T times rows of `other`; +0 for the keys that were cut.
-  void sum_over_queries(const Block& block, const T* factors, Matrices<const T> other, int64_t width, T* out) const {
+  void sum_over_queries(const QueryBlock& block, const T* factors, Matrices<const T> other, int64_t width,
+                        T* out) const {
     run_product(Product<T>{.m = block.keys,
                            .n = width,
                            .k = block.rows,
@@ -300,7 +301,7 @@ void attention(const Attention<T>& call, Heads<T> out) {
     bool is_cut = false;
     for (int64_t i = begin; i < end; ++i) {
       const int64_t head = i / blocks, first = i % blocks * rows;
-      Block block{head / s.heads, head % s.heads, first, std::min(rows, s.queries - first), 0};
+      QueryBlock block{head / s.heads, head % s.heads, first, std::min(rows, s.queries - first), 0};
       if (std::exchange(checked, head) != head) {
         is_cut = call.is_causal &&
                  is_finite(call.v, block.sample, block.head / (s.heads / s.key_heads), s.keys, s.value_width);

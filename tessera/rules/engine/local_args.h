@@ -7,6 +7,9 @@
 
 namespace tessera::rules {
 
+// `place = value` by a swap: g++ 12 warns of libtorch's assignment where much is inlined.
+inline void replace(c10::IValue& place, c10::IValue value) { place.swap(value); }
+
 // A view of the top of a stack that holds the arguments of `op`; both must outlive it.
 class StackArgs {
  public:

@@ -42,15 +42,15 @@ FactorMap with_addend(const char* notation, const Call& call) {
 }
 
 // The dims of operand 1 that the product sums over.
-struct Summed {
+struct SummedDims {
   const char* op;
   std::vector<size_t> dims;
 };
 
 const std::vector<size_t>& summed_dims(const c10::OperatorHandle& op) {
-  static const std::vector<Summed> table = {
+  static const std::vector<SummedDims> table = {
       {"aten::addmm", {1}}, {"aten::baddbmm", {2}}, {"aten::addmv", {1}}, {"aten::addbmm", {0, 2}}};
-  for (const Summed& entry : table) {
+  for (const SummedDims& entry : table) {
     if (op.operator_name().name.starts_with(entry.op)) {
       return entry.dims;
     }
