@@ -71,7 +71,7 @@ FAMILIES = {
     "bloom": family("Bloom", "ForCausalLM", dict(vocab_size=99, hidden_size=32, n_layer=2, n_head=4), is_wide=False),
     "clip": family("CLIP", "Model", clip(), pairs, is_wide=False, refused="sum"),
     "cohere": causal("Cohere", **GROUPED, **TOKENS),
-    "deberta": masked("DebertaV2", refused="gather", relative_attention=True, pos_att_type=["p2c", "c2p"], position_buckets=8),
+    "deberta": masked("DebertaV2", relative_attention=True, pos_att_type=["p2c", "c2p"], position_buckets=8),
     "deit": family("DeiT", "ForImageClassification", dict(WIDTH, num_labels=5, **PIXELS), images),
     "distilbert": family("DistilBert", "ForMaskedLM", dict(vocab_size=99, dim=32, n_layers=2, n_heads=4, hidden_dim=64, max_position_embeddings=64)),
     "electra": masked("Electra", embedding_size=16),

@@ -77,7 +77,7 @@ class FamilyTest(unittest.TestCase):
 
     def check_exact(self, family):
         """The model is made inside: on one rank libtorch has all cores, on four one each."""
-        batch, first = family.batch(SAMPLES), None
+        batch, first, refusals = family.batch(SAMPLES), None, 0
         for layout in LAYOUTS:
             def run(layout=layout):
                 return tessera.run_ranks(lambda: steps(family.make(), batch, layout), tessera.Mesh(layout).size())
@@ -87,10 +87,12 @@ class FamilyTest(unittest.TestCase):
             except RuntimeError as error:
                 self.assertTrue(family.refused, error)
                 self.assertRegex(str(error), rf"\[(\w+ -> )?{family.refused} .*numerics exact")
+                refusals += 1
                 continue
             first = first or got
             self.assertEqual(len(got), len(first))
             self.assertTrue(all(torch.equal(a, b) for a, b in zip(got, first, strict=True)), layout)
+        self.assertEqual(refusals > 0, bool(family.refused))
 
 
 def add_tests(name, family):
