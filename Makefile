@@ -6,7 +6,7 @@ JOBS   ?= $(shell nproc)
 WERROR ?= ON
 export TESSERA_PYTHON ?=
 
-.PHONY: help deps configure build train test test-full test-busy mutants sweep bench instructions oldest sanitize cuda wheel install format tidy adding clean
+.PHONY: help deps configure build train test test-full test-busy mutants sweep bench instructions oldest versions sanitize cuda wheel install format tidy adding clean
 .DEFAULT_GOAL := help
 
 help:
@@ -20,6 +20,7 @@ help:
 	@echo "make bench    the same, then build and run the benchmarks"
 	@echo "make instructions  what a cached operator costs in instructions (callgrind)"
 	@echo "make oldest   compile everything against the oldest torch that is supported, tools/oldest.txt"
+	@echo "make versions  build with another pair of packages and run the tests of Python on them: TORCH=$(TORCH) TRANSFORMERS=$(TRANSFORMERS), ONLY=$(ONLY) (of ctest)"
 	@echo "make sanitize  every C++ test with the address and undefined-behaviour sanitizers, then with the thread sanitizer: SANITIZE=\"asan tsan\""
 	@echo "make cuda     compile what needs CUDA against a torch for it, tools/cuda.txt: 3 GB of wheels, no GPU"
 	@echo "make build    the program $(BUILD)/bin/tessera and the library $(BUILD)/lib/libtessera.so"
@@ -28,7 +29,7 @@ help:
 	@echo "make install  into PREFIX, for find_package(tessera)"
 	@echo "make format   write every C++ file as .clang-format says"
 	@echo "make tidy     read the library with clang-tidy: no warning of .clang-tidy"
-	@echo "make clean    remove $(BUILD)/, $(BUILD)-oldest/, $(BUILD)-asan/, $(BUILD)-tsan/, $(BUILD)-cuda/, $(BUILD)-tidy/ and $(BUILD)-wheel/; the environment .venv/ stays"
+	@echo "make clean    remove $(BUILD)/, $(BUILD)-oldest/, $(BUILD)-asan/, $(BUILD)-tsan/, $(BUILD)-cuda/, $(BUILD)-tidy/, $(BUILD)-versions/ and $(BUILD)-wheel/; the environment .venv/ stays"
 	@echo "variables: CONFIG, RUN, JOBS=$(JOBS), WERROR=$(WERROR) (whether a warning is an error, asked when a build folder is made), BUSY (options of tools/test_times.py), FAULTS, SWEEP (options of tests/python/operator_sweep.py), PREFIX, TESSERA_PYTHON (a python that has torch, instead of .venv)"
 
 deps:
@@ -91,6 +92,20 @@ oldest: deps
 	@cmake --preset release -B $(BUILD)-oldest -DTESSERA_PYTHON=$(CURDIR)/$(BUILD)-oldest/venv/bin/python -DTESSERA_WERROR=OFF
 	@cmake --build $(BUILD)-oldest -j $(JOBS)
 
+# The other packages are those of requirements.txt, but for tokenizers, which goes with transformers. Of a torch without a build for CPUs pip takes
+# the one for CUDA, 5 GB with its libraries, which runs here too.
+TORCH ?= 2.15.0
+TRANSFORMERS ?= 5.24.0
+ONLY ?= ^python_
+PAIR = $(BUILD)-versions/$(TORCH)-$(TRANSFORMERS)
+versions: deps
+	@mkdir -p $(PAIR)
+	@sed -E 's/^torch==.*/torch==$(TORCH)/; s/^transformers==.*/transformers==$(TRANSFORMERS)/; /^tokenizers==/d' requirements.txt >$(PAIR)/requirements.txt
+	@TESSERA_PYTHON= tools/venv $(PAIR)/venv $(PAIR)/requirements.txt >/dev/null
+	@cmake --preset release -B $(PAIR)/build -DTESSERA_PYTHON=$(CURDIR)/$(PAIR)/venv/bin/python -DTESSERA_WERROR=OFF
+	@cmake --build $(PAIR)/build -j $(JOBS) --target tessera_program tessera_python test_step_trace test_run_logits test_counting
+	@ctest --test-dir $(PAIR)/build -j $(JOBS) -R '$(ONLY)' --output-on-failure
+
 # Each in a build folder of its own, $(BUILD)-asan and $(BUILD)-tsan. libtorch and gloo are not instrumented: what is known of them stands in
 # tools/tsan.txt, and that an interceptor sees none of their synchronisation in `ignore_noninstrumented_modules`. Locks are not followed
 # for deadlocks: of those that libtorch releases the sanitizer sees only half, and it keeps 64. With the thread sanitizer OpenMP has no
@@ -129,4 +144,4 @@ tidy: configure
 	@tools/check_tidy.py $(BUILD) $(BUILD)-tidy/bin/clang-tidy --jobs $(JOBS)
 
 clean:
-	@rm -rf $(BUILD) $(BUILD)-oldest $(BUILD)-asan $(BUILD)-tsan $(BUILD)-tidy $(BUILD)-cuda $(BUILD)-wheel
+	@rm -rf $(BUILD) $(BUILD)-oldest $(BUILD)-asan $(BUILD)-tsan $(BUILD)-tidy $(BUILD)-cuda $(BUILD)-versions $(BUILD)-wheel
