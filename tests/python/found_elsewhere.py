@@ -91,7 +91,7 @@ class Entropy(Language):
         return F.nll_loss(logs, labels) - 0.1 * -(logs.exp() * logs).sum(-1).mean()
 
 
-@program("modelscope/ms-swift#9947", says="the log-probability of a token on another rank had no gradient for this rank's logits", refused="gather")
+@program("modelscope/ms-swift#9947", says="the log-probability of a token on another rank had no gradient for this rank's logits")
 class LogProbabilityOfTokens(Language):
     def score(self, logits, labels):
         kept = labels != -100
