@@ -1,13 +1,15 @@
 """Models on a mesh."""
 
 import sys
+import warnings
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 import torch
 
 from tessera import _C
-from tessera._ranks import ensure_rank, in_rank, rank
+from tessera._random import draws_stock, has_drawn_since
+from tessera._ranks import ensure_rank, in_rank, is_exact, rank
 from tessera._recompute import Forward, modules_to_recompute
 from tessera._samplers import hint_of, warn_of_same_rows
 
@@ -119,6 +121,7 @@ class _Forward:
     def __init__(self, passes, accumulate, batch):
         self.passes, self.accumulate, self.batch = passes, accumulate, batch  # "whole" or "local"
         self._has_begun = False
+        self._stream = None  # of random numbers as the pass began, where what it draws is worth a warning
         self._depth = 0  # calls of the module within a call of it: a step that was redirected through its forward calls it again
 
     def set_micro_batches(self, count):
@@ -150,12 +153,17 @@ class _Forward:
                 raise RuntimeError(f"{error}{hint}") from None
             raise
         self._depth = 1
+        self._stream = torch.get_rng_state() if self.accumulate > 1 and is_exact() and draws_stock() else None
         return _with_tensors((args, kwargs), iter(placed))
 
     def end(self, module, args, output):
         self._depth = max(0, self._depth - 1)
         if self._depth == 0:
             self.passes.end()
+            if self._stream is not None and has_drawn_since(self._stream):
+                warnings.warn(f"[parallelize] numerics exact, accumulate={self.accumulate}: this pass draws random numbers as plain PyTorch does, one micro-batch after the "
+                              "other. They are the same on every mesh, and others for another `accumulate`; tessera.set_generator(\"counter\") gives a sample the same "
+                              "ones in any micro-batch", stacklevel=2)
 
 
 def _tensors_in(value, name):

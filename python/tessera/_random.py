@@ -1,6 +1,7 @@
-"""The generator of the rank stands where libtorch's default generator stands in a program of one device."""
+"""The generator of the rank stands where libtorch's default generator stands in a program of one device, and goes on from it."""
 
 import functools
+import zlib
 
 import torch
 
@@ -33,9 +34,43 @@ def given_seed():
     return _given[0] if _given else None
 
 
+def stream_of_program():
+    """The seed and the state of libtorch's default generator, for `continue_stream` in a rank."""
+    return torch.random.default_generator.initial_seed(), torch.random.default_generator.get_state()
+
+
+def continue_stream(stream):
+    """Has this rank draw the numbers of plain libtorch that come next. Ranks whose streams differ are told so by the next collective."""
+    seed, state = stream
+    _C.set_generator("stock")
+    _C.manual_seed(zlib.crc32(bytes(state.tolist())))
+    _C.manual_seed(seed)
+    _set_rng_state(state)
+
+
+def draws_stock():
+    """Whether the numbers of this rank are those of plain libtorch, after all that was drawn before."""
+    return _C.rng_state().numel() > _BYTES_OF_STREAM
+
+
+def has_drawn_since(state):
+    """Whether numbers of plain libtorch were drawn since torch.get_rng_state returned `state`."""
+    return not torch.equal(_C.rng_state()[-_BYTES_OF_STREAM:], state[-_BYTES_OF_STREAM:])
+
+
+def _set_rng_state(state):
+    """As torch.set_rng_state. What plain PyTorch has returned is taken too, where this rank draws plain PyTorch's numbers."""
+    mine = _C.rng_state()
+    if state.numel() == _BYTES_OF_STREAM < mine.numel():
+        mine[-_BYTES_OF_STREAM:] = state  # the stream stands at the end
+        state = mine
+    _C.set_rng_state(state)
+
+
 _given = []
+_BYTES_OF_STREAM = torch.get_rng_state().numel()
 torch.manual_seed = _remembered(torch.manual_seed)
 _in_rank("manual_seed", _C.manual_seed)
 _in_rank("get_rng_state", _C.rng_state)
-_in_rank("set_rng_state", _C.set_rng_state)
+_in_rank("set_rng_state", _set_rng_state)
 _in_rank("initial_seed", _C.initial_seed)

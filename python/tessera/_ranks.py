@@ -10,10 +10,10 @@ from typing import TypeVar
 import torch
 
 from tessera import _C
-from tessera._random import given_seed
+from tessera._random import continue_stream, given_seed, stream_of_program
 
 T = TypeVar("T")
-_of_thread = threading.local()  # the saves of its rank that are under way, and whether its job is imagined
+_of_thread = threading.local()  # the saves of its rank that are under way, whether its job is imagined, and whether its numerics are exact
 
 
 def remember_save(saving):
@@ -43,12 +43,16 @@ def run_ranks(body: Callable[[], T], ranks: int, *, deadline: float = 60.0, grac
 
     A rank in one call that does not return hears of none of this: `grace` seconds after the failure, or the first Ctrl-C, the process
     ends, and says on stderr what failed and where the ranks are. 0: it waits for them.
+
+    Each rank draws the random numbers that the program would draw next (tessera.set_generator); the program's own generator stays where it is.
     """
 
     raised = []
+    stream = stream_of_program()
 
     def of_rank() -> T:
         try:
+            continue_stream(stream)
             return body()
         except BaseException as error:
             raised.append((error, rank()))
@@ -72,9 +76,12 @@ def run_fake(body: Callable[[], T], ranks: int, *, rank: int = 0) -> T:
     Collectives succeed at once and move nothing, so values that others would have sent are not there. For plans, ledgers and
     the cost of operators on a mesh of any size.
     """
+    stream = stream_of_program()
+
     def of_rank() -> T:
         _of_thread.is_imagined = True
         try:
+            continue_stream(stream)
             return body()
         finally:
             _of_thread.is_imagined = False
@@ -87,15 +94,25 @@ def is_imagined() -> bool:
     return getattr(_of_thread, "is_imagined", False)
 
 
+def set_exact(value):
+    _of_thread.is_exact = value
+
+
+def is_exact():
+    """Whether the program has chosen numerics exact on this rank."""
+    return getattr(_of_thread, "is_exact", False)
+
+
 def join(group: "torch.distributed.ProcessGroup | None" = None, *, deadline: float = 60.0) -> None:
     """Makes this process a rank of the job that its launcher started (torchrun, mpirun, srun, tessera launch), until it ends.
 
     `group` is a process group of torch.distributed over all ranks; if that is initialised already, its world is taken. Called by
-    whatever needs a rank first. A collective then waits `deadline` seconds for the others. A seed that torch.manual_seed was given before
-    is the rank's.
+    whatever needs a rank first. A collective then waits `deadline` seconds for the others. After torch.manual_seed the rank goes on with
+    the program's random numbers, which all ranks must have drawn alike; unseeded, with those of one seed.
     """
     if _C.in_rank():
         return
+    stream = stream_of_program()
     c10d = torch.distributed
     if group is None and c10d.is_available() and c10d.is_initialized():
         group = c10d.group.WORLD
@@ -104,7 +121,9 @@ def join(group: "torch.distributed.ProcessGroup | None" = None, *, deadline: flo
     else:
         _C.join_group(group, c10d.distributed_c10d._world.pg_map[group][1], deadline)
     if given_seed() is not None:
-        _C.manual_seed(given_seed())
+        continue_stream(stream)
+    else:
+        _C.set_generator("stock")
     atexit.register(_leave)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from tessera import _C, _random as _random
-from tessera._ranks import ensure_rank
+from tessera._ranks import ensure_rank, set_exact
 
 
 def manual_seed(seed: int) -> None:
@@ -18,8 +18,8 @@ def manual_seed(seed: int) -> None:
 def set_generator(kind: str) -> None:
     """Chooses where this rank's random numbers come from; every rank must choose the same.
 
-    "counter", the default: a value depends on its place in the program, whatever the layout. "stock": the numbers of plain libtorch,
-    after the same torch.manual_seed and the same draws, at the price of walking the whole stream on every rank.
+    "stock", the default: the numbers of plain libtorch, after the same torch.manual_seed and the same draws, at the price of walking the whole stream
+    on every rank. "counter": a value depends on the seed and on its place in the program alone, so that micro-batches change none.
     """
     ensure_rank()
     _C.set_generator(kind)
@@ -52,6 +52,7 @@ def numerics(kind: str, lattice: str = "") -> None:
     """
     ensure_rank()
     _C.set_numerics(kind, lattice)
+    set_exact(kind == "exact")
 
 
 def set_step_tokens(tokens: int) -> None:

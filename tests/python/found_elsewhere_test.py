@@ -63,8 +63,6 @@ def train(cls, model, dtype, see):
 
 def on_mesh(cls, mesh, numerics, dtype):
     def body():
-        if numerics == "fast":
-            tessera.set_generator("stock")
         tessera.numerics(numerics)
         model = made(cls, dtype)
         plan = tessera.generate_plan(model, mesh=mesh, sequence_parallel=cls.how.get("sequence_parallel", False))

@@ -1,15 +1,21 @@
 #!/usr/bin/env python3
 """Random numbers of Python programs: the same in every layout, other ones in every pass, and plain libtorch's where asked for.
 
-Usage: random_test.py [unittest's arguments]
+Usage: random_test.py [unittest's arguments], under torchrun RUN...: the fields of Draws as JSON
 """
 
+import dataclasses
+import json
+import os
+import sys
 import tempfile
 import unittest
+import warnings
 
 import tessera
 import torch
 import zoo
+from runs import lines_of, run_given
 from transformers import AutoModelForCausalLM
 
 LAYOUTS = {"tp=1": 1, "tp=2": 2, "dp=3": 3, "dp=2,tp=2": 4}
@@ -23,6 +29,24 @@ def whole(value):
 
 def sampled(model, **options):
     return model.eval().generate(IDS, do_sample=True, max_new_tokens=12, pad_token_id=0, **options)[:, IDS.shape[1]:]
+
+
+@dataclasses.dataclass
+class Draws:
+    mesh: str
+    is_uneven: bool = False  # a rank draws once more before ranks are there
+
+
+def draws(run):
+    """A model that is made before ranks are there, the loss of a pass with a mask, and what comes next."""
+    torch.manual_seed(9)
+    if run.is_uneven and os.environ["RANK"] == "1":
+        torch.rand(1)
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Dropout(0.5)).double()
+    if tessera.in_rank() or "RANK" in os.environ:
+        tessera.parallelize(model, run.mesh)
+    loss = whole(model(torch.linspace(0, 1, 32, dtype=torch.float64).reshape(4, 8)).square().mean()).item()
+    return [round(loss, 12), torch.rand(3).tolist()]
 
 
 class RandomTest(unittest.TestCase):
@@ -43,7 +67,7 @@ class RandomTest(unittest.TestCase):
                 drawn = self.alike(text)
                 self.assertGreater(len(drawn.unique()), 4)  # not one token again and again
 
-    def test_stock_numbers_are_those_of_plain_torch(self):
+    def test_numbers_are_those_of_plain_torch(self):
         def numbers(distribute):
             torch.manual_seed(7)
             x = distribute(torch.rand(6, 8))
@@ -52,7 +76,6 @@ class RandomTest(unittest.TestCase):
             return [whole(value.detach()) for value in draws]
 
         def stock(mesh):
-            tessera.set_generator("stock")
             return numbers(lambda value: tessera.distribute_tensor(value, tessera.Mesh(mesh), "{}" if mesh == "dp=3" else f"{{{mesh[:2]}: S(1)}}"))
 
         expected = numbers(lambda value: value)
@@ -63,8 +86,6 @@ class RandomTest(unittest.TestCase):
     def test_stock_text_is_that_of_plain_torch(self):
         for options in SAMPLING:
             def text(mesh):
-                if mesh:
-                    tessera.set_generator("stock")
                 model = zoo.ZOO["gpt2"].make().double()
                 if mesh:
                     tessera.parallelize(model, mesh)
@@ -75,6 +96,54 @@ class RandomTest(unittest.TestCase):
                 expected = text("")
                 for mesh, ranks in LAYOUTS.items():
                     self.assertTrue(torch.equal(tessera.run_ranks(lambda: whole(text(mesh)), ranks), expected), mesh)
+
+    def test_ranks_go_on_with_the_stream_of_the_program(self):
+        run = Draws("dp=2,tp=2")
+        expected = draws(run)
+        self.assertEqual(tessera.run_ranks(lambda: draws(run), 4), expected)
+        torch.manual_seed(4)
+        before = torch.get_rng_state()
+        found = tessera.run_ranks(lambda: torch.rand(3), 2)
+        self.assertTrue(torch.equal(torch.get_rng_state(), before))  # the program's own stays
+        self.assertTrue(torch.equal(found, torch.rand(3)))
+        self.assertEqual([json.loads(line) for line in lines_of(__file__, run, timeout=120)], [expected])
+
+    def test_processes_that_drew_differently_are_told_so(self):
+        with self.assertRaisesRegex(AssertionError, "DivergenceError"):
+            lines_of(__file__, Draws("dp=2", is_uneven=True), timeout=120)
+
+    def test_a_state_of_plain_torch_goes_on_in_a_rank(self):
+        torch.manual_seed(11)
+        torch.rand(7)
+        state = torch.get_rng_state()
+
+        def after(generator):
+            tessera.set_generator(generator)
+            torch.rand(2)
+            torch.set_rng_state(state)
+            return torch.rand(5)
+
+        found = tessera.run_ranks(lambda: after("stock"), 2)
+        self.assertTrue(torch.equal(found, torch.rand(5)))
+        with self.assertRaisesRegex(RuntimeError, "no state of a rank's generator"):
+            tessera.run_ranks(lambda: after("counter"), 2)
+
+    def test_exact_warns_where_masks_depend_on_micro_batches(self):
+        def warned(generator, numerics, accumulate, rate):
+            def body():
+                tessera.set_generator(generator)
+                tessera.numerics(numerics)
+                model = tessera.parallelize(torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Dropout(rate)), "dp=1", accumulate=accumulate)
+                with warnings.catch_warnings(record=True) as caught:
+                    warnings.simplefilter("always")
+                    for _ in range(accumulate):
+                        model(torch.ones(8, 8)).sum().backward()
+                return [str(one.message) for one in caught]
+            return tessera.run_ranks(body, 1)
+
+        self.assertRegex(warned("stock", "exact", 2, 0.5)[0], "accumulate=2: this pass draws random numbers .* others for another `accumulate`")
+        for quiet in (("counter", "exact", 2, 0.5), ("stock", "fast", 2, 0.5), ("stock", "exact", 1, 0.5), ("stock", "exact", 2, 0.0)):
+            self.assertEqual(warned(*quiet), [], quiet)
 
     def test_an_unknown_generator(self):
         with self.assertRaisesRegex(RuntimeError, '"philox"; accepted: "counter" and "stock"'):
@@ -118,4 +187,7 @@ class RandomTest(unittest.TestCase):
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
+    if "RANK" in os.environ:
+        run_given(draws, Draws)
+        sys.exit()
     unittest.main()
