@@ -55,11 +55,12 @@ def batch():
 
 
 def train(make, mesh="1", accumulate=1, recompute=(), numerics="exact", change=lambda model: None, around=torch.enable_grad):
-    """Two steps: the bits of the losses and of the gradients, the first rank's."""
+    """Two steps: the bits of the losses and of the gradients, the first rank's. In `exact` masks are those of `counter`, which no micro-batch changes."""
     model = seeded(make)
     change(model)
 
     def body():
+        tessera.set_generator("counter" if numerics == "exact" else "stock")
         tessera.manual_seed(3)
         tessera.numerics(numerics, LATTICE)
         mine = copy.deepcopy(model)
