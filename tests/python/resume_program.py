@@ -75,6 +75,7 @@ def train(run):
     torch.manual_seed(run.seed)
     if run.numerics == "exact":
         tessera.numerics("exact", run.lattice)
+        tessera.set_generator("counter")  # whose masks no micro-batch changes
     else:
         tessera.numerics("fast")
     tessera.set_step_tokens(SAMPLES * (LENGTH - 1))

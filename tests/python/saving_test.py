@@ -182,18 +182,19 @@ class ProgramsTest(unittest.TestCase):
         self.assertEqual(whole(other, others), saved)
         self.assertEqual((torch.rand(3).tolist(), random.random()), next_numbers)
 
-        def on_mesh(**options):
+        def on_mesh(generator="stock", **options):
+            tessera.set_generator(generator)
             model, optimizer = start(MESH)
             tessera.load(folder, model, optimizer, **options)
-            tessera.save(folder / "on", model, optimizer, step=3)
-            return whole(model, optimizer)
+            tessera.save(folder / f"on {generator}", model, optimizer, step=3)
+            return whole(model, optimizer), torch.rand(3).tolist()
 
-        os.mkdir(folder / "on")
+        self.assertEqual(on(MESH, on_mesh), (saved, next_numbers[0]))
         with self.assertRaisesRegex(RuntimeError, r"generator stock, the job has counter; accepted: the same \(set_generator\), or allows_other_sums"):
-            on(MESH, on_mesh)
-        self.assertEqual(on(MESH, lambda: on_mesh(allows_other_sums=True)), saved)
+            on(MESH, lambda: on_mesh("counter"))
+        self.assertEqual(on(MESH, lambda: on_mesh("counter", allows_other_sums=True))[0], saved)
         other, others = start(None)
-        self.assertEqual(tessera.load(folder / "on", other, others).step, 3)
+        self.assertEqual(tessera.load(folder / "on stock", other, others).step, 3)
         self.assertEqual(whole(other, others), saved)
 
     @in_folder
