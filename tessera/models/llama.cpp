@@ -12,9 +12,9 @@
 namespace tessera::models {
 namespace {
 
-nn::Init inner_init(const LlamaConfig& config) { return {config.dtype, config.init_std}; }
+nn::Init init_of(const LlamaConfig& config) { return {config.dtype, config.init_std}; }
 
-nn::Init residual_init(const LlamaConfig& config) {
+nn::Init residual_init_of(const LlamaConfig& config) {
   return {config.dtype, config.init_std / std::sqrt(2.0 * static_cast<double>(config.layers))};
 }
 
@@ -36,10 +36,10 @@ void LlamaConfig::verify() const {
 
 LlamaAttentionImpl::LlamaAttentionImpl(const LlamaConfig& config) : config_(config) {
   const int64_t kv_dim = config.kv_heads * config.head_dim();
-  q_proj = register_module("q_proj", projection(config.dim, config.dim, inner_init(config)));
-  k_proj = register_module("k_proj", projection(config.dim, kv_dim, inner_init(config)));
-  v_proj = register_module("v_proj", projection(config.dim, kv_dim, inner_init(config)));
-  o_proj = register_module("o_proj", projection(config.dim, config.dim, residual_init(config)));
+  q_proj = register_module("q_proj", projection(config.dim, config.dim, init_of(config)));
+  k_proj = register_module("k_proj", projection(config.dim, kv_dim, init_of(config)));
+  v_proj = register_module("v_proj", projection(config.dim, kv_dim, init_of(config)));
+  o_proj = register_module("o_proj", projection(config.dim, config.dim, residual_init_of(config)));
 }
 
 at::Tensor LlamaAttentionImpl::forward(const at::Tensor& x, const nn::RotaryTables& rotary, nn::LayerCache* cache) {
@@ -59,9 +59,9 @@ at::Tensor LlamaAttentionImpl::forward(const at::Tensor& x, const nn::RotaryTabl
 }
 
 LlamaMlpImpl::LlamaMlpImpl(const LlamaConfig& config) {
-  gate_proj = register_module("gate_proj", projection(config.dim, config.hidden, inner_init(config)));
-  up_proj = register_module("up_proj", projection(config.dim, config.hidden, inner_init(config)));
-  down_proj = register_module("down_proj", projection(config.hidden, config.dim, residual_init(config)));
+  gate_proj = register_module("gate_proj", projection(config.dim, config.hidden, init_of(config)));
+  up_proj = register_module("up_proj", projection(config.dim, config.hidden, init_of(config)));
+  down_proj = register_module("down_proj", projection(config.hidden, config.dim, residual_init_of(config)));
 }
 
 at::Tensor LlamaMlpImpl::forward(const at::Tensor& x) { return down_proj(at::silu(gate_proj(x)) * up_proj(x)); }
@@ -87,7 +87,7 @@ at::Tensor LlamaBlockImpl::run(const at::Tensor& x, const nn::RotaryTables& rota
 }
 
 LlamaBodyImpl::LlamaBodyImpl(const LlamaConfig& config) : config_(config) {
-  embed_tokens = register_module("embed_tokens", nn::make_embedding(config.vocab_size, config.dim, inner_init(config)));
+  embed_tokens = register_module("embed_tokens", nn::make_embedding(config.vocab_size, config.dim, init_of(config)));
   layers = register_module("layers", torch::nn::ModuleList());
   for (int64_t i = 0; i < config.layers; ++i) {
     layers->push_back(LlamaBlock(config));
@@ -111,7 +111,7 @@ LlamaImpl::LlamaImpl(const LlamaConfig& config) : config_(config) {
   config.verify();
   model = register_module("model", LlamaBody(config));
   if (!config.tie_embeddings) {
-    lm_head = register_module("lm_head", projection(config.dim, config.vocab_size, inner_init(config)));
+    lm_head = register_module("lm_head", projection(config.dim, config.vocab_size, init_of(config)));
   }
 }
 

@@ -10,7 +10,7 @@
 namespace tessera::optim {
 namespace {
 
-void verify(const LionOptions& options) {
+void verify_lion(const LionOptions& options) {
   const auto [beta1, beta2] = options.betas();
   const auto is_share = [](double beta) { return beta >= 0 && beta < 1; };
   TESSERA_CHECK(options.lr() >= 0 && options.weight_decay() >= 0 && is_share(beta1) && is_share(beta2), "[Lion] lr ",
@@ -23,7 +23,7 @@ void verify(const LionOptions& options) {
 Lion::Lion(const std::vector<torch::optim::OptimizerParamGroup>& groups, LionOptions defaults)
     : Optimizer(groups, std::make_unique<LionOptions>(defaults)) {
   for (const auto& group : param_groups()) {
-    verify(static_cast<const LionOptions&>(group.options()));
+    verify_lion(static_cast<const LionOptions&>(group.options()));
   }
 }
 

@@ -11,18 +11,18 @@ namespace {
 using plan::ModuleTree;
 using Kind = ModuleTree::Kind;
 
-bool is_a(const py::object& module, const char* name) {
+bool is_instance(const py::object& module, const char* name) {
   return py::isinstance(module, py::module_::import("torch.nn").attr(name));
 }
 
 Kind kind_of(const py::object& module) {
-  if (is_a(module, "Linear")) {
+  if (is_instance(module, "Linear")) {
     return Kind::kLinear;
   }
-  if (is_a(module, "Embedding")) {
+  if (is_instance(module, "Embedding")) {
     return Kind::kEmbedding;
   }
-  if (is_a(module, "Sequential") || is_a(module, "ModuleList")) {
+  if (is_instance(module, "Sequential") || is_instance(module, "ModuleList")) {
     return Kind::kChain;
   }
   // transformers' product of GPT-2's times.
@@ -116,7 +116,7 @@ std::vector<plan::NamedTensor> persistent_tensors(const py::object& module) {
 }
 
 ModuleTree describe(const py::object& module) {
-  TESSERA_CHECK_AS(PlanError, is_a(module, "Module"), "[parallelize] expected a torch.nn.Module, got ",
+  TESSERA_CHECK_AS(PlanError, is_instance(module, "Module"), "[parallelize] expected a torch.nn.Module, got ",
                    py::str(py::type::of(module)).cast<std::string>());
   return describe_as(module, "");
 }

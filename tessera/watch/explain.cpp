@@ -57,7 +57,7 @@ struct Note {
 };
 
 // Equal for calls that are one row, while one of them holds its Specs.
-std::vector<const void*> key_of(const Note& note) {
+std::vector<const void*> note_key(const Note& note) {
   std::vector<const void*> key = {note.name, note.place};
   for (const Input& input : note.inputs) {
     key.insert(key.end(), {input.spec.get(), input.parameter});
@@ -248,7 +248,7 @@ class Explain::Recorder : public dtensor::OpObserver, public comm::Watcher {
     }
     note.calls = 1;
     note.own_ns = note.end_ns - note.begin_ns - note.inside_ns;
-    const auto [entry, is_first] = by_key_.try_emplace(key_of(note), notes_.size());
+    const auto [entry, is_first] = by_key_.try_emplace(note_key(note), notes_.size());
     if (is_first) {
       notes_.push_back(std::move(note));
     } else {

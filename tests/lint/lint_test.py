@@ -11,6 +11,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tools"))
 import check_floors  # noqa: E402
 import check_format  # noqa: E402
 import check_mutants  # noqa: E402
+import check_names  # noqa: E402
 import check_operators  # noqa: E402
 import check_paths  # noqa: E402
 import check_rooms  # noqa: E402
@@ -64,6 +65,24 @@ class Floors(Tree):
     def test_a_folder_that_is_no_floor_is_wrong(self):
         self.write("tessera/helpers/a.h", "")
         self.assertIn("on no floor", check_floors.check(self.root)[0])
+
+
+class Names(Tree):
+    def wrong(self, first, second, floor="base"):
+        self.write("tessera/base/a.cpp", f"namespace tessera {{\nnamespace {{\n{first}\n}}  // namespace\nvoid f() {{}}\n}}")
+        self.write(f"tessera/{floor}/room/b.cpp", f"namespace tessera {{\nnamespace {{\n{second}\n}}  // namespace\n}}")
+        return check_names.check(self.root)
+
+    def test_one_of_a_kind_is_right(self):
+        self.assertEqual(self.wrong("int f_of(int x) { if (x) { return g(x); } return 0; }\nconstexpr int kA = int{1} << 20;", "int g_of(int x) { return f_of(x); }\nconstexpr int kB = int{2} << 20;"), [])
+        self.assertEqual(self.wrong("int f_of(int x);", "int f_of(int x);", floor="layout"), [])  # another floor
+        self.assertEqual(self.wrong("using Rows = std::vector<int>;", "using Rows = std::vector<int>;"), [])
+
+    def test_a_name_in_two_files_is_wrong(self):
+        for first, second in (("int f_of(int x) { return x; }", "template <typename T>\nT f_of(const T& x) {\n  return x;\n}"), ("constexpr int f_of{2};", "struct f_of {};"),
+                              ("using f_of = int;", "using f_of = long;"), ("struct A {\n  int x() { return 1; }\n};\nint f_of = 2, b = 3;", "enum class f_of { kA };")):
+            with self.subTest(first=first, second=second):
+                self.assertRegex(" ".join(self.wrong(first, second)), "^f_of stands in tessera/base/a.cpp and in tessera/base/room/b.cpp")
 
 
 class Rooms(Tree):

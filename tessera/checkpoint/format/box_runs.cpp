@@ -4,7 +4,7 @@ namespace tessera::checkpoint {
 namespace {
 
 // Appends those of the dims from `dim` on, behind what is fixed of the dims before.
-void append(const Box& box, size_t dim, int64_t begin, int64_t end, Box& fixed, std::vector<Box>& all) {
+void append_runs(const Box& box, size_t dim, int64_t begin, int64_t end, Box& fixed, std::vector<Box>& all) {
   if (begin >= end) {
     return;
   }
@@ -19,7 +19,7 @@ void append(const Box& box, size_t dim, int64_t begin, int64_t end, Box& fixed, 
   const int64_t first = begin / inner, last = (end - 1) / inner;  // rows of this dim
   const auto row = [&](int64_t index, int64_t from, int64_t to) {
     fixed.push_back({box[dim].begin + index, box[dim].begin + index + 1});
-    append(box, dim + 1, from, to, fixed, all);
+    append_runs(box, dim + 1, from, to, fixed, all);
     fixed.pop_back();
   };
   if (first == last && !(begin % inner == 0 && end - begin == inner)) {
@@ -53,7 +53,7 @@ Box everything(c10::IntArrayRef sizes) {
 std::vector<Box> boxes_of_range(const Box& box, int64_t begin, int64_t end) {
   std::vector<Box> all;
   Box fixed;
-  append(box, 0, begin, end, fixed, all);
+  append_runs(box, 0, begin, end, fixed, all);
   return all;
 }
 

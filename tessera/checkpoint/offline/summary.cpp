@@ -10,7 +10,7 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-Json row_of(const TensorTable& tensor, const catalogue::Entry& entry) {
+Json summary_row(const TensorTable& tensor, const catalogue::Entry& entry) {
   Json row{{"name", tensor.name},
            {"role", catalogue::name_of(entry.role)},
            {"dtype", c10::getDtypeNames(tensor.dtype).first},
@@ -63,7 +63,7 @@ nlohmann::ordered_json summary_of(const OpenCheckpoint& checkpoint) {
     files.push_back({{"name", file.name}, {"bytes", file.size}});
   }
   for (const auto& tensor : manifest.tensors) {
-    tensors.push_back(row_of(tensor, checkpoint.catalogue.at(tensor.name)));
+    tensors.push_back(summary_row(tensor, checkpoint.catalogue.at(tensor.name)));
   }
   Json summary{{"folder", checkpoint.folder},
                {"step", manifest.save.step},

@@ -41,9 +41,9 @@ class Writer : public FieldVisitor {
 };
 
 // Sets what Writer took down; throws json::exception where a field is missing or of another type.
-class Reader : public FieldVisitor {
+class FieldReader : public FieldVisitor {
  public:
-  explicit Reader(const json& fields) : fields_(fields) {}
+  explicit FieldReader(const json& fields) : fields_(fields) {}
   void integer(const char* name, int64_t& value) override { value = fields_.at(name).get<int64_t>(); }
   void number(const char* name, double& value) override { value = fields_.at(name).get<double>(); }
   void flag(const char* name, bool& value) override { value = fields_.at(name).get<bool>(); }
@@ -53,7 +53,7 @@ class Reader : public FieldVisitor {
 };
 
 // The name of each parameter, by its identity.
-std::map<const void*, std::string> names_of(const NamedOptimizer& named) {
+std::map<const void*, std::string> names_by_address(const NamedOptimizer& named) {
   std::map<const void*, std::string> names;
   for (const auto& tensor : named.tensors) {
     names[tensor.tensor.unsafeGetTensorImpl()] = tensor.name;
@@ -79,7 +79,7 @@ torch::optim::OptimizerParamState* state_of(const NamedOptimizer& named, const a
 
 json value_of(const NamedOptimizer& named) {
   const auto& kind = kind_of(named.optimizer);
-  const auto names = names_of(named);
+  const auto names = names_by_address(named);
   json value = {{"kind", kind.name}, {"groups", json::array()}, {"state", json::object()}};
   for (auto& group : named.optimizer.param_groups()) {
     Writer options;
@@ -194,12 +194,12 @@ void restore_optimizer(const NamedOptimizer& named, const std::string& value) {
   const auto& kind = kind_of(named.optimizer);
   auto& groups = named.optimizer.param_groups();
   for (size_t i = 0; i < groups.size(); ++i) {
-    Reader options(from.at("groups").at(i).at("options"));
+    FieldReader options(from.at("groups").at(i).at("options"));
     kind.visit_options(groups[i].options(), options);
   }
   for (const auto& tensor : named.tensors) {
     if (auto* state = state_of(named, tensor.tensor)) {
-      Reader numbers(from.at("state").at(tensor.name));
+      FieldReader numbers(from.at("state").at(tensor.name));
       kind.visit_state(*state, numbers);
     }
   }

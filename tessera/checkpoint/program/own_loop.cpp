@@ -18,7 +18,7 @@ namespace {
 
 constexpr const char* kPlace = "place";  // rng_state(), in base 64
 
-Contents tensors_of(const OwnLoop& loop) {
+Contents contents_of(const OwnLoop& loop) {
   Contents contents;
   add_model(loop.model, contents);
   for (const auto& [name, tensor] : loop.moments) {
@@ -49,7 +49,7 @@ void go_to_place(const OpenCheckpoint& checkpoint, const std::string& value) {
 
 std::unique_ptr<Saving> start_save(const std::string& run, int64_t step, const OwnLoop& loop,
                                    const SaveOptions& options) {
-  auto contents = tensors_of(loop);
+  auto contents = contents_of(loop);
   add_run_state(step, contents);
   contents.values[kPlace] = place_in_program();
   add_values(loop.values, contents);
@@ -72,12 +72,12 @@ void verify_fits(const OpenCheckpoint& checkpoint, const OwnLoop& loop, bool wit
                    checkpoint.folder,
                    "\" has parameters as other libraries lay them out, and moments as the program that saved it did; "
                    "accepted: to load it without an optimizer");
-  verify_program(checkpoint, tensors_of(loop), with_moments);
+  verify_program(checkpoint, contents_of(loop), with_moments);
 }
 
 int64_t load(const OpenCheckpoint& checkpoint, const OwnLoop& loop, bool with_moments) {
   verify_fits(checkpoint, loop, with_moments);
-  auto contents = tensors_of(loop);
+  auto contents = contents_of(loop);
   add_stream(checkpoint, contents);
   load_tensors(checkpoint, contents, {.allows_extra = true});  // moments that nobody wants
   const int64_t step = restore_run_state(checkpoint, contents);

@@ -28,7 +28,7 @@ bool has_stream(const OpenCheckpoint& checkpoint) { return checkpoint.catalogue.
 
 const char* generator_name(bool has_stream) { return has_stream ? "stock" : "counter"; }
 
-nlohmann::json value_of(const OpenCheckpoint& checkpoint) {
+nlohmann::json run_value_of(const OpenCheckpoint& checkpoint) {
   return nlohmann::json::parse(checkpoint.catalogue.values().at(kJob));
 }
 
@@ -74,7 +74,7 @@ OpenCheckpoint open_run(std::shared_ptr<Store> store, const std::string& folder)
 bool has_same_generator(const OpenCheckpoint& checkpoint) { return has_stream() == has_stream(checkpoint); }
 
 void verify_numerics(const OpenCheckpoint& checkpoint) {
-  const auto now = numerics_of_rank(), then = value_of(checkpoint).at("numerics").get<std::string>();
+  const auto now = numerics_of_rank(), then = run_value_of(checkpoint).at("numerics").get<std::string>();
   TESSERA_CHECK_AS(DataError, now == then, "[checkpoint] \"", checkpoint.folder, "\" was saved in numerics ", then,
                    ", the job is in ", now,
                    "; accepted: the same, or allows_other_sums, with which other bits follow; nothing was changed");
@@ -115,7 +115,7 @@ void restore_loss_scaler(const OpenCheckpoint& checkpoint, parallel::LossScaler&
 }
 
 int64_t restore_run_state(const OpenCheckpoint& checkpoint, const Contents& contents) {
-  const auto value = value_of(checkpoint);
+  const auto value = run_value_of(checkpoint);
   dtensor::manual_seed(value.at("seed").get<uint64_t>());
   for (const auto& kept : contents.tensors) {
     if (kept.name == kStream) {

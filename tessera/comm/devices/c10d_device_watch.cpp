@@ -10,7 +10,7 @@ namespace {
 
 using std::chrono::milliseconds;
 
-constexpr milliseconds kLook{10};
+constexpr milliseconds kBetweenLooks{10};
 
 }  // namespace
 
@@ -41,7 +41,7 @@ void DeviceWatch::add(WorkPtr work, std::vector<at::Tensor> tensors, std::string
 
 void DeviceWatch::fail(const std::string& what, const std::string& reason) {
   for (const auto end = Clock::now() + kReasonComes; !job_->failure() && Clock::now() < end;) {
-    std::this_thread::sleep_for(kLook);
+    std::this_thread::sleep_for(kBetweenLooks);
   }
   if (!job_->failure()) {
     set_failure(c10::str("[comm] rank ", job_->rank(), " failed in ", what, ": ", reason), false);
@@ -68,7 +68,7 @@ void DeviceWatch::run() {
     lock.unlock();
     look();
     lock.lock();
-    changed_.wait_for(lock, kLook, [&] { return ends_; });
+    changed_.wait_for(lock, kBetweenLooks, [&] { return ends_; });
   }
 }
 

@@ -13,7 +13,7 @@ namespace tessera::comm {
 namespace {
 
 using layout::Range;
-using Tensors = Reduction::Tensors;
+using Tensors = std::vector<at::Tensor>;
 
 constexpr int64_t kPieceBytes = 512 << 10;
 // Pieces under way at a time: the one that is combined, and those that arrive meanwhile.
@@ -29,7 +29,7 @@ void abort(const Works& works) {
 }
 
 // A member that gives nothing says so, so that all members meet.
-Tensors body_of(const Tensors& tensors) { return tensors.empty() ? Tensors{at::empty({0})} : tensors; }
+Tensors bodies_of(const Tensors& tensors) { return tensors.empty() ? Tensors{at::empty({0})} : tensors; }
 
 class PieceRun {
  public:
@@ -139,13 +139,13 @@ class PieceRun {
   }
 
   void send(int64_t to, const Tensors& tensors, int64_t part, Phase phase) {
-    for (const at::Tensor& tensor : body_of(tensors)) {
+    for (const at::Tensor& tensor : bodies_of(tensors)) {
       rest_.push_back(messages_.send(to, tensor, hash(part, phase)));
     }
   }
 
   void receive(int64_t from, const Tensors& tensors, int64_t part, Phase phase, Works& works) {
-    for (const at::Tensor& tensor : body_of(tensors)) {
+    for (const at::Tensor& tensor : bodies_of(tensors)) {
       works.push_back(messages_.receive(from, tensor, hash(part, phase)));
     }
   }

@@ -25,7 +25,7 @@ constexpr const char* kFailure = "links/failure";
 
 std::string card_of(int64_t rank) { return c10::str("links/", rank); }
 
-std::vector<uint8_t> bytes_of(const std::string& text) { return {text.begin(), text.end()}; }
+std::vector<uint8_t> bytes_of_text(const std::string& text) { return {text.begin(), text.end()}; }
 
 class Gathering {
  public:
@@ -69,7 +69,7 @@ class Gathering {
 
   void gather() {
     if (rank_ == 0) {
-      store_->set(kToken, bytes_of(std::to_string(random_token())));
+      store_->set(kToken, bytes_of_text(std::to_string(random_token())));
       leave_card();
     }
     wait_for_cards(1);
@@ -99,7 +99,7 @@ class Gathering {
     for (const auto& address : addresses) {
       card.text(address);
     }
-    store_->set(card_of(rank_), bytes_of(card.take()));
+    store_->set(card_of(rank_), bytes_of_text(card.take()));
   }
 
   Card read_card(int64_t peer) {
@@ -233,7 +233,8 @@ class Gathering {
   // The first one counts.
   void leave_failure(int64_t rank, const std::string& message) {
     try {
-      store_->compareSet(kFailure, {}, bytes_of(Packer().number(static_cast<uint64_t>(rank)).text(message).take()));
+      store_->compareSet(kFailure, {},
+                         bytes_of_text(Packer().number(static_cast<uint64_t>(rank)).text(message).take()));
     } catch (const std::exception&) {
       // Who serves the store is gone, which the others see for themselves.
     }

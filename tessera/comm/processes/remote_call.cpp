@@ -22,7 +22,7 @@ std::vector<at::Tensor> unpack_shapes(Unpacker& message) {
   return tensors;
 }
 
-std::string op_text(const Program::Entry& entry) {
+std::string entry_text(const Program::Entry& entry) {
   const auto printer = detail_printer();
   return std::string(entry.op) + (printer && entry.detail ? " " + printer(entry.detail) : "");
 }
@@ -113,7 +113,7 @@ void pack_call(Packer& message, const Call& call) {
   if (call.program) {
     message.number(call.program->hash).number(call.program->count);
     for (const auto& entry : call.program->last) {
-      message.number(entry.hash).text(op_text(entry));
+      message.number(entry.hash).text(entry_text(entry));
     }
   }
 }

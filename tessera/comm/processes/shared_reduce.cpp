@@ -11,7 +11,7 @@ namespace tessera::comm {
 namespace {
 
 using layout::Range;
-using Tensors = Reduction::Tensors;
+using Tensors = std::vector<at::Tensor>;
 
 // A piece of each tensor fits into the caches.
 constexpr int64_t kBoardPieceBytes = 256 << 10;

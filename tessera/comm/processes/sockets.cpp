@@ -58,7 +58,7 @@ sockaddr_in address_of(const std::string& text, int port) {
   return address;
 }
 
-std::string text_of(const sockaddr_in& address) {
+std::string address_text(const sockaddr_in& address) {
   char text[INET_ADDRSTRLEN] = {};
   ::inet_ntop(AF_INET, &address.sin_addr, text, sizeof text);
   return text;
@@ -107,7 +107,7 @@ std::pair<std::string, int> Socket::address() const {
   sockaddr_in address{};
   socklen_t size = sizeof address;
   ::getsockname(descriptor_, reinterpret_cast<sockaddr*>(&address), &size);
-  return {text_of(address), ntohs(address.sin_port)};
+  return {address_text(address), ntohs(address.sin_port)};
 }
 
 Socket listen_anywhere(int64_t backlog) {
@@ -172,7 +172,7 @@ std::vector<std::string> own_addresses() {
   for (const auto* each = list; each; each = each->ifa_next) {
     if (each->ifa_addr && each->ifa_addr->sa_family == AF_INET && (each->ifa_flags & IFF_UP) &&
         !(each->ifa_flags & IFF_LOOPBACK)) {
-      addresses.push_back(text_of(*reinterpret_cast<const sockaddr_in*>(each->ifa_addr)));
+      addresses.push_back(address_text(*reinterpret_cast<const sockaddr_in*>(each->ifa_addr)));
     }
   }
   ::freeifaddrs(list);

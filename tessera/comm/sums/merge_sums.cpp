@@ -141,7 +141,7 @@ std::vector<std::vector<T*>> results_of(at::ArrayRef<const Call*> calls) {
 }
 
 template <typename T>
-void replicate(const std::vector<const Call*>& calls, int64_t part) {
+void replicate_sums(const std::vector<const Call*>& calls, int64_t part) {
   const Merge& merge = *calls[part]->merge;
   const auto sums = sums_of<T>(calls);
   const auto results = results_of<T>(calls);
@@ -151,7 +151,7 @@ void replicate(const std::vector<const Call*>& calls, int64_t part) {
 }
 
 template <typename T>
-void scatter(const std::vector<const Call*>& calls, int64_t part) {
+void scatter_sums(const std::vector<const Call*>& calls, int64_t part) {
   const Merge& merge = *calls[part]->merge;
   const auto sums = sums_of<T>(calls);
   const auto results = results_of<T>({calls[part]});
@@ -214,8 +214,8 @@ void merge_sums(const std::vector<const Call*>& calls, size_t part) {
   }
   const at::ScalarType dtype = c10::typeMetaToScalarType(merge.options.dtype());
   AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, dtype, "merge", [&] {
-    merge.scatter ? scatter<scalar_t>(calls, static_cast<int64_t>(part))
-                  : replicate<scalar_t>(calls, static_cast<int64_t>(part));
+    merge.scatter ? scatter_sums<scalar_t>(calls, static_cast<int64_t>(part))
+                  : replicate_sums<scalar_t>(calls, static_cast<int64_t>(part));
   });
 }
 

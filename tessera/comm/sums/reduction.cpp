@@ -12,7 +12,7 @@ namespace tessera::comm {
 
 namespace {
 
-using Tensors = Reduction::Tensors;
+using Tensors = std::vector<at::Tensor>;
 using sums::Node;
 using layout::Range;
 

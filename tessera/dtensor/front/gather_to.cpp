@@ -13,7 +13,7 @@ namespace tessera::dtensor {
 
 namespace {
 
-constexpr const char* kName = "gather_to";
+constexpr const char* kGatherTo = "gather_to";
 
 int64_t elements_sent(const reshard::RankTransfers& transfers) {
   int64_t elements = 0;
@@ -29,7 +29,7 @@ at::Tensor gather(comm::RankContext& ctx, int64_t rank, const Spec& spec, const 
   const Spec apart = layout::unfolded(spec, blocks);
   const reshard::Holdings from(apart), to(layout::Mesh({}, {rank}), {}, apart->sizes);
   const reshard::RankTransfers transfers = reshard::Exchange(from, to).transfers_of(ctx.rank);
-  ctx.ledger.record("gather", spec->mesh.str(), kName, elements_sent(transfers) * local.element_size());
+  ctx.ledger.record("gather", spec->mesh.str(), kGatherTo, elements_sent(transfers) * local.element_size());
   const bool is_taker = ctx.rank == rank;
   Traffic traffic = compile_transfers(transfers, spec->mesh.ranks(), from.box_of(ctx.rank), to.box_of(rank));
   CompiledStep step{.action = Action::kAllToAll, .mesh = spec->mesh};
@@ -56,9 +56,9 @@ at::Tensor gather_to(int64_t rank, const at::Tensor& tensor) {
       to == spec_of(tensor)->placements ? tensor.detach() : redistribute(tensor.detach(), to);  // not a copy
   const at::Tensor local = to_local(merged);  // what waits has its value then
   const Spec spec = spec_of(merged);
-  state.ctx.program.note(kName, base::hash_combine(spec->hash, static_cast<uint64_t>(rank)));
+  state.ctx.program.note(kGatherTo, base::hash_combine(spec->hash, static_cast<uint64_t>(rank)));
   const LocalScope scope;
-  const comm::Caller caller(state.ctx, kName);
+  const comm::Caller caller(state.ctx, kGatherTo);
   return gather(state.ctx, rank, spec, local);
 }
 

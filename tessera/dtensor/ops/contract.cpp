@@ -140,7 +140,7 @@ at::Tensor contract_backwards(const at::Tensor& a, const at::Tensor& b, c10::str
 }
 
 // The derivative along the operands' tangents, of which at least one is there (forward mode).
-at::Tensor tangent_of(const at::Tensor& a, const at::Tensor& b, c10::string_view text) {
+at::Tensor tangent_of_product(const at::Tensor& a, const at::Tensor& b, c10::string_view text) {
   const at::Tensor &along_a = a._fw_grad(0), &along_b = b._fw_grad(0);
   const at::Tensor of_a = along_a.defined() ? contract(along_a, b._fw_primal(0), text) : at::Tensor();
   const at::Tensor of_b = along_b.defined() ? contract(a._fw_primal(0), along_b, text) : at::Tensor();
@@ -151,7 +151,7 @@ at::Tensor contract_autograd(const at::Tensor& a, const at::Tensor& b, c10::stri
                              const std::optional<at::Tensor>& like) {
   at::Tensor result = contract_backwards(a, b, text, like);
   if (has_tangent(a) || has_tangent(b)) {
-    result._set_fw_grad(tangent_of(a, b, text), /*level=*/0, /*is_inplace_op=*/false);
+    result._set_fw_grad(tangent_of_product(a, b, text), /*level=*/0, /*is_inplace_op=*/false);
   }
   return result;
 }

@@ -49,7 +49,7 @@ at::Tensor call_from_plain(const at::Tensor& part, const LayoutPtr& layout) {
 }
 
 // The record of a tensor whose part is its value.
-Meta& readable(RankState& state, const at::Tensor& tensor, const char* op) {
+Meta& readable_meta(RankState& state, const at::Tensor& tensor, const char* op) {
   Meta& meta = *meta_of(tensor);
   refresh(meta);
   if (!meta.is_pending()) {
@@ -92,7 +92,7 @@ at::Tensor shared_part(const Meta& meta) {
 
 at::Tensor run_redistribute(const at::Tensor& tensor, const LayoutPtr& layout) {
   RankState& state = RankState::require();
-  Meta& meta = readable(state, tensor, "redistribute");
+  Meta& meta = readable_meta(state, tensor, "redistribute");
   const Origin* origin = meta.origin;
   const Spec& from = meta.spec;
   const Spec to =
@@ -105,7 +105,7 @@ at::Tensor run_redistribute(const at::Tensor& tensor, const LayoutPtr& layout) {
 at::Tensor run_to_plain(const at::Tensor& tensor, bool whole) {
   RankState& state = RankState::require();
   const char* op = whole ? "full_tensor" : "to_local";
-  Meta& meta = readable(state, tensor, op);
+  Meta& meta = readable_meta(state, tensor, op);
   state.ctx.program.note(op, meta.spec->hash);
   if (!whole) {
     return shared_part(meta);

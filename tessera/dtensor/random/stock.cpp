@@ -14,7 +14,7 @@ namespace {
 
 using c10::IValue;
 using torch::jit::Stack;
-using Args = c10::ArrayRef<IValue>;
+using ArgsRef = c10::ArrayRef<IValue>;
 
 int argument_named_generator(const c10::FunctionSchema& schema) {
   const auto index = schema.argumentIndexWithName("generator");
@@ -32,7 +32,7 @@ c10::OperatorHandle overload_with_generator(const c10::OperatorHandle& op) {
 
 }  // namespace
 
-at::Generator named_generator(Args args) {
+at::Generator named_generator(ArgsRef args) {
   for (const IValue& value : args) {
     if (value.isGenerator() && value.toGenerator().defined()) {
       return value.toGenerator();
@@ -41,7 +41,7 @@ at::Generator named_generator(Args args) {
   return {};
 }
 
-at::Generator stock_generator_of(RankState& state, Args args) {
+at::Generator stock_generator_of(RankState& state, ArgsRef args) {
   const at::Generator named = named_generator(args);
   return named.defined() ? named : state.random.stock().handle();
 }

@@ -17,7 +17,7 @@ using layout::Coord;
 using layout::Range;
 
 // A tensor of its own, with its own count of writes, over some of the elements of `flat`.
-at::Tensor part_of(const at::Tensor& flat, int64_t begin, c10::IntArrayRef sizes) {
+at::Tensor part_at(const at::Tensor& flat, int64_t begin, c10::IntArrayRef sizes) {
   return at::empty({0}, flat.options()).set_(flat.storage(), begin, sizes);
 }
 
@@ -93,7 +93,7 @@ void GatherGroup::take_over(comm::RankContext& context) {
   own_ = at::empty(own_size, members_.front().meta.lock()->local.options());
   for (const Member& member : members_) {
     const MetaPtr meta = member.meta.lock();
-    const at::Tensor part = part_of(own_, member.own_begin, meta->local.sizes());
+    const at::Tensor part = part_at(own_, member.own_begin, meta->local.sizes());
     part.copy_(meta->local);
     meta->replace(part, meta->spec);
   }
@@ -114,13 +114,13 @@ void GatherGroup::gather(comm::RankContext& context, const char* op) {
     alive.push_back(member.meta.lock());
     const Meta* meta = alive.back().get();
     if (meta && meta->local.numel() > 0 && !meta->local.is_alias_of(own_)) {  // the program gave it other memory
-      part_of(own_, member.own_begin, meta->local.sizes()).copy_(meta->local);
+      part_at(own_, member.own_begin, meta->local.sizes()).copy_(meta->local);
     }
   }
   const at::Tensor all = run_move(context, *gather_, own_, op);
   for (size_t i = 0; i < members_.size(); ++i) {
     Member& member = members_[i];
-    member.part = part_of(all, member.begin, member.sizes);
+    member.part = part_at(all, member.begin, member.sizes);
     member.made = alive[i] ? alive[i]->moment() : Moment();
   }
 }
@@ -152,7 +152,7 @@ bool GatherGroup::take(size_t index, const at::Tensor& gradient) {
   if (!terms_.defined()) {
     terms_ = at::empty(gather_->to->sizes, own_.options().dtype(merge_dtype()));
   }
-  part_of(terms_, member.begin, member.sizes).copy_(meta_of(gradient)->local);
+  part_at(terms_, member.begin, member.sizes).copy_(meta_of(gradient)->local);
   member.taken = meta_of(gradient)->spec;
   return std::all_of(members_.begin(), members_.end(),
                      [](const Member& each) { return !each.has_gradient || each.taken; });
@@ -174,7 +174,7 @@ std::vector<at::Tensor> GatherGroup::merge_taken(comm::RankContext& context, Mov
       const Spec merged = merged_gradient(taken, member.stored, over_axis);
       specs.push_back(member.stored.with(merged->placements));  // in the parameter's strides, as its part will lie
     } else {
-      part_of(all, member.begin, member.sizes).zero_();
+      part_at(all, member.begin, member.sizes).zero_();
       specs.emplace_back();
     }
   }
@@ -183,7 +183,7 @@ std::vector<at::Tensor> GatherGroup::merge_taken(comm::RankContext& context, Mov
   std::vector<at::Tensor> merged(members_.size());
   for (size_t i = 0; i < members_.size(); ++i) {
     if (specs[i]) {
-      merged[i] = wrap(part_of(own, members_[i].own_begin, members_[i].stored.local_sizes(coord)), specs[i]);
+      merged[i] = wrap(part_at(own, members_[i].own_begin, members_[i].stored.local_sizes(coord)), specs[i]);
     }
   }
   return merged;

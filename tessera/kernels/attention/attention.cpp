@@ -138,7 +138,7 @@ bool is_finite(Heads<const T> x, int64_t sample, int64_t head, int64_t rows, int
 int64_t cut_keys(const AttentionShape& s, bool is_cut, int64_t end) { return is_cut ? std::min(s.keys, end) : s.keys; }
 
 template <typename T>
-void verify(const Attention<T>& call) {
+void verify_attention(const Attention<T>& call) {
   const AttentionShape& s = call.shape;
   TESSERA_CHECK(s.batch >= 0 && s.queries >= 0 && s.keys >= 0 && s.width >= 0 && s.value_width >= 0 && s.heads >= 0 &&
                     call.key_leaf >= 0,
@@ -291,7 +291,7 @@ void add_group(const std::vector<Tree<T>>& parts, int64_t leaf, int64_t position
 
 template <typename T>
 void attention(const Attention<T>& call, Heads<T> out) {
-  verify(call);
+  verify_attention(call);
   const AttentionShape& s = call.shape;
   const int64_t rows = std::clamp<int64_t>(kBlock / std::max<int64_t>(s.keys, 1) / 16 * 16, 16, kMostRows);
   const int64_t blocks = (s.queries + rows - 1) / rows;
@@ -318,7 +318,7 @@ void attention(const Attention<T>& call, Heads<T> out) {
 
 template <typename T>
 void attention_backward(const Attention<T>& call, Heads<const T> grad, const AttentionGradients<T>& out) {
-  verify(call);
+  verify_attention(call);
   TESSERA_CHECK(out.query_leaf >= 0 && out.group_leaf >= 0, "[attention_backward] leaves of ", out.query_leaf,
                 " queries and ", out.group_leaf, " heads: must be 0 (one leaf) or more");
   const AttentionShape& s = call.shape;

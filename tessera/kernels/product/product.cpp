@@ -14,6 +14,7 @@
 namespace tessera::kernels {
 
 using detail::Block;
+using detail::ceil_div;
 using detail::NarrowKernel;
 using detail::ProductKernel;
 using detail::ProductKernels;
@@ -28,8 +29,6 @@ constexpr int64_t kPackedB = 1 * 1024 * 1024;  // elements of B packed at a time
 constexpr int64_t kNearB = 128 * 1024;         // elements that b spans per block, up to which the second cache holds it
 constexpr int64_t kNearTiles = 24;             // row tiles up to which such a b is read where it lies
 constexpr int64_t kParallelWork = 1 << 20;     // multiply-adds of a call from which on threads help
-
-int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // Memory of one thread that is kept between calls.
 class Buffer {

@@ -9,8 +9,6 @@ namespace tessera::kernels::detail {
 
 namespace {
 
-int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
 std::vector<Piece> make_pieces(int64_t k, int64_t leaf, const Spread* spread) {
   std::vector<Piece> result;
   const int64_t leaves = ceil_div(k, leaf);

@@ -8,6 +8,8 @@
 
 namespace tessera::kernels::detail {
 
+inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
 // Consecutive pieces that are packed together.
 struct Block {
   int64_t first_piece = 0, pieces = 0;

@@ -44,7 +44,7 @@ Rows<const T> read(const at::Tensor& rows, int64_t n) {
   return {rows.const_data_ptr<T>(), n};
 }
 template <typename T>
-Rows<T> write(const at::Tensor& rows, int64_t n) {
+Rows<T> write_rows(const at::Tensor& rows, int64_t n) {
   return {rows.data_ptr<T>(), n};
 }
 
@@ -117,7 +117,7 @@ void run_softmax(const LocalCall& call, torch::jit::Stack& stack) {
   const int64_t n = x.size(-1);
   const at::Tensor y = at::empty_like(x);
   dispatch_floats(x, "softmax",
-                  [&]<typename T>() { kernels::softmax<T>(shape_of(x, n), read<T>(x, n), write<T>(y, n)); });
+                  [&]<typename T>() { kernels::softmax<T>(shape_of(x, n), read<T>(x, n), write_rows<T>(y, n)); });
   args.give_value(along.back(y));
 }
 
@@ -128,7 +128,7 @@ void run_softmax_backward(const LocalCall& call, torch::jit::Stack& stack) {
   const int64_t n = y.size(-1);
   const at::Tensor result = at::empty_like(y);
   dispatch_floats(y, "softmax", [&]<typename T>() {
-    kernels::softmax_backward<T>(shape_of(y, n), read<T>(grad, n), read<T>(y, n), write<T>(result, n));
+    kernels::softmax_backward<T>(shape_of(y, n), read<T>(grad, n), read<T>(y, n), write_rows<T>(result, n));
   });
   args.give_value(along.back(result).to(call.outputs.at(0)->dtype));  // as narrow as what was widened
 }
@@ -144,7 +144,7 @@ void run_layer_norm(const LocalCall& call, torch::jit::Stack& stack) {
   const double eps = args["eps"].toDouble();
   dispatch_floats(x, "layer_norm", [&]<typename T>() {
     kernels::layer_norm<T>(shape_of(x, n), read<T>(x, n), data_or_null<T>(weight), data_or_null<T>(bias), eps,
-                           write<T>(y, n), mean.data_ptr<T>(), rstd.data_ptr<T>());
+                           write_rows<T>(y, n), mean.data_ptr<T>(), rstd.data_ptr<T>());
   });
   args.give(y, mean, rstd);
 }

@@ -77,7 +77,7 @@ Rule planes(size_t places, PartialFlow flow = PartialFlow::kMerge) {
 
 // For operators without a meta kernel: `sizes(call)` are those of the result.
 template <typename Sizes>
-Rule without_meta(size_t places, PartialFlow flow, Sizes sizes) {
+Rule rule_of_planes(size_t places, PartialFlow flow, Sizes sizes) {
   return {.map =
               [=](const Call& call) {
                 FactorMap map;
@@ -279,7 +279,7 @@ void add_pools(RuleTable& table) {
   table.add("aten::max_pool2d_with_indices_backward", planes(2, PartialFlow::kLinear).in_exact(exact::kPerSample));
   table.add("aten::max_pool3d_with_indices",
             {.map = max_pool3d_map, .local = run_planes, .shape = ShapeSource::kFactors});
-  table.add("aten::max_pool3d_with_indices_backward", without_meta(3, PartialFlow::kLinear, input_sizes));
+  table.add("aten::max_pool3d_with_indices_backward", rule_of_planes(3, PartialFlow::kLinear, input_sizes));
   for (const char* d : {"2d", "3d"}) {
     const size_t places = d[0] - '0';
     const std::string nd = d;
@@ -287,11 +287,11 @@ void add_pools(RuleTable& table) {
     table.add_all(
         {"aten::adaptive_max_pool" + nd + "_backward", "aten::avg_pool" + nd, "aten::avg_pool" + nd + "_backward"},
         planes(places, PartialFlow::kLinear).in_exact(exact::kPerSample));
-    table.add("aten::max_unpool" + nd, without_meta(places, PartialFlow::kLinear, asked_sizes));
+    table.add("aten::max_unpool" + nd, rule_of_planes(places, PartialFlow::kLinear, asked_sizes));
     table.add("aten::_adaptive_avg_pool" + nd,
-              without_meta(places, PartialFlow::kLinear, asked_sizes).in_exact(exact::kPerSample));
+              rule_of_planes(places, PartialFlow::kLinear, asked_sizes).in_exact(exact::kPerSample));
     table.add("aten::_adaptive_avg_pool" + nd + "_backward",
-              without_meta(places, PartialFlow::kLinear, input_sizes).in_exact(exact::kPerSample));
+              rule_of_planes(places, PartialFlow::kLinear, input_sizes).in_exact(exact::kPerSample));
   }
 }
 
@@ -313,9 +313,9 @@ void add_paddings(RuleTable& table) {
   table.add_all({"aten::reflection_pad3d", "aten::replication_pad3d"},
                 planes(3, PartialFlow::kAny).in_exact(exact::kPerSample));
   table.add("aten::replication_pad2d", planes(2, PartialFlow::kAny).in_exact(exact::kPerSample));
-  table.add("aten::reflection_pad2d", without_meta(2, PartialFlow::kAny, padded_sizes).in_exact(exact::kPerSample));
+  table.add("aten::reflection_pad2d", rule_of_planes(2, PartialFlow::kAny, padded_sizes).in_exact(exact::kPerSample));
   for (const char* d : {"1d", "2d", "3d"}) {
-    const Rule gradient = without_meta(d[0] - '0', PartialFlow::kLinear, input_sizes).in_exact(exact::kPerSample);
+    const Rule gradient = rule_of_planes(d[0] - '0', PartialFlow::kLinear, input_sizes).in_exact(exact::kPerSample);
     table.add_all(
         {std::string("aten::reflection_pad") + d + "_backward", std::string("aten::replication_pad") + d + "_backward"},
         gradient);
@@ -335,7 +335,7 @@ void add_plane_rules(RuleTable& table) {
     table.add(op + "_backward",
               {.map = grid_sampler_backward_map, .local = run_grid_sampler, .shape = ShapeSource::kFactors});
   }
-  Rule affine_grid = without_meta(2, PartialFlow::kLinear, grid_sizes);
+  Rule affine_grid = rule_of_planes(2, PartialFlow::kLinear, grid_sizes);
   affine_grid.local = run_affine_grid;
   table.add("aten::affine_grid_generator", affine_grid);
   table.add("aten::pixel_shuffle", {.map = [](const Call& call) { return shuffle_map(call, "upscale_factor", true); },

@@ -63,7 +63,7 @@ Rule reduction(ReduceOp op, LocalKernel local = nullptr, ShapeSource shape = Sha
 
 // For operators without a meta kernel: `dtypes(call)` are those of the results.
 template <typename Map, typename Dtypes>
-Rule without_meta(Map make_map, Dtypes dtypes) {
+Rule rule_of_reduction(Map make_map, Dtypes dtypes) {
   return {.map =
               [make_map, dtypes](const Call& call) {
                 FactorMap map = make_map(call);
@@ -342,13 +342,13 @@ void add_reduction_rules(RuleTable& table) {
                                                                     .node = exact::sum_node,
                                                                     .sample = exact::sum_sample}},
                                                          .carry = Carry::kInFirst});
-  table.add("aten::nansum", without_meta(sum_map, accumulated));
+  table.add("aten::nansum", rule_of_reduction(sum_map, accumulated));
   table.add_all({"aten::mean", "aten::mean.dim"},
                 {.map = sum_map,
                  .local = run_mean,
                  .exact = {{.decompose = exact::decompose_mean, .accepts = is_mean_of_step}},
                  .caught = Caught::kMean});
-  table.add_all({"aten::count_nonzero", "aten::count_nonzero.dim_IntList"}, without_meta(count_map, long_dtype));
+  table.add_all({"aten::count_nonzero", "aten::count_nonzero.dim_IntList"}, rule_of_reduction(count_map, long_dtype));
   table.add("aten::amax", reduction(ReduceOp::kMax, run_extreme).in_exact(exact::kAsIsNarrow));
   table.add("aten::amin", reduction(ReduceOp::kMin, run_extreme).in_exact(exact::kAsIsNarrow));
   table.add("aten::max", reduction(ReduceOp::kMax, run_extreme, ShapeSource::kFactors).in_exact(exact::kAsIsNarrow));
@@ -357,30 +357,31 @@ void add_reduction_rules(RuleTable& table) {
   table.add_all({"aten::any.dim", "aten::any.dims", "aten::_is_any_true"}, reduction(ReduceOp::kMax));
   table.add("aten::all", reduction(ReduceOp::kMin).in_exact(exact::kAsIsNarrow));
   table.add_all({"aten::all.dim", "aten::all.dims", "aten::_is_all_true"}, reduction(ReduceOp::kMin));
-  table.add("aten::prod", without_meta(product_map, accumulated));
+  table.add("aten::prod", rule_of_reduction(product_map, accumulated));
   table.add("aten::prod.dim_int", reduction(ReduceOp::kProd).in_exact(exact::kPerSample));
   table.add_all({"aten::argmax", "aten::argmin"}, {.map = whole_map, .exact = exact::kAsIsNarrow});
   table.add_all({"aten::max.dim", "aten::min.dim", "aten::aminmax"}, {.map = whole_map});
-  table.add_all({"aten::median", "aten::nanmedian"}, without_meta(whole_map, same_dtype));
+  table.add_all({"aten::median", "aten::nanmedian"}, rule_of_reduction(whole_map, same_dtype));
   table.add_all({"aten::median.dim", "aten::nanmedian.dim", "aten::mode", "aten::kthvalue"},
-                without_meta(whole_map, value_and_index));
+                rule_of_reduction(whole_map, value_and_index));
   table.add("aten::cumsum",
             {.map = [](const Call& call) { return scan_map(call, PartialFlow::kLinear); }, .exact = exact::kPerSample});
   table.add("aten::cumprod", {.map = merged_scan_map, .exact = exact::kPerSample});
   table.add_all({"aten::sort", "aten::sort.stable"}, {.map = merged_scan_map});
-  table.add("aten::logcumsumexp", without_meta(merged_scan_map, same_dtype).in_exact(exact::kPerSample));
-  table.add_all({"aten::cummax", "aten::cummin"}, without_meta(merged_scan_map, value_and_index));
-  table.add("aten::logsumexp", decomposed(decompose_logsumexp, without_meta(whole_map, floating), reduces_sharded_reals)
-                                   .in_exact(exact::kPerSample));
+  table.add("aten::logcumsumexp", rule_of_reduction(merged_scan_map, same_dtype).in_exact(exact::kPerSample));
+  table.add_all({"aten::cummax", "aten::cummin"}, rule_of_reduction(merged_scan_map, value_and_index));
+  table.add("aten::logsumexp",
+            decomposed(decompose_logsumexp, rule_of_reduction(whole_map, floating), reduces_sharded_reals)
+                .in_exact(exact::kPerSample));
   const Rule norm = decomposed(decompose_norm, {.map = whole_map, .reads_numbers = true});
   table.add_all({"aten::linalg_vector_norm", "aten::norm.Scalar", "aten::norm.ScalarOpt_dim"},
                 norm.in_exact({.decompose = exact::decompose_norm, .accepts = is_euclidean}));
   table.add_all({"aten::norm.ScalarOpt_dim_dtype", "aten::norm.ScalarOpt_dtype"}, norm);
   table.add_all({"aten::var.correction", "aten::std.correction"},
-                decomposed(decompose_var, without_meta(whole_map, real_dtypes)).in_exact(exact::kPerSample));
+                decomposed(decompose_var, rule_of_reduction(whole_map, real_dtypes)).in_exact(exact::kPerSample));
   table.add_all(
       {"aten::var_mean.correction", "aten::std_mean.correction"},
-      decomposed(decompose_var_mean, without_meta(whole_map, real_and_same_dtype)).in_exact(exact::kPerSample));
+      decomposed(decompose_var_mean, rule_of_reduction(whole_map, real_and_same_dtype)).in_exact(exact::kPerSample));
 }
 
 }  // namespace tessera::rules

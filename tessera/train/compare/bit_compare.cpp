@@ -76,7 +76,7 @@ class Watcher : public Observer {
 
 // Runs a side with an observer for each rank.
 template <typename MakeObserver>
-void run_side(const Side& side, int64_t steps, MakeObserver make) {
+void record_side(const Side& side, int64_t steps, MakeObserver make) {
   const auto sampler = make_sampler(side.config);
   comm::run_ranks(side.config.ranks(), [&](int64_t rank) {
     auto observer = make(static_cast<size_t>(rank));
@@ -86,7 +86,7 @@ void run_side(const Side& side, int64_t steps, MakeObserver make) {
 
 std::vector<StepBits> bits_of(const Side& side, int64_t steps) {
   std::vector<std::vector<StepBits>> of_rank(static_cast<size_t>(side.config.ranks()));
-  run_side(side, steps, [&](size_t rank) { return BitRecorder(of_rank[rank]); });
+  record_side(side, steps, [&](size_t rank) { return BitRecorder(of_rank[rank]); });
   auto all = std::move(of_rank[0]);
   for (size_t rank = 1; rank < of_rank.size(); ++rank) {
     for (size_t step = 0; step < all.size(); ++step) {
@@ -102,7 +102,7 @@ std::vector<StepBits> bits_of(const Side& side, int64_t steps) {
 
 std::vector<watch::OpRecord> trace_step(const Side& side, int64_t step) {
   std::vector<watch::OpTrace> traces(static_cast<size_t>(side.config.ranks()));
-  run_side(side, step, [&](size_t rank) { return Watcher(traces[rank], step); });
+  record_side(side, step, [&](size_t rank) { return Watcher(traces[rank], step); });
   auto all = traces[0].records();
   for (size_t rank = 1; rank < traces.size(); ++rank) {
     for (size_t i = 0; i < all.size(); ++i) {
@@ -119,13 +119,13 @@ void fetch(const Side& side, int64_t step, const std::string& key, watch::StepVa
   for (int64_t rank = 0; rank < side.config.ranks(); ++rank) {
     traces.push_back(std::make_unique<watch::OpTrace>(key, &value));
   }
-  run_side(side, step, [&](size_t rank) { return Watcher(*traces[rank], step); });
+  record_side(side, step, [&](size_t rank) { return Watcher(*traces[rank], step); });
 }
 
 bool same_bits(double a, double b) { return std::bit_cast<uint64_t>(a) == std::bit_cast<uint64_t>(b); }
 
 // The first thing that differs; empty if nothing does.
-std::string what_differs(const StepBits& a, const StepBits& b) {
+std::string what_bits_differ(const StepBits& a, const StepBits& b) {
   if (!same_bits(a.loss, b.loss)) {
     return "loss";
   }
@@ -192,7 +192,7 @@ std::optional<OperatorDifference> find_operator(const Side& first, const Side& s
 std::optional<BitDifference> find_difference(const Side& first, const Side& second, const std::vector<StepBits>& a,
                                              const std::vector<StepBits>& b) {
   for (size_t step = 0; step < a.size(); ++step) {
-    const auto what = what_differs(a[step], b.at(step));
+    const auto what = what_bits_differ(a[step], b.at(step));
     if (what.empty()) {
       continue;
     }

@@ -9,7 +9,7 @@ namespace {
 
 std::string list(const std::vector<int64_t>& numbers) { return "[" + base::join(numbers, ", ") + "]"; }
 
-std::string text_of(const OperatorDifference& op) {
+std::string difference_text(const OperatorDifference& op) {
   return fmt::format(
       "first operator {}, number {} of the step, {}, {}; {} of its {} elements differ, first {}: {} in {} and {} in {}",
       op.op, op.number, op.phase,
@@ -17,12 +17,12 @@ std::string text_of(const OperatorDifference& op) {
       list(op.sizes), list(op.index), op.values[0], op.layouts[0], op.values[1], op.layouts[1]);
 }
 
-std::string text_of(const BitDifference& difference) {
+std::string difference_text(const BitDifference& difference) {
   if (difference.step == 0) {
     return fmt::format("NOT the same bits before the first step ({})", difference.what);
   }
   return fmt::format("NOT the same bits from step {} on ({}); {}", difference.step, difference.what,
-                     difference.op ? text_of(*difference.op) : "no operator that both layouts run differs");
+                     difference.op ? difference_text(*difference.op) : "no operator that both layouts run differs");
 }
 
 nlohmann::ordered_json json_of(const OperatorDifference& op) {
@@ -39,7 +39,7 @@ std::string BitComparison::text() const {
       "generator\n",
       steps, dtype, lattice, reference, tensors);
   for (const auto& side : sides) {
-    out += fmt::format("{}: {}\n", side.text, side.difference ? text_of(*side.difference) : "same bits");
+    out += fmt::format("{}: {}\n", side.text, side.difference ? difference_text(*side.difference) : "same bits");
   }
   return out;
 }
