@@ -1,5 +1,6 @@
-# tessera_floor(NAME <floor> [COLD] SOURCES ... DEPENDS <lower floors>)   one floor, as an object library tessera_<floor>; COLD: nothing in it
-#   runs often enough for more than -O1 to be seen, which costs a quarter of the compiler's time
+# tessera_floor(NAME <floor> [COLD] [ROOMS ... [TOGETHER "<rooms>" ...]] SOURCES ... DEPENDS <lower floors>)   one floor, as an object library
+#   tessera_<floor>; COLD: nothing in it runs often enough for more than -O1 to be seen, which costs a quarter of the compiler's time; ROOMS: its
+#   folders in their order, for tools/check_rooms.py; TOGETHER: sets of small ones that are compiled as one file
 # tessera_test_program(NAME <program> FLOORS <floors> [SOURCES ...] [LIBRARIES ...])   a program test_<program> of several tests, over some
 #   floors, and what they share
 # tessera_test(NAME <test> SOURCES ... PROGRAM <program> [PARTS n])   one test of it: the suites of GoogleTest in these sources, in a process of
@@ -22,21 +23,33 @@ foreach(pch pch pch_torch)
 endforeach()
 target_compile_definitions(tessera_pch_torch PRIVATE GTEST_HAS_PTHREAD=1)  # as GTest's package has its users compile; else it is not used
 
-# With TESSERA_UNITY, sources that are added to a target are compiled together, sixteen at a time: what libtorch's headers cost in every file,
-# precompiled or not (2 s: templates that their inline functions use), is paid once for all. So names without linkage are one of a kind in a
-# floor. Sources with options of their own stay alone.
+# With TESSERA_UNITY, sources of one folder that are added to a target are compiled together, and of a floor those of rooms that it lists together: what
+# libtorch's headers cost in every file, precompiled or not (2 s: templates that their inline functions use), is paid once for all. Of tests sixteen at a
+# time, each in a namespace of its own. Sources with options of their own stay alone.
 function(tessera_unite target)
   if(NOT TESSERA_UNITY)
     return()
   endif()
-  list(FILTER ARGN EXCLUDE REGEX TARGET_OBJECTS)
-  get_property(count TARGET ${target} PROPERTY TESSERA_UNITED)
-  foreach(source IN LISTS ARGN)
-    math(EXPR part "0${count} / 16")
-    math(EXPR count "0${count} + 1")
-    set_property(SOURCE ${source} PROPERTY UNITY_GROUP ${part})
+  cmake_parse_arguments(U "" "MOST" "TOGETHER;SOURCES" ${ARGN})
+  list(FILTER U_SOURCES EXCLUDE REGEX TARGET_OBJECTS)
+  foreach(source IN LISTS U_SOURCES)
+    get_filename_component(folder ${source} DIRECTORY)
+    foreach(rooms IN LISTS U_TOGETHER)
+      if(" ${rooms} " MATCHES " ${folder} ")
+        set(folder ${rooms})
+      endif()
+    endforeach()
+    string(MAKE_C_IDENTIFIER "of_${folder}" unit)
+    if(U_MOST)
+      get_property(count TARGET ${target} PROPERTY TESSERA_COUNT_${unit})
+      math(EXPR part "0${count} / ${U_MOST}")
+      math(EXPR count "0${count} + 1")
+      set_property(TARGET ${target} PROPERTY TESSERA_COUNT_${unit} ${count})
+      set(unit ${unit}_${part})
+    endif()
+    set_property(SOURCE ${source} PROPERTY UNITY_GROUP ${unit})
   endforeach()
-  set_target_properties(${target} PROPERTIES TESSERA_UNITED "${count}" UNITY_BUILD ON UNITY_BUILD_MODE GROUP)
+  set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_MODE GROUP)
   target_compile_options(${target} PRIVATE -Wno-subobject-linkage)  # it takes a source that is included for a header
 endfunction()
 
@@ -51,9 +64,9 @@ function(tessera_closure out)
 endfunction()
 
 function(tessera_floor)
-  cmake_parse_arguments(F "COLD" "NAME" "ROOMS;SOURCES;DEPENDS;LIBRARIES" ${ARGN})  # ROOMS: for tools/check_rooms.py
+  cmake_parse_arguments(F "COLD" "NAME" "ROOMS;TOGETHER;SOURCES;DEPENDS;LIBRARIES" ${ARGN})  # ROOMS: for tools/check_rooms.py
   add_library(tessera_${F_NAME} OBJECT ${F_SOURCES})
-  tessera_unite(tessera_${F_NAME} ${F_SOURCES})
+  tessera_unite(tessera_${F_NAME} TOGETHER ${F_TOGETHER} SOURCES ${F_SOURCES})
   if(F_COLD)
     target_compile_options(tessera_${F_NAME} PRIVATE -O1)
   endif()
@@ -79,7 +92,7 @@ function(tessera_test_program)
   cmake_parse_arguments(P "" "NAME" "SOURCES;FLOORS;LIBRARIES" ${ARGN})
   find_package(GTest REQUIRED)
   add_executable(test_${P_NAME} ${P_SOURCES})
-  tessera_unite(test_${P_NAME} ${P_SOURCES})
+  tessera_unite(test_${P_NAME} MOST 16 SOURCES ${P_SOURCES})
   tessera_link_floors(test_${P_NAME} ${P_FLOORS})
   target_include_directories(test_${P_NAME} PRIVATE ${PROJECT_SOURCE_DIR})
   target_link_libraries(test_${P_NAME} PRIVATE tessera_torch GTest::gtest GTest::gtest_main ${P_LIBRARIES})
@@ -118,7 +131,7 @@ function(tessera_test)
   if(T_PROGRAM)
     set(program test_${T_PROGRAM})
     target_sources(${program} PRIVATE ${T_SOURCES})
-    tessera_unite(${program} ${T_SOURCES})
+    tessera_unite(${program} MOST 16 SOURCES ${T_SOURCES})
     tessera_suites(suites ${program} ${T_SOURCES})
     set(command ${program} --gtest_filter=${suites})
   else()
@@ -166,7 +179,7 @@ function(tessera_extension)
   list(GET found 0 include)
   list(GET found 1 suffix)
   add_library(tessera_${E_NAME} MODULE ${E_SOURCES})
-  tessera_unite(tessera_${E_NAME} ${E_SOURCES})
+  tessera_unite(tessera_${E_NAME} SOURCES ${E_SOURCES})
   target_include_directories(tessera_${E_NAME} PRIVATE ${PROJECT_SOURCE_DIR})
   target_include_directories(tessera_${E_NAME} SYSTEM PRIVATE ${include})
   target_compile_definitions(tessera_${E_NAME} PRIVATE TORCH_EXTENSION_NAME=_C TESSERA_TORCH_VERSION="${TESSERA_TORCH_VERSION}")

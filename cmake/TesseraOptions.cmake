@@ -2,7 +2,7 @@
 option(TESSERA_TESTS "Build the tests" ON)
 option(TESSERA_BENCHMARKS "Build the benchmarks" OFF)
 option(TESSERA_WERROR "Warnings are errors, as the preset `release` has it" OFF)
-option(TESSERA_UNITY "Compile the files of a target together, sixteen at a time: a cold build costs a quarter, one changed file costs its neighbours" OFF)
+option(TESSERA_UNITY "Compile the files of a folder together: a cold build costs a quarter, one changed file costs its folder" OFF)
 set(TESSERA_TEST_LIMIT 1200 CACHE STRING "Seconds after which a test is taken to hang: far above what a slow, busy machine needs")
 set(TESSERA_SANITIZE "" CACHE STRING "Sanitizers, as -fsanitize= takes them")
 if(SKBUILD)  # the Python that builds the wheel

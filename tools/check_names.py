@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Names without linkage are one of a kind in a floor, whose files are compiled together (cmake/TesseraFloor.cmake): with the same name in two files it depends on
-how files are counted off whether they compile, or which of two functions is called.
+"""Names without linkage are one of a kind in a floor, of which files are compiled together (cmake/TesseraFloor.cmake): with the same name in two files it depends on
+which of them meet whether they compile, or which of two functions is called.
 
 What stands in an unnamed namespace of a source of tessera/ counts; two files may have the same alias of a type. Usage: check_names.py [ROOT]
 """
