@@ -26,6 +26,7 @@ LLAMA = {"vocab_size": 256, "hidden_size": 16, "intermediate_size": 24, "num_hid
 def place(folder):
     """A model of transformers with the optimizer that the checkpoint was saved of, on tp=2."""
     values = tessera._C.open_checkpoint(str(folder), True).values
+    tessera.set_generator("counter")  # that of tessera train
     tessera.numerics(*json.loads(values["job"])["numerics"].split())
     model = LlamaForCausalLM(LlamaConfig(**LLAMA))
     tessera.parallelize(model, "tp=2")
