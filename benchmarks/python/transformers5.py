@@ -112,7 +112,6 @@ class Tessera(Plain):
         mesh = ",".join(f"{axis}={size}" for axis, size in mesh.items())
         # lines of tessera
         import tessera
-        tessera.set_generator("stock")
         tessera.parallelize(self.model, mesh)
         # end
 
