@@ -11,7 +11,7 @@ from collections import defaultdict
 from pathlib import Path
 
 import source_tree
-from check_sizes import NOISE
+from check_sizes import without_noise
 
 UNNAMED = re.compile(r"\bnamespace\s*\{")
 KIND = re.compile(r"(?:template\s*<.*?>\s*)?(?:struct|class|union|enum(?:\s+class)?)\s+(\w+)", re.DOTALL)
@@ -23,7 +23,7 @@ NO_NAME = re.compile(r"using\b|static_assert\b|friend\b|\W|$")  # the rest of a 
 
 def declarations(text):
     """What is declared in unnamed namespaces, without bodies."""
-    text = NOISE.sub(lambda m: re.sub(r"[^\n]", " ", m.group()), text)
+    text = without_noise(text)
     for found in UNNAMED.finditer(text):
         depth, begin = 1, found.end()
         for brace in re.finditer(r"[{};]", text[begin:]):

@@ -26,9 +26,14 @@ def kind_of(path, root):
     return "header" if path.suffix == ".h" else "source"
 
 
+def without_noise(text):
+    """The same lines, with blanks in place of comments, literals and preprocessor lines."""
+    return NOISE.sub(lambda m: re.sub(r"[^\n]", " ", m.group()), text)
+
+
 def cpp_functions(text):
     """(name, first line, last line) of every function body that is in a namespace or a class."""
-    text = NOISE.sub(lambda m: re.sub(r"[^\n]", " ", m.group()), text)
+    text = without_noise(text)
     found, open_braces, start = [], [], 0  # of each open brace: None, "value", or (head, where) of a function
     for at, char in ((m.start(), m.group()) for m in re.finditer(r"[{};]", text)):
         head = text[start:at]

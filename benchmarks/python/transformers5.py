@@ -52,7 +52,7 @@ class Plain:
         return tokens
 
     def loss(self, loss):
-        return loss.item()
+        return whole(loss).item()
 
     def whole_gradients(self):
         return {name: whole(p.grad) for name, p in self.model.named_parameters() if p.grad is not None}
@@ -114,14 +114,6 @@ class Tessera(Plain):
         import tessera
         tessera.parallelize(self.model, mesh)
         # end
-
-    def loss(self, loss):
-        import tessera
-        return tessera.full_tensor(loss).item()
-
-    def whole_gradients(self):
-        import tessera
-        return {name: tessera.full_tensor(p.grad) for name, p in self.model.named_parameters() if p.grad is not None}
 
     def save(self, folder, optimizer):
         import tessera

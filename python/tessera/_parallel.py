@@ -8,7 +8,7 @@ from typing import TypeVar
 import torch
 
 from tessera import _C
-from tessera._random import draws_stock, has_drawn_since
+from tessera._random import has_drawn_since, stream_of_rank
 from tessera._ranks import ensure_rank, in_rank, is_exact, rank
 from tessera._recompute import Forward, modules_to_recompute
 from tessera._samplers import hint_of, warn_of_same_rows
@@ -153,7 +153,7 @@ class _Forward:
                 raise RuntimeError(f"{error}{hint}") from None
             raise
         self._depth = 1
-        self._stream = torch.get_rng_state() if self.accumulate > 1 and is_exact() and draws_stock() else None
+        self._stream = stream_of_rank() if self.accumulate > 1 and is_exact() else None
         return _with_tensors((args, kwargs), iter(placed))
 
     def end(self, module, args, output):

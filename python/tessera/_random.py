@@ -35,27 +35,30 @@ def given_seed():
 
 
 def stream_of_program():
-    """The seed and the state of libtorch's default generator, for `continue_stream` in a rank."""
-    return torch.random.default_generator.initial_seed(), torch.random.default_generator.get_state()
+    """The seed and the state of libtorch's default generator, and a checksum of it, for `continue_stream` in a rank."""
+    state = torch.random.default_generator.get_state()
+    return torch.random.default_generator.initial_seed(), state, zlib.crc32(bytes(state.tolist()))
 
 
 def continue_stream(stream):
     """Has this rank draw the numbers of plain libtorch that come next. Ranks whose streams differ are told so by the next collective."""
-    seed, state = stream
+    seed, state, checksum = stream
     _C.set_generator("stock")
-    _C.manual_seed(zlib.crc32(bytes(state.tolist())))
+    _C.manual_seed(checksum)
     _C.manual_seed(seed)
     _set_rng_state(state)
 
 
-def draws_stock():
-    """Whether the numbers of this rank are those of plain libtorch, after all that was drawn before."""
-    return _C.rng_state().numel() > _BYTES_OF_STREAM
+def stream_of_rank():
+    """Where this rank is among the numbers of plain libtorch; None if it draws from `counter`."""
+    state = _C.rng_state()
+    return state[-_BYTES_OF_STREAM:] if state.numel() > _BYTES_OF_STREAM else None
 
 
-def has_drawn_since(state):
-    """Whether numbers of plain libtorch were drawn since torch.get_rng_state returned `state`."""
-    return not torch.equal(_C.rng_state()[-_BYTES_OF_STREAM:], state[-_BYTES_OF_STREAM:])
+def has_drawn_since(stream):
+    """Whether numbers of plain libtorch were drawn since stream_of_rank() returned `stream`."""
+    now = stream_of_rank()
+    return now is None or not torch.equal(now, stream)
 
 
 def _set_rng_state(state):

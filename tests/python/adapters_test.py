@@ -102,7 +102,6 @@ class Cell:
 
     def on_ranks(self, mesh, adds_first, numerics="fast", **lattice):
         def body():
-            tessera.set_generator("stock")
             tessera.numerics(numerics, **lattice)
             if adds_first:
                 model = tessera.parallelize(copy.deepcopy(self.whole), mesh)

@@ -88,14 +88,13 @@ class DataLoaderTest(unittest.TestCase):
         self.check_reads("dp=2", [[0, 1, 4, 5], [2, 3, 6, 7]], [[[0, 1], [4, 5]], [[2, 3], [6, 7]]], list(range(8)), 4)
 
     def test_the_order_is_that_of_one_device(self):
-        """Of a generator of the loader's, of the default one (in stock), of weights; in several epochs."""
+        """Of a generator of the loader's, of the default one, of weights; in several epochs."""
         def plain(make):
             torch.manual_seed(5)
             loader = make(Counted(13))
             return [samples_in(loader) for _ in range(3)]
 
         def body(make, mesh):
-            tessera.set_generator("stock")
             torch.manual_seed(5)
             loader = tessera.shard_dataloader(make(Counted(13)), mesh)
             return [samples_in(loader) for _ in range(3)]
@@ -132,7 +131,6 @@ class DataLoaderTest(unittest.TestCase):
 
     def test_ranks_that_draw_other_numbers_have_rank_0s_order(self):
         def body():
-            tessera.set_generator("stock")
             torch.rand(1 + tessera.rank())
             return samples_in(tessera.shard_dataloader(loader_of(Counted(11), 4, shuffle=True), "tp=2"))
 
@@ -471,7 +469,6 @@ class RefusalTest(unittest.TestCase):
 
         def body(mesh, **options):
             def of_rank():
-                tessera.set_generator("stock")
                 torch.manual_seed(0)
                 batches = [x for x, _ in tessera.shard_dataloader(loader_of(Noisy(8), 4, **options.get("loader", {})), mesh, reads=options.get("reads", "own"))]
                 return batches, torch.rand(3)

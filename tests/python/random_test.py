@@ -75,12 +75,12 @@ class RandomTest(unittest.TestCase):
             draws = [torch.nn.functional.dropout(x, 0.5), torch.randn_like(x), torch.multinomial(x, 3), torch.poisson(x), model.weight, model.bias]
             return [whole(value.detach()) for value in draws]
 
-        def stock(mesh):
+        def on_mesh(mesh):
             return numbers(lambda value: tessera.distribute_tensor(value, tessera.Mesh(mesh), "{}" if mesh == "dp=3" else f"{{{mesh[:2]}: S(1)}}"))
 
         expected = numbers(lambda value: value)
         for mesh, ranks in LAYOUTS.items():
-            for found, value in zip(tessera.run_ranks(lambda: stock(mesh), ranks), expected, strict=True):
+            for found, value in zip(tessera.run_ranks(lambda: on_mesh(mesh), ranks), expected, strict=True):
                 self.assertTrue(torch.equal(found, value), mesh)
 
     def test_stock_text_is_that_of_plain_torch(self):

@@ -14,8 +14,8 @@ namespace tessera::dtensor {
 
 // Note [Plans that do not come back]. A program whose sizes depend on data (`x[mask]`) makes plans that no later call
 // asks for. So a new plan is on trial. It is kept, with its layouts, as soon as its call comes back: once kYoung other
-// plans were made meanwhile, or kCalm times while none was. When kOnTrial plans are on trial, all but the youngest go,
-// and but for those that run or that a backward pass may yet ask for (ForwardPlans). The kind of what went is
+// plans were made meanwhile, or kCalm times while none was. When kOnTrial plans are on trial, all go but the kYoung
+// youngest, those that run and those that a backward pass may yet ask for (ForwardPlans). The kind of what went is
 // remembered, and what is made again is kept; so a program of however many different calls plans each of them at most
 // twice. A program without such calls drops nothing.
 class PlanCache {
