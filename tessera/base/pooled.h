@@ -53,7 +53,9 @@ class Spares {
 
   static Room& room_of_thread() {
     static thread_local Room room;
-    return room;
+    Room* place = &room;
+    asm("" : "+r"(place));  // else the compiler asks for the thread's address at each use: a call in a shared library
+    return *place;
   }
   static bool is_open(Room& room) {
     if (!room.is_open) {

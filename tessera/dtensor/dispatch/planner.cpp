@@ -356,8 +356,9 @@ class Planner {
       const Spec from = plan_->operands[index];
       const bool is_plain = call_.operands.at(index).is_plain;
       const Spec to = is_plain ? decided.operands[index] : homes_.outside(decided.operands[index]);
-      const Spec wanted = from.with(to->placements).with_dtype(to->dtype);
-      if (from != wanted && static_cast<int>(index) != like) {
+      const bool stays = from == to || (from->placements == to->placements && from->dtype == to->dtype);
+      if (!stays && static_cast<int>(index) != like) {
+        const Spec wanted = from.with(to->placements).with_dtype(to->dtype);
         const GatherPolicy* policy = plan_->gather_of(index);
         const bool gathers = policy && wanted == read_spec(from, *policy);
         plan_->moves.push_back({arg, item, state_.engine.moves.find_or_plan(from, wanted), gathers});

@@ -2,6 +2,7 @@
 
 #include <memory>
 #include <new>
+#include <utility>
 
 #include <c10/core/DispatchKeySet.h>
 
@@ -89,7 +90,7 @@ struct Maker final : TensorLike {
   }
 
   template <bool counts_writes>
-  static void keep(void* memory, Husk left) {
+  static void keep(void* memory, Husk&& left) {
     using Kept = std::unique_ptr<Husk, GiveBackHusk<counts_writes>>;
     Husks<counts_writes>::keep(Kept(new (memory) Husk(std::move(left))));
   }
@@ -112,25 +113,40 @@ c10::intrusive_ptr<Maker> make_in(void* memory, Arguments&&... arguments) {
   return c10::intrusive_ptr<Maker>::unsafe_steal_from_new(new (memory) Maker(std::forward<Arguments>(arguments)...));
 }
 
+template <bool counts_writes>
 c10::intrusive_ptr<Maker> make(MetaPtr meta, const layout::SpecData& spec, c10::Device device) {
   Husk parts;
-  void* memory = take_husk<false>(parts);
+  void* memory = take_husk<counts_writes>(parts);
   return make_in(memory, std::move(meta), std::move(parts), spec.sizes, spec.strides,
                  caffe2::TypeMeta::fromScalarType(spec.dtype), device);
 }
 
-C10_NOINLINE Prototype new_prototype(const layout::SpecData& spec, c10::Device device) {
-  auto made = make(MetaPtr(), spec, device);
-  made->lend_storage();
-  return made;
+C10_NOINLINE at::Tensor make_first(MetaPtr meta, bool is_inference) {
+  const layout::SpecData& spec = *meta->spec;
+  const c10::Device device = meta->local.device();
+  auto made = make<true>(std::move(meta), spec, device);
+  if (made->is_inference() != is_inference) {
+    made->be_view(is_inference ? c10::VariableVersion() : c10::VariableVersion(0));
+  }
+  return at::Tensor(std::move(made));
 }
 
-// The prototype of DTensors of this layout on this device.
-Maker& prototype_in(Prototype& kept, const layout::SpecData& spec, c10::Device device) {
-  if (C10_UNLIKELY(!kept || kept->device() != device)) {
-    kept = new_prototype(spec, device);
+// Makes the prototype, unless this is the first tensor that asks for it.
+C10_NOINLINE void prepare(Prototype& prototype, const layout::SpecData& spec, c10::Device device) {
+  prototype.made.reset();
+  if (std::exchange(prototype.is_worthwhile, true)) {
+    auto made = make<false>(MetaPtr(), spec, device);
+    made->lend_storage();
+    prototype.made = std::move(made);
   }
-  return static_cast<Maker&>(*kept);
+}
+
+// The prototype of DTensors of this layout on this device; null for the first of them.
+const Maker* prototype_in(Prototype& kept, const layout::SpecData& spec, c10::Device device) {
+  if (C10_UNLIKELY(!kept.made || kept.made->device() != device)) {
+    prepare(kept, spec, device);
+  }
+  return static_cast<const Maker*>(kept.made.get());
 }
 
 std::string no_storage() {
@@ -193,38 +209,44 @@ void Meta::replace(at::Tensor new_local, Spec new_spec) {
 at::Tensor wrap(MetaPtr meta) {
   const layout::SpecData& spec = *meta->spec;
   const c10::Device device = meta->local.device();
-  return at::Tensor(make(std::move(meta), spec, device));
+  return at::Tensor(make<false>(std::move(meta), spec, device));
 }
 
 [[gnu::flatten]] at::Tensor wrap(MetaPtr meta, Prototype& prototype) {
   const at::Tensor& local = meta->local;
-  Maker& like = prototype_in(prototype, *meta->spec, local.device());
+  const Maker* like = prototype_in(prototype, *meta->spec, local.device());
+  if (C10_UNLIKELY(!like)) {
+    return make_first(std::move(meta), local.is_inference());
+  }
   Husk parts;
   if (C10_UNLIKELY(local.is_inference())) {
     void* memory = take_husk<false>(parts);
-    return at::Tensor(make_in(memory, std::move(meta), std::move(parts), like));
+    return at::Tensor(make_in(memory, std::move(meta), std::move(parts), *like));
   }
   void* memory = take_husk<true>(parts);
   if (C10_UNLIKELY(!parts.writes.enabled())) {
     parts.writes = c10::VariableVersion(0);
   }
-  return at::Tensor(make_in(memory, std::move(meta), std::move(parts), like));
+  return at::Tensor(make_in(memory, std::move(meta), std::move(parts), *like));
 }
 
-at::Tensor wrap_view(MetaPtr meta, const c10::VariableVersion& writes_of_base) {
+C10_NOINLINE at::Tensor wrap_view(MetaPtr meta, const c10::VariableVersion& writes_of_base) {
   const layout::SpecData& spec = *meta->spec;
   const c10::Device device = meta->local.device();
-  auto made = make(std::move(meta), spec, device);
+  auto made = make<false>(std::move(meta), spec, device);
   made->be_view(writes_of_base);
   return at::Tensor(std::move(made));
 }
 
 [[gnu::flatten]] at::Tensor wrap_view(MetaPtr meta, const c10::VariableVersion& writes_of_base, Prototype& prototype) {
-  Maker& like = prototype_in(prototype, *meta->spec, meta->local.device());
+  const Maker* like = prototype_in(prototype, *meta->spec, meta->local.device());
+  if (C10_UNLIKELY(!like)) {
+    return wrap_view(std::move(meta), writes_of_base);
+  }
   Husk parts;
   void* memory = take_husk<false>(parts);
   parts.writes = writes_of_base;
-  return at::Tensor(make_in(memory, std::move(meta), std::move(parts), like));
+  return at::Tensor(make_in(memory, std::move(meta), std::move(parts), *like));
 }
 
 at::Tensor wrap(at::Tensor local, Spec spec, const Origin* origin) {

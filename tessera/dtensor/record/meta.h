@@ -136,9 +136,9 @@ inline Meta* meta_of(const at::Tensor& tensor) {
   return static_cast<Meta*>(tensor.unsafeGetTensorImpl()->get_backend_meta());
 }
 
-// A DTensor of this record. The local tensor must be plain. A prototype is of this layout; it is made where it is null
-// or on another device. With one, the DTensor is a tensor of inference mode if its part is; without one, if that mode
-// is on.
+// A DTensor of this record. The local tensor must be plain. A prototype is of this layout; it is made with the second
+// DTensor, and again on another device. With one, the DTensor is a tensor of inference mode if its part is; without
+// one, if that mode is on.
 at::Tensor wrap(MetaPtr meta);
 at::Tensor wrap(MetaPtr meta, Prototype& prototype);
 at::Tensor wrap(at::Tensor local, Spec spec, const Origin* origin = nullptr);

@@ -8,7 +8,10 @@
 namespace tessera::dtensor {
 
 // A tensor that gives others its sizes, strides and what follows from them, so that they are worked out once.
-using Prototype = c10::intrusive_ptr<c10::TensorImpl>;
+struct Prototype {
+  c10::intrusive_ptr<c10::TensorImpl> made;
+  bool is_worthwhile = false;  // from the second tensor on: of many plans there is one call
+};
 
 // A TensorImpl that is given its sizes and its counter of writes.
 class TensorLike : public c10::TensorImpl {

@@ -24,11 +24,11 @@ struct PartView final : TensorLike, base::Pooled<PartView> {
 }  // namespace
 
 at::Tensor view_part(const at::Tensor& part, c10::IntArrayRef sizes, Prototype& prototype) {
-  if (C10_UNLIKELY(!prototype)) {
-    prototype = c10::make_intrusive<PartView>(part, sizes);
+  if (C10_UNLIKELY(!prototype.made)) {
+    prototype.made = c10::make_intrusive<PartView>(part, sizes);
   }
-  TESSERA_ASSERT(part.numel() == prototype->numel(), "a part of ", part.sizes(), " is viewed as ", sizes);
-  return at::detail::make_tensor<PartView>(part, static_cast<const PartView&>(*prototype));
+  TESSERA_ASSERT(part.numel() == prototype.made->numel(), "a part of ", part.sizes(), " is viewed as ", sizes);
+  return at::detail::make_tensor<PartView>(part, static_cast<const PartView&>(*prototype.made));
 }
 
 }  // namespace tessera::dtensor

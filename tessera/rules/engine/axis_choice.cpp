@@ -27,10 +27,10 @@ Frame::Frame(const Call& call, const FactorMap& map)
       map_(map),
       factors_(map.factors.size()),
       can_shard_(factors_),
-      leads_(factors_, 1),
+      leads_(factors_, true),
       most_blocks_(factors_, 1) {
   for (size_t f = 0; f < factors_; ++f) {
-    can_shard_[f] = map.factors[f].can_shard ? 1 : 0;
+    can_shard_[f] = map.factors[f].can_shard;
   }
   operands_.resize(map.operands.size() * factors_);
   outputs_.resize(map.outputs.size() * factors_);
@@ -48,8 +48,8 @@ void Frame::place(const TensorFactors& tensor, Stand* stands) {
     int64_t inner = 1;
     for (size_t i = tensor[d].size(); i-- > 0;) {
       const int factor = tensor[d][i];
-      can_shard_[factor] &= stands[factor].dim < 0 ? 1 : 0;
-      leads_[factor] &= factor == lead ? 1 : 0;
+      can_shard_[factor] &= stands[factor].dim < 0;
+      leads_[factor] &= factor == lead;
       stands[factor] = {static_cast<int32_t>(d), inner, 1};
       inner *= map_.factors[factor].extent;
     }
@@ -174,8 +174,8 @@ struct Score {
 
 class AxisChooser {
  public:
-  AxisChooser(const Frame& frame, const Wishes& wishes, int64_t axis, const std::vector<ReduceOp>& partials,
-              const std::vector<Choice>& choices)
+  AxisChooser(const Frame& frame, const Wishes& wishes, int64_t axis, c10::ArrayRef<ReduceOp> partials,
+              c10::ArrayRef<Choice> choices)
       : frame_(frame),
         call_(frame.call()),
         wishes_(wishes),
@@ -231,6 +231,10 @@ class AxisChooser {
   // The longest run of the dim (of a block of it) that `axis_` cuts, as slower axes leave it.
   int64_t run_of(const layout::SpecData& spec, int64_t dim) const {
     int64_t run = spec.sizes[dim] / spec.placements[axis_].blocks;
+    const auto cuts = [&](const Placement& placement) { return placement.is_shard(dim); };
+    if (std::count_if(spec.placements.begin(), spec.placements.end(), cuts) == 1) {
+      return run;
+    }
     for (int64_t axis : spec.axes_of(dim)) {
       if (axis == axis_) {
         break;
@@ -365,15 +369,15 @@ class AxisChooser {
   const Wishes& wishes_;
   int64_t axis_;
   int64_t parts_;
-  const std::vector<ReduceOp>& partials_;
-  const std::vector<Choice>& choices_;
+  const c10::ArrayRef<ReduceOp> partials_;
+  const c10::ArrayRef<Choice> choices_;
   c10::SmallVector<Choice, 8> candidates_;
 };
 
 }  // namespace
 
-std::optional<Decision> choose(const Frame& frame, const Wishes& wishes, int64_t axis,
-                               const std::vector<ReduceOp>& partials, const std::vector<Choice>& choices) {
+std::optional<Decision> choose(const Frame& frame, const Wishes& wishes, int64_t axis, c10::ArrayRef<ReduceOp> partials,
+                               c10::ArrayRef<Choice> choices) {
   return AxisChooser(frame, wishes, axis, partials, choices).run();
 }
 

@@ -2,7 +2,9 @@
 #pragma once
 
 #include <optional>
-#include <vector>
+
+#include <c10/util/ArrayRef.h>
+#include <c10/util/SmallVector.h>
 
 #include "tessera/rules/engine/rule.h"
 #include "tessera/rules/engine/wishes.h"
@@ -29,8 +31,8 @@ class Frame {
   void refuse_given_places() { takes_given_places_ = false; }
   const layout::Mesh& mesh() const { return call_.operands.front().spec->mesh; }
   // Whether it can be cut, leading every dim in which it stands; and whether it can if a cut may be interleaved.
-  bool can_shard(int factor) const { return can_shard_[factor] != 0 && leads_[factor] != 0; }
-  bool can_interleave(int factor) const { return can_shard_[factor] != 0 && !map_.keeps_runs; }
+  bool can_shard(int factor) const { return can_shard_[factor] && leads_[factor]; }
+  bool can_interleave(int factor) const { return can_shard_[factor] && !map_.keeps_runs; }
   // The most blocks that its cuts have anywhere.
   int64_t most_blocks(int factor) const { return most_blocks_[factor]; }
   const Stand& at_operand(size_t operand, int factor) const { return operands_[operand * factors_ + factor]; }
@@ -43,11 +45,11 @@ class Frame {
   const FactorMap& map_;
   size_t factors_;
   bool takes_given_places_ = true;
-  std::vector<char> can_shard_;
-  std::vector<char> leads_;
-  std::vector<int64_t> most_blocks_;
-  std::vector<Stand> operands_;
-  std::vector<Stand> outputs_;
+  c10::SmallVector<bool, 16> can_shard_;
+  c10::SmallVector<bool, 16> leads_;
+  c10::SmallVector<int64_t, 16> most_blocks_;
+  c10::SmallVector<Stand, 16> operands_;
+  c10::SmallVector<Stand, 8> outputs_;
 };
 
 // The slowest factor of a dim that is longer than one, else its first; -1 if it has none.
@@ -82,6 +84,6 @@ struct Decision {
 // the outputs: a choice that does not commute with them is not allowed. `choices` holds those of the axes before this
 // one: one that would cut a dim in other blocks than they do is not allowed either.
 std::optional<Decision> choose(const Frame& frame, const Wishes& wishes, int64_t axis,
-                               const std::vector<layout::ReduceOp>& partials, const std::vector<Choice>& choices);
+                               c10::ArrayRef<layout::ReduceOp> partials, c10::ArrayRef<Choice> choices);
 
 }  // namespace tessera::rules::detail

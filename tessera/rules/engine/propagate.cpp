@@ -1,5 +1,7 @@
 #include "tessera/rules/engine/propagate.h"
 
+#include <c10/util/SmallVector.h>
+
 #include "tessera/base/error.h"
 #include "tessera/base/text.h"
 #include "tessera/rules/engine/axis_choice.h"
@@ -198,14 +200,14 @@ class Propagator {
   // Axes that cut one factor must do so in one order everywhere: that of an operand which they cut already, those that
   // stay where they are first; else mesh order.
   void set_orders() {
-    std::vector<char> done(map_.factors.size(), 0);
+    c10::SmallVector<bool, 16> done(map_.factors.size(), false);
     for (size_t axis = 0; axis < choices_.size(); ++axis) {
       const Choice& choice = choices_[axis];
-      if (choice.kind != Choice::Kind::kFactor || done[choice.factor] != 0) {
+      if (choice.kind != Choice::Kind::kFactor || done[choice.factor]) {
         continue;
       }
-      done[choice.factor] = 1;
-      std::vector<int64_t> axes;
+      done[choice.factor] = true;
+      c10::SmallVector<int64_t, 8> axes;
       for (size_t other = axis; other < choices_.size(); ++other) {
         if (choices_[other].kind == Choice::Kind::kFactor && choices_[other].factor == choice.factor) {
           axes.push_back(static_cast<int64_t>(other));
@@ -217,7 +219,7 @@ class Propagator {
     }
   }
 
-  void set_order(int factor, const std::vector<int64_t>& axes) {
+  void set_order(int factor, c10::IntArrayRef axes) {
     int best = -1;
     int best_rank = -1;
     std::vector<int64_t> order;
@@ -334,9 +336,9 @@ class Propagator {
   const FactorMap& map_;
   const Wishes& wishes_;
   Frame frame_;
-  std::vector<Choice> choices_;
-  std::vector<int8_t> orders_;
-  std::vector<layout::ReduceOp> partials_;
+  c10::SmallVector<Choice, 4> choices_;
+  c10::SmallVector<int8_t, 8> orders_;
+  c10::SmallVector<layout::ReduceOp, 8> partials_;
   double bytes_ = 0;
 };
 
