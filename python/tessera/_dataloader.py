@@ -134,7 +134,7 @@ class ShardedDataLoader:
         if others := [str(i) for i, mark in enumerate(marks) if mark != marks[0]]:
             raise RuntimeError(f"[shard_dataloader] the loader gives other batches on ranks {', '.join(others)} of the mesh than on rank 0: they differ at batch "
                                f"{self._batch} of epoch {self._epoch} or before (rank {rank()}); accepted: the same data on all ranks, in an order that follows from "
-                               "the sampler's generator, from seed= or set_epoch; and a loader's own rows by a DistributedSampler")
+                               "the sampler's generator, from seed= or set_epoch; a loader's own rows by a DistributedSampler; of webdataset, nodesplitter=None")
 
     def _with_empty(self, rows, batch):
         """The batch; on a rank without rows one of none, like that of the first rank."""

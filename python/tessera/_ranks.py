@@ -4,8 +4,8 @@ import atexit
 import sys
 import threading
 import weakref
-from collections.abc import Callable
-from typing import TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, TypeVar, overload
 
 import torch
 
@@ -34,8 +34,13 @@ def _give_up_saves():
         saving.give_up()
 
 
-def run_ranks(body: Callable[[], T], ranks: int, *, deadline: float = 60.0, grace: float = 60.0) -> T:
-    """Runs `body()` on `ranks` threads, each a rank, and returns what rank 0 returned.
+@overload
+def run_ranks(body: Callable[..., T], ranks: int, *, args: Sequence[Any] = (), results: Literal["first"] = "first", deadline: float = 60.0,
+              grace: float = 60.0) -> T: ...
+@overload
+def run_ranks(body: Callable[..., T], ranks: int, *, args: Sequence[Any] = (), results: Literal["all"], deadline: float = 60.0, grace: float = 60.0) -> list[T]: ...
+def run_ranks(body, ranks, *, args=(), results="first", deadline=60.0, grace=60.0):
+    """Runs `body(*args)` on `ranks` threads, each a rank, and returns what rank 0 returned; with results="all" what each returned, by rank.
 
     A rank that waits `deadline` seconds for the others throws. When one raises, the others are woken, and its exception is
     raised here, with its traceback and a note that says which rank it was. Ctrl-C raises KeyboardInterrupt on every rank, and
@@ -47,20 +52,25 @@ def run_ranks(body: Callable[[], T], ranks: int, *, deadline: float = 60.0, grac
     Each rank draws the random numbers that the program would draw next (tessera.set_generator); the program's own generator stays where it is.
     """
 
-    raised = []
+    if results not in ("first", "all"):
+        raise ValueError(f'[run_ranks] results={results!r}; accepted: "first", what rank 0 returned, and "all", a list by rank')
+    raised, returned = [], {}
     stream = stream_of_program()
 
-    def of_rank() -> T:
+    def of_rank():
         try:
             continue_stream(stream)
-            return body()
+            value = body(*args)
+            if results == "all" or rank() == 0:
+                returned[rank()] = value
         except BaseException as error:
             raised.append((error, rank()))
             _give_up_saves()
             raise
 
     try:
-        return _C.run_ranks(of_rank, ranks, deadline, grace)
+        _C.run_ranks(of_rank, ranks, deadline, grace)
+        return returned[0] if results == "first" else [returned[i] for i in range(ranks)]
     except BaseException as error:  # the note is not for the other ranks, whose errors quote this one
         for of_one, number in raised if sys.version_info >= (3, 11) else ():
             if of_one is error:

@@ -61,7 +61,8 @@ class AcceleratorTest(unittest.TestCase):
         plain = self.plain(dtype="float64")
         self.check_log(self.by_threads("double", mesh="dp=2,tp=2", dtype="float64"), plain, 1e-12)
         plain = self.plain(precision="bf16")
-        self.check_log(self.by_threads("bf16", mesh="tp=2", precision="bf16"), plain, 3e-2)
+        for mesh in ("tp=2", "fsdp=2"):
+            self.check_log(self.by_threads(f"bf16 on {mesh}", mesh=mesh, precision="bf16"), plain, 3e-2)
 
     def test_bits_of_one_rank_resumed_on_another_mesh(self):
         exact = {**EXACT, "rows": 36}

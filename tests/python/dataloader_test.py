@@ -12,7 +12,6 @@ import pickle
 import subprocess
 import sys
 import tempfile
-import threading
 import unittest
 import warnings
 from pathlib import Path
@@ -32,15 +31,7 @@ def run_on(mesh, body):
 
 def on_each(mesh, body):
     """What the body returned on each rank."""
-    results, lock = {}, threading.Lock()
-
-    def of_rank():
-        value = body()
-        with lock:
-            results[tessera.rank()] = value
-
-    run_on(mesh, of_rank)
-    return [results[i] for i in range(ranks_of(mesh))]
+    return tessera.run_ranks(body, ranks_of(mesh), results="all", deadline=DEADLINE)
 
 
 def samples_in(batches):

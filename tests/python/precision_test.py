@@ -119,6 +119,29 @@ class PrecisionTest(unittest.TestCase):
                 self.assertEqual(scales, one)
                 self.assertTrue(all(torch.equal(a, b) for a, b in zip(values, parameters)))
 
+    def test_autocast_of_parameters_in_parts(self):
+        """libtorch keeps a weight's cast under a lock of all threads, and this cast waits for the other ranks, one of which may wait for the lock."""
+        def train(layout):
+            torch.manual_seed(3)
+            model = torch.nn.Sequential(torch.nn.Linear(6, 32), torch.nn.LayerNorm(32), torch.nn.GELU(), torch.nn.Linear(32, 4))
+            tessera.parallelize(model, layout)
+            optimizer = torch.optim.SGD(model.parameters(), 1e-2)
+            x, losses = torch.arange(48.0).view(8, 6).sin(), []
+            for _ in range(30):
+                with torch.autocast("cpu", torch.bfloat16):
+                    loss = model(x).float().square().mean()
+                loss.backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                losses.append(loss.item())
+            return losses
+
+        want = tessera.run_ranks(train, 1, args=["dp=1"])
+        for layout in ("fsdp=2", "fsdp=3"):
+            with self.subTest(layout=layout):
+                got = tessera.run_ranks(train, tessera.Mesh(layout).size(), args=[layout], deadline=20)
+                self.assertLessEqual(max(abs(a - b) / b for a, b in zip(got, want, strict=True)), 2e-2)
+
     def test_a_model_in_sixteen_bits_is_stored_in_float32(self):
         def body():
             model = ZOO["gpt2"].make().to(torch.bfloat16)

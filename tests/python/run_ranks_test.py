@@ -1,0 +1,37 @@
+#!/usr/bin/env python3
+"""What rank threads are given, and what of them comes back.
+
+Usage: run_ranks_test.py [unittest's arguments]
+"""
+
+import unittest
+
+import tessera
+
+
+class RunRanksTest(unittest.TestCase):
+    def test_arguments_and_results(self):
+        def body(*texts):
+            return texts, tessera.rank()
+
+        self.assertEqual(tessera.run_ranks(body, 3), ((), 0))
+        self.assertEqual(tessera.run_ranks(body, 3, args=("a", "b")), (("a", "b"), 0))
+        self.assertEqual(tessera.run_ranks(body, 3, args=["a"], results="all"), [(("a",), rank) for rank in range(3)])
+        self.assertEqual(tessera.run_ranks(body, 3, results="first"), ((), 0))
+
+    def test_another_word_is_refused(self):
+        with self.assertRaisesRegex(ValueError, "results='last'; accepted: \"first\""):
+            tessera.run_ranks(tessera.rank, 2, results="last")
+
+    def test_one_that_fails(self):
+        def body(failing):
+            if tessera.rank() == failing:
+                raise KeyError("here")
+            return tessera.rank()
+
+        with self.assertRaisesRegex(KeyError, "here"):
+            tessera.run_ranks(body, 2, args=[1], results="all")
+
+
+if __name__ == "__main__":
+    unittest.main()
