@@ -39,7 +39,8 @@ def run_ranks(body: Callable[..., T], ranks: int, *, args: Sequence[Any] = (), r
               grace: float = 60.0) -> T: ...
 @overload
 def run_ranks(body: Callable[..., T], ranks: int, *, args: Sequence[Any] = (), results: Literal["all"], deadline: float = 60.0, grace: float = 60.0) -> list[T]: ...
-def run_ranks(body, ranks, *, args=(), results="first", deadline=60.0, grace=60.0):
+def run_ranks(body: Callable[..., T], ranks: int, *, args: Sequence[Any] = (), results: Literal["first", "all"] = "first", deadline: float = 60.0,
+              grace: float = 60.0) -> T | list[T]:
     """Runs `body(*args)` on `ranks` threads, each a rank, and returns what rank 0 returned; with results="all" what each returned, by rank.
 
     A rank that waits `deadline` seconds for the others throws. When one raises, the others are woken, and its exception is

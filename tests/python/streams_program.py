@@ -65,7 +65,7 @@ def main(folder, mesh, reads):
         found = numbers_in(tessera.shard_dataloader(loader, mesh))
     except RuntimeError as error:
         found = str(error)
-    print(json.dumps([tessera.rank(), found]), flush=True)
+    sys.stdout.write(json.dumps([tessera.rank(), found]) + "\n")  # at once: torchrun's processes do not buffer
 
 
 if __name__ == "__main__":
