@@ -1,18 +1,18 @@
-"""Streams of other libraries: what streams_test.py runs as rank threads and, started by torchrun, as processes. A process prints its rank and, for each
-batch, the numbers of the rows that it is given.
+"""Streams of other libraries: what streams_test.py reads on rank threads and, started by torchrun, in processes.
 
-Usage: streams_program.py FOLDER MESH whole|split
+Usage: streams_program.py RUN...: the fields of Run as JSON
 """
 
+import dataclasses
 import io
 import json
-import sys
 import tarfile
-import warnings
 from pathlib import Path
 
 import tessera
 import torch
+from runs import run_given
+from tessera._rows import Ranks
 from torch.utils.data import DataLoader
 
 ROWS, SHARDS, BATCH = 23, 4, 6
@@ -56,18 +56,25 @@ def numbers_in(loader):
     return [(batch["x"] if isinstance(batch, dict) else batch[0])[:, 0].int().tolist() for batch in loader]
 
 
-def main(folder, mesh, reads):
+@dataclasses.dataclass
+class Run:
+    mesh: str
+    folder: str
+    splits: bool  # each process reads files of its own
+
+
+def main(run):
+    """Of each rank the numbers of the rows that it is given, batch by batch, or what it is told."""
     import webdataset
 
     tessera.join()
-    loader = DataLoader(of_webdataset(folder, webdataset.split_by_node if reads == "split" else None), BATCH)
+    loader = DataLoader(of_webdataset(run.folder, webdataset.split_by_node if run.splits else None), BATCH)
     try:
-        found = numbers_in(tessera.shard_dataloader(loader, mesh))
+        found = numbers_in(tessera.shard_dataloader(loader, run.mesh))
     except RuntimeError as error:
         found = str(error)
-    sys.stdout.write(json.dumps([tessera.rank(), found]) + "\n")  # at once: torchrun's processes do not buffer
+    return [json.loads(text) for text in Ranks(tessera.Mesh(run.mesh)).exchange(json.dumps(found).encode())]
 
 
 if __name__ == "__main__":
-    warnings.simplefilter("ignore")
-    main(*sys.argv[1:])
+    run_given(main, Run)

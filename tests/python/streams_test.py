@@ -8,7 +8,6 @@ import importlib.util
 import itertools
 import json
 import os
-import subprocess
 import sys
 import tempfile
 import unittest
@@ -27,10 +26,11 @@ import webdataset
 from dataloader_program import data_coordinate
 from dataloader_test import on_each
 from datasets.distributed import split_dataset_by_node
-from streams_program import BATCH, ROWS, numbers_in, of_datasets, of_webdataset, write_shards
+from runs import lines_of
+from streams_program import BATCH, ROWS, Run, numbers_in, of_datasets, of_webdataset, write_shards
 from torch.utils.data import DataLoader
 
-PROGRAM = Path(__file__).parent / "streams_program.py"
+PROGRAM = str(Path(__file__).parent / "streams_program.py")
 MESHES = ("dp=2", "dp=3", "dp=2,tp=2")
 
 
@@ -44,7 +44,9 @@ class StreamsTest(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
         datasets.disable_progress_bars()
-        cls.folder = tempfile.mkdtemp()
+        holder = tempfile.TemporaryDirectory()
+        cls.addClassCleanup(holder.cleanup)
+        cls.folder = holder.name
         write_shards(cls.folder)
 
     def rows_on(self, mesh, make, epochs=(0,), state=None):
@@ -121,16 +123,12 @@ class StreamsTest(unittest.TestCase):
                 with self.subTest(loader=name, mesh=mesh):
                     self.assertEqual(self.rows_on(mesh, make), want)
 
-    def run_processes(self, reads):
-        done = subprocess.run([sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(PROGRAM), self.folder, "dp=2", reads],
-                              capture_output=True, text=True, timeout=120)
-        self.assertEqual(done.returncode, 0, done.stderr)
-        return [found for _, found in sorted(json.loads(line) for line in done.stdout.splitlines())]
-
     def test_webdataset_in_processes(self):
         """A nodesplitter gives each process files of its own, which are not a batch's rows: told."""
-        self.assertEqual(joined("dp=2", enumerate(self.run_processes("whole"))), numbers_in(DataLoader(of_webdataset(self.folder), BATCH)))
-        for text in self.run_processes("split"):
+        whole, split = map(json.loads, lines_of(PROGRAM, *(Run("dp=2", self.folder, splits) for splits in (False, True)), timeout=120))
+        self.assertEqual(joined("dp=2", enumerate(whole)), numbers_in(DataLoader(of_webdataset(self.folder), BATCH)))
+        self.assertEqual(len(split), 2)
+        for text in split:
             self.assertRegex(text, "gives other batches on ranks 1 of the mesh.*nodesplitter=None")
 
 
