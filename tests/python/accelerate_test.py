@@ -88,15 +88,12 @@ class AccelerateTest(unittest.TestCase):
         def body():
             GradientState().sync = tessera.rank() == 0
             tessera.distribute_tensor(torch.ones(2), tessera.Mesh("dp=2"), tessera.Shard(0)).sum().item()  # both have come here
-            seen[tessera.rank()] = (GradientState().sync, sorted(GradientState._shared_state))
+            return GradientState().sync, sorted(GradientState._shared_state)
 
-        seen = {}
         GradientState().of_main = 1
-        tessera.run_ranks(body, 2)
-        self.assertEqual(seen, {0: (True, ["sync"]), 1: (False, ["sync"])})
+        self.assertEqual(tessera.run_ranks(body, 2, results="all"), [(True, ["sync"]), (False, ["sync"])])
         self.assertEqual(GradientState._shared_state, {"of_main": 1})
-        tessera.run_ranks(lambda: seen.update(one=GradientState().of_main), 1)  # no other rank thread
-        self.assertEqual(seen["one"], 1)
+        self.assertEqual(tessera.run_ranks(lambda: GradientState().of_main, 1), 1)  # no other rank thread
 
     @unittest.skipUnless(importlib.util.find_spec("accelerate"), "accelerate is not installed")
     def test_programs_that_accumulate(self):

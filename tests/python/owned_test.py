@@ -101,16 +101,14 @@ class OwnedTest(unittest.TestCase):
                             self.check(on_mesh(mesh, body), expected)
 
     def test_state_is_plain_and_at_one_owner(self):
-        found = {}
-
         def body():
             run = Run(OPTIMIZERS["Muon"], "tp=3").step([0])
             buffers = [(i, kept["momentum_buffer"]) for i, p in enumerate(run.model) if (kept := run.optimizer.state.get(p))]
-            found[tessera.rank()] = [(i, tuple(buffer.shape), isinstance(buffer, tessera.DTensor)) for i, buffer in buffers]
+            return [(i, tuple(buffer.shape), isinstance(buffer, tessera.DTensor)) for i, buffer in buffers]
 
-        on_mesh("tp=3", body)
-        self.assertEqual(sorted(kept for own in found.values() for kept in own), [(i, shape, False) for i, shape in enumerate(SIZES)])
-        self.assertTrue(all(found[rank] for rank in range(3)), found)
+        found = tessera.run_ranks(body, 3, results="all")
+        self.assertEqual(sorted(kept for own in found for kept in own), [(i, shape, False) for i, shape in enumerate(SIZES)])
+        self.assertTrue(all(found), found)
 
     def test_a_step_sends_each_gradient_there_and_each_value_back(self):
         """What an owner lacks of a matrix, both ways (2 T (N-1)/N over even parts), and a flag for each parameter."""
