@@ -9,6 +9,8 @@
 #include <ATen/ops/gather.h>
 #include <ATen/ops/index_put.h>
 #include <ATen/ops/index_select.h>
+#include <ATen/ops/logical_and.h>
+#include <ATen/ops/where.h>
 #include <ATen/ops/zeros.h>
 
 #include "tessera/rules/engine/local_args.h"
@@ -302,6 +304,17 @@ void decompose_in_place(const c10::OperatorHandle& op, torch::jit::Stack& stack)
   stack.back() = self.copy_(stack.back().toTensor());
 }
 
+// Rows that are looked up and longer than `max_norm` are shortened.
+void decompose_embedding_renorm(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
+  StackArgs args(op, stack);
+  at::Tensor self = args.tensor("self");
+  const double most = args["max_norm"].toDouble();
+  const at::Tensor is_read = self.new_zeros({self.size(0)}).index_fill(0, args.tensor("indices").flatten(), 1);
+  const at::Tensor length = self.norm(args["norm_type"].toDouble(), 1);
+  const at::Tensor is_long = at::logical_and(is_read, length > most);
+  args.give(self.mul_(at::where(is_long, most / (length + 1e-7), 1.0).to(self.scalar_type()).unsqueeze(1)));
+}
+
 // Everything whole.
 FactorMap replicated_map(const Call& call) {
   FactorMap map;
@@ -346,6 +359,7 @@ void add_indexing_rules(RuleTable& table) {
   table.add("aten::put", {.map = nullptr, .decompose = decompose_put});
   table.add_all({"aten::masked_scatter_", "aten::put_", "aten::renorm_"},
                 {.map = nullptr, .decompose = decompose_in_place});
+  table.add("aten::embedding_renorm_", {.map = nullptr, .decompose = decompose_embedding_renorm});
   table.add("aten::linalg_qr", {.map = replicated_map, .caught = Caught::kLinearAlgebra});
   table.add("aten::take", {.map = take_map, .shape = ShapeSource::kFactors});
   table.add("aten::trace", {.map = [](const Call& call) { return parse_factors("(i,j)->();!i,!j", call); },
