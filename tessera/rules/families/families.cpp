@@ -10,6 +10,7 @@ void add_families(RuleTable& table) {
   add_convolution_rules(table);
   add_elementwise_rules(table);
   add_factory_rules(table);
+  add_grouped_rules(table);
   add_indexing_rules(table);
   add_list_rules(table);
   add_loss_rules(table);

@@ -13,6 +13,7 @@ void add_contraction_rules(RuleTable& table);
 void add_convolution_rules(RuleTable& table);
 void add_elementwise_rules(RuleTable& table);
 void add_factory_rules(RuleTable& table);
+void add_grouped_rules(RuleTable& table);
 void add_indexing_rules(RuleTable& table);
 void add_list_rules(RuleTable& table);
 void add_loss_rules(RuleTable& table);
