@@ -21,15 +21,15 @@ std::vector<std::string> ordered_names(const ModuleTree& model, const ModelRoles
     }
   };
   for (const auto& embedding : roles.embeddings) {
-    add(weight_of(embedding.name));
+    add(embedding.weight());
   }
   for (const auto& group : roles.groups) {
     for (const auto& linear : group.columns) {
-      add(weight_of(linear.name));
-      add(bias_of(linear.name));
+      add(linear.weight());
+      add(linear.bias());
     }
     if (group.row) {
-      add(weight_of(group.row->name));
+      add(group.row->weight());
     }
   }
   for (const auto& named : tensors_of(model)) {
@@ -156,10 +156,6 @@ Plan Draft::finish() {
   plan.parameters = collapsed(entries, model_);
   return std::move(plan);
 }
-
-std::string weight_of(const std::string& module) { return dotted(module, "weight"); }
-
-std::string bias_of(const std::string& module) { return dotted(module, "bias"); }
 
 std::string general(const std::string& name) {
   return base::join(base::split(name, '.'), ".", [](std::ostream& out, const std::string& part) {

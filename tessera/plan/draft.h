@@ -68,9 +68,6 @@ using Style = void (*)(Draft& draft);
 // All of them, in their order.
 std::vector<Style> styles();
 
-std::string weight_of(const std::string& module);
-std::string bias_of(const std::string& module);
-
 // `layers.*.mlp.up.weight`: the name with `*` for its numbers.
 std::string general(const std::string& name);
 

@@ -6,6 +6,9 @@ namespace tessera::plan {
 
 Heads heads_of(const LinearGroup& group, const PlanOptions& options) {
   const auto& first = group.columns.front();
+  if (first.is_stacked) {
+    return {};
+  }
   return options.heads > 0 ? Heads{options.heads, options.kv_heads, true} : Heads{first.heads, first.kv_heads, false};
 }
 
@@ -35,7 +38,8 @@ Fusion fusion_of(const LinearGroup& group, const Heads& heads, const PlanOptions
   }
   const LinearInfo& linear = group.columns[0];
   if (!is_attention(group, heads)) {
-    return {.blocks = linear.out == 2 * group.row->in && !options.lattice ? 2 : 1};
+    const bool is_gated = linear.out == 2 * group.row->in && !linear.alternates;
+    return {.blocks = is_gated && !options.lattice ? 2 : 1};
   }
   if (heads.are_given) {
     return {};

@@ -29,6 +29,7 @@ struct ModuleTree {
   // Query heads and key/value heads of the attention in it; 0: unknown.
   int64_t heads = 0;
   int64_t kv_heads = 0;
+  bool alternates = false;           // rows of two products that are fused in it take turns
   std::vector<ModuleTree> children;  // in the order of registration
 };
 

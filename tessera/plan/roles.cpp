@@ -29,6 +29,46 @@ bool is_position_name(const std::string& name) {
   return last == "wpe" || has("pos") || has("bias") || has("type");
 }
 
+std::vector<LinearInfo> stacked_products(const ModuleTree& module, bool is_transposed) {
+  std::vector<LinearInfo> products;
+  int64_t experts = 0;
+  for (const auto& [name, parameter] : module.parameters) {
+    if (!parameter.defined() || parameter.dim() != 3) {
+      continue;
+    }
+    if (experts != 0 && parameter.size(0) != experts) {
+      return {};
+    }
+    experts = parameter.size(0);
+    const auto is_bias = [&, own = name](const auto& other) { return other.first == own + "_bias"; };
+    products.push_back({.name = name,
+                        .in = parameter.size(is_transposed ? 1 : 2),
+                        .out = parameter.size(is_transposed ? 2 : 1),
+                        .has_bias = std::any_of(module.parameters.begin(), module.parameters.end(), is_bias),
+                        .is_transposed = is_transposed,
+                        .is_stacked = true,
+                        .alternates = module.alternates});
+  }
+  return products;
+}
+
+// The products that the module's tensors of three dims are; none where they do not follow one another.
+LinearGroup stacked_group(const ModuleTree& module) {
+  for (const bool is_transposed : {false, true}) {
+    std::vector<LinearInfo> products = stacked_products(module, is_transposed);
+    if (products.size() < 2) {
+      return {};
+    }
+    const LinearInfo row = products.back();
+    products.pop_back();
+    const auto fits = [&](const LinearInfo& made) { return made.in == row.out && can_read(row, made); };
+    if (std::all_of(products.begin(), products.end(), fits)) {
+      return {products, row};
+    }
+  }
+  return {};
+}
+
 class Walk {
  public:
   explicit Walk(ModelRoles& roles) : roles_(roles) {}
@@ -55,6 +95,7 @@ class Walk {
       take_embedding(module, prefix);
       return {};
     }
+    take_stacked(module, prefix);
     for (const auto& [name, parameter] : module.parameters) {
       if (parameter.defined() && parameter.dim() >= 2 && is_new(parameter)) {
         roles_.unknown.push_back(dotted(prefix, name));
@@ -98,6 +139,24 @@ class Walk {
              .kv_heads = heads.keys}};
   }
 
+  // Products of all experts in one tensor each, [experts, out, in] or [experts, in, out]: the last one reads the others.
+  void take_stacked(const ModuleTree& module, const std::string& prefix) {
+    LinearGroup group = stacked_group(module);
+    if (!group.row) {
+      return;
+    }
+    for (const auto& [name, parameter] : module.parameters) {
+      if (parameter.defined() && parameter.dim() >= 2) {
+        is_new(parameter);
+      }
+    }
+    for (LinearInfo& linear : group.columns) {
+      linear.name = dotted(prefix, linear.name);
+    }
+    group.row->name = dotted(prefix, group.row->name);
+    roles_.groups.push_back(std::move(group));
+  }
+
   void take_embedding(const ModuleTree& module, const std::string& name) {
     if (module.weight.defined() && is_new(module.weight)) {
       roles_.embeddings.push_back({name, module.weight.size(0), is_position_name(name)});
@@ -127,6 +186,10 @@ class Walk {
 };
 
 }  // namespace
+
+std::string LinearInfo::weight() const { return is_stacked ? name : dotted(name, "weight"); }
+
+std::string LinearInfo::bias() const { return is_stacked ? name + "_bias" : dotted(name, "bias"); }
 
 std::vector<LinearGroup> pair_linears(const std::vector<LinearInfo>& linears, bool is_chain) {
   std::vector<LinearGroup> groups;

@@ -12,7 +12,7 @@ namespace tessera::plan {
 
 // One product of a model with a weight [out, in].
 struct LinearInfo {
-  std::string name;  // dotted, without `.weight`
+  std::string name;  // dotted, without `.weight`; where it is stacked that of the weight
   int64_t in = 0;
   int64_t out = 0;
   bool has_bias = false;
@@ -20,6 +20,14 @@ struct LinearInfo {
   // Of the attention that it is in, if the model says; 0: unknown.
   int64_t heads = 0;
   int64_t kv_heads = 0;
+  bool is_stacked = false;   // one product of each expert: all tensors have their number as another, first dim
+  bool alternates = false;   // of two products that are fused in it the rows take turns
+
+  std::string weight() const;
+  std::string bias() const;
+  int64_t out_dim() const { return first_dim() + (is_transposed ? 1 : 0); }  // of the weight
+  int64_t in_dim() const { return first_dim() + (is_transposed ? 0 : 1); }
+  int64_t first_dim() const { return is_stacked ? 1 : 0; }  // of the bias too
 };
 
 // Column-parallel products (their output features are cut) and the row-parallel one (its input features are cut) that
@@ -35,6 +43,8 @@ struct EmbeddingInfo {
   int64_t rows = 0;
   bool is_position = false;  // named as one that is read by position, distance or segment (`wpe`, `...pos...`,
                              // `...bias...`, `...type...`), not by token
+
+  std::string weight() const { return dotted(name, "weight"); }
 };
 
 // What the walk over a model found, in the order of registration.

@@ -72,6 +72,7 @@ ModuleTree describe_as(const py::object& module, std::string name) {
   tree.name = std::move(name);
   tree.kind = kind_of(module);
   read_heads(module, tree);
+  tree.alternates = py::getattr(module, "is_concatenated", py::none()).is(py::bool_(false));
   add_tensors(module.attr("_parameters"), tree.parameters);
   add_tensors(module.attr("_buffers"), tree.buffers);
   for (const auto& [own, tensor] : tree.parameters) {

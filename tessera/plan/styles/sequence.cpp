@@ -18,11 +18,11 @@ void plan_sequence(Draft& draft) {
     parts[static_cast<size_t>(mesh.axis_index(name))] = layout::Shard(0);
   }
   for (const auto& embedding : draft.roles.embeddings) {
-    draft.entry(weight_of(embedding.name)).output = parts;
+    draft.entry(embedding.weight()).output = parts;
   }
   for (const auto& group : draft.roles.groups) {
-    if (group.row && fusion_of(group, heads_of(group, draft.options), draft.options).is_order_known) {
-      draft.entry(weight_of(group.row->name)).output = parts;
+    if (group.row && !group.row->is_stacked && fusion_of(group, heads_of(group, draft.options), draft.options).is_order_known) {
+      draft.entry(group.row->weight()).output = parts;
     }
   }
 }

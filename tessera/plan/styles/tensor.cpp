@@ -59,8 +59,8 @@ class TensorStyle {
       return;
     }
     const auto unit = whole_leaves(1, embedding.rows);
-    note_cut(weight_of(embedding.name), embedding.rows, unit);
-    place(weight_of(embedding.name), layout::Shard(0, {.unit = unit}));
+    note_cut(embedding.weight(), embedding.rows, unit);
+    place(embedding.weight(), layout::Shard(0, {.unit = unit}));
   }
 
   AttentionCut attention_cut(const LinearGroup& group, const Heads& heads) {
@@ -120,23 +120,23 @@ class TensorStyle {
   void plan_fused(const LinearGroup& group, const Heads& heads, int64_t blocks) {
     const LinearInfo& linear = group.columns[0];
     const int64_t unit = is_attention(group, heads) ? head_dim_of(group, heads) : 1;
-    place(weight_of(linear.name), layout::InterleavedShard(linear.is_transposed ? 1 : 0, blocks, {.unit = unit}));
+    place(linear.weight(), layout::InterleavedShard(linear.out_dim(), blocks, {.unit = unit}));
     if (linear.has_bias) {
-      place(bias_of(linear.name), layout::InterleavedShard(0, blocks, {.unit = unit}));
+      place(linear.bias(), layout::InterleavedShard(linear.first_dim(), blocks, {.unit = unit}));
     }
     plan_row(*group.row, unit);
   }
 
   void plan_row(const LinearInfo& row, int64_t unit) {
-    note_cut(weight_of(row.name), row.in, unit);
-    place(weight_of(row.name), layout::Shard(row.is_transposed ? 0 : 1, {.unit = unit}));
+    note_cut(row.weight(), row.in, unit);
+    place(row.weight(), layout::Shard(row.in_dim(), {.unit = unit}));
   }
 
   void plan_group(const LinearGroup& group) {
     const auto heads = heads_of(group, draft_.options);
     const auto fusion = fusion_of(group, heads, draft_.options);
     if (!fusion.is_order_known) {
-      draft_.note(general(weight_of(group.columns[0].name)) +
+      draft_.note(general(group.columns[0].weight()) +
                   " stays whole: fused Q, K and V whose order is not known, or not to be cut in "
                   "`exact`; with their rows in the order of the heads, and `heads` and `kv_heads` given, they are cut");
       return;
@@ -165,16 +165,17 @@ class TensorStyle {
       return;
     }
     const auto head_unit = is_query ? cut.query_unit : cut.key_unit;
-    const auto unit = has_heads ? head_unit : whole_leaves(head_unit, linear.out);
-    if (group.row && group.columns.size() == 1 && !has_heads && linear.out == 3 * group.row->in) {
-      draft_.note(general(weight_of(linear.name)) +
+    const auto unit = has_heads ? head_unit : whole_leaves(linear.alternates ? 2 * head_unit : head_unit, linear.out);
+    const bool may_be_attention = group.columns.size() == 1 && !has_heads && !linear.is_stacked;
+    if (group.row && may_be_attention && linear.out == 3 * group.row->in) {
+      draft_.note(general(linear.weight()) +
                   " looks like fused Q, K and V: without `heads` its cuts may fall "
                   "inside a head, which costs communication; give `heads` and `kv_heads`");
     }
-    note_cut(weight_of(linear.name), linear.out, unit);
-    place(weight_of(linear.name), layout::Shard(linear.is_transposed ? 1 : 0, {.unit = unit}));
+    note_cut(linear.weight(), linear.out, unit);
+    place(linear.weight(), layout::Shard(linear.out_dim(), {.unit = unit}));
     if (linear.has_bias) {
-      place(bias_of(linear.name), layout::Shard(0, {.unit = unit}));
+      place(linear.bias(), layout::Shard(linear.first_dim(), {.unit = unit}));
     }
   }
 
