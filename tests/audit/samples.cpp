@@ -113,6 +113,7 @@ Samples all_samples() {
   Samples samples;
   add_complex_samples(samples);
   add_contraction_samples(samples);
+  add_grouped_samples(samples);
   add_factory_samples(samples);
   add_image_samples(samples);
   add_indexing_samples(samples);

@@ -31,6 +31,7 @@ c10::IValue indices(const std::vector<at::Tensor>& tensors);
 // Written by hand, by family.
 void add_complex_samples(Samples& samples);
 void add_contraction_samples(Samples& samples);
+void add_grouped_samples(Samples& samples);
 void add_factory_samples(Samples& samples);
 void add_image_samples(Samples& samples);
 void add_indexing_samples(Samples& samples);

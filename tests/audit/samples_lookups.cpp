@@ -53,6 +53,10 @@ void add_reads(Samples& samples) {
     samples.push_back(sample(op, {reals({5, 4}), integers(20, {3, 2}), reals({3, 2})}, {{"accumulate", true}}));
   }
   samples.push_back(sample("aten::renorm_", {reals({5, 4})}, {{"p", 2}, {"dim", 0}, {"maxnorm", 0.5}}));
+  for (const double norm : {1.0, 2.0}) {
+    samples.push_back(sample("aten::embedding_renorm_", {reals({5, 4}), integers(5, {3, 2})},
+                             {{"max_norm", 0.5}, {"norm_type", norm}}));
+  }
   samples.push_back(sample("aten::linalg_qr", {reals({6, 4})}));
   samples.push_back(sample("aten::trace", {reals({5, 4})}));
 }

@@ -43,6 +43,20 @@ void add_contraction_samples(Samples& samples) {
   }
 }
 
+// In float32, of numbers whose products and sums are exact, and with rows of 16 or 32 bytes, as libtorch wants them.
+void add_grouped_samples(Samples& samples) {
+  const auto numbers = [](Ints sizes) { return integers(5, std::move(sizes)).to(at::kFloat); };
+  const auto add = [&](Ints left, Ints right, const Ints& ends) {
+    samples.push_back(sample("aten::_grouped_mm",
+                             {numbers(std::move(left)), numbers(std::move(right)), at::tensor(ends, at::kInt)}));
+  };
+  add({5, 4}, {3, 4, 8}, {2, 2, 5});
+  add({5, 4}, {3, 4, 8}, {0, 3, 5});
+  add({3, 5, 4}, {4, 8}, {4, 4, 8});
+  add({5, 8}, {8, 4}, {4, 4, 8});
+  samples.push_back(sample("aten::_grouped_mm", {numbers({3, 5, 4}), numbers({3, 4, 8})}));
+}
+
 void add_reduction_samples(Samples& samples) {
   samples.push_back(sample("aten::_amp_update_scale_",
                            {reals({}).to(at::kFloat), integers(3, {}).to(at::kInt), reals({}).to(at::kFloat)},

@@ -172,6 +172,53 @@ TEST(PlanModel, ProductsFusedInBlocksAreCutBlockByBlock) {
   EXPECT_EQ(on_tp(plan_model(block(product("c_attn", 32, 96, true), 4, 1), on("tp=2")), "mlp.up.weight"), "S(0)");
 }
 
+// The products of four experts in one tensor each, as `transformers` stacks them.
+ModuleTree experts(bool is_transposed, int64_t gates, bool alternates = false) {
+  const auto sizes = [&](int64_t in, int64_t out) {
+    return is_transposed ? std::vector<int64_t>{4, in, out} : std::vector<int64_t>{4, out, in};
+  };
+  ModuleTree module, model;
+  module.name = "experts";
+  module.heads = 4;  // what the model's attention has; none of the experts'
+  module.kv_heads = 2;
+  module.alternates = alternates;
+  module.parameters = {{"gate_up_proj", at::zeros(sizes(32, gates * 48))},
+                       {"gate_up_proj_bias", at::zeros({4, gates * 48})},
+                       {"down_proj", at::zeros(sizes(48, 32))},
+                       {"down_proj_bias", at::zeros({4, 32})}};
+  model.children = {std::move(module)};
+  return model;
+}
+
+TEST(PlanModel, StackedProductsOfExpertsAreCutAsOthers) {
+  struct Row {
+    bool is_transposed;
+    int64_t gates;
+    bool alternates;
+    const char *up, *up_bias, *down;
+  };
+  for (const Row& row : {Row{false, 2, false, "S(1/2)", "S(1/2)", "S(2)"}, Row{true, 2, false, "S(2/2)", "S(1/2)", "S(1)"},
+                         Row{true, 2, true, "S(2;2)", "S(1;2)", "S(1)"}, Row{false, 1, false, "S(1)", "S(1)", "S(2)"}}) {
+    const auto plan = plan_model(experts(row.is_transposed, row.gates, row.alternates), on("tp=2"));
+    EXPECT_EQ(on_tp(plan, "experts.gate_up_proj"), row.up);
+    EXPECT_EQ(on_tp(plan, "experts.gate_up_proj_bias"), row.up_bias);
+    EXPECT_EQ(on_tp(plan, "experts.down_proj"), row.down);
+    EXPECT_EQ(on_tp(plan, "experts.down_proj_bias"), "-");
+    EXPECT_TRUE(plan.notes.empty()) << base::join(plan.notes, "\n");
+  }
+  EXPECT_EQ(on_tp(plan_model(experts(false, 2), on("tp=2", 4, 2)), "experts.gate_up_proj"), "S(1/2)");
+}
+
+TEST(PlanModel, TensorsOfThreeDimsThatDoNotFollowOneAnotherStayWhole) {
+  ModuleTree model;
+  model.parameters = {{"a", at::zeros({4, 8, 16})}, {"b", at::zeros({4, 12, 24})}};
+  const auto plan = plan_model(model, on("tp=2"));
+  EXPECT_EQ(on_tp(plan, "a"), "-");
+  EXPECT_TRUE(has_note(plan, "b stays whole"));
+  model.parameters = {{"a", at::zeros({4, 8, 16})}, {"b", at::zeros({3, 16, 8})}};
+  EXPECT_TRUE(has_note(plan_model(model, on("tp=2")), "a stays whole"));
+}
+
 TEST(PlanModel, ProductsFusedOtherwiseStayWhole) {
   const auto by_heads = plan_model(block(product("query_key_value", 32, 96), 4, 1), on("tp=2"));
   EXPECT_EQ(on_tp(by_heads, "attn.query_key_value.weight"), "-");
