@@ -275,10 +275,11 @@ def lbfgs(place):
 class Recurrent(nn.Module):
     def __init__(self):
         super().__init__()
-        self.layers, self.cell, self.head = nn.GRU(6, 12, 2, batch_first=True, dropout=0.1), nn.LSTMCell(12, 12), nn.Linear(12, 3)
+        self.layers, self.both_ways = nn.GRU(6, 12, 2, batch_first=True, dropout=0.1), nn.LSTM(12, 6, 2, batch_first=True, dropout=0.1, bidirectional=True)
+        self.cell, self.head = nn.LSTMCell(12, 12), nn.Linear(12, 3)
 
     def forward(self, x):
-        values, hidden = self.layers(x)[0], None
+        values, hidden = self.both_ways(self.layers(x)[0])[0], None
         for step in values.unbind(1):
             hidden = self.cell(step, hidden)
         return self.head(hidden[0])
@@ -288,6 +289,23 @@ class Recurrent(nn.Module):
 def recurrent_layers(place):
     x = torch.randn(8, 5, 6)
     return trained(place, Recurrent(), lambda m: m(x).square().mean())
+
+
+@program
+def projected_lstm(place):
+    class Layer(nn.LSTM):
+        def forward(self, x):
+            values, (hidden, cell) = super().forward(x)
+            return values.sum(0) + hidden.sum() + cell.mean()
+
+    x = torch.randn(5, 8, 6)
+    return trained(place, Layer(6, 12, 2, bias=False, proj_size=4), lambda m: m(x).square().mean())
+
+
+@program
+def words_of_a_longest_norm(place):
+    x = torch.randint(0, 20, (8, 5))
+    return trained(place, nn.Sequential(nn.Embedding(20, 8, padding_idx=0, max_norm=1.0), nn.Flatten(), nn.Linear(40, 20)), lambda m: F.cross_entropy(m(x), x[:, 0]))
 
 
 @program

@@ -200,23 +200,23 @@ class Propagator {
   // Axes that cut one factor must do so in one order everywhere: that of an operand which they cut already, those that
   // stay where they are first; else mesh order.
   void set_orders() {
-    c10::SmallVector<bool, 16> done(map_.factors.size(), false);
     for (size_t axis = 0; axis < choices_.size(); ++axis) {
-      const Choice& choice = choices_[axis];
-      if (choice.kind != Choice::Kind::kFactor || done[choice.factor]) {
-        continue;
-      }
-      done[choice.factor] = true;
-      c10::SmallVector<int64_t, 8> axes;
-      for (size_t other = axis; other < choices_.size(); ++other) {
-        if (choices_[other].kind == Choice::Kind::kFactor && choices_[other].factor == choice.factor) {
-          axes.push_back(static_cast<int64_t>(other));
-        }
-      }
-      if (axes.size() > 1) {
-        set_order(choice.factor, axes);
+      const c10::SmallVector<int64_t, 8> axes = axes_that_cut_as(axis);
+      if (axes.size() > 1 && axes.front() == static_cast<int64_t>(axis)) {
+        set_order(choices_[axis].factor, axes);
       }
     }
+  }
+
+  // The axes whose choice is the factor that this one cuts; none if it cuts none.
+  c10::SmallVector<int64_t, 8> axes_that_cut_as(size_t axis) const {
+    c10::SmallVector<int64_t, 8> axes;
+    for (size_t other = 0; choices_[axis].kind == Choice::Kind::kFactor && other < choices_.size(); ++other) {
+      if (choices_[other].kind == Choice::Kind::kFactor && choices_[other].factor == choices_[axis].factor) {
+        axes.push_back(static_cast<int64_t>(other));
+      }
+    }
+    return axes;
   }
 
   void set_order(int factor, c10::IntArrayRef axes) {
