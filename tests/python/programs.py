@@ -444,6 +444,7 @@ def checkpointed_blocks(place):
 def lazy_layers_with_hooks(place):
     model, x, seen = nn.Sequential(nn.LazyLinear(16), nn.ReLU(), nn.Linear(16, 4)), torch.randn(8, 6), []
     model(x)
+    model[0].weight.register_hook(lambda gradient: gradient * 2)
     place(model)
     model[0].register_forward_hook(lambda module, args, output: seen.append(output.sum().item()))
     model[2].weight.register_hook(lambda gradient: gradient * 0.5)

@@ -105,7 +105,11 @@ struct TakeGradient final : torch::autograd::FunctionPreHook {
   c10::weak_intrusive_ptr<c10::TensorImpl> parameter;
 };
 
-void add_hook(const at::Tensor& parameter) { impl::add_hook(parameter, std::make_unique<TakeGradient>(parameter)); }
+// Before those of the program, which then see what is merged. libtorch's own call is for tensors without hooks.
+void add_hook(const at::Tensor& parameter) {
+  auto& hooks = impl::hooks(parameter);
+  hooks.insert(hooks.begin(), std::make_unique<TakeGradient>(parameter));
+}
 
 }  // namespace
 
