@@ -76,8 +76,6 @@ def parallelize(model: Model, plan: _C.Plan | _C.Mesh | str, optimizer: torch.op
     plan = plan if isinstance(plan, _C.Plan) else generate_plan(model, mesh=plan)
     recomputed = modules_to_recompute(model, plan)
     passes = _C.place(model, plan, accumulate, batch)
-    if _C.shards_parameters(plan.mesh):
-        torch.set_autocast_cache_enabled(False)  # of this thread: it casts under a lock of all threads, and casting a parameter in parts waits for other ranks
     for name, module in recomputed.items():
         module.forward = Forward(name, module)
     for parameter, state in (optimizer.state.items() if optimizer else ()):

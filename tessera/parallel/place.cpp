@@ -1,5 +1,6 @@
 #include "tessera/parallel/place.h"
 
+#include <ATen/autocast_mode.h>
 #include <torch/csrc/autograd/variable.h>
 #include <torch/optim/adam.h>
 #include <torch/optim/adamw.h>
@@ -280,6 +281,10 @@ void place_verified(const std::vector<plan::NamedTensor>& tensors, const plan::P
     attach(state, named, plan);
   }
   bind_groups(state, tensors, plan);
+  if (!layout::axes_of(plan.mesh, layout::AxisRole::kSharded).empty()) {
+    // The thread's: it casts under a lock of all threads, and the cast of a parameter in parts waits for other ranks.
+    at::autocast::set_autocast_cache_enabled(false);
+  }
 }
 
 // What the plan has recomputed, of modules that can be. Throws if one cannot.
