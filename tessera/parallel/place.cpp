@@ -13,6 +13,7 @@
 #include "tessera/dtensor/front/dtensor.h"
 #include "tessera/dtensor/front/group_gradients.h"
 #include "tessera/dtensor/front/recomputable.h"
+#include "tessera/layout/axis_role.h"
 #include "tessera/parallel/deferred.h"
 #include "tessera/parallel/optimizer_fields.h"
 #include "tessera/plan/recomputed.h"
