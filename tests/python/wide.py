@@ -21,5 +21,5 @@ def _widened(function):
 def doubles():
     """Whoever asks for float32 gets float64."""
     with (mock.patch.object(torch.Tensor, "float", torch.Tensor.double), mock.patch.object(torch.Tensor, "to", _widened(torch.Tensor.to)),
-          mock.patch.object(torch.nn.functional, "softmax", _widened(torch.nn.functional.softmax))):
+          mock.patch.object(torch.nn.functional, "softmax", _widened(torch.nn.functional.softmax)), mock.patch.object(torch, "zeros", _widened(torch.zeros))):
         yield
