@@ -100,7 +100,8 @@ class Parser {
 
   // Learns the one unknown extent of each dim, if it has one. True if something was learned.
   bool learn(const TensorFactors& tensor, c10::IntArrayRef sizes) {
-    TESSERA_ASSERT(tensor.size() == sizes.size(), "factors ", text_, " of ", call_.name, ": a tensor of sizes ", sizes);
+    TESSERA_CHECK(tensor.size() == sizes.size(), "[", call_.name, "] a tensor of sizes ", sizes, " where one of ",
+                  tensor.size(), " dims is taken: ", text_);
     bool learned = false;
     for (size_t d = 0; d < tensor.size(); ++d) {
       int unknown = -1;
