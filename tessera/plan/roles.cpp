@@ -139,7 +139,8 @@ class Walk {
              .kv_heads = heads.keys}};
   }
 
-  // Products of all experts in one tensor each, [experts, out, in] or [experts, in, out]: the last one reads the others.
+  // Products of all experts in one tensor each, [experts, out, in] or [experts, in, out]: the last one reads the
+  // others.
   void take_stacked(const ModuleTree& module, const std::string& prefix) {
     LinearGroup group = stacked_group(module);
     if (!group.row) {

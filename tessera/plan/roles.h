@@ -20,8 +20,8 @@ struct LinearInfo {
   // Of the attention that it is in, if the model says; 0: unknown.
   int64_t heads = 0;
   int64_t kv_heads = 0;
-  bool is_stacked = false;   // one product of each expert: all tensors have their number as another, first dim
-  bool alternates = false;   // of two products that are fused in it the rows take turns
+  bool is_stacked = false;  // one product of each expert: all tensors have their number as another, first dim
+  bool alternates = false;  // of two products that are fused in it the rows take turns
 
   std::string weight() const;
   std::string bias() const;

@@ -47,8 +47,8 @@ void add_contraction_samples(Samples& samples) {
 void add_grouped_samples(Samples& samples) {
   const auto numbers = [](Ints sizes) { return integers(5, std::move(sizes)).to(at::kFloat); };
   const auto add = [&](Ints left, Ints right, const Ints& ends) {
-    samples.push_back(sample("aten::_grouped_mm",
-                             {numbers(std::move(left)), numbers(std::move(right)), at::tensor(ends, at::kInt)}));
+    samples.push_back(
+        sample("aten::_grouped_mm", {numbers(std::move(left)), numbers(std::move(right)), at::tensor(ends, at::kInt)}));
   };
   add({5, 4}, {3, 4, 8}, {2, 2, 5});
   add({5, 4}, {3, 4, 8}, {0, 3, 5});

@@ -16,7 +16,8 @@ namespace tessera::dtensor {
 
 namespace {
 
-// Of one direction of one layer. The two biases are undefined, or both there; the projection is of an LSTM that has one.
+// Of one direction of one layer. The two biases are undefined, or both there; the projection is of an LSTM that has
+// one.
 struct Weights {
   at::Tensor input, hidden, input_bias, hidden_bias, projection;
 };
@@ -24,7 +25,8 @@ struct Weights {
 // `all` as `torch.nn.LSTM` lists them: layer by layer, direction by direction.
 std::vector<Weights> weights_of(at::TensorList all, bool has_biases, bool is_projected) {
   const size_t each = 2 + (has_biases ? 2 : 0) + (is_projected ? 1 : 0);
-  TESSERA_CHECK(all.size() % each == 0, "[lstm] ", all.size(), " weights; accepted: ", each, " for each direction of each layer");
+  TESSERA_CHECK(all.size() % each == 0, "[lstm] ", all.size(), " weights; accepted: ", each,
+                " for each direction of each layer");
   std::vector<Weights> found;
   for (size_t i = 0; i < all.size(); i += each) {
     found.push_back({all[i], all[i + 1], has_biases ? all[i + 2] : at::Tensor(), has_biases ? all[i + 3] : at::Tensor(),
@@ -37,8 +39,10 @@ struct State {
   at::Tensor hidden, cell;
 };
 
-// Steps through `inputs` [time, batch, features], or back through them: what is hidden at each step, and the last state.
-std::pair<at::Tensor, State> run_direction(const at::Tensor& inputs, State state, const Weights& weights, bool is_reversed) {
+// Steps through `inputs` [time, batch, features], or back through them: what is hidden at each step, and the last
+// state.
+std::pair<at::Tensor, State> run_direction(const at::Tensor& inputs, State state, const Weights& weights,
+                                           bool is_reversed) {
   std::vector<at::Tensor> gates = at::linear(inputs, weights.input, weights.input_bias).unbind(0);
   std::vector<at::Tensor> hidden(gates.size());
   for (size_t i = 0; i < gates.size(); ++i) {
@@ -54,7 +58,8 @@ std::pair<at::Tensor, State> run_direction(const at::Tensor& inputs, State state
   return {at::stack(hidden), state};
 }
 
-// libtorch gives float32 on CPUs to oneDNN, an operator of its own with its own derivative; all else it computes so too.
+// libtorch gives float32 on CPUs to oneDNN, an operator of its own with its own derivative; all else it computes so
+// too.
 std::tuple<at::Tensor, at::Tensor, at::Tensor> lstm(const at::Tensor& input, at::TensorList first, at::TensorList all,
                                                     bool has_biases, int64_t layers, double dropout, bool is_training,
                                                     bool is_bidirectional, bool is_batch_first) {

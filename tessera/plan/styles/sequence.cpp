@@ -21,7 +21,8 @@ void plan_sequence(Draft& draft) {
     draft.entry(embedding.weight()).output = parts;
   }
   for (const auto& group : draft.roles.groups) {
-    if (group.row && !group.row->is_stacked && fusion_of(group, heads_of(group, draft.options), draft.options).is_order_known) {
+    if (group.row && !group.row->is_stacked &&
+        fusion_of(group, heads_of(group, draft.options), draft.options).is_order_known) {
       draft.entry(group.row->weight()).output = parts;
     }
   }

@@ -197,8 +197,9 @@ TEST(PlanModel, StackedProductsOfExpertsAreCutAsOthers) {
     bool alternates;
     const char *up, *up_bias, *down;
   };
-  for (const Row& row : {Row{false, 2, false, "S(1/2)", "S(1/2)", "S(2)"}, Row{true, 2, false, "S(2/2)", "S(1/2)", "S(1)"},
-                         Row{true, 2, true, "S(2;2)", "S(1;2)", "S(1)"}, Row{false, 1, false, "S(1)", "S(1)", "S(2)"}}) {
+  for (const Row& row :
+       {Row{false, 2, false, "S(1/2)", "S(1/2)", "S(2)"}, Row{true, 2, false, "S(2/2)", "S(1/2)", "S(1)"},
+        Row{true, 2, true, "S(2;2)", "S(1;2)", "S(1)"}, Row{false, 1, false, "S(1)", "S(1)", "S(2)"}}) {
     const auto plan = plan_model(experts(row.is_transposed, row.gates, row.alternates), on("tp=2"));
     EXPECT_EQ(on_tp(plan, "experts.gate_up_proj"), row.up);
     EXPECT_EQ(on_tp(plan, "experts.gate_up_proj_bias"), row.up_bias);

@@ -52,7 +52,7 @@ TEST(Draft, EntriesStandInTheOrderOfRoles) {
   const ModuleTree tree = model();
   Draft draft(tree, {}, layout::Mesh::parse("tp=2"));
   for (const char* name : {"head", "layers.1.down", "layers.1.up", "layers.0.down"}) {
-    draft.entry(name + ".weight").storage[0] = layout::Shard(0);
+    draft.entry(std::string(name) + ".weight").storage[0] = layout::Shard(0);
   }
   draft.entry("layers.0.up.weight").storage[0] = layout::Shard(1);  // unlike that of the other layer
   EXPECT_EQ(patterns(draft.finish()), "layers.0.up.weight layers.*.down.weight layers.1.up.weight head.weight");
