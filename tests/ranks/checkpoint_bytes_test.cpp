@@ -230,6 +230,29 @@ TEST_P(CheckpointTraffic, ReadOnALoadAreTheFolderOnceWhateverTheMesh) {
   }
 }
 
+// A disk is quicker so, and the system reads ahead.
+TEST(CheckpointBytes, ARankReadsBlocksOneBehindTheOther) {
+  const auto value = waves({256, 256});
+  const auto contents_at = [&](const Mesh& mesh) {
+    return Contents{.tensors = {{"table", catalogue::Role::kParameter, distribute(value, mesh, {layout::Replicate()})}},
+                    .values = {}};
+  };
+  const auto store = std::make_shared<MemoryStore>();
+  run_on(Mesh::parse("dp=1"), [&](int64_t) {
+    checkpoint::save(store, "run", 7, contents_at(Mesh::parse("dp=1")), {.in_slices = true, .block_size = kBlock / 16});
+  });
+  run_on(Mesh::parse("dp=4"), [&](int64_t) {
+    const auto found = checkpoint::open_for_ranks(store, kFolder);
+    const auto blocks = checkpoint::plan_blocks(found.manifest, found.catalogue,
+                                                checkpoint::catalogue_of(contents_at(Mesh::parse("dp=4"))));
+    size_t changes = 0;
+    for (size_t i = 1; i < blocks.size(); ++i) {
+      changes += blocks[i].reader != blocks[i - 1].reader;
+    }
+    EXPECT_LE(changes, blocks.size() / 8) << blocks.size() << " blocks";
+  });
+}
+
 // Whoever holds the first elements of blocks does not read them all.
 TEST(CheckpointBytes, ARankReadsItsShare) {
   using layout::Replicate;

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <map>
 
+#include <c10/util/SmallVector.h>
+
 #include "tessera/base/error.h"
 #include "tessera/checkpoint/format/box_runs.h"
 
@@ -72,21 +74,64 @@ class Readers {
  public:
   explicit Readers(const catalogue::Catalogue& wanted) : wanted_(wanted) {}
 
-  int64_t next(const Block& block) {
-    const int64_t bytes = block.end - block.begin;
-    std::map<int64_t, int64_t> needs;  // of each rank that was met, about how many bytes
-    for (int64_t look = 0; look < kLooks; ++look) {
-      needs[rank_with(block, look)] += bytes / kLooks;
+  // First those that one rank needs. Of the others a rank gets some that lie one behind the other, which is quicker to
+  // read, as long as it reads little more than the one who reads least.
+  void give(std::vector<Block>& blocks) {
+    std::vector<std::pair<size_t, Needs>> shared;
+    int64_t all = 0;
+    for (size_t i = 0; i < blocks.size(); ++i) {
+      all += size_of(blocks[i]);
+      auto needs = needs_of(blocks[i]);
+      if (needs.size() == 1) {
+        give(blocks[i], needs.front().rank);
+      } else {
+        shared.emplace_back(i, std::move(needs));
+      }
     }
-    const auto cost = [&](const auto& need) { return given_[need.first] + bytes - need.second; };
-    const auto& [reader, need] =
-        *std::min_element(needs.begin(), needs.end(), [&](const auto& a, const auto& b) { return cost(a) < cost(b); });
-    given_[reader] += bytes;
-    return reader;
+    const int64_t little = all / static_cast<int64_t>(std::max<size_t>(given_.size(), 1)) / kPartsOfLittle;
+    int64_t last = -1;  // who reads the block before
+    for (const auto& [i, needs] : shared) {
+      const auto cost = [&, size = size_of(blocks[i])](const RankNeed& need) {
+        return given_[need.rank] + size - size * need.looks / kLooks;
+      };
+      const auto least =
+          std::min_element(needs.begin(), needs.end(), [&](auto a, auto b) { return cost(a) < cost(b); });
+      const auto same = std::find_if(needs.begin(), needs.end(), [&](auto need) { return need.rank == last; });
+      last = same != needs.end() && cost(*same) <= cost(*least) + little ? last : least->rank;
+      give(blocks[i], last);
+    }
   }
 
  private:
-  static constexpr int64_t kLooks = 8;  // at a block
+  static constexpr int64_t kLooks = 8;           // at a block
+  static constexpr int64_t kPartsOfLittle = 16;  // of what a rank reads
+
+  struct RankNeed {
+    int64_t rank;
+    int64_t looks;  // that met it: the part of a block that it needs
+  };
+  using Needs = c10::SmallVector<RankNeed, 4>;
+
+  static int64_t size_of(const Block& block) { return block.end - block.begin; }
+
+  void give(Block& block, int64_t rank) {
+    block.reader = rank;
+    given_[rank] += size_of(block);
+  }
+
+  // Of each rank that was met, by rank.
+  Needs needs_of(const Block& block) {
+    std::map<int64_t, int64_t> met;
+    for (int64_t look = 0; look < kLooks; ++look) {
+      ++met[rank_with(block, look)];
+    }
+    Needs needs;
+    for (const auto& [rank, looks] : met) {
+      needs.push_back({rank, looks});
+      given_.try_emplace(rank, 0);
+    }
+    return needs;
+  }
 
   // One that holds some element of the block.
   int64_t rank_with(const Block& block, int64_t look) {
@@ -114,7 +159,6 @@ class Readers {
 std::vector<Block> plan_blocks(const Manifest& manifest, const catalogue::Catalogue& found,
                                const catalogue::Catalogue& wanted) {
   std::vector<Block> blocks;
-  Readers readers(wanted);
   const int64_t size = manifest.save.block_size;
   for (const auto& [file, slices] : slices_by_file(manifest, found, wanted)) {
     size_t next = 0;  // the first slice that may reach into the block
@@ -131,11 +175,11 @@ std::vector<Block> plan_blocks(const Manifest& manifest, const catalogue::Catalo
         ++next;
       }
       if (!block.pieces.empty()) {
-        block.reader = readers.next(block);
         blocks.push_back(std::move(block));
       }
     }
   }
+  Readers(wanted).give(blocks);
   return blocks;
 }
 

@@ -44,7 +44,10 @@ class HandOut {
     const auto addresses = addresses_of_all();
     int64_t given = 0;
     std::vector<comm::Get> gets;
-    for (size_t i = 0; i < blocks_.size(); ++i) {
+    // Each begins elsewhere, so that not all read the same page at once.
+    const size_t begin = blocks_.size() * static_cast<size_t>(context_.rank) / static_cast<size_t>(context_.world_size);
+    for (size_t turn = 0; turn < blocks_.size(); ++turn) {
+      const size_t i = (turn + begin) % blocks_.size();
       const auto& block = blocks_[i];
       const auto needs = needs_.of(block, context_.rank);
       gets.clear();

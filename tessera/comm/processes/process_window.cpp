@@ -50,6 +50,50 @@ bool try_read(int64_t process, const std::vector<Get>& gets) {
   }
 }
 
+// Short gets, one behind the other, are read as one with what is between them: the system looks up the pages of each
+// run, which takes longer than to copy one, and longer still while others read the same page. Less than a page between
+// two of them is memory wherever both are.
+constexpr size_t kShort = size_t{16} << 10;
+constexpr size_t kPage = size_t{4} << 10;
+constexpr size_t kTogether = size_t{256} << 10;  // stays in a cache until it is copied
+
+// How many of the gets from `first` on are read as one; at least 1.
+size_t count_together(const std::vector<Get>& gets, size_t first) {
+  const std::byte* begin = gets[first].from;
+  const std::byte* end = begin + gets[first].bytes;
+  size_t next = first + 1;
+  for (; next < gets.size() && gets[next - 1].bytes <= kShort; ++next) {
+    const Get& get = gets[next];
+    if (get.bytes > kShort || get.from < end || get.from >= end + kPage || get.from + get.bytes > begin + kTogether) {
+      break;
+    }
+    end = get.from + get.bytes;
+  }
+  return next - first;
+}
+
+// As try_read.
+bool try_get(int64_t process, const std::vector<Get>& gets, std::vector<std::byte>& together) {
+  std::vector<Get> apart;
+  for (size_t i = 0; i < gets.size();) {
+    const size_t count = count_together(gets, i);
+    if (count == 1) {
+      apart.push_back(gets[i++]);
+      continue;
+    }
+    const std::byte* begin = gets[i].from;
+    together.resize(kTogether);
+    const auto bytes = static_cast<size_t>(gets[i + count - 1].from + gets[i + count - 1].bytes - begin);
+    if (!try_read(process, {{begin, together.data(), bytes}})) {
+      return false;
+    }
+    for (const size_t until = i + count; i < until; ++i) {
+      std::memcpy(gets[i].to, together.data() + (gets[i].from - begin), gets[i].bytes);
+    }
+  }
+  return try_read(process, apart);
+}
+
 class ProcessWindow : public Window {
  public:
   explicit ProcessWindow(Communicator& group) : group_(group), processes_(gather_numbers(group, ::getpid())) {
@@ -78,7 +122,7 @@ class ProcessWindow : public Window {
     if (member == group_.rank()) {
       return copy_gets(gets);
     }
-    if (!try_read(processes_.at(static_cast<size_t>(member)), gets)) {
+    if (!try_get(processes_.at(static_cast<size_t>(member)), gets, together_)) {
       const std::string why = std::strerror(errno);
       group_.barrier();  // where the member is gone, this says how
       TESSERA_CHECK_AS(CommError, false, "[get] rank ", group_.ranks()[static_cast<size_t>(member)], " over ",
@@ -91,6 +135,7 @@ class ProcessWindow : public Window {
  private:
   Communicator& group_;
   const std::vector<int64_t> processes_;
+  std::vector<std::byte> together_;  // what is read as one
 };
 
 }  // namespace

@@ -276,13 +276,19 @@ Outcomes split(Communicator& group, const Sample&) {
   return outcomes;
 }
 
-// `size` bytes in runs, the last one first, and empty ones.
+// `size` bytes in runs: every second one, in their order, then those between, the last one first; and empty ones.
 std::vector<Get> gets_of(const std::byte* from, std::byte* to, int64_t size) {
   constexpr int64_t kRun = 57;
   std::vector<Get> gets(2);
-  for (int64_t end = size; end > 0; end -= kRun) {
-    const int64_t begin = std::max<int64_t>(0, end - kRun);
-    gets.push_back({from + begin, to + begin, static_cast<size_t>(end - begin)});
+  const auto add = [&](int64_t begin) {
+    gets.push_back({from + begin, to + begin, static_cast<size_t>(std::min(kRun, size - begin))});
+  };
+  const int64_t runs = (size + kRun - 1) / kRun;
+  for (int64_t run = 0; run < runs; run += 2) {
+    add(run * kRun);
+  }
+  for (int64_t run = runs / 2 * 2 - 1; run > 0; run -= 2) {
+    add(run * kRun);
     gets.emplace_back();
   }
   return gets;
