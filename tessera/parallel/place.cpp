@@ -243,7 +243,6 @@ void bind_groups(RankState& state, const std::vector<plan::NamedTensor>& tensors
   }
   for (const auto& [key, members] : groups) {
     state.engine.parameters.add_group(state.ctx, state.engine.moves, key.name, members);
-    dtensor::merge_gradients_together(members);
   }
 }
 
@@ -271,6 +270,7 @@ void place_verified(const std::vector<plan::NamedTensor>& tensors, const plan::P
     convert(named.tensor, plan.mesh, placements);
     convert(named.tensor.grad(), plan.mesh, placements);
   }
+  std::vector<at::Tensor> parameters;
   for (const plan::NamedTensor& named : tensors) {
     if (!named.is_parameter) {
       continue;
@@ -280,8 +280,10 @@ void place_verified(const std::vector<plan::NamedTensor>& tensors, const plan::P
       cast(named.tensor.grad(), *entry->storage_dtype);
     }
     attach(state, named, plan);
+    parameters.push_back(named.tensor);
   }
   bind_groups(state, tensors, plan);
+  dtensor::merge_in_each_pass(parameters);
   if (!layout::axes_of(plan.mesh, layout::AxisRole::kSharded).empty()) {
     // The thread's: it casts under a lock of all threads, and the cast of a parameter in parts waits for other ranks.
     at::autocast::set_autocast_cache_enabled(false);

@@ -21,7 +21,7 @@ using c10::IValue;
 using rules::Carry;
 
 // Null also if the program has written to the value since.
-Pending* pending_of(const IValue& value) {
+Pending* record_of(const IValue& value) {
   if (!value.isTensor() || !is_dtensor(value.toTensor())) {
     return nullptr;
   }
@@ -34,6 +34,30 @@ Pending* pending_of(const IValue& value) {
     meta.rare->pending.reset();
   }
   return meta.rare->pending.get();
+}
+
+// Null if the value is all there is.
+Pending* pending_of(const IValue& value) {
+  Pending* pending = record_of(value);
+  return pending && !pending->is_spent ? pending : nullptr;
+}
+
+// Throws if the value has samples already that wait to be added to it.
+void verify_apart(const at::Tensor& value, const at::Tensor& waiting, const char* op) {
+  const Pending *spent = record_of(value), *more = record_of(waiting);
+  if (!spent || !spent->is_spent || !more) {
+    return;
+  }
+  for (const Pending::Group& group : spent->groups) {
+    for (const Pending::Group& other : more->groups) {
+      for (const auto& [use, sum] : group.uses) {
+        const auto same = other.uses.find(use);
+        if (same != other.uses.end() && !sum.shares_calls(same->second)) {
+          sum.verify_apart_from(same->second, op);
+        }
+      }
+    }
+  }
 }
 
 // The tensor as one of the terms of a handle.
@@ -187,6 +211,11 @@ at::Tensor carry_add(RankState& state, const OpInfo& info, c10::ArrayRef<IValue>
   const at::Tensor self = args[0].toTensor(), other = args[1].toTensor();
   const bool is_alike = are_terms(self, other);
   if (!is_alike || !args[2].toScalar().equal(1) || (info.writes && !owns_memory(self))) {
+    return {};
+  }
+  verify_apart(self, other, info.name.c_str());
+  verify_apart(other, self, info.name.c_str());
+  if (!pending_of(self) && !pending_of(other)) {
     return {};
   }
   Meta& meta = *meta_of(self);

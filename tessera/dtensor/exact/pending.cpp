@@ -105,13 +105,17 @@ struct Carried {
   }
 };
 
-// The uses of a group in their order, then the chain. It may be wider than what the program sees, unless it is
-// `alone`: where nothing is added to it, it is rounded before ranks gather it.
-at::Tensor value_of(RankState& state, const Pending::Group& group, bool alone, const char* op) {
-  const c10::ScalarType dtype = group.spec->dtype;
+// The layout in which a group's sums are merged: wider than what the program sees, unless it is `alone`, for then it is
+// rounded before ranks gather it.
+Spec summed_spec(const Pending::Group& group, bool alone) {
   const bool is_whole = alone && group.chain.empty() && group.uses.size() == 1;
-  const Spec summed =
-      is_whole || group.constant.defined() ? group.spec : rules::with_dtype(group.spec, rules::sum_dtype(dtype));
+  return is_whole || group.constant.defined() ? group.spec
+                                              : rules::with_dtype(group.spec, rules::sum_dtype(group.spec->dtype));
+}
+
+// The uses of a group in their order, then the chain: in the dtype of summed_spec().
+at::Tensor value_of(RankState& state, const Pending::Group& group, bool alone, const char* op) {
+  const Spec summed = summed_spec(group, alone);
   at::Tensor total;
   for (const auto& [use, sum] : group.uses) {
     TESSERA_CHECK(!sum.is_apart_from(group.uses.begin()->second), "[", op,
@@ -123,7 +127,7 @@ at::Tensor value_of(RankState& state, const Pending::Group& group, bool alone, c
     const at::Tensor local = sum.merged(state, summed, op);
     total = total.defined() ? at::add(total, local) : local;
   }
-  Carried carried{wrap(group.constant.defined() ? group.constant : total, summed), dtype};
+  Carried carried{wrap(group.constant.defined() ? group.constant : total, summed), group.spec->dtype};
   for (const Pending::Link& link : group.chain) {
     carried.run(link);
   }
@@ -212,6 +216,30 @@ void settle(RankState& state, Meta& meta, const char* op) {
   meta.replace(std::move(local), to);
   pending->is_settled = true;
   pending->settled_at = meta.moment();
+  pending->is_spent = !find_incomplete(*pending);
+  if (pending->is_spent) {
+    for (Pending::Group& group : pending->groups) {
+      group.chain.clear();
+      group.constant.reset();
+      for (auto& [use, sum] : group.uses) {
+        sum.forget();
+      }
+    }
+  }
+}
+
+void merge_pass(RankState& state, Meta& meta, const char* op) {
+  if (!meta.is_pending() || meta.rare->pending->is_settled) {
+    return;
+  }
+  const at::NoGradGuard no_grad;
+  const at::AutoDispatchBelowADInplaceOrView below;
+  const kernels::AllThreads threads;
+  for (Pending::Group& group : meta.rare->pending->groups) {
+    for (auto& [use, sum] : group.uses) {
+      sum.merge_complete(state, summed_spec(group, meta.rare->pending->groups.size() == 1), op);
+    }
+  }
 }
 
 void settle_for_good(RankState& state, Meta& meta, const char* op) {

@@ -22,8 +22,8 @@ struct RankState;
 // the tree over the leaves of the step. One micro-batch on one rank has a part of that sum only, so the result waits:
 // its DTensor is a handle, with the sizes and the layout that the program expects, NaN instead of values, and a Pending
 // beside it. Adding two handles joins them; operators that only rearrange are noted and run later, on the merged sum;
-// anything else settles the handle first: the ranks' sums are merged and become its value. Settling keeps the record,
-// so that a gradient that was read may still be joined; a write drops it.
+// anything else settles the handle first: the ranks' sums are merged and become its value. Settling keeps the record
+// while samples are missing, so that a gradient that was read may still be joined; a write drops it.
 //
 // Sums of 16-bit gradients are made in float32. Operators that cast or move them take them so, casts to 16 bits are put
 // off: the value is rounded where an operator computes with it, or at the end. So a float32 parameter that the program
@@ -45,6 +45,7 @@ struct Pending {
   };
   std::vector<Group> groups;
   bool is_settled = false;  // the tensor's part is the merged value
+  bool is_spent = false;    // ... of all samples: what is kept is which they are, so that none is added twice
   Moment settled_at;        // ... and was so then; what the program writes later is its own
 };
 
@@ -70,12 +71,16 @@ class Continuation {
 at::Tensor make_handle(layout::Spec spec, at::TensorOptions options, const layout::Coord& coord,
                        std::shared_ptr<Pending> pending);
 
-// Merges what waits, if anything does: afterwards the part is the value. Collective. Throws where a derivative formula
-// would compute with the sum of some of the step's samples only: its result would depend on the number of
-// micro-batches.
+// Merges what waits, if anything does: afterwards the part is the value, in memory of the sums where it can be.
+// Collective. Throws where a derivative formula would compute with the sum of some of the step's samples only: its
+// result would depend on the number of micro-batches.
 void settle(RankState& state, Meta& meta, const char* op);
 
-// The same for the gradient of a gradient (create_graph), which the program will compute with: throws if samples are
+// Merges what a backward pass has made of the sums that wait, as far as its batch leaves are complete: a rank keeps its
+// part of them. What the handle stands for stays the same. Collective.
+void merge_pass(RankState& state, Meta& meta, const char* op);
+
+// settle() for the gradient of a gradient (create_graph), which the program will compute with: throws if samples are
 // missing.
 void settle_for_good(RankState& state, Meta& meta, const char* op);
 

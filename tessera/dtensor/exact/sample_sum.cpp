@@ -1,5 +1,7 @@
 #include "tessera/dtensor/exact/sample_sum.h"
 
+#include <utility>
+
 #include <ATen/ops/add.h>
 #include <ATen/ops/zeros.h>
 
@@ -122,15 +124,10 @@ void SampleSum::join(const SampleSum& other, const char* op) {
   seen_ += other.seen_;
   seen_in_.insert(other.seen_in_.begin(), other.seen_in_.end());
   calls_.insert(other.calls_.begin(), other.calls_.end());
-  for (const NodeSum& node : other.closed_) {
-    for (const NodeSum& own : closed_) {
-      TESSERA_CHECK(node.node.end <= own.node.begin || own.node.end <= node.node.begin, "[", op,
-                    "] numerics exact: the samples of leaves ", node.node.str(), " were added twice to one gradient. ",
-                    advice());
-    }
-    closed_.push_back(node);
-  }
+  verify_apart_from(other, op);
+  closed_.insert(closed_.end(), other.closed_.begin(), other.closed_.end());
   closed_ = comm::close_nodes(std::move(closed_), leaves_.root);
+  take_merged(other.merged_, other.merged_at_);
   for (const auto& [leaf, open] : other.open_) {
     if (open.sum.defined()) {
       Open& own = open_[leaf];
@@ -143,6 +140,20 @@ void SampleSum::join(const SampleSum& other, const char* op) {
     }
     for (const auto& [sample, term] : open.loose) {
       add_sample(leaf, sample, term, op);
+    }
+  }
+}
+
+void SampleSum::verify_apart_from(const SampleSum& other, const char* op) const {
+  for (const auto* own : {&closed_, &merged_}) {
+    for (const auto* more : {&other.closed_, &other.merged_}) {
+      for (const NodeSum& a : *own) {
+        for (const NodeSum& b : *more) {
+          TESSERA_CHECK(a.node.end <= b.node.begin || b.node.end <= a.node.begin, "[", op,
+                        "] numerics exact: the samples of leaves ", b.node.str(), " were added twice to one gradient. ",
+                        advice());
+        }
+      }
     }
   }
 }
@@ -170,11 +181,8 @@ std::vector<NodeSum> SampleSum::nodes() const {
   return comm::close_nodes(std::move(all), leaves_.root);
 }
 
-at::Tensor SampleSum::merged(RankState& state, const layout::Spec& to, const char* op) const {
-  LocalScope scope;
-  comm::Caller caller(state.ctx, op);
-  ScatteringMove way(state.ctx, state.engine.moves, rules::with_dtype(terms_, to->dtype), to, merge_axes_);
-  std::vector<NodeSum> mine = nodes();
+std::vector<NodeSum> SampleSum::merge_over_ranks(RankState& state, ScatteringMove& way, std::vector<NodeSum> mine,
+                                                 const char* op) const {
   std::vector<int64_t> sizes = like_.sizes().vec();
   auto memory = comm::Merge::Memory::kKeep;
   for (int64_t axis : merge_axes_) {
@@ -197,15 +205,78 @@ at::Tensor SampleSum::merged(RankState& state, const layout::Spec& to, const cha
     sizes = merge.sizes_at(group.rank());
     memory = comm::Merge::Memory::kReuse;
   }
+  return mine;
+}
+
+void SampleSum::merge_complete(RankState& state, const layout::Spec& to, const char* op) {
+  if (merge_axes_.empty() || is_merged()) {
+    return;
+  }
+  LocalScope scope;
+  comm::Caller caller(state.ctx, op);
+  ScatteringMove way(state.ctx, state.engine.moves, rules::with_dtype(terms_, to->dtype), to, merge_axes_);
+  const std::vector<NodeSum> more = merge_over_ranks(state, way, std::exchange(closed_, {}), op);
+  take_merged(more, way.now());
+}
+
+void SampleSum::take_merged(const std::vector<NodeSum>& more, const layout::Spec& at) {
+  if (more.empty()) {
+    return;
+  }
+  TESSERA_ASSERT(merged_.empty() || merged_at_->placements == at->placements, merged_at_.str(), " and ", at.str());
+  merged_at_ = at;
+  merged_.insert(merged_.end(), more.begin(), more.end());
+  merged_ = comm::close_nodes(std::move(merged_), leaves_.root);
+}
+
+bool SampleSum::is_merged() const {
+  int64_t samples = 0;
+  for (const NodeSum& node : merged_) {
+    for (int64_t leaf = node.node.begin; leaf < node.node.end; ++leaf) {
+      samples += leaves_.samples_of(batch_leaf(leaf)).size();
+    }
+  }
+  return samples == seen_ * leaves_.sequence_leaves;
+}
+
+void SampleSum::forget() {
+  for (auto* nodes : {&closed_, &merged_}) {
+    for (NodeSum& node : *nodes) {
+      node.sum.reset();
+    }
+  }
+  open_.clear();
+  like_.reset();
+}
+
+at::Tensor SampleSum::merged(RankState& state, const layout::Spec& to, const char* op) const {
+  LocalScope scope;
+  comm::Caller caller(state.ctx, op);
+  ScatteringMove way(state.ctx, state.engine.moves, rules::with_dtype(terms_, to->dtype), to, merge_axes_);
+  std::vector<NodeSum> all;
+  if (!merged_.empty() && is_merged()) {
+    for (const int64_t axis : merge_axes_) {
+      way.next(axis);
+    }
+  } else {
+    all = merge_over_ranks(state, way, nodes(), op);
+  }
+  if (!merged_.empty()) {
+    TESSERA_ASSERT(merged_at_->placements == way.now()->placements, merged_at_.str(), " on the way to ", to.str());
+    all.insert(all.end(), merged_.begin(), merged_.end());
+    all = comm::close_nodes(std::move(all), leaves_.root);
+  }
   // Samples that nobody has are nothing: the others are added as if they were +0.
   at::Tensor sum;
-  for (const NodeSum& node : mine) {
+  for (const NodeSum& node : all) {
     sum = sum.defined() ? at::add(sum, node.sum) : node.sum;
   }
   if (!sum.defined()) {
-    sum = at::zeros(sizes, like_.options());
+    sum = at::zeros(way.now().local_sizes(state.ctx.coord(to->mesh)), like_.options());
   }
-  if (merge_axes_.empty() && mine.size() == 1) {
+  const bool is_own = all.size() == 1 && (merge_axes_.empty() || !merged_.empty());
+  all.clear();
+  if (is_own && !(is_complete() && sum.use_count() <= 2)) {
     sum = sum.clone();  // the program may write to its gradient
   }
   sum = sum.to(to->dtype);

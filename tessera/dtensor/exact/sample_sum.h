@@ -34,8 +34,18 @@ class SampleSum {
   void join(const SampleSum& other, const char* op);
 
   // The sum over all ranks, laid out as `to` and, once merged, rounded to its dtype. Collective over the axes that cut
-  // tokens, and those of the way to that layout.
+  // tokens, and those of the way to that layout. Of a complete sum it may lie in memory that this one
+  // has, unless a copy of this has it too: then forget().
   at::Tensor merged(RankState& state, const layout::Spec& to, const char* op) const;
+
+  // Of the complete leaves this rank keeps its part of their sums over all ranks alone, as merged() would lay it out:
+  // which is for this layout from now on. Collective over the axes that cut tokens.
+  void merge_complete(RankState& state, const layout::Spec& to, const char* op);
+
+  // Keeps which samples it is of, and no memory.
+  void forget();
+  // Throws if a sample is in both.
+  void verify_apart_from(const SampleSum& other, const char* op) const;
 
   const layout::Spec& terms() const { return terms_; }
 
@@ -60,6 +70,11 @@ class SampleSum {
   void add_sample(int64_t leaf, int64_t sample, const at::Tensor& term, const char* op);
   void take_turn(int64_t leaf, Open& open);
   std::vector<comm::NodeSum> nodes() const;
+  std::vector<comm::NodeSum> merge_over_ranks(RankState& state, ScatteringMove& way, std::vector<comm::NodeSum> mine,
+                                              const char* op) const;
+  void take_merged(const std::vector<comm::NodeSum>& more, const layout::Spec& at);
+  // Whether no rank has sums that are not merged; the same on all.
+  bool is_merged() const;
   int64_t batch_leaf(int64_t leaf) const { return leaf / leaves_.sequence_leaves; }
 
   sums::TokenLeaves leaves_;
@@ -71,6 +86,8 @@ class SampleSum {
   at::Tensor like_;                    // one element, expanded
   std::map<int64_t, Open> open_;       // by leaf
   std::vector<comm::NodeSum> closed_;  // complete leaves
+  std::vector<comm::NodeSum> merged_;  // ... of all ranks: the same nodes on each
+  layout::Spec merged_at_;             // as those lie
 };
 
 }  // namespace tessera::dtensor

@@ -10,6 +10,7 @@
 #include <torch/csrc/autograd/variable.h>
 
 #include "tessera/base/error.h"
+#include "tessera/dtensor/exact/pending.h"
 #include "tessera/dtensor/front/dtensor.h"
 
 namespace tessera::dtensor {
@@ -23,9 +24,14 @@ constexpr const char* kCaller = "gradients of a group";
 
 const ParameterInfo& info_of(const at::Tensor& parameter) { return *meta_of(parameter)->parameter; }
 
-// Whether its gradient is merged in each pass over the axis that a group gathers.
+bool merges_in_pass(const at::Tensor& parameter) {
+  return is_dtensor(parameter) && meta_of(parameter)->parameter && info_of(parameter).gather &&
+         !info_of(parameter).gather->merged.empty();
+}
+
+// ... over the axis that a group gathers.
 bool merges_in_group(const at::Tensor& parameter) {
-  if (!is_dtensor(parameter) || !meta_of(parameter)->parameter || !info_of(parameter).group) {
+  if (!merges_in_pass(parameter) || !info_of(parameter).group) {
     return false;
   }
   const GatherPolicy& policy = *info_of(parameter).gather;
@@ -83,13 +89,18 @@ struct TakeGradient final : torch::autograd::FunctionPreHook {
     const at::Tensor& gradient = gradients.at(0);
     RankState* state = RankState::current();
     const auto alive = parameter.lock();
-    if (!state || !alive || !gradient.defined() || !is_dtensor(gradient) || state->exact.lattice() ||
-        at::GradMode::is_enabled()) {
+    if (!state || !alive || !gradient.defined() || !is_dtensor(gradient) || at::GradMode::is_enabled()) {
+      return gradients;
+    }
+    if (state->exact.lattice()) {
+      if (!state->engine.gradients_aside) {  // a job's passes complete nothing before the last
+        merge_pass(*state, *meta_of(gradient), kCaller);
+      }
       return gradients;
     }
     const at::Tensor leaf(alive);
     const ParameterInfo& info = info_of(leaf);
-    if (!info.group->has(info.member, *meta_of(leaf)) || !info.group->may_take(info.member, gradient)) {
+    if (!info.group || !info.group->has(info.member, *meta_of(leaf)) || !info.group->may_take(info.member, gradient)) {
       return gradients;
     }
     if (!is_unheard(*state, leaf)) {
@@ -113,12 +124,15 @@ void add_hook(const at::Tensor& parameter) {
 
 }  // namespace
 
-void merge_gradients_together(const std::vector<at::Tensor>& parameters) {
+void merge_in_each_pass(const std::vector<at::Tensor>& parameters) {
   for (const at::Tensor& parameter : parameters) {
-    if (parameter.requires_grad() && merges_in_group(parameter)) {
-      info_of(parameter).group->expect_gradient(info_of(parameter).member, parameter);
-      add_hook(parameter);
+    if (!parameter.requires_grad() || !merges_in_pass(parameter)) {
+      continue;
     }
+    if (merges_in_group(parameter)) {
+      info_of(parameter).group->expect_gradient(info_of(parameter).member, parameter);
+    }
+    add_hook(parameter);
   }
 }
 

@@ -1,4 +1,5 @@
-// Gradients of parameters that are gathered together, merged by one collective when a backward pass has all of them.
+// Gradients that are merged as soon as a backward pass has them: by one collective those of parameters that are
+// gathered together.
 #pragma once
 
 #include <utility>
@@ -11,11 +12,12 @@
 
 namespace tessera::dtensor {
 
-// From now on plain backward passes in `fast` numerics merge the gradients of these parameters together with those of
-// their groups, and add them to `.grad` themselves when the last one is there, or the pass ends. Each is merged alone
-// where somebody else hears of it: in passes that ask for some gradients (torch.autograd.grad), or build a graph, and
-// where the parameter has other hooks. Collective over the axes of the groups, in backward passes.
-void merge_gradients_together(const std::vector<at::Tensor>& parameters);
+// From now on plain backward passes merge those gradients of these parameters that their policies say so. In `fast`
+// numerics those of a group are merged together and added to `.grad` here when the last one is there, or the pass ends.
+// Each is merged alone where somebody else hears of it: in passes that ask for some gradients (torch.autograd.grad), or
+// build a graph, and where the parameter has other hooks. In `exact` each is merged alone, as far as its batch leaves
+// are complete. Collective over the axes of the policies, in backward passes.
+void merge_in_each_pass(const std::vector<at::Tensor>& parameters);
 
 // While it lives, such gradients of this rank are put aside instead, for whoever asks for all of them by
 // autograd::grad.
