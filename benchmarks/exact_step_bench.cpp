@@ -1,5 +1,6 @@
 // A whole training step in `exact` and in `fast` numerics on a mesh of one, over the plain libtorch step of the same
-// model; one thread.
+// model; one thread. In bfloat16 the plain model is cast, optimizer and all; the placed one keeps float32 and computes
+// in bfloat16.
 
 #include <torch/torch.h>
 
@@ -21,13 +22,15 @@ struct Size {
   const char* name;
   int64_t dim, hidden, layers, batch, length;
   bool is_fused;  // attention by scaled_dot_product_attention: libtorch's kernel, in `exact` ours by blocks
+  at::ScalarType dtype = at::kFloat;
 };
 
 // About 3 M parameters with 1,024 tokens a step, and 11 M with 2,048.
 const Size kSizes[] = {{"3 M, 1,024 tokens", 256, 688, 4, 8, 128, false},
                        {"  attention fused", 256, 688, 4, 8, 128, true},
                        {"11 M, 2,048 tokens", 384, 1024, 6, 8, 256, false},
-                       {"  attention fused", 384, 1024, 6, 8, 256, true}};
+                       {"  attention fused", 384, 1024, 6, 8, 256, true},
+                       {"  ... bfloat16", 384, 1024, 6, 8, 256, true, at::kBFloat16}};
 
 models::LlamaConfig config_of(const Size& size) {
   models::LlamaConfig config;
@@ -52,7 +55,9 @@ double least_ms(const Step& step) {
 
 double plain_step(const Size& size) {
   torch::manual_seed(1);
-  models::Llama model(config_of(size));
+  models::LlamaConfig config = config_of(size);
+  config.dtype = size.dtype;
+  models::Llama model(config);
   torch::optim::AdamW optimizer(model->parameters(), torch::optim::AdamWOptions(1e-3));
   const at::Tensor tokens = some_tokens(size);
   return least_ms([&] {
@@ -71,7 +76,8 @@ double placed_step(const Size& size, dtensor::Numerics numerics) {
     dtensor::set_numerics(numerics);
     auto model = parallel::deferred([&] { return models::Llama(config_of(size)); });
     torch::optim::AdamW optimizer(model->parameters(), torch::optim::AdamWOptions(1e-3));
-    const auto plan = parallel::generate_plan(*model, {.mesh = layout::Mesh::parse("dp=1"), .heads = 8, .kv_heads = 8});
+    const auto plan = parallel::generate_plan(
+        *model, {.mesh = layout::Mesh::parse("dp=1"), .precision = {.compute = size.dtype}, .heads = 8, .kv_heads = 8});
     parallel::place(*model, plan, &optimizer);
     parallel::Job job(model.ptr(), plan, [model](const std::vector<at::Tensor>& batch) mutable {
       return model->loss(batch[0], batch[1]);
