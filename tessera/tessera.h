@@ -29,6 +29,7 @@
 #include "tessera/optim/lion.h"
 #include "tessera/optim/owned.h"
 #include "tessera/optim/schedule.h"
+#include "tessera/optim/state_file.h"
 #include "tessera/parallel/deferred.h"
 #include "tessera/parallel/generate_plan.h"
 #include "tessera/parallel/job.h"
@@ -97,6 +98,7 @@ using checkpoint::SaveOptions;
 using checkpoint::Saving;
 using checkpoint::start_save;
 using parallel::register_optimizer;
+using parallel::state_of;
 
 // Gradients, optimizers and learning rates.
 using optim::AdamW8bit;
@@ -105,6 +107,7 @@ using optim::Ema;
 using optim::grad_norm;
 using optim::Lion;
 using optim::owned;
+using optim::StateFile;
 using optim::WarmupCosine;
 using optim::WarmupStableDecay;
 

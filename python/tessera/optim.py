@@ -4,6 +4,7 @@ docs/guide/optimizers.md says when to take which.
 """
 
 import contextlib
+import os
 from collections.abc import Iterable, Iterator
 
 import torch
@@ -12,7 +13,7 @@ from tessera import _C
 from tessera._C import WarmupCosine, WarmupStableDecay
 from tessera._owned import Owned
 
-__all__ = ["AdamW8bit", "Ema", "Lion", "Owned", "WarmupCosine", "WarmupStableDecay", "owned"]
+__all__ = ["AdamW8bit", "Ema", "Lion", "Owned", "WarmupCosine", "WarmupStableDecay", "offload_state", "owned"]
 
 
 class Lion(torch.optim.Optimizer):
@@ -114,6 +115,18 @@ class Ema:
             yield
         finally:
             self._handle.swap()
+
+
+def offload_state(optimizer: torch.optim.Optimizer, folder: str | os.PathLike[str]) -> None:
+    """After each of its steps what the optimizer keeps goes to a file of this rank in `folder`, and takes no memory until the next.
+
+    Any optimizer that keeps plain tensors on the CPU, or DTensors. A step reads what it needs, as the disk or the system's cache of it gives it;
+    values are the same to the bit, and saving and loading are as without. The folder is there, on a disk of this machine; the file has no name and is
+    gone with the process. Raises, in the step, if the disk has no room.
+    """
+    file = _C.StateFile(os.fspath(folder))
+    optimizer.register_step_post_hook(
+        lambda stepped, args, kwargs: file.keep([value for kept in stepped.state.values() for value in kept.values() if isinstance(value, torch.Tensor)]))
 
 
 def _loss_of(closure):

@@ -134,6 +134,22 @@ const OptimizerKind* find_kind(const torch::optim::Optimizer& optimizer) {
   return found == known.all.rend() ? nullptr : &*found;
 }
 
+std::vector<at::Tensor> state_of(torch::optim::Optimizer& optimizer) {
+  const OptimizerKind* kind = find_kind(optimizer);
+  TESSERA_CHECK_AS(ConfigError, kind, "[state_of] an optimizer that is none of ", optimizer_names(),
+                   "; tell of it with register_optimizer (parallel/optimizer_fields.h)");
+  std::vector<at::Tensor> tensors;
+  TensorVisitor visitor([&](const char*, const at::Tensor& value) {
+    if (value.defined()) {
+      tensors.push_back(value);
+    }
+  });
+  for (auto& [parameter, state] : optimizer.state()) {
+    kind->visit_state(*state, visitor);
+  }
+  return tensors;
+}
+
 std::string optimizer_names() {
   Kinds& known = kinds();
   const std::lock_guard lock(known.mutex);

@@ -6,6 +6,7 @@
 #include <memory>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include <torch/optim/optimizer.h>
 
@@ -54,6 +55,9 @@ void register_optimizer(OptimizerKind kind);
 
 // Null if it is of none. Thread-safe; kinds live as long as the process.
 const OptimizerKind* find_kind(const torch::optim::Optimizer& optimizer);
+
+// The tensors that the optimizer keeps so far. Throws ConfigError if it is of no known kind.
+std::vector<at::Tensor> state_of(torch::optim::Optimizer& optimizer);
 
 // The names of all kinds, in the order of their registration: `SGD, Adam, ...`.
 std::string optimizer_names();

@@ -4,6 +4,7 @@
 #include "tessera/optim/ema.h"
 #include "tessera/optim/lion.h"
 #include "tessera/optim/schedule.h"
+#include "tessera/optim/state_file.h"
 #include "tessera/optim/wholes.h"
 #include "tessera/python/bind.h"
 
@@ -11,6 +12,7 @@ namespace tessera::python {
 namespace {
 
 using optim::Ema;
+using optim::StateFile;
 using optim::WarmupCosine;
 using optim::WarmupStableDecay;
 using optim::Wholes;
@@ -101,6 +103,11 @@ void bind_optimizers(py::module_& module) {
       .def("to_owner", &Wholes::to_owner, Unlocked())
       .def("from_owner", &from_owner, Unlocked())
       .def("exchange", &exchange);
+
+  py::class_<StateFile>(module, "StateFile")
+      .def(py::init<std::string>(), Unlocked())
+      .def("keep", &StateFile::keep, Unlocked())
+      .def_property_readonly("bytes", &StateFile::bytes);
 
   py::class_<Ema>(module, "Ema")
       .def(py::init<Tensors, double>(), Unlocked())

@@ -50,7 +50,7 @@ struct Field {
 
 // The one list of keys.
 std::vector<Field> fields(Config& config) {
-  auto& [model, data, train, precision, recompute, parallel] = config;
+  auto& [model, data, train, precision, recompute, offload, parallel] = config;
   return {
       {"model.kind", &model.kind, one_of({"llama", "gpt"})},
       {"model.vocab_size", &model.vocab_size, at_least(0)},
@@ -93,6 +93,7 @@ std::vector<Field> fields(Config& config) {
       {"precision.compute", &precision.compute, {}},
       {"precision.reduce", &precision.reduce, {}},
       {"recompute.modules", &recompute.modules, {}},
+      {"offload.state", &offload.state, {}},
       {"parallel.ranks", &parallel.ranks, at_least(0)},
       {"parallel.mesh", &parallel.mesh, {}},
       {"parallel.sequence_parallel", &parallel.sequence_parallel, {}},
@@ -192,7 +193,8 @@ std::string line_of(const toml::node& node, const std::string& source) {
 }  // namespace
 
 Config parse_config(std::string_view text, const std::string& source) {
-  static const std::vector<std::string> kSections = {"model", "data", "train", "precision", "recompute", "parallel"};
+  static const std::vector<std::string> kSections = {"model",     "data",    "train",   "precision",
+                                                     "recompute", "offload", "parallel"};
   Config config;
   const auto all = fields(config);
   for (const auto& [section, node] : parse_toml(text, source)) {

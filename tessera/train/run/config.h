@@ -76,6 +76,11 @@ struct RecomputeConfig {
   std::string modules;  // patterns over names of modules, with commas between them: model.layers.*; empty: nothing
 };
 
+// [offload]: what lies elsewhere than in memory between steps.
+struct OffloadConfig {
+  std::string state;  // the folder where each rank keeps the optimizer's state, in a file without a name; empty: memory
+};
+
 // [parallel]: the ranks and the layout.
 struct ParallelConfig {
   int64_t ranks = 0;  // 0: as many as the mesh has
@@ -93,6 +98,7 @@ struct Config {
   TrainConfig train;
   PrecisionConfig precision;
   RecomputeConfig recompute;
+  OffloadConfig offload;
   ParallelConfig parallel;
 
   at::ScalarType dtype() const;

@@ -3,6 +3,7 @@
 #include <chrono>
 #include <cmath>
 #include <limits>
+#include <optional>
 
 #include <ATen/core/grad_mode.h>
 
@@ -10,8 +11,10 @@
 #include "tessera/comm/threads/run_ranks.h"
 #include "tessera/dtensor/front/dtensor.h"
 #include "tessera/optim/clip.h"
+#include "tessera/optim/state_file.h"
 #include "tessera/parallel/deferred.h"
 #include "tessera/parallel/job.h"
+#include "tessera/parallel/optimizer_fields.h"
 #include "tessera/train/run/setup.h"
 
 namespace tessera::train {
@@ -138,10 +141,17 @@ void run_loop(const Config& config, const data::Sampler& sampler, const LoopOpti
   const Training training{*model, plan, optimizer};
   observer.on_start(training);
 
+  std::optional<optim::StateFile> state_file;
+  if (!config.offload.state.empty()) {
+    state_file.emplace(config.offload.state);
+  }
   const auto steps = options.steps > 0 ? std::min(options.steps, train.steps) : train.steps;
   for (int64_t step = job.step(); step < steps; ++step) {
     comm::throw_if_stopped();
     observer.on_step(train_step(config, sampler, job, optimizer, step, observer), training);
+    if (state_file) {
+      state_file->keep(parallel::state_of(optimizer));
+    }
     const bool is_last = step + 1 == steps;
     if (saves.after_step(job, step + 1, steps) && !is_last) {
       saves.finish();
