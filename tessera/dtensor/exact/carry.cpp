@@ -42,17 +42,18 @@ Pending* pending_of(const IValue& value) {
   return pending && !pending->is_spent ? pending : nullptr;
 }
 
-// Throws if the value has samples already that wait to be added to it.
-void verify_apart(const at::Tensor& value, const at::Tensor& waiting, const char* op) {
-  const Pending *spent = record_of(value), *more = record_of(waiting);
-  if (!spent || !spent->is_spent || !more) {
+// Throws if one of them has all samples of a sum already and the other some of them. Of sums that wait it is seen when
+// they are joined.
+void verify_apart(const at::Tensor& self, const at::Tensor& other, const char* op) {
+  const Pending *a = record_of(self), *b = record_of(other);
+  if (!a || !b || !(a->is_spent || b->is_spent)) {
     return;
   }
-  for (const Pending::Group& group : spent->groups) {
-    for (const Pending::Group& other : more->groups) {
+  for (const Pending::Group& group : a->groups) {
+    for (const Pending::Group& more : b->groups) {
       for (const auto& [use, sum] : group.uses) {
-        const auto same = other.uses.find(use);
-        if (same != other.uses.end() && !sum.shares_calls(same->second)) {
+        const auto same = more.uses.find(use);
+        if (same != more.uses.end() && !sum.shares_calls(same->second)) {
           sum.verify_apart_from(same->second, op);
         }
       }
@@ -214,7 +215,6 @@ at::Tensor carry_add(RankState& state, const OpInfo& info, c10::ArrayRef<IValue>
     return {};
   }
   verify_apart(self, other, info.name.c_str());
-  verify_apart(other, self, info.name.c_str());
   if (!pending_of(self) && !pending_of(other)) {
     return {};
   }

@@ -181,6 +181,10 @@ std::vector<NodeSum> SampleSum::nodes() const {
   return comm::close_nodes(std::move(all), leaves_.root);
 }
 
+ScatteringMove SampleSum::way_to(RankState& state, const layout::Spec& to) const {
+  return {state.ctx, state.engine.moves, rules::with_dtype(terms_, to->dtype), to, merge_axes_};
+}
+
 std::vector<NodeSum> SampleSum::merge_over_ranks(RankState& state, ScatteringMove& way, std::vector<NodeSum> mine,
                                                  const char* op) const {
   std::vector<int64_t> sizes = like_.sizes().vec();
@@ -214,7 +218,7 @@ void SampleSum::merge_complete(RankState& state, const layout::Spec& to, const c
   }
   LocalScope scope;
   comm::Caller caller(state.ctx, op);
-  ScatteringMove way(state.ctx, state.engine.moves, rules::with_dtype(terms_, to->dtype), to, merge_axes_);
+  ScatteringMove way = way_to(state, to);
   const std::vector<NodeSum> more = merge_over_ranks(state, way, std::exchange(closed_, {}), op);
   take_merged(more, way.now());
 }
@@ -252,7 +256,7 @@ void SampleSum::forget() {
 at::Tensor SampleSum::merged(RankState& state, const layout::Spec& to, const char* op) const {
   LocalScope scope;
   comm::Caller caller(state.ctx, op);
-  ScatteringMove way(state.ctx, state.engine.moves, rules::with_dtype(terms_, to->dtype), to, merge_axes_);
+  ScatteringMove way = way_to(state, to);
   std::vector<NodeSum> all;
   if (!merged_.empty() && is_merged()) {
     for (const int64_t axis : merge_axes_) {

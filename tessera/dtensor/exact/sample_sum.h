@@ -34,8 +34,8 @@ class SampleSum {
   void join(const SampleSum& other, const char* op);
 
   // The sum over all ranks, laid out as `to` and, once merged, rounded to its dtype. Collective over the axes that cut
-  // tokens, and those of the way to that layout. Of a complete sum it may lie in memory that this one
-  // has, unless a copy of this has it too: then forget().
+  // tokens, and those of the way to that layout. Of a complete sum it may lie in this
+  // one's memory, unless a copy of this has that too: forget() then.
   at::Tensor merged(RankState& state, const layout::Spec& to, const char* op) const;
 
   // Of the complete leaves this rank keeps its part of their sums over all ranks alone, as merged() would lay it out:
@@ -70,6 +70,7 @@ class SampleSum {
   void add_sample(int64_t leaf, int64_t sample, const at::Tensor& term, const char* op);
   void take_turn(int64_t leaf, Open& open);
   std::vector<comm::NodeSum> nodes() const;
+  ScatteringMove way_to(RankState& state, const layout::Spec& to) const;
   std::vector<comm::NodeSum> merge_over_ranks(RankState& state, ScatteringMove& way, std::vector<comm::NodeSum> mine,
                                               const char* op) const;
   void take_merged(const std::vector<comm::NodeSum>& more, const layout::Spec& at);

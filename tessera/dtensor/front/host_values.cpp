@@ -32,13 +32,11 @@ class HostValueKernel final : public c10::OperatorKernel {
 }  // namespace
 
 void register_host_values(KernelRegistry& registry) {
-  for (const c10::DispatchKey key :
-       {c10::DispatchKey::AutogradPrivateUse3, kKey}) {  // tensors of inference mode have no key of autograd
+  for (torch::Library* library : registry.before_autograd()) {
     for (const auto& [op, row] : rules::RuleTable::instance().rows()) {
       if (!row.host_values.empty()) {
-        registry.library("aten", key)
-            .impl(op.c_str(),
-                  torch::CppFunction::makeFromBoxedFunctor(std::make_unique<HostValueKernel>(row.host_values)));
+        library->impl(op.c_str(),
+                      torch::CppFunction::makeFromBoxedFunctor(std::make_unique<HostValueKernel>(row.host_values)));
       }
     }
   }

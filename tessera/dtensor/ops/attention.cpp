@@ -155,9 +155,8 @@ at::Tensor attention_kernel(const at::Tensor& query, const at::Tensor& key, cons
 }  // namespace
 
 void register_attention_kernel(KernelRegistry& registry) {
-  for (const c10::DispatchKey key :
-       {c10::DispatchKey::AutogradPrivateUse3, kKey}) {  // tensors of inference mode have no key of autograd
-    registry.library("aten", key).impl("scaled_dot_product_attention", TORCH_FN(attention_kernel));
+  for (torch::Library* library : registry.before_autograd()) {
+    library->impl("scaled_dot_product_attention", TORCH_FN(attention_kernel));
   }
 }
 

@@ -223,12 +223,10 @@ TORCH_LIBRARY(tessera, m) {
 }
 
 void register_contract_kernels(KernelRegistry& registry) {
-  for (const c10::DispatchKey key :
-       {c10::DispatchKey::AutogradPrivateUse3, kKey}) {  // tensors of inference mode have no key of autograd
-    torch::Library& library = registry.library("aten", key);
-    library.impl("linear", TORCH_FN(linear));
-    library.impl("matmul", TORCH_FN(matmul));
-    library.impl("einsum", TORCH_FN(einsum));
+  for (torch::Library* library : registry.before_autograd()) {
+    library->impl("linear", TORCH_FN(linear));
+    library->impl("matmul", TORCH_FN(matmul));
+    library->impl("einsum", TORCH_FN(einsum));
   }
 }
 

@@ -35,12 +35,10 @@ void add(torch::Library& library, const std::string& name) {
 }  // namespace
 
 void register_convolution_kernels(KernelRegistry& registry) {
-  for (const c10::DispatchKey key :
-       {c10::DispatchKey::AutogradPrivateUse3, kKey}) {  // tensors of inference mode have no key of autograd
-    torch::Library& library = registry.library("aten", key);
-    add<at::native::conv1d_symint, at::native::conv1d_padding_symint>(library, "conv1d");
-    add<at::native::conv2d_symint, at::native::conv2d_padding_symint>(library, "conv2d");
-    add<at::native::conv3d_symint, at::native::conv3d_padding_symint>(library, "conv3d");
+  for (torch::Library* library : registry.before_autograd()) {
+    add<at::native::conv1d_symint, at::native::conv1d_padding_symint>(*library, "conv1d");
+    add<at::native::conv2d_symint, at::native::conv2d_padding_symint>(*library, "conv2d");
+    add<at::native::conv3d_symint, at::native::conv3d_padding_symint>(*library, "conv3d");
   }
 }
 

@@ -93,9 +93,8 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> lstm(const at::Tensor& input, at:
 }  // namespace
 
 void register_recurrent_kernels(KernelRegistry& registry) {
-  for (const c10::DispatchKey key :
-       {c10::DispatchKey::AutogradPrivateUse3, kKey}) {  // tensors of inference mode have no key of autograd
-    registry.library("aten", key).impl("lstm.input", TORCH_FN(lstm));
+  for (torch::Library* library : registry.before_autograd()) {
+    library->impl("lstm.input", TORCH_FN(lstm));
   }
 }
 

@@ -1,5 +1,7 @@
 #include "tessera/dtensor/record/kernel_registry.h"
 
+#include "tessera/dtensor/record/meta.h"
+
 namespace tessera::dtensor {
 
 torch::Library& KernelRegistry::library(const std::string& ns, c10::DispatchKey key) {
@@ -10,6 +12,10 @@ torch::Library& KernelRegistry::library(const std::string& ns, c10::DispatchKey 
   }
   entries_.push_back({ns, key, std::make_unique<torch::Library>(torch::Library::IMPL, ns, key, __FILE__, __LINE__)});
   return *entries_.back().library;
+}
+
+std::array<torch::Library*, 2> KernelRegistry::before_autograd() {
+  return {&library("aten", c10::DispatchKey::AutogradPrivateUse3), &library("aten", kKey)};
 }
 
 }  // namespace tessera::dtensor

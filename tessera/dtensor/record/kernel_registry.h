@@ -1,6 +1,7 @@
 // Kernels of ours in libtorch's dispatcher.
 #pragma once
 
+#include <array>
 #include <memory>
 #include <string>
 #include <vector>
@@ -16,6 +17,10 @@ namespace tessera::dtensor {
 class KernelRegistry {
  public:
   torch::Library& library(const std::string& ns, c10::DispatchKey key);
+
+  // For kernels of `aten` on DTensors that stand before autograd and are made of operators that it follows: tensors of
+  // inference mode have no key of autograd, so each stands at two.
+  std::array<torch::Library*, 2> before_autograd();
 
   // Registers a boxed kernel at the intercepting key for every operator of whose row `says` is true.
   template <auto* kernel, typename Says>
