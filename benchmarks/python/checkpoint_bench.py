@@ -10,13 +10,14 @@ in slices. Everything synchronises its files; reads come from the disk. The two 
 import argparse
 import os
 import shutil
-import socket
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
+
+from rank_processes import run_ranks
 
 TENSORS, COLUMNS = 64, 1024
 DEADLINE = 300  # seconds of one round
@@ -115,24 +116,8 @@ def measure_theirs(folder, mebibytes):
 
 
 def run_theirs(folder, mebibytes, ranks):
-    """Starts the ranks; the lines of rank 0."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    started = []
-    for rank in range(ranks):
-        variables = {"RANK": rank, "WORLD_SIZE": ranks, "LOCAL_RANK": rank, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": 1}
-        started.append(subprocess.Popen([sys.executable, __file__, "--theirs", folder, "--mebibytes", str(mebibytes)], stdout=subprocess.PIPE, text=True,
-                                        env=os.environ | {name: str(value) for name, value in variables.items()}))
-    try:
-        outputs = [process.communicate(timeout=DEADLINE)[0] for process in started]
-    except subprocess.TimeoutExpired:
-        for process in started:
-            process.kill()
-        sys.exit(f"torch.distributed.checkpoint on {ranks} processes took more than {DEADLINE} s")
-    if any(process.returncode for process in started):
-        sys.exit(f"torch.distributed.checkpoint on {ranks} processes failed")
-    return outputs[0]
+    """The lines of rank 0."""
+    return run_ranks([__file__, "--theirs", folder, "--mebibytes", mebibytes], ranks, DEADLINE, "torch.distributed.checkpoint")[0]
 
 
 def run_ours(program, folder, mebibytes, ranks):

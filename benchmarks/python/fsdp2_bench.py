@@ -14,12 +14,11 @@ import ctypes
 import gc
 import json
 import os
-import socket
-import subprocess
 import sys
 import time
 
 import torch
+from rank_processes import run_ranks
 
 SIDES = ("tessera", "FSDP2")
 LAYERS, ROWS, VOCABULARY = 4, 2, 512
@@ -88,28 +87,12 @@ def measure(side, width, tokens):
             least = min(least, time.perf_counter() - begin)
     print(json.dumps({"time": least, "memory": resident_mebibytes(most=True) - before, "loss": loss.item()}), flush=True)
     if side == "FSDP2":
-        torch.distributed.destroy_process_group()  # else its threads may end the process otherwise than well
+        os._exit(0)  # now and then a thread of its groups aborts the process that ends
 
 
 def run_turn(side, width, tokens, ranks):
     """The step of the slowest rank, the memory of the largest, the mean loss."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    started = []
-    for rank in range(ranks):
-        variables = {"RANK": rank, "WORLD_SIZE": ranks, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": ranks, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port,
-                     "OMP_NUM_THREADS": 1}
-        started.append(subprocess.Popen([sys.executable, __file__, "--rank-of", side, "--widths", str(width), "--tokens", str(tokens)],
-                                        stdout=subprocess.PIPE, text=True, env=os.environ | {name: str(value) for name, value in variables.items()}))
-    try:
-        outputs = [process.communicate(timeout=DEADLINE)[0] for process in started]
-    except subprocess.TimeoutExpired:
-        for process in started:
-            process.kill()
-        sys.exit(f"{side} at width {width} took more than {DEADLINE} s")
-    if any(process.returncode for process in started):
-        sys.exit(f"{side} at width {width} failed")
+    outputs = run_ranks([__file__, "--rank-of", side, "--widths", width, "--tokens", tokens], ranks, DEADLINE, f"{side} at width {width}")
     found = [json.loads(output.strip().splitlines()[-1]) for output in outputs]
     return {"time": max(each["time"] for each in found), "memory": max(each["memory"] for each in found), "loss": sum(each["loss"] for each in found) / ranks}
 
