@@ -34,12 +34,13 @@ class _Call:
 
     mesh: str | _C.Mesh
     sharding: str
+    near: int  # ranks that a copy is spread over between uses; 0: not said
     dtypes: list[str]
     ignored: list[torch.nn.Parameter]
     is_placed: bool = False
 
 
-def fully_shard(module: torch.nn.Module, *, mesh: "_C.Mesh | str | torch.distributed.DeviceMesh | None" = None, reshard_after_forward: bool = True,
+def fully_shard(module: torch.nn.Module, *, mesh: "_C.Mesh | str | torch.distributed.DeviceMesh | None" = None, reshard_after_forward: bool | int = True,
                 mp_policy: "MixedPrecisionPolicy | torch.distributed.fsdp.MixedPrecisionPolicy | None" = None,
                 offload_policy: "OffloadPolicy | torch.distributed.fsdp.OffloadPolicy | None" = None,
                 ignored_params: set[torch.nn.Parameter] | None = None) -> "FSDPModule":
@@ -49,7 +50,8 @@ def fully_shard(module: torch.nn.Module, *, mesh: "_C.Mesh | str | torch.distrib
     is the outermost module, is placed when it is first called, or its parameters or state are read; then its `forward` takes each data rank's own
     rows, as parallelize(..., batch="local") does, and losses are means over the rows of all ranks. `mesh` is a Mesh with an axis that shards, such as
     "fsdp=4" or "dp=2,fsdp=4", or torch's DeviceMesh of one dim, or of two, (replicate, shard); None: all ranks shard. `reshard_after_forward`: parameters
-    are gathered again in the backward pass; False: they stay until the step ends. `ignored_params` stay whole, and their gradients are merged as
+    are gathered again in the backward pass; False: they stay until the step ends; a number: they stay spread over so many ranks that follow each other, which
+    gather them for each use. `ignored_params` stay whole, and their gradients are merged as
     those of any parameter. Returns the module, which is an FSDPModule from now on. The model's placing is collective over the mesh.
     """
     ensure_rank()
@@ -59,12 +61,13 @@ def fully_shard(module: torch.nn.Module, *, mesh: "_C.Mesh | str | torch.distrib
         if part.is_placed or not name:
             raise ValueError(f"[fully_shard] {type(module).__name__}: " + (f"its part `{name}` is placed already, as a model of its own, since it was called or "
                              "its parameters were read" if name else "it was passed before") + "; accepted: blocks first, each once, then the model, then its use")
-    if not isinstance(reshard_after_forward, bool | None):
-        raise ValueError(f"[fully_shard] reshard_after_forward={reshard_after_forward!r}: parameters are not kept on part of the ranks; accepted: True, False")
+    if not isinstance(reshard_after_forward, bool | int | None):
+        raise ValueError(f"[fully_shard] reshard_after_forward={reshard_after_forward!r}; accepted: True, False, or a number of ranks")
     if offload_policy is not None and type(offload_policy).__name__ != "OffloadPolicy":
         raise ValueError(f"[fully_shard] offload_policy={offload_policy!r}: nothing is offloaded so far; accepted: None, OffloadPolicy()")
-    sharding = "gradients" if reshard_after_forward is False else "parameters"
-    module._fully_shard_call = _Call(_mesh_of(mesh), sharding, _dtypes_of(mp_policy), list(ignored_params or ()))
+    near = reshard_after_forward if type(reshard_after_forward) is int else 0
+    sharding = "gradients" if reshard_after_forward is False else "secondary" if near else "parameters"
+    module._fully_shard_call = _Call(_mesh_of(mesh), sharding, near, _dtypes_of(mp_policy), list(ignored_params or ()))
     module.__class__ = _class_of(type(module))
     return module
 
@@ -116,6 +119,10 @@ def place_asked(model):
         raise ValueError(f"[fully_shard] {type(model).__name__}: its parts are on the meshes {sorted({str(each.mesh) for each in calls.values()})}; accepted: one")
     ignored = {id(parameter) for each in calls.values() for parameter in each.ignored}
     mesh = _C.Mesh(call.mesh) if isinstance(call.mesh, str) else call.mesh
+    near = {each.near for each in calls.values() if each.near}
+    if len(near) > 1:
+        raise ValueError(f"[fully_shard] {type(model).__name__}: reshard_after_forward is {' and '.join(map(str, sorted(near)))} for parts of it; accepted: one number")
+    mesh = _C.with_near_ranks(mesh, near.pop()) if near else mesh
     groups = [(name, each.sharding, each.dtypes) for name, each in calls.items() if name]
     plan = _C.generate_plan(model, None, mesh, False, call.sharding, call.dtypes, [], 0, 0, "", groups, [name for name, p in named if id(p) in ignored])
     for each in calls.values():

@@ -39,7 +39,8 @@ def generate_plan(model: torch.nn.Module, devices: int | None = None, *, mesh: _
 
     Each axis of a mesh has a role by its name: dp (or dp_replicate) cuts the batch, fsdp (or dp_shard) the batch and what is kept of parameters,
     tp the model; others are refused. On fsdp axes `sharding` says what is cut: "state" is parameters between steps and the optimizer's state (ZeRO-1),
-    "gradients" these as well (ZeRO-2), "parameters" also parameters between the operators that read them (ZeRO-3). Without a mesh all ranks are
+    "gradients" these as well (ZeRO-2), "parameters" also parameters between the operators that read them (ZeRO-3), "secondary" also, on a mesh such as
+    "dp_shard=2,fsdp=4", of which a copy stays that only the last axis cuts. Without a mesh all ranks are
     dp, as far as exact numerics can cut a batch, and rank 0 says on stderr which mesh that is. Parameters are stored in `storage_dtype`; operators
     read them, and what they read beside them, in `compute_dtype`; gradients are merged over ranks in `reduce_dtype` (None: as the model has them, and
     as they are stored). Modules whose dotted names match a pattern of `recompute` ("model.layers.*") keep only their inputs for backward, and run

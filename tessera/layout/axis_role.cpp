@@ -88,6 +88,28 @@ std::vector<std::string> batch_axes_of(const Mesh& mesh) {
   return names;
 }
 
+Mesh with_near_ranks(const Mesh& mesh, int64_t near) {
+  const std::vector<std::string> sharded = axes_of(mesh, AxisRole::kSharded);
+  const auto size_of = [&](const std::string& name) { return mesh.axis(mesh.axis_index(name)).size; };
+  if (sharded.size() > 1 && size_of(sharded.back()) == near) {
+    return mesh;
+  }
+  TESSERA_CHECK_AS(PlanError,
+                   sharded.size() == 1 && near > 1 && size_of(sharded[0]) > near && size_of(sharded[0]) % near == 0,
+                   "[mesh] groups of ", near, " near ranks on mesh ", mesh.str(),
+                   "; accepted: a number above 1 that divides the axis which shards into several groups");
+  std::vector<Axis> axes;
+  for (const Axis& axis : mesh.axes()) {
+    if (axis.name == sharded[0]) {
+      axes.push_back({"dp_shard", axis.size / near});
+      axes.push_back({"fsdp", near});
+    } else {
+      axes.push_back(axis);
+    }
+  }
+  return Mesh(axes, mesh.ranks());
+}
+
 std::string name_of(AxisRole role) {
   const auto* found =
       std::find_if(std::begin(kRoles), std::end(kRoles), [&](const NamedRole& each) { return each.role == role; });

@@ -31,6 +31,10 @@ std::vector<std::string> axes_of(const Mesh& mesh, AxisRole role);
 // those that shard them, so that the ranks which share a copy hold neighbouring samples. Throws as verify_roles.
 std::vector<std::string> batch_axes_of(const Mesh& mesh);
 
+// The mesh with its one axis that shards as two: dp_shard, and fsdp of `near` ranks that follow each other. If it has
+// two and the last is of that size, as it is. Throws PlanError if `near` does not divide the axis into several parts.
+Mesh with_near_ranks(const Mesh& mesh, int64_t near);
+
 // What an axis of this role is called when nobody said otherwise.
 std::string name_of(AxisRole role);
 

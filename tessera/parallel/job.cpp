@@ -111,20 +111,6 @@ variable_list gradients_of(RankState& rank, const at::Tensor& loss, const std::v
   return aside.with(torch::autograd::grad({loss}, parameters, {}, std::nullopt, false, /*allow_unused=*/true));
 }
 
-// Merged over the data-parallel axes, once, into the parameter's own layout.
-void reduce(std::vector<at::Tensor>& held, const std::vector<at::Tensor>& parameters) {
-  at::NoGradGuard no_grad;
-  for (size_t i = 0; i < held.size(); ++i) {
-    if (!held[i].defined() || !dtensor::is_dtensor(held[i])) {
-      continue;
-    }
-    const Placements& placements = dtensor::spec_of(parameters[i])->placements;
-    if (dtensor::spec_of(held[i])->placements != placements) {
-      held[i] = dtensor::redistribute(held[i], placements);
-    }
-  }
-}
-
 // The gradients of a scaled loss become those of the loss; says whether any of them, on any rank, is not finite.
 bool unscale(const std::vector<at::Tensor>& held, double scale) {
   const at::NoGradGuard no_grad;
@@ -300,7 +286,7 @@ at::Tensor Job::run_rows(int64_t samples, const ReadRows& read) {
   if (!with_gradients) {
     return total;
   }
-  reduce(held, parameters);
+  dtensor::merge_step(rank, held, parameters);
   if (scaler) {
     scaler->note(unscale(held, scaler->scale()));
   }

@@ -10,7 +10,7 @@
 namespace tessera::plan {
 namespace {
 
-constexpr const char* kNames[] = {"state", "gradients", "parameters"};  // in the order of Sharding
+constexpr const char* kNames[] = {"state", "gradients", "parameters", "secondary"};  // in the order of Sharding
 
 }  // namespace
 

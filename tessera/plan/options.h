@@ -19,9 +19,12 @@ enum class Sharding : uint8_t {
   kState,       // what is kept between steps: parameters and the optimizer's state (ZeRO-1)
   kGradients,   // ... and gradients, from the backward pass that has them on (ZeRO-2)
   kParameters,  // ... and parameters between the operators that read them (ZeRO-3)
+  // As kParameters, on a mesh with several such axes; a copy stays until the step ends that only the last of them cuts,
+  // whose ranks are near each other (secondary shards; hpZ of ZeRO++)
+  kSecondary,
 };
 
-// `state`, `gradients`, `parameters`. Of a text that is none of them: throws PlanError.
+// `state`, `gradients`, `parameters`, `secondary`. Of a text that is none of them: throws PlanError.
 std::string name_of(Sharding sharding);
 Sharding parse_sharding(std::string_view text);
 

@@ -111,6 +111,8 @@ void bind_models(py::module_& module) {
       .def("__repr__", &Plan::json);
   module.def("generate_plan", &generate_plan);
   module.def("shards_parameters", &shards_parameters, "Whether an axis of the mesh cuts what is kept of parameters.");
+  module.def("with_near_ranks", &layout::with_near_ranks,
+             "The mesh with its axis that shards as two, the last of so many ranks.");
 
   py::class_<Deferred>(module, "Deferred")
       .def(py::init<>())

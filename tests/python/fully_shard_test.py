@@ -55,6 +55,13 @@ class FullyShardTest(unittest.TestCase):
                         shard(make(), tessera.fully_shard, mesh=mesh, reshard_after_forward=reshard), own, tessera.full_tensor))
                     torch.testing.assert_close(got, want, rtol=1e-12, atol=1e-12)
 
+    def test_near_ranks_share_a_copy(self):
+        want = train(make(), lambda tokens: tokens)
+        for mesh in (None, "dp_shard=2,fsdp=2"):
+            with self.subTest(mesh=mesh):
+                got = run(4, lambda mesh=mesh: train(shard(make(), tessera.fully_shard, mesh=mesh, reshard_after_forward=2), own, tessera.full_tensor))
+                torch.testing.assert_close(got, want, rtol=1e-12, atol=1e-12)
+
     def test_one_ranks_bits(self):
         def body(mesh):
             tessera.numerics("exact", "batch=4")
@@ -196,7 +203,7 @@ class FullyShardTest(unittest.TestCase):
             shard(model, tessera.fully_shard)(tokens_of(0))
 
         for call, expected in (
-            (lambda model: tessera.fully_shard(model, reshard_after_forward=2), "reshard_after_forward=2: parameters are not kept on part of the ranks; accepted: True, False"),
+            (lambda model: tessera.fully_shard(model, reshard_after_forward=2).state_dict(), "groups of 2 near ranks on mesh fsdp=2; accepted: a number above 1 that divides"),
             (lambda model: tessera.fully_shard(model, offload_policy=CPUOffloadPolicy()), "nothing is offloaded so far; accepted: None, OffloadPolicy()"),
             (lambda model: tessera.fully_shard(model, mp_policy=MixedPrecisionPolicy(output_dtype=torch.float32)), "accepted: output_dtype=None"),
             (lambda model: tessera.fully_shard(model, mesh="dp=2"), 'no axis of mesh dp=2 shards parameters; accepted: one with an axis named fsdp or dp_shard'),

@@ -34,6 +34,7 @@ struct Account {
   int64_t own = 0;                 // bytes of its parts of the parameters
   std::vector<int64_t> held;       // by gradients, after each pass of the second step
   std::vector<at::Tensor> values;  // of the gradients then, whole
+  int64_t merges = 0;              // collectives that merged them over the axis that shards, in that step
 };
 
 models::Llama make_model(const Loop& loop) {
@@ -60,6 +61,7 @@ Account run_loop(const Loop& loop) {
       parameter.mutable_grad() = at::Tensor();
     }
     const int64_t before = bytes_of(rank).live;
+    comm::RankContext::require().ledger.clear();
     for (int64_t pass = 0; pass < loop.passes; ++pass) {
       const at::Tensor now = all.narrow(0, pass * rows, rows);
       const auto batch = forward.begin(
@@ -77,6 +79,7 @@ Account run_loop(const Loop& loop) {
       }
     }
   }
+  account.merges = comm::RankContext::require().ledger.calls_of("exact_merge", "fsdp");
   for (const at::Tensor& parameter : model->parameters()) {
     account.own += static_cast<int64_t>(to_local(parameter).nbytes());
     account.values.push_back(full_tensor(parameter.grad()));
@@ -111,6 +114,14 @@ TEST(ExactLoops, HoldAPartOfEachNode) {
                 << " bytes, gradients hold " << at::IntArrayRef(accounts.front().held) << "\n";
       EXPECT_LE(excess(accounts), 0) << ranks << " ranks, " << passes << " passes";
     }
+  }
+}
+
+// The table, four layers, the last norm and the head; a tied table has two uses of one group.
+TEST(ExactLoops, OneCollectiveMergesTheGradientsOfAGroupInAPass) {
+  for (const int64_t passes : {1, 2}) {
+    EXPECT_EQ(accounts_of({.mesh = "fsdp=2", .passes = passes}).front().merges, 7 * passes);
+    EXPECT_EQ(accounts_of({.mesh = "fsdp=2", .passes = passes, .is_tied = true}).front().merges, 6 * passes);
   }
 }
 

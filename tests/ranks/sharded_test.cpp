@@ -1,6 +1,8 @@
 // Fully sharded training: parameters, gradients and moments in parts, gathered where they are read. The bits of one
 // rank in `exact`, the numbers of one device in `fast`; bytes as closed forms; what a rank holds.
 
+#include <map>
+
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
@@ -37,7 +39,8 @@ const std::vector<Case> kCases = {{"fsdp=2"},
                                   {"fsdp=2", false, 4, Sharding::kState},
                                   {"fsdp=2,tp=2", false, 2, Sharding::kState},
                                   {"fsdp=3", false, 2, Sharding::kGradients},
-                                  {"dp=2,fsdp=2", false, 1, Sharding::kGradients}};
+                                  {"dp=2,fsdp=2", false, 1, Sharding::kGradients},
+                                  {"dp_shard=2,fsdp=2", false, 2, Sharding::kSecondary}};
 
 template <typename Model, typename Config>
 void expect_bits_of_one_rank(const Config& config) {
@@ -127,6 +130,19 @@ TEST(Sharded, BytesAreClosedForms) {
   }
 }
 
+// A copy that the near ranks share is gathered once a step from the others, and from the near ones at each use.
+TEST(Sharded, NearRanksShareACopy) {
+  constexpr int64_t kIn = Products::Impl::kIn, kHidden = Products::Impl::kHidden, kOut = Products::Impl::kOut;
+  const int64_t all = (kHidden * kIn + kOut * kHidden) * 4;
+  for (const int64_t passes : {1, 2}) {
+    const trace::Ledger ledger = ledger_of_step("dp_shard=2,fsdp=2", Sharding::kSecondary, passes);
+    EXPECT_EQ(ledger.bytes_of("all_gather", "dp_shard"), all / 4) << ledger.json();
+    EXPECT_EQ(ledger.bytes_of("all_gather", "fsdp"), passes * all / 2) << ledger.json();
+    EXPECT_EQ(ledger.bytes_of("reduce_scatter", "fsdp"), passes * all / 2) << ledger.json();
+    EXPECT_EQ(ledger.bytes_of("reduce_scatter", "dp_shard"), passes * all / 4) << ledger.json();
+  }
+}
+
 // One collective a group, not a parameter: the table, each layer, the last norm; what backward gathers again.
 TEST(Sharded, OneCollectiveGathersAGroupAndOneMergesItsGradients) {
   for (const Sharding sharding : {Sharding::kParameters, Sharding::kGradients}) {
@@ -157,6 +173,46 @@ TEST(Sharded, OneCollectiveGathersAGroupAndOneMergesItsGradients) {
       EXPECT_EQ(ledger.bytes_of("all_gather", "fsdp"), 2 * bytes) << ledger.json();
     });
   }
+}
+
+// What a Llama of 20 parameters sends in one step of two micro-batches, by the operator that asked for it.
+std::map<std::string, int64_t> merges_of_step(const std::string& mesh_text, Sharding sharding, bool is_exact) {
+  const auto mesh = Mesh::parse(mesh_text);
+  std::map<std::string, int64_t> calls;
+  run_on(mesh, [&](int64_t rank) {
+    if (is_exact) {
+      dtensor::set_numerics(Numerics::kExact, {.batch = 8});
+    }
+    auto model = parallel::deferred([] { return models::Llama(llama()); });
+    const auto plan = parallel::generate_plan(*model, {.mesh = mesh, .sharding = sharding, .heads = 4, .kv_heads = 2});
+    parallel::place(*model, plan);
+    parallel::Job job(model.ptr(), plan,
+                      [model](const std::vector<at::Tensor>& batch) mutable { return model->loss(batch[0], batch[1]); },
+                      {.accumulate = 2});
+    const auto tokens = at::arange(8 * 9).reshape({8, 9});
+    comm::RankContext::require().ledger.clear();
+    job(tokens.slice(1, 0, 8).contiguous(), tokens.slice(1, 1, 9).contiguous()).backward();
+    for (const trace::LedgerEntry& entry : comm::RankContext::require().ledger.entries()) {
+      if (rank == 0 && entry.op == "gradients") {
+        calls[entry.collective + " " + entry.axis] += entry.calls;
+      }
+    }
+  });
+  return calls;
+}
+
+// However many parameters there are: of a step one collective an axis merges them, or one a group and pass.
+TEST(Sharded, FewCollectivesMergeTheGradientsOfAStep) {
+  using Calls = std::map<std::string, int64_t>;
+  EXPECT_EQ(merges_of_step("dp=2", Sharding::kState, false), (Calls{{"all_reduce dp", 1}}));
+  EXPECT_EQ(merges_of_step("fsdp=2", Sharding::kState, false), (Calls{{"reduce_scatter fsdp", 1}}));
+  EXPECT_EQ(merges_of_step("dp=2,fsdp=2", Sharding::kState, false),
+            (Calls{{"reduce_scatter fsdp", 1}, {"all_reduce dp", 1}}));
+  EXPECT_EQ(merges_of_step("dp=2,fsdp=2", Sharding::kGradients, false),
+            (Calls{{"reduce_scatter fsdp", 2 * 4}, {"all_reduce dp", 1}}));
+  EXPECT_EQ(merges_of_step("dp=2", Sharding::kState, true), (Calls{{"all_gather dp", 1}, {"exact_merge dp", 1}}));
+  EXPECT_EQ(merges_of_step("fsdp=2", Sharding::kGradients, true),
+            (Calls{{"all_gather fsdp", 1}, {"exact_merge fsdp", 1}}));
 }
 
 // What rank 0 holds: parameters, gradients and moments between steps, and the most beside them in a step.

@@ -16,7 +16,10 @@ namespace {
 using sums::Node;
 using layout::Range;
 
-int64_t count_of(const std::vector<Node>& nodes) { return static_cast<int64_t>(nodes.size()); }
+template <typename Item>
+int64_t count_of(const std::vector<Item>& items) {
+  return static_cast<int64_t>(items.size());
+}
 
 // Sums of fewer bytes are gathered whole: one exchange instead of two.
 constexpr int64_t kGatherBytes = 64 << 10;
@@ -173,26 +176,31 @@ std::vector<NodeSum> close_nodes(std::vector<NodeSum> nodes, const Node& root) {
                            [](NodeSum& left, const NodeSum& right) { left.sum = at::add(left.sum, right.sum); });
 }
 
-sums::MergePlan::Nodes exchange_nodes(Communicator& group, const std::vector<Node>& mine, const Node& root,
-                                      at::Device device) {
-  const at::Tensor own = at::zeros({1 + 2 * root.size()}, at::kLong);
-  auto* numbers = own.mutable_data_ptr<int64_t>();
-  *numbers++ = count_of(mine);
-  for (const Node& node : mine) {
-    *numbers++ = node.begin, *numbers++ = node.end;
+std::vector<sums::MergePlan::Nodes> exchange_nodes(Communicator& group, const std::vector<std::vector<Node>>& mine,
+                                                   const Node& root, at::Device device) {
+  const int64_t length = 1 + 2 * root.size();  // of one sum's list
+  const at::Tensor own = at::zeros({count_of(mine), length}, at::kLong);
+  for (int64_t i = 0; i < count_of(mine); ++i) {
+    int64_t* numbers = own.mutable_data_ptr<int64_t>() + i * length;
+    *numbers++ = count_of(mine[i]);
+    for (const Node& node : mine[i]) {
+      *numbers++ = node.begin, *numbers++ = node.end;
+    }
   }
   const at::Tensor sent = own.to(device);
   std::vector<at::Tensor> received;
-  for (int64_t i = 0; i < group.size(); ++i) {
+  for (int64_t member = 0; member < group.size(); ++member) {
     received.push_back(at::empty_like(sent));
   }
   group.all_gather(received, sent)->wait();
-  sums::MergePlan::Nodes nodes(group.size());
-  for (int64_t i = 0; i < group.size(); ++i) {
-    const at::Tensor there = received[i].to(at::kCPU);
-    const auto* of = there.const_data_ptr<int64_t>();
-    for (int64_t k = 0; k < of[0]; ++k) {
-      nodes[i].push_back({of[1 + 2 * k], of[2 + 2 * k]});
+  std::vector<sums::MergePlan::Nodes> nodes(mine.size(), sums::MergePlan::Nodes(group.size()));
+  for (int64_t member = 0; member < group.size(); ++member) {
+    const at::Tensor there = received[member].to(at::kCPU);
+    for (int64_t i = 0; i < count_of(mine); ++i) {
+      const int64_t* of = there.const_data_ptr<int64_t>() + i * length;
+      for (int64_t k = 0; k < of[0]; ++k) {
+        nodes[i][member].push_back({of[1 + 2 * k], of[2 + 2 * k]});
+      }
     }
   }
   return nodes;

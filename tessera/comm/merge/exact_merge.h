@@ -61,9 +61,10 @@ std::vector<NodeSum> merge_by_copies(Communicator& group, const Merge& merge);
 // overlap; they come back in order. Sums are not written to.
 std::vector<NodeSum> close_nodes(std::vector<NodeSum> nodes, const sums::Node& root);
 
-// What every member holds, where a member knows its own nodes alone. They lie in `root`; they travel in tensors on
-// `device`, as the sums will. Collective over the group.
-sums::MergePlan::Nodes exchange_nodes(Communicator& group, const std::vector<sums::Node>& mine, const sums::Node& root,
-                                      at::Device device);
+// What every member holds of each of several sums, where a member knows its own nodes alone: `mine[i]` those of sum i,
+// which lie in `root`. They travel in one tensor on `device`, as the sums will. Collective over the group.
+std::vector<sums::MergePlan::Nodes> exchange_nodes(Communicator& group,
+                                                   const std::vector<std::vector<sums::Node>>& mine,
+                                                   const sums::Node& root, at::Device device);
 
 }  // namespace tessera::comm

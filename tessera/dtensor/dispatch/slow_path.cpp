@@ -81,11 +81,19 @@ uint64_t use_of(const Invocation& call) {
 // Gives the operands that wait their values.
 void settle_operands(Invocation& call) {
   const Unobserved unobserved(*call.state);
+  const char* op = call.info.name.c_str();
+  std::vector<at::Tensor> waiting;
   for_each_tensor(call.arguments(), [&](const at::Tensor& tensor, int, int) {
-    if (is_dtensor(tensor)) {
-      settle(*call.state, *meta_of(tensor), call.info.name.c_str());
+    if (is_dtensor(tensor) && meta_of(tensor)->is_pending()) {
+      waiting.push_back(tensor);
     }
   });
+  if (waiting.size() > 1) {
+    merge_complete(*call.state, waiting, op);
+  }
+  for (const at::Tensor& tensor : waiting) {
+    settle(*call.state, *meta_of(tensor), op);
+  }
 }
 
 // Whether the call was done on handles alone; if not, its operands have their values now.

@@ -1,5 +1,6 @@
 #include "tessera/dtensor/exact/pending.h"
 
+#include <deque>
 #include <limits>
 
 #include <ATen/ops/add.h>
@@ -228,17 +229,38 @@ void settle(RankState& state, Meta& meta, const char* op) {
   }
 }
 
-void merge_pass(RankState& state, Meta& meta, const char* op) {
-  if (!meta.is_pending() || meta.rare->pending->is_settled) {
-    return;
-  }
+void merge_complete(RankState& state, const std::vector<at::Tensor>& handles, const char* op) {
   const at::NoGradGuard no_grad;
   const at::AutoDispatchBelowADInplaceOrView below;
   const kernels::AllThreads threads;
-  for (Pending::Group& group : meta.rare->pending->groups) {
-    for (auto& [use, sum] : group.uses) {
-      sum.merge_complete(state, summed_spec(group, meta.rare->pending->groups.size() == 1), op);
+  std::vector<SampleSum*> sums;
+  std::deque<RankMerge> merges;
+  std::vector<RankMerge*> together;
+  for (const at::Tensor& handle : handles) {
+    const Meta* meta = handle.defined() && is_dtensor(handle) ? meta_of(handle) : nullptr;
+    if (!meta || !meta->is_pending() || meta->rare->pending->is_settled) {
+      continue;
     }
+    auto& groups = meta->rare->pending->groups;
+    for (Pending::Group& group : groups) {
+      for (auto& [use, sum] : group.uses) {
+        if (auto merge = sum.begin_merge(state, summed_spec(group, groups.size() == 1))) {
+          sums.push_back(&sum);
+          together.push_back(&merges.emplace_back(*std::move(merge)));
+        }
+      }
+    }
+  }
+  if (together.empty()) {
+    return;
+  }
+  {
+    const LocalScope scope;
+    const comm::Caller caller(state.ctx, op);
+    merge_over_ranks(state, together, op);
+  }
+  for (size_t i = 0; i < sums.size(); ++i) {
+    sums[i]->end_merge(std::move(merges[i]));
   }
 }
 

@@ -7,8 +7,6 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/hints.h"
-#include "tessera/comm/call/flight.h"
-#include "tessera/sums/merge_bytes.h"
 #include "tessera/dtensor/record/interception.h"
 #include "tessera/dtensor/state/state.h"
 #include "tessera/rules/exact/narrow.h"
@@ -181,47 +179,23 @@ std::vector<NodeSum> SampleSum::nodes() const {
   return comm::close_nodes(std::move(all), leaves_.root);
 }
 
-ScatteringMove SampleSum::way_to(RankState& state, const layout::Spec& to) const {
-  return {state.ctx, state.engine.moves, rules::with_dtype(terms_, to->dtype), to, merge_axes_};
+RankMerge SampleSum::merge_of(RankState& state, const layout::Spec& to, std::vector<NodeSum> mine) const {
+  return {.way = {state.ctx, state.engine.moves, rules::with_dtype(terms_, to->dtype), to, merge_axes_},
+          .axes = merge_axes_,
+          .root = leaves_.root,
+          .mine = std::move(mine),
+          .sizes = like_.sizes().vec(),
+          .options = like_.options()};
 }
 
-std::vector<NodeSum> SampleSum::merge_over_ranks(RankState& state, ScatteringMove& way, std::vector<NodeSum> mine,
-                                                 const char* op) const {
-  std::vector<int64_t> sizes = like_.sizes().vec();
-  auto memory = comm::Merge::Memory::kKeep;
-  for (int64_t axis : merge_axes_) {
-    comm::Communicator& group = state.ctx.axis(terms_->mesh, axis);
-    std::vector<Node> held;
-    for (const NodeSum& node : mine) {
-      held.push_back(node.node);
-    }
-    state.ctx.ledger.record("all_gather", terms_->mesh.axis(axis).name, op,
-                            sums::bytes_of_nodes(leaves_.root) * (group.size() - 1));
-    const sums::MergePlan plan(comm::exchange_nodes(group, held, leaves_.root, like_.device()), leaves_.root);
-    const sums::Merging merging = way.next(axis);
-    comm::Merge merge{
-        .plan = plan, .sizes = sizes, .options = like_.options(), .scatter = merging.scatter, .memory = memory};
-    for (const NodeSum& node : mine) {
-      merge.sums.push_back(node.sum);
-    }
-    const comm::FlightLayouts layouts(state.ctx, merging.from, merging.to);
-    mine = run_merge(state.ctx, terms_->mesh, axis, op, merge);
-    sizes = merge.sizes_at(group.rank());
-    memory = comm::Merge::Memory::kReuse;
-  }
-  return mine;
-}
-
-void SampleSum::merge_complete(RankState& state, const layout::Spec& to, const char* op) {
+std::optional<RankMerge> SampleSum::begin_merge(RankState& state, const layout::Spec& to) {
   if (merge_axes_.empty() || is_merged()) {
-    return;
+    return std::nullopt;
   }
-  LocalScope scope;
-  comm::Caller caller(state.ctx, op);
-  ScatteringMove way = way_to(state, to);
-  const std::vector<NodeSum> more = merge_over_ranks(state, way, std::exchange(closed_, {}), op);
-  take_merged(more, way.now());
+  return merge_of(state, to, std::exchange(closed_, {}));
 }
+
+void SampleSum::end_merge(RankMerge merge) { take_merged(merge.mine, merge.way.now()); }
 
 void SampleSum::take_merged(const std::vector<NodeSum>& more, const layout::Spec& at) {
   if (more.empty()) {
@@ -256,15 +230,17 @@ void SampleSum::forget() {
 at::Tensor SampleSum::merged(RankState& state, const layout::Spec& to, const char* op) const {
   LocalScope scope;
   comm::Caller caller(state.ctx, op);
-  ScatteringMove way = way_to(state, to);
-  std::vector<NodeSum> all;
-  if (!merged_.empty() && is_merged()) {
+  const bool has_all = !merged_.empty() && is_merged();
+  RankMerge merge = merge_of(state, to, has_all ? std::vector<NodeSum>() : nodes());
+  if (has_all) {
     for (const int64_t axis : merge_axes_) {
-      way.next(axis);
+      merge.way.next(axis);
     }
   } else {
-    all = merge_over_ranks(state, way, nodes(), op);
+    merge_over_ranks(state, {&merge}, op);
   }
+  ScatteringMove& way = merge.way;
+  std::vector<NodeSum> all = std::move(merge.mine);
   if (!merged_.empty()) {
     TESSERA_ASSERT(merged_at_->placements == way.now()->placements, merged_at_.str(), " on the way to ", to.str());
     all.insert(all.end(), merged_.begin(), merged_.end());
@@ -280,7 +256,8 @@ at::Tensor SampleSum::merged(RankState& state, const layout::Spec& to, const cha
   }
   const bool is_own = all.size() == 1 && (merge_axes_.empty() || !merged_.empty());
   all.clear();
-  if (is_own && !(is_complete() && sum.use_count() <= 2)) {
+  const bool is_joined = sum.storage().nbytes() > sum.nbytes();  // other sums lie beside it
+  if (is_joined || (is_own && !(is_complete() && sum.use_count() <= 2))) {
     sum = sum.clone();  // the program may write to its gradient
   }
   sum = sum.to(to->dtype);

@@ -3,12 +3,14 @@
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <set>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
 
 #include "tessera/comm/merge/exact_merge.h"
+#include "tessera/dtensor/exact/rank_merge.h"
 #include "tessera/dtensor/plan/exact_sum.h"
 #include "tessera/dtensor/record/meta.h"
 
@@ -39,8 +41,10 @@ class SampleSum {
   at::Tensor merged(RankState& state, const layout::Spec& to, const char* op) const;
 
   // Of the complete leaves this rank keeps its part of their sums over all ranks alone, as merged() would lay it out:
-  // which is for this layout from now on. Collective over the axes that cut tokens.
-  void merge_complete(RankState& state, const layout::Spec& to, const char* op);
+  // which is for this layout from now on. begin_merge() hands out this rank's sums, end_merge() takes what became of
+  // them over the ranks (rank_merge.h); nothing where there is nothing to merge.
+  std::optional<RankMerge> begin_merge(RankState& state, const layout::Spec& to);
+  void end_merge(RankMerge merge);
 
   // Keeps which samples it is of, and no memory.
   void forget();
@@ -70,9 +74,7 @@ class SampleSum {
   void add_sample(int64_t leaf, int64_t sample, const at::Tensor& term, const char* op);
   void take_turn(int64_t leaf, Open& open);
   std::vector<comm::NodeSum> nodes() const;
-  ScatteringMove way_to(RankState& state, const layout::Spec& to) const;
-  std::vector<comm::NodeSum> merge_over_ranks(RankState& state, ScatteringMove& way, std::vector<comm::NodeSum> mine,
-                                              const char* op) const;
+  RankMerge merge_of(RankState& state, const layout::Spec& to, std::vector<comm::NodeSum> mine) const;
   void take_merged(const std::vector<comm::NodeSum>& more, const layout::Spec& at);
   // Whether no rank has sums that are not merged; the same on all.
   bool is_merged() const;

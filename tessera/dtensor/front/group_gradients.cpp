@@ -6,12 +6,14 @@
 
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/function_hook.h>
+#include <torch/csrc/autograd/functions/accumulate_grad.h>
 #include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/variable.h>
 
 #include "tessera/base/error.h"
 #include "tessera/dtensor/exact/pending.h"
 #include "tessera/dtensor/front/dtensor.h"
+#include "tessera/dtensor/move/joined_moves.h"
 
 namespace tessera::dtensor {
 
@@ -20,7 +22,7 @@ namespace {
 using torch::autograd::variable_list;
 namespace impl = torch::autograd::impl;
 
-constexpr const char* kCaller = "gradients of a group";
+constexpr const char* kCaller = "gradients";
 
 const ParameterInfo& info_of(const at::Tensor& parameter) { return *meta_of(parameter)->parameter; }
 
@@ -45,25 +47,30 @@ at::Tensor merged_alone(const at::Tensor& parameter, at::Tensor gradient) {
   return found == wanted ? std::move(gradient) : redistribute(gradient, wanted->placements);
 }
 
-// Hands the merged gradients of the group to whom they belong.
-void merge(RankState& state, GatherGroup& group) {
-  if (!group.has_taken()) {
+// Gives a gradient of this pass to whom it belongs.
+void hand_over(RankState& state, const at::Tensor& parameter, at::Tensor gradient) {
+  if (state.engine.gradients_aside) {
+    state.engine.gradients_aside->emplace_back(meta_of(parameter), std::move(gradient));
     return;
   }
+  at::Tensor& sum = parameter.mutable_grad();
+  torch::autograd::AccumulateGrad::accumulateGrad(parameter, sum, gradient, /*num_expected_refs=*/1,
+                                                  [&](at::Tensor&& first) { sum = std::move(first); });
+}
+
+// Merges what was taken of the group.
+void merge(RankState& state, GatherGroup& group) {
   const at::NoGradGuard no_grad;
+  std::vector<at::Tensor> waiting = group.release_waiting();
+  merge_complete(state, waiting, kCaller);
   std::vector<at::Tensor> merged = group.merge_taken(state.ctx, state.engine.moves, kCaller);
   for (size_t i = 0; i < merged.size(); ++i) {
-    if (!merged[i].defined()) {
-      continue;
-    }
-    const at::Tensor parameter = group.parameter(i);
-    merged[i] = merged_alone(parameter, std::move(merged[i]));  // over what sequence parallelism cuts
-    if (state.engine.gradients_aside) {
-      state.engine.gradients_aside->emplace_back(meta_of(parameter), std::move(merged[i]));
-    } else if (at::Tensor& gradient = parameter.mutable_grad(); gradient.defined()) {
-      gradient.add_(merged[i]);
-    } else {
-      gradient = std::move(merged[i]);
+    if (waiting[i].defined()) {
+      hand_over(state, group.parameter(i), std::move(waiting[i]));
+    } else if (merged[i].defined()) {
+      const at::Tensor parameter = group.parameter(i);
+      // ... over what sequence parallelism cuts
+      hand_over(state, parameter, merged_alone(parameter, std::move(merged[i])));
     }
   }
 }
@@ -92,25 +99,25 @@ struct TakeGradient final : torch::autograd::FunctionPreHook {
     if (!state || !alive || !gradient.defined() || !is_dtensor(gradient) || at::GradMode::is_enabled()) {
       return gradients;
     }
-    if (state->exact.lattice()) {
-      if (!state->engine.gradients_aside) {  // a job's passes complete nothing before the last
-        merge_pass(*state, *meta_of(gradient), kCaller);
-      }
-      return gradients;
+    if (state->exact.lattice() && state->engine.gradients_aside) {
+      return gradients;  // a job's passes complete nothing before the last
     }
     const at::Tensor leaf(alive);
     const ParameterInfo& info = info_of(leaf);
-    if (!info.group || !info.group->has(info.member, *meta_of(leaf)) || !info.group->may_take(info.member, gradient)) {
+    const bool in_group =
+        info.group && info.group->has(info.member, *meta_of(leaf)) && info.group->may_take(info.member, gradient);
+    if (in_group && is_unheard(*state, leaf)) {
+      merge_at_end(*state, *info.group);
+      if (info.group->take(info.member, gradient)) {
+        merge(*state, *info.group);
+      }
+      return {at::Tensor()};
+    }
+    if (state->exact.lattice()) {
+      merge_complete(*state, gradients, kCaller);
       return gradients;
     }
-    if (!is_unheard(*state, leaf)) {
-      return {merged_alone(leaf, gradient)};
-    }
-    merge_at_end(*state, *info.group);
-    if (info.group->take(info.member, gradient)) {
-      merge(*state, *info.group);
-    }
-    return {at::Tensor()};
+    return {in_group ? merged_alone(leaf, gradient) : gradient};
   }
 
   c10::weak_intrusive_ptr<c10::TensorImpl> parameter;
@@ -158,6 +165,33 @@ std::vector<at::Tensor> GradientsAside::with(std::vector<at::Tensor> gradients) 
     }
   }
   return gradients;
+}
+
+void merge_step(RankState& state, std::vector<at::Tensor>& gradients, const std::vector<at::Tensor>& parameters) {
+  const at::NoGradGuard no_grad;
+  merge_complete(state, gradients, kCaller);
+  std::vector<size_t> moved;
+  std::vector<MovePtr> moves;
+  std::vector<at::Tensor> parts;
+  for (size_t i = 0; i < gradients.size(); ++i) {
+    if (!gradients[i].defined() || !is_dtensor(gradients[i])) {
+      continue;
+    }
+    const layout::Placements& placements = meta_of(parameters[i])->spec->placements;
+    Meta& meta = *meta_of(gradients[i]);
+    if (meta.is_pending()) {
+      gradients[i] = redistribute(gradients[i], placements);
+    } else if (meta.spec->placements != placements) {
+      moved.push_back(i);
+      moves.push_back(state.engine.moves.find_or_plan(meta.spec, meta.spec.with(placements)));
+      parts.push_back(meta.local);
+      gradients[i].reset();
+    }
+  }
+  const std::vector<at::Tensor> merged = run_moves(state.ctx, moves, std::move(parts), kCaller);
+  for (size_t k = 0; k < moved.size(); ++k) {
+    gradients[moved[k]] = wrap(merged[k], moves[k]->to);
+  }
 }
 
 }  // namespace tessera::dtensor

@@ -12,11 +12,11 @@
 
 namespace tessera::dtensor {
 
-// From now on plain backward passes merge those gradients of these parameters that their policies say so. In `fast`
-// numerics those of a group are merged together and added to `.grad` here when the last one is there, or the pass ends.
-// Each is merged alone where somebody else hears of it: in passes that ask for some gradients (torch.autograd.grad), or
-// build a graph, and where the parameter has other hooks. In `exact` each is merged alone, as far as its batch leaves
-// are complete. Collective over the axes of the policies, in backward passes.
+// From now on plain backward passes merge those gradients of these parameters that their policies say so. Those of a
+// group are merged together and added to `.grad` here when the last one is there, or the pass ends; in `exact` as far
+// as their batch leaves are complete. Each is merged alone where somebody else hears of it: in passes that ask for some
+// gradients (torch.autograd.grad), or build a graph, and where the parameter has other hooks. Collective over the axes
+// of the policies, in backward passes.
 void merge_in_each_pass(const std::vector<at::Tensor>& parameters);
 
 // While it lives, such gradients of this rank are put aside instead, for whoever asks for all of them by
@@ -38,5 +38,9 @@ class GradientsAside {
   const WithoutHooks without_hooks_;  // gives them back last, and drops those that stood in their place
   std::vector<std::pair<const Meta*, at::Tensor>> aside_;
 };
+
+// Merges the gradients of a step, each into the layout of its parameter, over the axes that they are still sums over:
+// many by few collectives. Undefined ones, and those that lie so, are left alone. Collective over these axes.
+void merge_step(RankState& state, std::vector<at::Tensor>& gradients, const std::vector<at::Tensor>& parameters);
 
 }  // namespace tessera::dtensor

@@ -38,8 +38,6 @@ at::Scalar identity(ReduceOp op, c10::ScalarType type) {
   }
 }
 
-ReduceOp wire_op(ReduceOp op) { return op == ReduceOp::kAvg ? ReduceOp::kSum : op; }
-
 bool reduces(Action action) { return action == Action::kAllReduce || action == Action::kReduceScatter; }
 
 at::Tensor filled(const CompiledStep& step, const at::Tensor& local) {
@@ -90,6 +88,8 @@ IssuedStep issue(comm::Communicator& group, const CompiledStep& step, const at::
 }
 
 }  // namespace
+
+ReduceOp wire_op(ReduceOp op) { return op == ReduceOp::kAvg ? ReduceOp::kSum : op; }
 
 IssuedStep issue_step(comm::RankContext& ctx, const CompiledStep& step, const at::Tensor& local) {
   const at::Tensor part = step.taken_apart.empty() ? local : local.view(step.taken_apart);

@@ -7,6 +7,7 @@
 #include <ATen/ops/empty.h>
 
 #include "tessera/base/error.h"
+#include "tessera/dtensor/move/flat_part.h"
 #include "tessera/dtensor/record/interception.h"
 
 namespace tessera::dtensor {
@@ -15,11 +16,6 @@ namespace {
 
 using layout::Coord;
 using layout::Range;
-
-// A tensor of its own, with its own count of writes, over some of the elements of `flat`.
-at::Tensor part_at(const at::Tensor& flat, int64_t begin, c10::IntArrayRef sizes) {
-  return at::empty({0}, flat.options()).set_(flat.storage(), begin, sizes);
-}
 
 // Where the part of a rank begins and ends among the elements that operators read.
 Range elements_of(const Spec& stored, const Spec& read, const Coord& coord) {
@@ -93,7 +89,7 @@ void GatherGroup::take_over(comm::RankContext& context) {
   own_ = at::empty(own_size, members_.front().meta.lock()->local.options());
   for (const Member& member : members_) {
     const MetaPtr meta = member.meta.lock();
-    const at::Tensor part = part_at(own_, member.own_begin, meta->local.sizes());
+    const at::Tensor part = flat_part(own_, member.own_begin, meta->local.sizes());
     part.copy_(meta->local);
     meta->replace(part, meta->spec);
   }
@@ -114,13 +110,13 @@ void GatherGroup::gather(comm::RankContext& context, const char* op) {
     alive.push_back(member.meta.lock());
     const Meta* meta = alive.back().get();
     if (meta && meta->local.numel() > 0 && !meta->local.is_alias_of(own_)) {  // the program gave it other memory
-      part_at(own_, member.own_begin, meta->local.sizes()).copy_(meta->local);
+      flat_part(own_, member.own_begin, meta->local.sizes()).copy_(meta->local);
     }
   }
   const at::Tensor all = run_move(context, *gather_, own_, op);
   for (size_t i = 0; i < members_.size(); ++i) {
     Member& member = members_[i];
-    member.part = part_at(all, member.begin, member.sizes);
+    member.part = flat_part(all, member.begin, member.sizes);
     member.made = alive[i] ? alive[i]->moment() : Moment();
   }
 }
@@ -139,31 +135,58 @@ void GatherGroup::expect_gradient(size_t index, const at::Tensor& parameter) {
 bool GatherGroup::may_take(size_t index, const at::Tensor& gradient) const {
   const Member& member = members_[index];
   const Meta& meta = *meta_of(gradient);
+  if (!member.has_gradient || meta.spec->sizes != member.stored->sizes) {
+    return false;
+  }
   const bool is_term = meta.spec->placements[static_cast<size_t>(policy_.read.front())] == layout::Partial();
-  return member.has_gradient && is_term && !meta.is_pending() && meta.spec->sizes == member.stored->sizes &&
-         meta.local.sizes() == member.sizes && meta.spec->dtype == gather_->from->dtype;
+  return meta.is_pending() ||
+         (is_term && meta.local.sizes() == member.sizes && meta.spec->dtype == gather_->from->dtype);
 }
 
 bool GatherGroup::take(size_t index, const at::Tensor& gradient) {
   Member& member = members_[index];
-  TESSERA_ASSERT(!member.taken, "a gradient of ", member.stored.str(), " is there already");
+  TESSERA_ASSERT(!member.taken && !member.waiting.defined(), "a gradient of ", member.stored.str(),
+                 " is there already");
+  if (meta_of(gradient)->is_pending()) {
+    member.waiting = gradient;
+  } else {
+    take_terms(member, gradient);
+  }
+  return std::all_of(members_.begin(), members_.end(),
+                     [](const Member& each) { return !each.has_gradient || each.taken || each.waiting.defined(); });
+}
+
+void GatherGroup::take_terms(Member& member, const at::Tensor& gradient) {
   const at::NoGradGuard no_grad;
   const LocalScope scope;
   if (!terms_.defined()) {
     terms_ = at::empty(gather_->to->sizes, own_.options().dtype(merge_dtype()));
   }
-  part_at(terms_, member.begin, member.sizes).copy_(meta_of(gradient)->local);
+  flat_part(terms_, member.begin, member.sizes).copy_(meta_of(gradient)->local);
   member.taken = meta_of(gradient)->spec;
-  return std::all_of(members_.begin(), members_.end(),
-                     [](const Member& each) { return !each.has_gradient || each.taken; });
 }
 
-bool GatherGroup::has_taken() const { return terms_.defined(); }
+bool GatherGroup::has_taken() const {
+  return std::any_of(members_.begin(), members_.end(),
+                     [](const Member& each) { return each.taken || each.waiting.defined(); });
+}
+
+std::vector<at::Tensor> GatherGroup::release_waiting() {
+  std::vector<at::Tensor> waiting;
+  for (Member& member : members_) {
+    waiting.push_back(std::exchange(member.waiting, at::Tensor()));
+  }
+  return waiting;
+}
 
 std::vector<at::Tensor> GatherGroup::merge_taken(comm::RankContext& context, Moves& moves, const char* op) {
   const at::NoGradGuard no_grad;
   const LocalScope scope;
+  std::vector<at::Tensor> merged(members_.size());
   const at::Tensor all = std::exchange(terms_, at::Tensor());
+  if (!all.defined()) {
+    return merged;
+  }
   layout::Placements terms = gather_->from->placements;
   terms[static_cast<size_t>(policy_.read.front())] = layout::Partial();
   const Spec to = gather_->from.with_dtype(merge_dtype());
@@ -174,16 +197,15 @@ std::vector<at::Tensor> GatherGroup::merge_taken(comm::RankContext& context, Mov
       const Spec merged = merged_gradient(taken, member.stored, over_axis);
       specs.push_back(member.stored.with(merged->placements));  // in the parameter's strides, as its part will lie
     } else {
-      part_at(all, member.begin, member.sizes).zero_();
+      flat_part(all, member.begin, member.sizes).zero_();
       specs.emplace_back();
     }
   }
   const at::Tensor own = run_move(context, *moves.find_or_plan(to.with(terms), to), all, op).to(gather_->from->dtype);
   const layout::Coord& coord = context.coord(to->mesh);
-  std::vector<at::Tensor> merged(members_.size());
   for (size_t i = 0; i < members_.size(); ++i) {
     if (specs[i]) {
-      merged[i] = wrap(part_at(own, members_[i].own_begin, members_[i].stored.local_sizes(coord)), specs[i]);
+      merged[i] = wrap(flat_part(own, members_[i].own_begin, members_[i].stored.local_sizes(coord)), specs[i]);
     }
   }
   return merged;

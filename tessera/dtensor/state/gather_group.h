@@ -43,7 +43,7 @@ class GatherGroup {
   // The gradients of the members that are expected are merged together as well, over the axis, into parts as the
   // parameters' are. A gradient is taken where every rank of the axis has a term of it, for all that the rank reads of
   // the parameter; then says whether it was the last one. Terms are copied to where they are merged, so that a group
-  // holds them once.
+  // holds them once. What waits for other samples (exact/pending.h) is kept as it is.
   void expect_gradient(size_t index, const at::Tensor& parameter);
   // A member whose gradient is expected.
   at::Tensor parameter(size_t index) const { return at::Tensor(members_[index].parameter->lock()); }
@@ -52,6 +52,8 @@ class GatherGroup {
   bool has_taken() const;
   // Of every member, on the other axes as they were taken; undefined where none was. Collective over the axis.
   std::vector<at::Tensor> merge_taken(comm::RankContext& context, Moves& moves, const char* op);
+  // ... that wait, of every member; undefined where none was taken. Nothing is merged yet.
+  std::vector<at::Tensor> release_waiting();
 
  private:
   struct Member {
@@ -65,11 +67,13 @@ class GatherGroup {
     Moment made = {};
     bool has_gradient = false;
     std::optional<c10::weak_intrusive_ptr<c10::TensorImpl>> parameter = {};
-    Spec taken = {};  // of its gradient, while that waits among the terms; else null
+    Spec taken = {};          // of its gradient, while that is among the terms; else null
+    at::Tensor waiting = {};  // its gradient, while that waits for other samples
   };
   // The elements that coordinate i of the axis holds; throws if some rank's parts are no run.
   std::vector<int64_t> runs_of(const std::string& name, const layout::Coord& own, int64_t axis) const;
   void take_over(comm::RankContext& context);
+  void take_terms(Member& member, const at::Tensor& gradient);
   c10::ScalarType merge_dtype() const { return policy_.merge_dtype.value_or(gather_->from->dtype); }
 
   const bool is_kept_;

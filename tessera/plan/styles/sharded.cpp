@@ -4,6 +4,7 @@
 #include <map>
 #include <utility>
 
+#include "tessera/base/error.h"
 #include "tessera/base/text.h"
 #include "tessera/plan/draft.h"
 #include "tessera/plan/groups.h"
@@ -56,6 +57,11 @@ class ShardedStyle {
       if (draft_.is_whole(named)) {
         continue;
       }
+      TESSERA_CHECK_AS(
+          PlanError, axes_.size() > 1 || draft_.wanted_of(named).sharding != Sharding::kSecondary, "[plan] sharding \"",
+          name_of(Sharding::kSecondary), "\" on mesh ", mesh_.str(),
+          ": one axis shards, so that no ranks are near each other; accepted: two, of which the last holds "
+          "those that are, such as dp_shard=2,fsdp=4");
       const std::string wanted = draft_.wanted_of(named).group, group = wanted.empty() ? group_of(named.name) : wanted;
       if (named.tensor.dim() == 0) {
         draft_.note(general(named.name) + " stays whole: it has no rows");
@@ -81,10 +87,15 @@ class ShardedStyle {
   void plan_alone(const NamedTensor& named) {
     ParameterPlan& entry = draft_.entry(named.name);
     const Placements compute = entry.storage;
-    for (const int64_t axis : axes_) {
+    const Sharding sharding = draft_.wanted_of(named).sharding;
+    std::vector<int64_t> axes = axes_;
+    if (sharding == Sharding::kSecondary) {
+      std::rotate(axes.begin(), axes.end() - 1, axes.end());  // the part that stays is one run of rows
+    }
+    for (const int64_t axis : axes) {
       entry.storage = cut_rows(mesh_, entry.storage, axis, layout::Shard(0, {.blocks = blocks_of(compute)}));
     }
-    plan_states(entry, compute, draft_.wanted_of(named).sharding);
+    plan_states(entry, compute, sharding);
   }
 
   void plan_group(const std::string& group, const std::vector<NamedTensor>& members) {
@@ -103,9 +114,18 @@ class ShardedStyle {
     }
   }
 
+  Placements without_axes(Placements placements, const std::vector<int64_t>& axes) const {
+    for (const int64_t axis : axes) {
+      placements[static_cast<size_t>(axis)] = layout::Replicate();
+    }
+    return layout::normal_form(mesh_, placements);
+  }
+
   void plan_states(ParameterPlan& entry, const Placements& compute, Sharding sharding) const {
     entry.compute = compute;
-    if (sharding != Sharding::kParameters) {
+    if (sharding == Sharding::kSecondary) {
+      entry.kept = without_axes(entry.storage, {axes_.begin(), axes_.end() - 1});
+    } else if (sharding != Sharding::kParameters) {
       entry.kept = compute;
     }
     entry.gradient = sharding == Sharding::kState ? compute : entry.storage;

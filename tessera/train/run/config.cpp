@@ -97,7 +97,7 @@ std::vector<Field> fields(Config& config) {
       {"parallel.ranks", &parallel.ranks, at_least(0)},
       {"parallel.mesh", &parallel.mesh, {}},
       {"parallel.sequence_parallel", &parallel.sequence_parallel, {}},
-      {"parallel.sharding", &parallel.sharding, one_of({"state", "gradients", "parameters"})},
+      {"parallel.sharding", &parallel.sharding, one_of({"state", "gradients", "parameters", "secondary"})},
       {"parallel.keep_gathered", &parallel.keep_gathered, {}},
       {"parallel.plan", &parallel.plan, {}},
   };

@@ -401,9 +401,12 @@ TEST(ExactMerge, ScatterAlongEachDim) {
 
 // Members that know their own nodes alone.
 TEST(ExactMerge, ExchangedNodes) {
-  const sums::MergePlan::Nodes nodes = {{{0, 2}, {5, 6}}, {}, {{2, 4}}};
+  const std::vector<sums::MergePlan::Nodes> nodes = {{{{0, 2}, {5, 6}}, {}, {{2, 4}}}, {{}, {{0, 8}}, {}}};
   run_ranks(
-      3, [&](int64_t rank) { EXPECT_EQ(exchange_nodes(world(), nodes[rank], {0, 8}, at::kCPU), nodes); },
+      3,
+      [&](int64_t rank) {
+        EXPECT_EQ(exchange_nodes(world(), {nodes[0][rank], nodes[1][rank]}, {0, 8}, at::kCPU), nodes);
+      },
       within(20000));
 }
 

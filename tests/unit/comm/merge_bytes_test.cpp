@@ -73,8 +73,8 @@ TEST(MergeBytes, ListsOfNodes) {
       [](int64_t) {
         const auto sent = std::make_shared<Sent>();
         RankContext::require().watchers.push_back(sent);
-        exchange_nodes(world(), {{0, 2}}, {0, 8}, at::kCPU);
-        EXPECT_EQ(sent->bytes, sums::bytes_of_nodes({0, 8}));
+        exchange_nodes(world(), {{{0, 2}}, {}, {{0, 1}, {4, 5}}}, {0, 8}, at::kCPU);
+        EXPECT_EQ(sent->bytes, 3 * sums::bytes_of_nodes({0, 8}));
       },
       within(20000));
 }

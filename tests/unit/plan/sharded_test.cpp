@@ -61,7 +61,10 @@ TEST(Sharded, RowsOfEveryParameterAreCut) {
 TEST(Sharded, WordsSayWhatIsKeptInParts) {
   EXPECT_EQ(text(plan_of("fsdp=4", Sharding::kGradients), "up.weight"), "{fsdp: S(0|3*9,5)} {} {} {fsdp: S(0|3*9,5)}");
   EXPECT_EQ(text(plan_of("fsdp=4", Sharding::kState), "up.weight"), "{fsdp: S(0|3*9,5)} {} {} {fsdp: P}");
-  for (const Sharding each : {Sharding::kState, Sharding::kGradients, Sharding::kParameters}) {
+  EXPECT_EQ(text(plan_of("dp_shard=3,fsdp=4", Sharding::kSecondary), "up.weight"),
+            "{dp_shard: S(0@1), fsdp: S(0@0)} {} {fsdp: S(0)} {dp_shard: S(0@1), fsdp: S(0@0)}");
+  EXPECT_THROW(plan_of("fsdp=4", Sharding::kSecondary), PlanError);
+  for (const Sharding each : {Sharding::kState, Sharding::kGradients, Sharding::kParameters, Sharding::kSecondary}) {
     EXPECT_EQ(parse_sharding(name_of(each)), each);
   }
   EXPECT_THROW(parse_sharding("zero3"), PlanError);

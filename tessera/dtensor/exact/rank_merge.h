@@ -1,0 +1,33 @@
+// Sums over samples on their way over the ranks that have parts of them: many by few collectives.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include "tessera/comm/merge/exact_merge.h"
+#include "tessera/dtensor/plan/exact_sum.h"
+
+namespace tessera::dtensor {
+
+struct RankState;
+
+// One of them.
+struct RankMerge {
+  ScatteringMove way;
+  std::vector<int64_t> axes;        // that it is merged over, in this order
+  sums::Node root;                  // of its tree
+  std::vector<comm::NodeSum> mine;  // this rank's; once merged, its parts of those of all ranks
+  std::vector<int64_t> sizes;       // of each
+  at::TensorOptions options;        // of each
+  bool may_reuse = false;           // nobody else looks at the memory of `mine`
+};
+
+// Merges each over its axes. Those of one tree and the same axes are merged together: who has which nodes is said once
+// an axis, and those that ranks have the same nodes of lie end to end for one collective (move/flat_part.h). Sums are
+// added element by element, so each has the bits that it has alone. All ranks of the axes name the same sums in the
+// same order. Collective over the axes.
+void merge_over_ranks(RankState& state, const std::vector<RankMerge*>& merges, const char* op);
+
+}  // namespace tessera::dtensor
