@@ -1,5 +1,5 @@
 // What each schedule promises, from the lists that its generator makes: how long, how idle, how much is held.
-#include <cmath>
+#include <algorithm>
 #include <fstream>
 #include <sstream>
 
@@ -78,6 +78,20 @@ TEST(ScheduleTable, IsWhatListsGive) {
       waits += replay.idle_in_window(rank);
     }
     EXPECT_EQ(waits == 0, row.is_full_in_window) << waits;
+  }
+}
+
+// Whoever adds a family says its figures here, and what it is for on the guide's page.
+TEST(ScheduleTable, HasEveryFamilyAndSoHasTheGuide) {
+  std::ifstream file(TESSERA_GUIDE "schedules.md");
+  std::ostringstream guide;
+  guide << file.rdbuf();
+  const auto known = rows();
+  for (const Family& family : families()) {
+    const std::string name = family.name;
+    EXPECT_TRUE(std::any_of(known.begin(), known.end(), [&](const Row& row) { return name == row.name; })) << name;
+    EXPECT_NE(guide.str().find("\n| `" + name + "` |"), std::string::npos) << name;
+    EXPECT_NE(std::string(family.what), "") << name;
   }
 }
 
