@@ -159,11 +159,15 @@ std::vector<ScheduleChoice> add_schedule_verbs(CLI::App& app, ScheduleArguments&
     verb->add_option("--microbatches", arguments.micro_batches, "8 if not given")->check(at_least(1));
     verb->add_option("--chunks", arguments.chunks, "stages on each rank, of interleaved; 2 if not given")
         ->check(at_least(1));
+    verb->add_option("--vocabulary", arguments.barriers,
+                     "cut embedding and head over the ranks, with 1 or 2 barriers: of 1f1b and v-half")
+        ->check(CLI::IsMember({1, 2}));
     return verb;
   };
   const auto add_costs = [&](CLI::App* verb) {
     verb->add_option("--costs", arguments.costs,
-                     "F=1,B=1,W=1,send=0: forward, input and weight half of backward of a rank's share, a message");
+                     "F=1,B=1,W=1,send=0,S=0,T=0,E=0: forward, input and weight half of backward of a rank's share, a "
+                     "message; a rank's part of the head, forward and backward, and of the embedding");
   };
 
   auto* verb = add("show", "draw a schedule in time", show_schedule);

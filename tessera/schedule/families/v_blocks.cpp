@@ -2,6 +2,7 @@
 
 #include "tessera/schedule/families/family.h"
 #include "tessera/schedule/families/timeline.h"
+#include "tessera/schedule/vocabulary.h"
 
 namespace tessera::schedule {
 namespace {
@@ -41,7 +42,9 @@ std::vector<Block> one_f_one_b_blocks(int64_t ranks) {
 Schedule make_of_blocks(const Sizes& sizes, Block (*block_of)(int64_t ranks, int64_t rank)) {
   std::vector<Block> blocks;
   for (int64_t rank = 0; rank < sizes.ranks; ++rank) {
-    blocks.push_back(block_of(sizes.ranks, rank));
+    auto& block = blocks.emplace_back(block_of(sizes.ranks, rank));
+    block[2] += kBlockSlots * sizes.barriers;
+    block[3] += kBlockSlots * sizes.barriers;
   }
   Timeline timeline(blocks, sizes.micro_batches, Timeline::Weights::kApart);
   timeline.place_weights();
@@ -50,7 +53,7 @@ Schedule make_of_blocks(const Sizes& sizes, Block (*block_of)(int64_t ranks, int
   timeline.drop_weights();
   timeline.compact(Timeline::Part::kEnd);
   timeline.place_weights();
-  return timeline.schedule();
+  return sizes.barriers == 0 ? timeline.schedule() : add_vocabulary(timeline.schedule(), sizes.barriers);
 }
 
 Schedule make_one_f_one_b_v(const Sizes& sizes) {
@@ -72,8 +75,9 @@ std::vector<Family> v_blocks_families() {
           {.name = "v-half",
            .what = "in a V, half of 1f1b's memory on every rank and a third of its idle time (Qi et al. 2024)",
            .per_rank = 2,
+           .takes_barriers = true,
            .make = [](const Sizes& sizes) { return make_of_blocks(sizes, v_half_block); },
-           .peak = [](const Sizes& sizes) { return at_most(sizes.ranks / 2 + 1, sizes); }},
+           .peak = [](const Sizes& sizes) { return at_most(sizes.ranks / 2 + 1 + sizes.barriers, sizes); }},
           {.name = "v-min",
            .what = "in a V, a third of 1f1b's memory on every rank (Qi et al. 2024)",
            .per_rank = 2,

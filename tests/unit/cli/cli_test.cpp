@@ -81,9 +81,10 @@ TEST_F(Cli, TheFlagsAreTheseAndNoOthers) {
       "launch: --help --ranks --log-dir --grace command\n"
       "plan: --help config --dtype --numerics --lattice --seed --set --mesh --ranks\n"
       "schedule: --help\n"
-      "schedule show: --help name --stages --microbatches --chunks --costs --svg --trace --csv --communication\n"
-      "schedule verify: --help name --stages --microbatches --chunks --buffers --peak\n"
-      "schedule replay: --help name --stages --microbatches --chunks --costs --json\n"
+      "schedule show: --help name --stages --microbatches --chunks --vocabulary --costs --svg --trace --csv "
+      "--communication\n"
+      "schedule verify: --help name --stages --microbatches --chunks --vocabulary --buffers --peak\n"
+      "schedule replay: --help name --stages --microbatches --chunks --vocabulary --costs --json\n"
       "trace: --help flights\n"
       "train: --help config --dtype --numerics --lattice --seed --set --mesh --ranks --steps --metrics --ledger --out "
       "--replace --save-every --keep --resume --init-from --profile --quiet\n");

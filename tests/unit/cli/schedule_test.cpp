@@ -78,6 +78,17 @@ TEST_F(CliSchedule, FilesOfRowsAreReadAndVerified) {
   EXPECT_TRUE(has(call({"schedule", "verify", path("rows.csv"), "--stages", "2"}).err, "no --stages"));
 }
 
+TEST_F(CliSchedule, EmbeddingAndHeadAreCutOverRanks) {
+  const auto shown = call({"schedule", "show", "1f1b", "--stages", "2", "--microbatches", "1", "--vocabulary", "1",
+                           "--costs", "S=1,T=1,E=1"});
+  EXPECT_TRUE(has(shown.out, "rank 0 |E0 F0    S0 T0")) << shown.out << shown.err;
+  const auto json = nlohmann::json::parse(call({"schedule", "replay", "1f1b", "--vocabulary", "2", "--json"}).out);
+  EXPECT_EQ(json.at("ranks").at(0).at("peak"), 6);
+  EXPECT_EQ(json.at("makespan"), 33);
+  EXPECT_TRUE(has(call({"schedule", "verify", "zbv", "--vocabulary", "1"}).err, "1 barriers; accepted: 0"));
+  EXPECT_EQ(call({"schedule", "verify", "1f1b", "--vocabulary", "3"}).code, 2);
+}
+
 TEST_F(CliSchedule, WhatThereIsNotIsRefused) {
   const auto wrong = call({"schedule", "verify", "zbvv"});
   EXPECT_EQ(wrong.code, 1);

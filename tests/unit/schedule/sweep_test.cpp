@@ -24,7 +24,7 @@ bool is_asked(int64_t ranks, int64_t micro_batches) {
 void expect_right(const Family& family, const Sizes& sizes) {
   const auto schedule = make_schedule(family.name, sizes);
   verify_schedule(schedule, {.peak = family.peak(sizes)});
-  verify_schedule(add_communication(schedule), {.buffers = 2, .peak = family.peak(sizes)});
+  verify_schedule(add_communication(schedule), {.buffers = sizes.barriers == 0 ? 2 : 3, .peak = family.peak(sizes)});
   const auto replay = replay_schedule(schedule);
   // No rank can be done before it did its work, nor the step before the first micro-batch went there and back.
   const auto ranks = static_cast<double>(sizes.ranks), work = 3.0 * static_cast<double>(sizes.micro_batches);
@@ -51,6 +51,10 @@ TEST(ScheduleSweep, EverySizeIsRightOrRefused) {
         ++made;
         for (int64_t more = 0; more < (family.takes_per_rank ? 3 : 1); ++more, ++sizes.per_rank) {
           ASSERT_NO_THROW(expect_right(family, sizes));
+        }
+        for (sizes.per_rank = family.per_rank; family.takes_barriers && sizes.barriers < 2;) {
+          ++sizes.barriers;
+          ASSERT_NO_THROW(expect_right(family, sizes)) << sizes.barriers;
         }
       }
     }
