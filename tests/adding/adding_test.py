@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""A collective, a rule and a command are added in as few files as docs/adding.md promises.
+"""A collective, a rule, a command and a schedule are added in as few files as docs/adding.md promises.
 
 Each patch of this folder still applies to the sources, and touches no more files than its row of the page says. `make adding` builds
 them and runs the tests that they add.
@@ -13,7 +13,7 @@ from pathlib import Path
 
 from patches import ROOT, patches
 
-ROWS = {"collective": "a collective", "command": "a command", "rule": "a sharding rule"}
+ROWS = {"collective": "a collective", "command": "a command", "rule": "a sharding rule", "schedule": "a pipeline schedule"}
 
 
 def promised(what):

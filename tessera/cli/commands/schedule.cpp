@@ -43,11 +43,16 @@ Schedule read_schedule(const ScheduleArguments& arguments, const std::string& te
   return schedule::parse_csv(text, arguments.barriers == 0 ? 1 : arguments.barriers);
 }
 
-Schedule schedule_of(const ScheduleArguments& arguments) {
+std::vector<std::string> schedule_names() {
   std::vector<std::string> names;
   for (const auto& family : schedule::families()) {
     names.emplace_back(family.name);
   }
+  return names;
+}
+
+Schedule schedule_of(const ScheduleArguments& arguments) {
+  const auto names = schedule_names();
   Schedule made;
   if (std::find(names.begin(), names.end(), arguments.name) == names.end()) {
     const auto text = base::try_read_file(arguments.name);
@@ -151,9 +156,9 @@ std::vector<ScheduleChoice> add_schedule_verbs(CLI::App& app, ScheduleArguments&
   const auto add = [&](const char* name, const char* what, ScheduleVerb run) {
     auto* verb = app.add_subcommand(name, what);
     choices.push_back({verb, run});
-    verb->add_option("name", arguments.name,
-                     "gpipe, 1f1b, interleaved, zb-h1, zb-h2, zbv, 1f1b-v, v-half, v-min, dualpipev, dualpipe; or a "
-                     "file of rows as torch.distributed.pipelining has them")
+    verb->add_option(
+            "name", arguments.name,
+            base::join(schedule_names(), ", ") + "; or a file of rows as torch.distributed.pipelining has them")
         ->required();
     verb->add_option("--stages", arguments.stages, "ranks of the pipeline, pp; 4 if not given")->check(at_least(1));
     verb->add_option("--microbatches", arguments.micro_batches, "8 if not given")->check(at_least(1));

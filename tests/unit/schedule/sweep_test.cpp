@@ -15,10 +15,10 @@ namespace {
 
 constexpr int64_t kRanks = 16, kMicroBatches = 64;
 
-// Every size with TESSERA_FULL=1; else all small ones, and of the others every seventh.
+// Every size with TESSERA_FULL=1; else all small ones, and of the others every eleventh.
 bool is_asked(int64_t ranks, int64_t micro_batches) {
   static const bool is_full = std::getenv("TESSERA_FULL") != nullptr;
-  return is_full || (ranks <= 5 && micro_batches <= 12) || (ranks * 67 + micro_batches) % 7 == 0;
+  return is_full || (ranks <= 5 && micro_batches <= 12) || (ranks * 67 + micro_batches) % 11 == 0;
 }
 
 void expect_right(const Family& family, const Sizes& sizes) {
@@ -58,7 +58,7 @@ TEST(ScheduleSweep, EverySizeIsRightOrRefused) {
         }
       }
     }
-    EXPECT_GT(made, 30) << family.name;
+    EXPECT_GT(made, 20) << family.name;
     EXPECT_EQ(refused > 0, family.fits != nullptr) << family.name;
   }
 }
