@@ -8,6 +8,7 @@ from typing import TypeVar
 import torch
 
 from tessera import _C
+from tessera._added import Added
 from tessera._random import has_drawn_since, stream_of_rank
 from tessera._ranks import ensure_rank, in_rank, is_exact, rank
 from tessera._recompute import Forward, modules_to_recompute
@@ -67,7 +68,7 @@ def parallelize(model: Model, plan: _C.Plan | _C.Mesh | str, optimizer: torch.op
 
     A mesh, or text such as "dp=2,tp=2", stands for generate_plan(model, mesh=mesh).
     Tied parameters and an optimizer built before or after stay valid; give one that has taken steps, so that its state is
-    placed too. From now on the model's forward cuts the tensors it is given over the plan's batch axes; every rank passes the
+    placed too. Adapters that peft puts on it later are cut with their layers, as the model is called next. From now on the model's forward cuts the tensors it is given over the plan's batch axes; every rank passes the
     whole batch, which calls 1, 2, 4, 8, ... of the model compare over the ranks. With batch="local" each data rank passes its own
     rows instead, as a DistributedSampler gives them, some more than others or none; in the order of the data ranks they are the
     batch, and losses are means over all of them. A step is `accumulate` forward passes with gradients. Collective over the plan's
@@ -122,6 +123,7 @@ class _Forward:
     def __init__(self, passes, accumulate, batch):
         self.passes, self.accumulate, self.batch = passes, accumulate, batch  # "whole" or "local"
         self._has_begun = False
+        self._added = Added()
         self._stream = None  # of random numbers as the pass began, where what it draws is worth a warning
         self._depth = 0  # calls of the module within a call of it: a step that was redirected through its forward calls it again
 
@@ -142,6 +144,7 @@ class _Forward:
         if self._depth > 0:
             self._depth += 1
             return args, kwargs
+        self._added.place(self.passes, module)
         given = {**{f"argument {i}": value for i, value in enumerate(args)}, **kwargs}
         tensors = [found for name, value in given.items() for found in _tensors_in(value, name)]
         if self.batch == "local" and not self._has_begun:

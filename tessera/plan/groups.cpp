@@ -13,6 +13,21 @@ std::string group_name(std::string_view name, std::string_view pattern) {
   return base::join(parts, ".");
 }
 
+layout::Placements cut_rows(const layout::Mesh& mesh, layout::Placements placements, int64_t axis,
+                            const layout::Placement& cut) {
+  std::vector<int64_t> in_order = layout::axes_of_dim(mesh, placements, 0);
+  placements[static_cast<size_t>(axis)] = cut;
+  in_order.push_back(axis);
+  for (size_t i = 0; i < in_order.size(); ++i) {
+    placements[static_cast<size_t>(in_order[i])].order = static_cast<int8_t>(i);
+  }
+  return layout::normal_form(mesh, placements);
+}
+
+int64_t row_blocks(const layout::Placements& placements) {
+  return layout::blocks_of_dims(placements, std::max<int64_t>(layout::last_cut_dim(placements) + 1, 1))[0];
+}
+
 std::vector<std::vector<int64_t>> cut_group(const std::vector<GroupMember>& members, int64_t parts) {
   const int64_t all =
       std::accumulate(members.begin(), members.end(), int64_t{0},

@@ -6,11 +6,20 @@
 #include <string_view>
 #include <vector>
 
+#include "tessera/layout/spec.h"
+
 namespace tessera::plan {
 
 // The group of a pattern such as `layers.*` that something of this dotted name is in: as many of the name's parts as
 // the pattern has.
 std::string group_name(std::string_view name, std::string_view pattern);
+
+// `placements`, and dim 0 cut over `axis` too: each of its axes cuts what those before it left.
+layout::Placements cut_rows(const layout::Mesh& mesh, layout::Placements placements, int64_t axis,
+                            const layout::Placement& cut);
+
+// In how many blocks the rows are cut; 1 where they are not.
+int64_t row_blocks(const layout::Placements& placements);
 
 // A tensor of a group: whole rows go to one rank.
 struct GroupMember {

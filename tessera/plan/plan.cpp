@@ -6,6 +6,7 @@
 #include "tessera/base/error.h"
 #include "tessera/base/text.h"
 #include "tessera/layout/axis_role.h"
+#include "tessera/plan/adapters.h"
 #include "tessera/plan/groups.h"
 
 namespace tessera::plan {
@@ -86,14 +87,19 @@ bool matches(std::string_view pattern, std::string_view name) {
 }
 
 const ParameterPlan* Plan::find(std::string_view name) const {
-  const auto found = std::find_if(parameters.begin(), parameters.end(),
-                                  [&](const ParameterPlan& entry) { return matches(entry.pattern, name); });
-  return found == parameters.end() ? nullptr : &*found;
+  const auto find_called = [&](std::string_view own) -> const ParameterPlan* {
+    const auto found = std::find_if(parameters.begin(), parameters.end(),
+                                    [&](const ParameterPlan& entry) { return matches(entry.pattern, own); });
+    return found == parameters.end() ? nullptr : &*found;
+  };
+  const ParameterPlan* entry = find_called(name);
+  return entry ? entry : find_called(name_before_wrapping(name));
 }
 
 bool Plan::recomputes(std::string_view module) const {
+  const std::string before = name_before_wrapping(module);
   return std::any_of(recompute.begin(), recompute.end(),
-                     [&](const std::string& pattern) { return matches(pattern, module); });
+                     [&](const std::string& pattern) { return matches(pattern, module) || matches(pattern, before); });
 }
 
 std::string Plan::group_of(std::string_view name) const {
@@ -101,7 +107,7 @@ std::string Plan::group_of(std::string_view name) const {
   if (!entry || entry->group.empty()) {
     return "";
   }
-  return group_name(name, entry->group);
+  return group_name(matches(entry->pattern, name) ? std::string(name) : name_before_wrapping(name), entry->group);
 }
 
 void Plan::verify_axes() const {

@@ -65,7 +65,8 @@ struct Plan {
 
   bool operator==(const Plan&) const = default;
 
-  // The entry for a parameter, or null.
+  // The entry for a parameter, or null. Of a model that adapters were put on, names from before do as well
+  // (name_before_wrapping).
   const ParameterPlan* find(std::string_view name) const;
 
   // Whether the module of this name runs again in backward.

@@ -4,6 +4,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/text.h"
+#include "tessera/plan/adapters.h"
 #include "tessera/plan/draft.h"
 
 namespace tessera::plan {
@@ -47,8 +48,9 @@ Names patterns_near(const std::string& pattern, const Names& names) {
 Names recomputed_modules(const Plan& plan, const ModuleTree& model) {
   const Names names = names_of(model);
   for (const std::string& pattern : plan.recompute) {
-    const bool is_used =
-        std::any_of(names.begin(), names.end(), [&](const std::string& name) { return matches(pattern, name); });
+    const bool is_used = std::any_of(names.begin(), names.end(), [&](const std::string& name) {
+      return matches(pattern, name) || matches(pattern, name_before_wrapping(name));
+    });
     TESSERA_CHECK_AS(PlanError, is_used, "[plan] recompute \"", pattern,
                      "\" matches no module of the model; accepted: patterns over their names, such as ",
                      base::join(patterns_near(pattern, names), ", "));

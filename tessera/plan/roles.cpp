@@ -13,7 +13,8 @@ using Linears = std::vector<LinearInfo>;
 bool can_read(const LinearInfo& reader, const LinearInfo& maker) { return maker.out % reader.in == 0; }
 
 bool is_linear(const ModuleTree& module) {
-  return module.kind == Kind::kLinear || module.kind == Kind::kTransposedLinear;
+  const ModuleTree* layer = layer_of(module).layer;
+  return layer && layer->kind != Kind::kEmbedding;
 }
 
 bool has_matrices(const ModuleTree& module) {
@@ -88,11 +89,12 @@ class Walk {
     if (module.heads > 0) {
       heads = {module.heads, module.kv_heads > 0 ? module.kv_heads : module.heads};
     }
-    if (is_linear(module)) {
-      return take_linear(module, prefix, heads);
-    }
-    if (module.kind == Kind::kEmbedding) {
-      take_embedding(module, prefix);
+    if (const WrappedLayer wrapped = layer_of(module); wrapped.layer) {
+      const std::string name = dotted(prefix, wrapped.name);
+      if (is_linear(module)) {
+        return take_linear(*wrapped.layer, name, heads);
+      }
+      take_embedding(*wrapped.layer, name);
       return {};
     }
     take_stacked(module, prefix);
@@ -227,6 +229,7 @@ std::vector<LinearGroup> pair_linears(const std::vector<LinearInfo>& linears, bo
 ModelRoles find_roles(const ModuleTree& model) {
   ModelRoles roles;
   Walk(roles).visit_model(model);
+  roles.adapters = find_adapters(model);
   return roles;
 }
 

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "tessera/plan/adapters.h"
 #include "tessera/plan/module_tree.h"
 
 namespace tessera::plan {
@@ -51,6 +52,7 @@ struct EmbeddingInfo {
 struct ModelRoles {
   std::vector<LinearGroup> groups;
   std::vector<EmbeddingInfo> embeddings;
+  std::vector<AdapterInfo> adapters;
   std::vector<std::string> unknown;  // parameters of two and more dims of modules of other kinds
 };
 
@@ -59,8 +61,8 @@ struct ModelRoles {
 // them.
 std::vector<LinearGroup> pair_linears(const std::vector<LinearInfo>& linears, bool is_chain);
 
-// Walks the model; a tied parameter counts at its first name. Products that nothing in their module reads are paired
-// with what follows the module, up to the next list of modules.
+// Walks the model; a layer that adapters were put on counts as itself, and a tied parameter at its first name. Products
+// that nothing in their module reads are paired with what follows the module, up to the next list of modules.
 ModelRoles find_roles(const ModuleTree& model);
 
 }  // namespace tessera::plan

@@ -6,6 +6,7 @@
 #include "tessera/parallel/forward_pass.h"
 #include "tessera/parallel/generate_plan.h"
 #include "tessera/parallel/place.h"
+#include "tessera/plan/adapter_entries.h"
 #include "tessera/plan/recomputed.h"
 #include "tessera/python/bind.h"
 #include "tessera/python/module_tree.h"
@@ -54,12 +55,37 @@ parallel::Batch parse_batch(const std::string& batch) {
 bool shards_parameters(const layout::Mesh& mesh) { return !layout::axes_of(mesh, layout::AxisRole::kSharded).empty(); }
 
 ForwardPasses place(const py::object& model, const Plan& plan, int64_t micro_batches, const std::string& batch) {
-  ForwardPasses passes(plan, micro_batches, parse_batch(batch));
-  auto tensors = plan::tensors_of(describe(model));
+  const plan::ModuleTree tree = describe(model);
+  ForwardPasses passes(plan::for_wrapped(plan, tree), micro_batches, parse_batch(batch));
+  auto tensors = plan::tensors_of(tree);
   const py::gil_scoped_release unlocked;
-  parallel::place_tensors(tensors, plan);
+  parallel::place_tensors(tensors, passes.plan());
   tensors.clear();
   return passes;
+}
+
+// Places adapters that were put on the placed model since, and are plain. Returns whether there were any.
+bool place_added(const ForwardPasses& passes, const py::object& model) {
+  const plan::ModuleTree tree = describe(model);
+  auto tensors = plan::tensors_of(tree);
+  std::map<std::string, plan::AdapterInfo> adapters;
+  for (const plan::AdapterInfo& adapter : plan::find_adapters(tree)) {
+    adapters[adapter.name] = adapter;
+  }
+  std::erase_if(tensors, [&](const plan::NamedTensor& named) {
+    return dtensor::is_dtensor(named.tensor) || !adapters.contains(named.name);
+  });
+  if (tensors.empty()) {
+    return false;
+  }
+  std::vector<plan::AdapterInfo> added;
+  for (const plan::NamedTensor& named : tensors) {
+    added.push_back(adapters[named.name]);
+  }
+  const py::gil_scoped_release unlocked;
+  parallel::place_tensors(tensors, plan::for_added(passes.plan(), added));
+  tensors.clear();
+  return true;
 }
 
 // Those of a model that is placed already.
@@ -132,6 +158,7 @@ void bind_models(py::module_& module) {
   module.def("recomputed_modules",
              [](const Plan& plan, const py::object& model) { return plan::recomputed_modules(plan, describe(model)); });
   module.def("place", &place);
+  module.def("place_added", &place_added);
   module.def("forward_passes", &forward_passes);
   module.def("place_state", &parallel::place_state, Unlocked());
   module.def("placed_state", &parallel::placed_state, Unlocked());

@@ -131,14 +131,81 @@ class AdaptersTest(unittest.TestCase):
                 self.assertTrue(torch.equal(initial[name], value), name)
 
     def test_exact(self):
-        """One hash in float32, DoRA's initial values too; another where adapters were added after, which are no parameters of the plan."""
-        for method, adds_first in itertools.product(("lora", "dora"), (True, False)):
-            with self.subTest(method=method, adds_first=adds_first):
+        """One hash in float32, whenever adapters were added; DoRA's initial values too, which are of the placed base where it came first."""
+        for method in ("lora", "dora"):
+            with self.subTest(method=method):
                 cell = Cell("llama", method)
                 cell.base, cell.whole = cell.base.float(), cell.whole.float()
-                one, *others = (cell.on_ranks(mesh, adds_first, "exact", lattice="batch=4") for mesh in ("1", "dp=2,tp=2", "fsdp=2"))
-                for other in others:
-                    torch.testing.assert_close(other, one, rtol=0, atol=0)
+                runs = [(mesh, adds_first) for mesh in ("1", "dp=2,tp=2", "fsdp=2") for adds_first in (True, False)]
+                seen = {run: cell.on_ranks(*run, "exact", lattice="batch=4") for run in runs}
+                for (mesh, adds_first), own in seen.items():
+                    torch.testing.assert_close(own, seen["1", adds_first or method == "lora"], rtol=0, atol=0)
+
+    def test_are_cut_with_their_layers(self):
+        """Added before or after, by a plan that was made before they were there, or as a second one beside the first."""
+        def body(mesh, way):
+            model = ZOO["llama"].make().eval()
+            if way == "before":
+                model = tessera.parallelize(with_adapters(model, "llama", "lora"), mesh)
+            elif way == "plan of the base":
+                plan = tessera.Plan.from_json(tessera.generate_plan(model, mesh=mesh, recompute="model.layers.*").json())
+                model = tessera.parallelize(with_adapters(model, "llama", "lora"), plan)
+                recomputed.append(sum(type(module.forward).__module__ == "tessera._recompute" for module in model.modules()))
+            else:
+                model = with_adapters(tessera.parallelize(model, mesh), "llama", "lora")
+            if way == "second":
+                model.add_adapter("second", config_of("llama", "lora"))
+                model.set_adapter("second")
+            losses, _ = train(model, {**ZOO["llama"].batch(4), "use_cache": False})
+            own = [p for p in model.parameters() if p.requires_grad]
+            layouts = {name.partition("layers.")[2].replace("second", "default"): str(p.placements) for name, p in model.named_parameters()
+                       if p.requires_grad and "layers.1" in name}
+            return losses, layouts, sum(tessera.to_local(p).numel() for p in own), sum(p.numel() for p in own)
+
+        wanted = {"q_proj.lora_A": "(R, R)", "q_proj.lora_B": "(R, S(0;16))", "v_proj.lora_A": "(R, R)", "v_proj.lora_B": "(R, S(0;8))",
+                  "down_proj.lora_A": "(R, S(1))", "down_proj.lora_B": "(R, R)"}
+        recomputed = []
+        for way in ("before", "after", "second", "plan of the base"):
+            with self.subTest(way=way):
+                losses, layouts, *_ = tessera.run_ranks(body, 4, args=("dp=2,tp=2", way))
+                self.assertEqual({".".join(name.split(".")[2:4]): layout for name, layout in layouts.items()}, wanted)
+                of_ranks = tessera.run_ranks(body, 2, args=("fsdp=2", way), results="all")
+                self.assertEqual(sum(held for *_, held, _ in of_ranks), of_ranks[0][3])
+                torch.testing.assert_close(of_ranks[0][0], losses, rtol=1e-5, atol=0)
+        self.assertEqual(set(recomputed), {2})
+
+    def test_optimizer_that_comes_before_they_are_placed(self):
+        """It has state already, from a run on one device."""
+        batch = ZOO["llama"].batch(4)
+        base = ZOO["llama"].make().eval()
+
+        def made(mesh):
+            model = with_adapters(tessera.parallelize(copy.deepcopy(base), mesh) if mesh else copy.deepcopy(base), "llama", "lora")
+            return model, torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], 1e-2)
+
+        def step(model, optimizer):
+            loss = model(**batch).loss
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            return loss.item()
+
+        def go_on(model, optimizer):
+            return torch.tensor([step(model, optimizer) for _ in range(2)])
+
+        def body(mesh):
+            model, optimizer = made(mesh)
+            peft.set_peft_model_state_dict(model, values)
+            optimizer.load_state_dict(copy.deepcopy(state))
+            return go_on(model, optimizer)
+
+        model, optimizer = made("")
+        for _ in range(2):
+            step(model, optimizer)
+        state, values = copy.deepcopy(optimizer.state_dict()), {name: value.clone() for name, value in peft.get_peft_model_state_dict(model).items()}
+        wanted = go_on(model, optimizer)
+        for mesh in ("dp=2,tp=2", "fsdp=2"):
+            torch.testing.assert_close(tessera.run_ranks(body, tessera.Mesh(mesh).size(), args=(mesh,)), wanted, rtol=1e-5, atol=0)
 
     def test_files_open_without_tessera(self):
         def body(mesh, folder):

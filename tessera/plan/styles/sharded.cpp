@@ -15,17 +15,6 @@ namespace {
 using layout::Placement;
 using layout::Placements;
 
-// Cuts dim 0 over an axis, each what those before it left that cut the dim already.
-Placements cut_rows(const layout::Mesh& mesh, Placements placements, int64_t axis, Placement cut) {
-  std::vector<int64_t> in_order = layout::axes_of_dim(mesh, placements, 0);
-  placements[static_cast<size_t>(axis)] = cut;
-  in_order.push_back(axis);
-  for (size_t i = 0; i < in_order.size(); ++i) {
-    placements[static_cast<size_t>(in_order[i])].order = static_cast<int8_t>(i);
-  }
-  return layout::normal_form(mesh, placements);
-}
-
 // `layers.*`: the name up to its first number, or else the module that the parameter is in.
 std::string group_of(const std::string& name) {
   const auto parts = base::split(name, '.');
@@ -65,7 +54,7 @@ class ShardedStyle {
       const std::string wanted = draft_.wanted_of(named).group, group = wanted.empty() ? group_of(named.name) : wanted;
       if (named.tensor.dim() == 0) {
         draft_.note(general(named.name) + " stays whole: it has no rows");
-      } else if (axes_.size() > 1 || !is_in(named.name, group) || blocks_of(draft_.entry(named.name).storage) > 1) {
+      } else if (axes_.size() > 1 || !is_in(named.name, group) || row_blocks(draft_.entry(named.name).storage) > 1) {
         plan_alone(named);
       } else {
         groups[{group, named.tensor.scalar_type()}].push_back(named);
@@ -77,11 +66,6 @@ class ShardedStyle {
   }
 
  private:
-  // Of the rows.
-  static int64_t blocks_of(const Placements& placements) {
-    return layout::blocks_of_dims(placements, std::max<int64_t>(layout::last_cut_dim(placements) + 1, 1))[0];
-  }
-
   // Cuts that are interleaved, or over several axes, leave a rank several runs: such a parameter is gathered alone, as
   // is a tied one that is in its group by another name than its first.
   void plan_alone(const NamedTensor& named) {
@@ -93,7 +77,7 @@ class ShardedStyle {
       std::rotate(axes.begin(), axes.end() - 1, axes.end());  // the part that stays is one run of rows
     }
     for (const int64_t axis : axes) {
-      entry.storage = cut_rows(mesh_, entry.storage, axis, layout::Shard(0, {.blocks = blocks_of(compute)}));
+      entry.storage = cut_rows(mesh_, entry.storage, axis, layout::Shard(0, {.blocks = row_blocks(compute)}));
     }
     plan_states(entry, compute, sharding);
   }

@@ -32,6 +32,9 @@ class TensorStyle {
     for (const auto& group : draft_.roles.groups) {
       plan_group(group);
     }
+    for (const auto& adapter : draft_.roles.adapters) {
+      plan_adapter(adapter);
+    }
   }
 
  private:
@@ -61,6 +64,14 @@ class TensorStyle {
     const auto unit = whole_leaves(1, embedding.rows);
     note_cut(embedding.weight(), embedding.rows, unit);
     place(embedding.weight(), layout::Shard(0, {.unit = unit}));
+  }
+
+  // Where its layer is cut, so is what it reads or makes of the same features.
+  void plan_adapter(const AdapterInfo& adapter) {
+    const auto& layer = draft_.entry(adapter.layer).storage[static_cast<size_t>(axis_)];
+    if (const layout::Placement own = placement_beside(adapter, layer); own.is_shard()) {
+      place(adapter.name, own);
+    }
   }
 
   AttentionCut attention_cut(const LinearGroup& group, const Heads& heads) {
