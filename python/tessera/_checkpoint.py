@@ -100,6 +100,22 @@ def _start(run_folder, model, optimizer, step, extra, in_slices, keep, copies):
     return Saving(_C.start_save(os.fspath(run_folder), step, tensors, moments, values, in_slices, copies, keep, _files(model)))
 
 
+def save_optimizer(run_folder, model, optimizer, step):
+    """What the optimizer keeps and is set to, as step_<step> in the folder, and of the model nothing. The last one stays. Collective."""
+    moments, value = pack(optimizer, _C.persistent_tensors(model))
+    Saving(_C.start_save(os.fspath(run_folder), step, [], moments, {"optimizer": value}, False, False, 1, [])).finish()
+
+
+def load_optimizer(folder, model, optimizer):
+    """What save_optimizer wrote, on whatever mesh the model is now. Collective."""
+    found = _C.open_checkpoint(os.fspath(folder), False)
+    state = StateToLoad(optimizer, _C.persistent_tensors(model), found)
+    _C.verify_checkpoint(found, [], state.moments, True)
+    state.verify_groups()
+    _C.load_checkpoint(found, [], state.moments, True)
+    state.restore()
+
+
 def remove_unfinished(run_folder: str | os.PathLike[str]) -> list[str]:
     """Removes what killed saves left in the folder of a run, and returns these folders; none where there is no such folder yet. Collective.
 

@@ -142,6 +142,26 @@ def _load_into_parts():
     torch.nn.Module._load_from_state_dict = load
 
 
+def _cast_as_planned():
+    """Has .to(dtype), .double() and their like leave what the plan says of the parameters that they cast, and refuse devices where no part may lie."""
+    plain = torch.nn.Module._apply
+
+    @functools.wraps(plain)
+    def apply(self, fn, recurse=True):
+        placed = [parameter for parameter in self.parameters(recurse) if _C.is_dtensor(parameter)]
+        said = [_C.plan_of(parameter) for parameter in placed]
+        if placed and (device := fn(torch.empty(0, dtype=placed[0].dtype)).device).type != placed[0].device.type:
+            raise NotImplementedError(f"{type(self).__name__} is on a mesh of {placed[0].device.type} devices, and cannot go to {device}; accepted: another dtype; "
+                                      "another device before parallelize")
+        result = plain(self, fn, recurse)
+        for parameter, own in zip(placed, said, strict=True):
+            if own is not None:
+                _C.keep_plan(parameter, own)
+        return result
+
+    torch.nn.Module._apply = apply
+
+
 def _save_where_it_is():
     """Has torch.save write the whole state of a model or an optimizer on the rank that has it, and nowhere else."""
     plain = torch.save
@@ -182,6 +202,7 @@ def _install():
     _in_rank_threads(torch.autograd.forward_ad, "enter_dual_level", _refuse_levels)
     _place_loaded()
     _load_into_parts()
+    _cast_as_planned()
     _save_where_it_is()
     plain = torch.nn.Parameter.__deepcopy__
     torch.nn.Parameter.__deepcopy__ = lambda self, memo: _deepcopy(self, memo) if _C.is_dtensor(self) else plain(self, memo)

@@ -10,7 +10,7 @@ import torch
 from tessera import _C
 from tessera._added import Added
 from tessera._random import has_drawn_since, stream_of_rank
-from tessera._ranks import ensure_rank, in_rank, is_exact, rank
+from tessera._ranks import ensure_rank, in_rank, rank
 from tessera._recompute import Forward, modules_to_recompute
 from tessera._samplers import hint_of, warn_of_same_rows
 
@@ -80,12 +80,18 @@ def parallelize(model: Model, plan: _C.Plan | _C.Mesh | str, optimizer: torch.op
     passes = _C.place(model, plan, accumulate, batch)
     for name, module in recomputed.items():
         module.forward = Forward(name, module)
-    for parameter, state in (optimizer.state.items() if optimizer else ()):
-        for value in state.values():
-            if isinstance(value, torch.Tensor):
-                _C.place_state(value, parameter)
+    if optimizer:
+        place_state_of(optimizer)
     _Forward(passes, accumulate, batch).watch(model)
     return model
+
+
+def place_state_of(optimizer):
+    """Places what the optimizer keeps for placed parameters. Collective."""
+    for parameter, state in optimizer.state.items():
+        for value in state.values():
+            if isinstance(value, torch.Tensor) and _C.is_dtensor(parameter):
+                _C.place_state(value, parameter)
 
 
 def place_rows(model: torch.nn.Module, rows: torch.Tensor) -> torch.Tensor:
@@ -109,6 +115,12 @@ def set_micro_batches(model, count):
     """Has the next steps of the placed models that are in it be of so many passes with gradients. Not amid a step."""
     for forward in forwards_of(model):
         forward.set_micro_batches(count)
+
+
+def finish_steps(model):
+    """Has steps that have begun end with the passes that came. After the last backward; between two steps it does nothing."""
+    for passes in passes_of(model):
+        passes.finish_step()
 
 
 def forwards_of(model):
@@ -157,7 +169,8 @@ class _Forward:
                 raise RuntimeError(f"{error}{hint}") from None
             raise
         self._depth = 1
-        self._stream = stream_of_rank() if self.accumulate > 1 and is_exact() else None
+        depends = self.accumulate > 1 and torch.is_grad_enabled() and _C.is_exact()  # on `accumulate`, of what a step draws
+        self._stream = stream_of_rank() if depends else None
         return _with_tensors((args, kwargs), iter(placed))
 
     def end(self, module, args, output):

@@ -13,7 +13,7 @@ from tessera import _C
 from tessera._random import continue_stream, given_seed, stream_of_program
 
 T = TypeVar("T")
-_of_thread = threading.local()  # the saves of its rank that are under way, whether its job is imagined, and whether its numerics are exact
+_of_thread = threading.local()  # the saves of its rank that are under way, and whether its job is imagined
 
 
 def remember_save(saving):
@@ -103,15 +103,6 @@ def run_fake(body: Callable[[], T], ranks: int, *, rank: int = 0) -> T:
 def is_imagined() -> bool:
     """Whether the others of this rank's job are: what collectives would bring from them is not there."""
     return getattr(_of_thread, "is_imagined", False)
-
-
-def set_exact(value):
-    _of_thread.is_exact = value
-
-
-def is_exact():
-    """Whether the program has chosen numerics exact on this rank."""
-    return getattr(_of_thread, "is_exact", False)
 
 
 def join(group: "torch.distributed.ProcessGroup | None" = None, *, deadline: float = 60.0) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from tessera import _C, _random as _random
-from tessera._ranks import ensure_rank, set_exact
+from tessera._ranks import ensure_rank
 
 
 def manual_seed(seed: int) -> None:
@@ -52,7 +52,6 @@ def numerics(kind: str, lattice: str = "") -> None:
     """
     ensure_rank()
     _C.set_numerics(kind, lattice)
-    set_exact(kind == "exact")
 
 
 def set_step_tokens(tokens: int) -> None:

@@ -1,10 +1,25 @@
 """Has `save_pretrained` of transformers and peft write a model on a mesh once: rank 0 writes whole values, the others wait for it."""
 
+import contextlib
 import functools
 import inspect
+import threading
 
 from tessera import _C
 from tessera._whole_state import WholeState, whole_state
+
+
+_of_thread = threading.local()  # whole states of models that are gathered already, by the models' ids
+
+
+@contextlib.contextmanager
+def these_are_whole(states):
+    """Within, a model's save_pretrained writes the whole state that is here for it, and waits for no other rank. `states`: pairs of both."""
+    _of_thread.states = {id(model): state for model, state in states}
+    try:
+        yield
+    finally:
+        _of_thread.states = {}
 
 
 def _has_parts(state):
@@ -25,6 +40,8 @@ def _replace(cls, write):
 
 def _write_model(plain, call):
     model, given = call.arguments["self"], call.arguments.get("state_dict")
+    if given is None and (here := getattr(_of_thread, "states", {}).get(id(model))) is not None:
+        given = call.arguments["state_dict"] = here
     if isinstance(given, WholeState):
         return plain(*call.args, **call.kwargs) if given.is_here else None
     state = model.state_dict(keep_vars=True) if given is None else given

@@ -40,6 +40,11 @@ void ForwardPasses::set_step(int64_t step) {
   passes_ = step * micro_batches_, evaluations_ = 0;
 }
 
+void ForwardPasses::finish_step() {
+  end();
+  passes_ = (passes_ + micro_batches_ - 1) / micro_batches_ * micro_batches_;
+}
+
 void ForwardPasses::check(const std::vector<dtensor::NamedValue>& batch) {
   RankState& state = RankState::require();
   if (std::exchange(checks_operands_, false)) {

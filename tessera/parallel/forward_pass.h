@@ -48,6 +48,10 @@ class ForwardPasses {
   // Goes on with that step from its first micro-batch.
   void set_step(int64_t step);
 
+  // The passes that are left of a step which has begun do not come: the next one belongs to the step after it. After
+  // the last backward. Between two steps it does nothing.
+  void finish_step();
+
   const plan::Plan& plan() const { return plan_; }
 
  private:

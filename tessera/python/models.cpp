@@ -150,6 +150,7 @@ void bind_models(py::module_& module) {
       .def("begin", &begin, Unlocked())
       .def("more_rows", &ForwardPasses::more_rows, Unlocked())
       .def("end", &ForwardPasses::end)
+      .def("finish_step", &ForwardPasses::finish_step)
       .def("__copy__", &copy)
       .def("__deepcopy__", &copy)
       .def("__reduce__", &refuse_pickle)

@@ -95,6 +95,24 @@ void set_numerics(const std::string& numerics, const std::string& lattice) {
                         lattice.empty() ? sums::Lattice() : sums::Lattice::parse(lattice));
 }
 
+bool is_exact() {
+  const auto* state = dtensor::RankState::current();
+  return state && state->exact.lattice();
+}
+
+// What the plan says of a placed parameter; None of others.
+py::object plan_of(const at::Tensor& tensor) {
+  const auto* info = dtensor::is_dtensor(tensor) ? dtensor::meta_of(tensor)->parameter : nullptr;
+  return info ? py::object(py::capsule(info, "tessera.plan")) : py::none();
+}
+
+// A tensor that stands where a parameter stood of which that was said: the plan holds for it.
+void keep_plan(const at::Tensor& tensor, const py::capsule& said) {
+  if (dtensor::is_dtensor(tensor) && !dtensor::meta_of(tensor)->parameter) {
+    dtensor::meta_of(tensor)->parameter = said.get_pointer<const dtensor::ParameterInfo>();
+  }
+}
+
 dtensor::Mode mode_of(const std::string& name) {
   TESSERA_CHECK_AS(ConfigError, name == "implicit" || name == "explicit" || name == "warn", "[mode] \"", name,
                    "\"; accepted: implicit, explicit, warn");
@@ -135,6 +153,9 @@ void bind_tensors(py::module_& module) {
   module.def("set_generator", &set_generator);
   module.def("initial_seed", [] { return dtensor::RankState::require().random.seed(); });
   module.def("set_numerics", &set_numerics);
+  module.def("is_exact", &is_exact, "Whether this rank computes in exact numerics.");
+  module.def("plan_of", &plan_of);
+  module.def("keep_plan", &keep_plan);
   module.def("set_mode", &set_mode);
   module.def("set_step_tokens", &dtensor::set_step_tokens);
   module.def("ledger", [] { return dtensor::RankState::require().ctx.ledger.json(); });

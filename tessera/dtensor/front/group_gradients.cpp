@@ -90,7 +90,7 @@ bool is_unheard(const RankState& state, const at::Tensor& parameter) {
 
 // Stands before a parameter's end of the graph, where the sum over its uses arrives.
 struct TakeGradient final : torch::autograd::FunctionPreHook {
-  explicit TakeGradient(const at::Tensor& leaf) : parameter(leaf.getIntrusivePtr()) {}
+  explicit TakeGradient(const at::Tensor& leaf) : parameter(leaf.getIntrusivePtr()), placed(&info_of(leaf)) {}
 
   variable_list operator()(const variable_list& gradients) override {
     const at::Tensor& gradient = gradients.at(0);
@@ -103,10 +103,13 @@ struct TakeGradient final : torch::autograd::FunctionPreHook {
       return gradients;  // a job's passes complete nothing before the last
     }
     const at::Tensor leaf(alive);
+    if (!meta_of(leaf)->parameter) {  // the program gave it other data since
+      meta_of(leaf)->parameter = placed;
+    }
     const ParameterInfo& info = info_of(leaf);
-    const bool in_group =
-        info.group && info.group->has(info.member, *meta_of(leaf)) && info.group->may_take(info.member, gradient);
-    if (in_group && is_unheard(*state, leaf)) {
+    const bool is_in_group = info.group && info.group->has(info.member, *meta_of(leaf));
+    const bool may_wait = is_in_group && info.group->may_take(info.member, gradient);
+    if (may_wait && is_unheard(*state, leaf)) {
       merge_at_end(*state, *info.group);
       if (info.group->take(info.member, gradient)) {
         merge(*state, *info.group);
@@ -117,10 +120,12 @@ struct TakeGradient final : torch::autograd::FunctionPreHook {
       merge_complete(*state, gradients, kCaller);
       return gradients;
     }
-    return {in_group ? merged_alone(leaf, gradient) : gradient};
+    const bool has_left_group = info.group && !is_in_group;
+    return {may_wait || has_left_group ? merged_alone(leaf, gradient) : gradient};
   }
 
   c10::weak_intrusive_ptr<c10::TensorImpl> parameter;
+  const ParameterInfo* placed;
 };
 
 // Before those of the program, which then see what is merged. libtorch's own call is for tensors without hooks.
