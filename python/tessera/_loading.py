@@ -15,7 +15,10 @@ import sys
 import threading
 from importlib.machinery import PathFinder
 
+import torch
+
 from tessera import _C
+from tessera._other_ways import refuse_fully_shard, refuse_resize
 from tessera._save_pretrained import save_adapters_once, save_models_once
 from tessera._torch_checkpoint import stage_parts
 
@@ -49,11 +52,20 @@ def _count(parity, ranks):
         _changed.notify_all()
 
 
+def _is_deferring():
+    """Whether `deferred` runs a constructor on this thread."""
+    return _C.is_deferred(torch.empty(0))
+
+
 def _replace(cls, name):
     plain = getattr(cls, name).__func__
 
     @functools.wraps(plain)
     def method(cls, *args, **kwargs):
+        if name == "from_pretrained" and _is_deferring():
+            raise NotImplementedError(f"[deferred] {cls.__name__}.from_pretrained reads values, which a model without values has no place for; accepted: "
+                                      "tessera.deferred(lambda: AutoModelForCausalLM.from_config(config)), tessera.parallelize, and then tessera.load(folder, "
+                                      "model), by which each rank reads its part")
         if not _C.in_rank_thread() or getattr(_mine, "inside", False):
             return plain(cls, *args, **kwargs)
         return _together(lambda: plain(cls, *args, **kwargs))
@@ -91,7 +103,8 @@ _MODULES = {
     "accelerate.state": (_keep_apart,),
     "peft.peft_model": (save_adapters_once,),
     "torch.distributed.checkpoint._state_dict_stager": (stage_parts,),
-    "transformers.modeling_utils": (_load_in_turns, save_models_once),
+    "torch.distributed.fsdp._fully_shard._fully_shard": (refuse_fully_shard,),
+    "transformers.modeling_utils": (_load_in_turns, save_models_once, refuse_resize),
 }
 
 
