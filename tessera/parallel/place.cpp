@@ -9,6 +9,7 @@
 #include "tessera/base/hash.h"
 #include "tessera/base/hints.h"
 #include "tessera/base/text.h"
+#include "tessera/base/values.h"
 #include "tessera/comm/core/machine.h"
 #include "tessera/dtensor/front/dtensor.h"
 #include "tessera/dtensor/front/group_gradients.h"
@@ -161,6 +162,9 @@ double bytes_of_rank(const std::vector<plan::NamedTensor>& tensors, const plan::
 // Before anything is allocated.
 void verify_memory(const std::vector<plan::NamedTensor>& tensors, const plan::Plan& plan,
                    const torch::optim::Optimizer* optimizer) {
+  if (!base::has_values()) {
+    return;  // nor is it later
+  }
   const int64_t ranks = comm::ranks_on_machine(), machine = comm::machine_bytes();
   const double bytes = bytes_of_rank(tensors, plan, optimizer ? kept_beside(*optimizer) : 0),
                all = bytes * static_cast<double>(ranks);

@@ -10,6 +10,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/hash.h"
+#include "tessera/base/values.h"
 #include "tessera/random/counter_samplers.h"
 
 namespace tessera::random {
@@ -184,6 +185,9 @@ void fill(at::Tensor& local, const Region& region, const Stream& stream, const D
                 local.strides());
   TESSERA_CHECK(local.sizes() == at::IntArrayRef(local_sizes(region)), "[random fill] local tensor of sizes ",
                 local.sizes(), " for a region of ", at::IntArrayRef(local_sizes(region)));
+  if (!base::has_values()) {
+    return;
+  }
   if (local.is_complex()) {
     return fill_complex(local, region, stream, distribution);
   }

@@ -12,6 +12,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/hash.h"
+#include "tessera/base/values.h"
 #include "tessera/random/mt19937.h"
 
 namespace tessera::random {
@@ -274,6 +275,9 @@ void fill_stock(at::Tensor& local, const StockTensor& tensor, const std::vector<
                 at::Generator& generator) {
   TESSERA_CHECK(local.device().is_cpu(), "[stock random] a part on ", local.device(),
                 "; the `stock` generator draws on the CPU. Use `counter` there.");
+  if (!base::has_values()) {
+    return;
+  }
   const Appetite appetite = appetite_of(draw, tensor);
   if (appetite.kind == Appetite::kWhole) {
     at::Tensor part = draw_whole(tensor, draw, generator);

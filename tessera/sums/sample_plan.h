@@ -37,6 +37,12 @@ struct SamplePlan {
     int64_t begin = 0, length = 0;  // positions of this rank's part
     bool operator==(const Piece&) const = default;
   };
+  // The dim of an operand that counts samples or positions, for the parts of other ranks; none where `dim` is -1.
+  struct Counted {
+    layout::Spec spec;
+    int64_t dim = -1;
+    layout::Range range_at(const layout::Coord& coord) const;
+  };
   TokenLeaves leaves;
   std::vector<Operand> operands;
   std::vector<Piece> pieces;
@@ -46,6 +52,11 @@ struct SamplePlan {
   int64_t positions = 1;            // of a sample, in the dim of the samples
   std::vector<int64_t> merge_axes;  // fastest leaves first
   layout::Spec terms;               // the layout of the sums, Replicate where they will be merged
+  Counted samples, sequence;
+
+  // `rows` and `pieces` of the rank at `coord`.
+  layout::Range rows_at(const layout::Coord& coord) const;
+  std::vector<Piece> pieces_at(const layout::Coord& coord) const;
 };
 
 // The positions `held` of a sample's `positions`, which begin and end between `leaves` leaves.

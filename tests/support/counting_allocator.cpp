@@ -1,5 +1,6 @@
 #include "counting_allocator.h"
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 
@@ -30,8 +31,8 @@ struct Counter {
 };
 
 Counter& counter_of(int64_t rank) {
-  static std::array<Counter, kRanks + 1> counters;
-  return counters.at(static_cast<size_t>(rank + 1));
+  static std::array<Counter, kRanks + 2> counters;  // the last: of all other ranks together
+  return counters.at(std::min(static_cast<size_t>(rank + 1), kRanks + 1));
 }
 
 // Stands before each block.

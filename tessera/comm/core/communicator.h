@@ -68,6 +68,9 @@ class Communicator {
   // one, over copies, serves all that have no better way. Complete when it returns.
   virtual std::vector<NodeSum> merge(const Merge& merge);
 
+  // Whether the other members are not there, and what they would send has no values.
+  virtual bool is_imagined() const { return false; }
+
   // Through which members read each other's memory; null, on all members, where one of them may not read another's:
   // on several machines, of several users, where the system forbids it, in an imagined job.
   virtual std::unique_ptr<Window> open_window() { return nullptr; }

@@ -20,6 +20,7 @@ class FakeCommunicator : public Communicator {
   int64_t size() const override { return static_cast<int64_t>(ranks_.size()); }
   const std::vector<int64_t>& ranks() const override { return ranks_; }
   const std::string& name() const override { return name_; }
+  bool is_imagined() const override { return true; }
 
   WorkPtr all_reduce(at::Tensor tensor, ReduceOp op) override {
     return pretend({.kind = Kind::kAllReduce, .inputs = tensor, .outputs = tensor, .reduce = op});

@@ -53,19 +53,38 @@ struct Batch {
   }
 };
 
-std::vector<Batch> batches_of(RankState& state, int64_t axis, const std::vector<RankMerge*>& merges, const char* op) {
+// Which nodes each rank of the axis has of each sum: asked of them, or where they are imagined, of what is known of all.
+std::vector<MergePlan::Nodes> nodes_of_members(comm::Communicator& group, const std::vector<RankMerge*>& merges,
+                                               const std::vector<int64_t>& merged_axes) {
+  const RankMerge& first = *merges.front();
+  if (C10_UNLIKELY(group.is_imagined())) {
+    std::vector<MergePlan::Nodes> nodes(merges.size());
+    for (size_t i = 0; i < merges.size(); ++i) {
+      for (const int64_t rank : group.ranks()) {
+        const layout::Coord coord = *first.way.now()->mesh.coord_of(rank);
+        nodes[i].push_back(merges[i]->held->nodes_at(coord, merged_axes, merges[i]->wanted));
+      }
+    }
+    return nodes;
+  }
+  std::vector<std::vector<sums::Node>> mine(merges.size());
+  for (size_t i = 0; i < merges.size(); ++i) {
+    for (const NodeSum& node : merges[i]->mine) {
+      mine[i].push_back(node.node);
+    }
+  }
+  return comm::exchange_nodes(group, mine, first.root, first.options.device());
+}
+
+std::vector<Batch> batches_of(RankState& state, int64_t axis, const std::vector<int64_t>& merged_axes,
+                              const std::vector<RankMerge*>& merges, const char* op) {
   const RankMerge& first = *merges.front();
   const layout::Mesh mesh = first.way.now()->mesh;
   comm::Communicator& group = state.ctx.axis(mesh, axis);
-  std::vector<std::vector<sums::Node>> held(merges.size());
-  for (size_t i = 0; i < merges.size(); ++i) {
-    for (const NodeSum& node : merges[i]->mine) {
-      held[i].push_back(node.node);
-    }
-  }
-  state.ctx.ledger.record("all_gather", mesh.axis(axis).name, op,
-                          sums::bytes_of_nodes(first.root) * static_cast<int64_t>(merges.size()) * (group.size() - 1));
-  auto nodes = comm::exchange_nodes(group, held, first.root, first.options.device());
+  state.ctx.ledger.record(
+      "all_gather", mesh.axis(axis).name, op,
+      sums::bytes_of_nodes(first.root) * static_cast<int64_t>(merges.size()) * (group.size() - 1));
+  auto nodes = nodes_of_members(group, merges, merged_axes);
   std::vector<Batch> batches;
   for (size_t i = 0; i < merges.size(); ++i) {
     MergedSum entry{merges[i], merges[i]->way.next(axis)};
@@ -195,14 +214,16 @@ bool have_one_way(const RankMerge& a, const RankMerge& b) {
 
 void merge_alike(RankState& state, const std::vector<RankMerge*>& merges, const char* op) {
   const layout::Mesh mesh = merges.front()->way.now()->mesh;
+  std::vector<int64_t> merged_axes;
   for (const int64_t axis : merges.front()->axes) {
-    for (const Batch& batch : batches_of(state, axis, merges, op)) {
+    for (const Batch& batch : batches_of(state, axis, merged_axes, merges, op)) {
       Collective(state, mesh, axis, batch, op).run();
       for (const MergedSum& entry : batch.entries) {
         entry.merge->sizes = entry.sizes_at(state.ctx.axis(mesh, axis).rank());
         entry.merge->may_reuse = true;
       }
     }
+    merged_axes.push_back(axis);
   }
 }
 

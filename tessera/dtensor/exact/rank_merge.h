@@ -7,6 +7,7 @@
 #include <ATen/core/Tensor.h>
 
 #include "tessera/comm/merge/exact_merge.h"
+#include "tessera/dtensor/exact/held_leaves.h"
 #include "tessera/dtensor/plan/exact_sum.h"
 
 namespace tessera::dtensor {
@@ -21,6 +22,8 @@ struct RankMerge {
   std::vector<comm::NodeSum> mine;  // this rank's; once merged, its parts of those of all ranks
   std::vector<int64_t> sizes;       // of each
   at::TensorOptions options;        // of each
+  const HeldLeaves* held = nullptr;  // what other ranks have, where those are imagined
+  HeldLeaves::Wanted wanted = {};    // of that
   bool may_reuse = false;           // nobody else looks at the memory of `mine`
 };
 

@@ -49,6 +49,11 @@ std::vector<IValue> cut_to(const SamplePlan& plan, c10::ArrayRef<IValue> args, i
   return cut;
 }
 
+bool is_imagined() {
+  const auto* context = comm::RankContext::current();
+  return context && context->world->is_imagined();
+}
+
 at::Tensor zeros_as(const at::Tensor& like) { return at::zeros(like.sizes(), like.options()); }
 
 }  // namespace
@@ -62,6 +67,9 @@ void SampleSum::add(const ExactSum& sum, uint64_t call, const Origin* origin, c1
   seen_ += plan.micro_batch;
   seen_in_.insert(origin);
   calls_.insert(call);
+  if (C10_UNLIKELY(is_imagined())) {
+    held_.add(plan, origin);
+  }
   for (int64_t row = plan.rows.begin; row < plan.rows.end; ++row) {
     const int64_t sample = layout::sample_of_row(origin, row);
     for (const SamplePlan::Piece& piece : plan.pieces) {
@@ -122,6 +130,7 @@ void SampleSum::join(const SampleSum& other, const char* op) {
   seen_ += other.seen_;
   seen_in_.insert(other.seen_in_.begin(), other.seen_in_.end());
   calls_.insert(other.calls_.begin(), other.calls_.end());
+  held_.join(other.held_);
   verify_apart_from(other, op);
   closed_.insert(closed_.end(), other.closed_.begin(), other.closed_.end());
   closed_ = comm::close_nodes(std::move(closed_), leaves_.root);
@@ -179,20 +188,27 @@ std::vector<NodeSum> SampleSum::nodes() const {
   return comm::close_nodes(std::move(all), leaves_.root);
 }
 
-RankMerge SampleSum::merge_of(RankState& state, const layout::Spec& to, std::vector<NodeSum> mine) const {
+RankMerge SampleSum::merge_of(RankState& state, const layout::Spec& to, std::vector<NodeSum> mine,
+                              bool complete_ones_only) const {
+  HeldLeaves::Wanted wanted{.complete_ones_only = complete_ones_only};
+  for (const NodeSum& node : merged_) {
+    wanted.without.push_back(node.node);
+  }
   return {.way = {state.ctx, state.engine.moves, rules::with_dtype(terms_, to->dtype), to, merge_axes_},
           .axes = merge_axes_,
           .root = leaves_.root,
           .mine = std::move(mine),
           .sizes = like_.sizes().vec(),
-          .options = like_.options()};
+          .options = like_.options(),
+          .held = &held_,
+          .wanted = std::move(wanted)};
 }
 
 std::optional<RankMerge> SampleSum::begin_merge(RankState& state, const layout::Spec& to) {
   if (merge_axes_.empty() || is_merged()) {
     return std::nullopt;
   }
-  return merge_of(state, to, std::exchange(closed_, {}));
+  return merge_of(state, to, std::exchange(closed_, {}), /*complete_ones_only=*/true);
 }
 
 void SampleSum::end_merge(RankMerge merge) { take_merged(merge.mine, merge.way.now()); }
@@ -231,7 +247,7 @@ at::Tensor SampleSum::merged(RankState& state, const layout::Spec& to, const cha
   LocalScope scope;
   comm::Caller caller(state.ctx, op);
   const bool has_all = !merged_.empty() && is_merged();
-  RankMerge merge = merge_of(state, to, has_all ? std::vector<NodeSum>() : nodes());
+  RankMerge merge = merge_of(state, to, has_all ? std::vector<NodeSum>() : nodes(), /*complete_ones_only=*/false);
   if (has_all) {
     for (const int64_t axis : merge_axes_) {
       merge.way.next(axis);

@@ -10,6 +10,7 @@
 #include <ATen/core/Tensor.h>
 
 #include "tessera/comm/merge/exact_merge.h"
+#include "tessera/dtensor/exact/held_leaves.h"
 #include "tessera/dtensor/exact/rank_merge.h"
 #include "tessera/dtensor/plan/exact_sum.h"
 #include "tessera/dtensor/record/meta.h"
@@ -74,7 +75,8 @@ class SampleSum {
   void add_sample(int64_t leaf, int64_t sample, const at::Tensor& term, const char* op);
   void take_turn(int64_t leaf, Open& open);
   std::vector<comm::NodeSum> nodes() const;
-  RankMerge merge_of(RankState& state, const layout::Spec& to, std::vector<comm::NodeSum> mine) const;
+  RankMerge merge_of(RankState& state, const layout::Spec& to, std::vector<comm::NodeSum> mine,
+                     bool complete_ones_only) const;
   void take_merged(const std::vector<comm::NodeSum>& more, const layout::Spec& at);
   // Whether no rank has sums that are not merged; the same on all.
   bool is_merged() const;
@@ -91,6 +93,7 @@ class SampleSum {
   std::vector<comm::NodeSum> closed_;  // complete leaves
   std::vector<comm::NodeSum> merged_;  // ... of all ranks: the same nodes on each
   layout::Spec merged_at_;             // as those lie
+  HeldLeaves held_;                    // of an imagined job; else empty
 };
 
 }  // namespace tessera::dtensor

@@ -8,6 +8,7 @@
 #include <c10/util/strides.h>
 
 #include "tessera/base/error.h"
+#include "tessera/base/values.h"
 
 namespace tessera::dtensor {
 
@@ -52,6 +53,9 @@ bool is_copied_as_bytes(const at::Tensor& whole, const Piece& piece) {
 }
 
 void copy_out(const at::Tensor& whole, c10::IntArrayRef strides, const Piece& piece, const at::Tensor& to) {
+  if (!base::has_values()) {
+    return;
+  }
   if (!is_copied_as_bytes(whole, piece)) {
     to.copy_(narrowed(whole, piece.slices));
     return;
@@ -66,6 +70,9 @@ void copy_out(const at::Tensor& whole, c10::IntArrayRef strides, const Piece& pi
 }
 
 void copy_in(const at::Tensor& from, const Piece& piece, c10::IntArrayRef strides, const at::Tensor& whole) {
+  if (!base::has_values()) {
+    return;
+  }
   if (!is_copied_as_bytes(whole, piece)) {
     narrowed(whole, piece.slices).copy_(from);
     return;

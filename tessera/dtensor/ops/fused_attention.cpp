@@ -3,12 +3,14 @@
 #include <ATen/OpMathType.h>
 #include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu.h>
 #include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu_backward.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
 #include <torch/csrc/autograd/functions/utils.h>
 #include <torch/csrc/autograd/saved_variable.h>
 #include <torch/library.h>
 
+#include "tessera/base/values.h"
 #include "tessera/dtensor/ops/attention_parts.h"
 #include "tessera/dtensor/record/node.h"
 
@@ -25,12 +27,23 @@ using Gradients = std::tuple<Tensor, Tensor, Tensor>;
 // As the kernels read it: neighbouring elements in the last dim.
 Tensor with_dense_rows(const Tensor& x) { return x.stride(-1) == 1 ? x : x.contiguous(); }
 
+// As the kernels make results, heads behind positions in memory, and without values.
+Tensor empty_heads(const Tensor& x, c10::IntArrayRef sizes, at::ScalarType dtype) {
+  std::vector<int64_t> turned = sizes.vec();
+  std::swap(turned[1], turned[2]);
+  return at::empty(turned, x.options().dtype(dtype)).transpose(1, 2);
+}
+Tensor empty_heads(const Tensor& x) { return empty_heads(x, x.sizes(), x.scalar_type()); }
+
 // libtorch's kernels take no tensors without elements, which a rank without heads has.
 std::tuple<Tensor, Tensor> fused_plain(const Tensor& query, const Tensor& key, const Tensor& value, bool is_causal,
                                        double scale) {
   if (query.numel() == 0) {
     return {at::zeros_like(query),
             at::zeros(query.sizes().slice(0, 3), query.options().dtype(at::toOpMathType(query.scalar_type())))};
+  }
+  if (!base::has_values()) {
+    return {empty_heads(query), empty_heads(query, query.sizes().slice(0, 3), at::toOpMathType(query.scalar_type()))};
   }
   return at::_scaled_dot_product_flash_attention_for_cpu(with_dense_rows(query), with_dense_rows(key),
                                                          with_dense_rows(value),
@@ -42,6 +55,9 @@ Gradients fused_backward_plain(const Tensor& grad, const Tensor& query, const Te
                                const Tensor& out, const Tensor& log_sums, bool is_causal, double scale) {
   if (query.numel() == 0) {
     return {at::zeros_like(query), at::zeros_like(key), at::zeros_like(value)};
+  }
+  if (!base::has_values()) {
+    return {empty_heads(query), empty_heads(key), empty_heads(value)};
   }
   return at::_scaled_dot_product_flash_attention_for_cpu_backward(
       with_dense_rows(grad), with_dense_rows(query), with_dense_rows(key), with_dense_rows(value), out, log_sums,

@@ -2,12 +2,13 @@
 
 #include <ATen/Parallel.h>
 
+#include "tessera/base/values.h"
 #include "tessera/kernels/base/float_environment.h"
 
 namespace tessera::kernels {
 
 void detail::run_parallel(int64_t count, int64_t grain, RangeBody body, const void* context) {
-  if (count <= 0) {
+  if (count <= 0 || !base::has_values()) {
     return;
   }
   if (count <= grain || thread_count() == 1) {

@@ -187,12 +187,14 @@ class SumPlanner {
                   "] numerics exact: positions stand in two dims");
 
     plan->leaves = sums::TokenLeaves::of(samples.total, positions, lattice_);
+    plan->samples = {decided_.operands[batch->operand], batch->dim};
     plan->rows = rows_of(*batch, outer, inner);
     plan->micro_batch = samples.extent;
     plan->outer = outer;
     plan->positions = sequence ? 1 : positions;
     const Range mine = sequence ? range_at(*sequence, {}, own_coord()) : Range{0, positions};
     if (sequence) {
+      plan->sequence = {decided_.operands[sequence->operand], sequence->dim};
       for (int64_t axis : axes_of(*sequence)) {
         members_of(*sequence, lattice_.sequence, plan->merge_axes, axis), plan->merge_axes.push_back(axis);
       }

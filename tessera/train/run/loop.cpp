@@ -1,8 +1,6 @@
 #include "tessera/train/run/loop.h"
 
 #include <chrono>
-#include <cmath>
-#include <limits>
 #include <optional>
 
 #include <ATen/core/grad_mode.h>
@@ -10,11 +8,10 @@
 #include "tessera/base/error.h"
 #include "tessera/comm/threads/run_ranks.h"
 #include "tessera/dtensor/front/dtensor.h"
-#include "tessera/optim/clip.h"
 #include "tessera/optim/state_file.h"
-#include "tessera/parallel/deferred.h"
 #include "tessera/parallel/job.h"
 #include "tessera/parallel/optimizer_fields.h"
+#include "tessera/train/run/placed_run.h"
 #include "tessera/train/run/setup.h"
 
 namespace tessera::train {
@@ -22,27 +19,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-double value_of(const at::Tensor& scalar) {
-  const auto value = scalar.detach();
-  return (dtensor::is_dtensor(value) ? dtensor::full_tensor(value) : value).item<double>();
-}
-
 std::vector<at::Tensor> tensors_of(const data::Batch& batch) { return {batch.tokens, batch.targets}; }
-
-void verify_finite(const char* what, double value, int64_t step, const TrainConfig& train) {
-  TESSERA_CHECK(std::isfinite(value), "[train] the ", what, " of step ", step, " is ",
-                std::isnan(value) ? "nan"
-                : value > 0       ? "inf"
-                                  : "-inf",
-                "; try a smaller train.lr (now ", train.lr, "), a longer train.warmup (now ", train.warmup,
-                "), a smaller train.clip (now ", train.clip, ", 0 is off), or train.dtype = \"float64\"");
-}
-
-void set_rate(torch::optim::Optimizer& optimizer, double rate) {
-  for (auto& group : optimizer.param_groups()) {
-    group.options().set_lr(rate);
-  }
-}
 
 // The mean loss over the first `batches` batches of the held-out text (0: all whole ones); nothing if it holds no
 // sample.
@@ -73,31 +50,12 @@ std::optional<EvalRecord> evaluate(parallel::Job& job, models::LanguageModel& mo
 }
 
 // One optimizer step; step numbers count from 0 in here.
-StepRecord train_step(const Config& config, const data::Sampler& sampler, parallel::Job& job,
-                      torch::optim::Optimizer& optimizer, int64_t step, Observer& observer) {
-  const auto& train = config.train;
+StepRecord train_step(PlacedRun& run, const data::Sampler& sampler, int64_t step, Observer& observer) {
   const auto start = Clock::now();
   observer.on_begin(step + 1);
-  StepRecord record{.step = step + 1, .lr = make_schedule(config)(step), .tokens = train.batch * sampler.length()};
-  set_rate(optimizer, record.lr);
-  const auto loss = job.run_rows(
-      train.batch, [&](int64_t begin, int64_t end) { return tensors_of(sampler.rows(step, begin, end - begin)); });
-  record.loss = value_of(loss);
-  verify_finite("loss", record.loss, record.step, train);
-  loss.backward();
-  observer.on_update();
-  const double limit = train.clip > 0 ? train.clip : std::numeric_limits<double>::infinity();
-  record.grad_norm = value_of(optim::clip_grad_norm(job.model().parameters(), limit));
-  auto* scaler = job.options().loss_scaler;
-  if (!scaler || !scaler->has_overflowed()) {
-    verify_finite("gradient norm", record.grad_norm, record.step, train);
-  }
-  if (scaler) {
-    scaler->step(optimizer);
-  } else {
-    optimizer.step();
-  }
-  optimizer.zero_grad();
+  auto record = run.step(
+      step, [&](int64_t begin, int64_t end) { return tensors_of(sampler.rows(step, begin, end - begin)); },
+      [&] { observer.on_update(); });
   record.ms = std::chrono::duration<double, std::milli>(Clock::now() - start).count();
   record.peak_bytes = peak_resident_bytes();
   return record;
@@ -116,21 +74,9 @@ data::Sampler make_sampler(const Config& config) {
 
 void run_loop(const Config& config, const data::Sampler& sampler, const LoopOptions& options, Observer& observer) {
   const auto& train = config.train;
-  dtensor::set_numerics(config.is_exact() ? dtensor::Numerics::kExact : dtensor::Numerics::kFast, train.lattice);
-  dtensor::manual_seed(static_cast<uint64_t>(train.seed));
-  const auto model = parallel::deferred([&] { return make_model(config); });
-  torch::optim::AdamW optimizer(model->parameters(), torch::optim::AdamWOptions(train.lr)
-                                                         .betas({train.betas[0], train.betas[1]})
-                                                         .eps(train.eps)
-                                                         .weight_decay(train.weight_decay));
-  const auto plan = make_plan(config, *model);
-  parallel::place(*model, plan, &optimizer);
-  parallel::LossScaler scaler;
-  parallel::Job job(model, plan, [&](const std::vector<at::Tensor>& batch) { return model->loss(batch[0], batch[1]); },
-                    {.accumulate = train.accumulate,
-                     .optimizer = &optimizer,
-                     .loss_scaler = config.precision.compute == "float16" ? &scaler : nullptr,
-                     .file_names = in_files(config, {}).names});
+  PlacedRun run(config);
+  const auto& model = run.model();
+  auto& job = run.job();
   if (!options.resume_from.empty()) {
     resume(options.resume_from, job, config, sampler,
            [&](const std::string& what, const ResumePoint& next) { observer.on_damage(what, next); });
@@ -138,7 +84,7 @@ void run_loop(const Config& config, const data::Sampler& sampler, const LoopOpti
     checkpoint::load_model(options.init_from, job);
   }
   Saves saves(options.saves, config, sampler);
-  const Training training{*model, plan, optimizer};
+  const Training training{model, run.plan(), run.optimizer()};
   observer.on_start(training);
 
   std::optional<optim::StateFile> state_file;
@@ -148,9 +94,9 @@ void run_loop(const Config& config, const data::Sampler& sampler, const LoopOpti
   const auto steps = options.steps > 0 ? std::min(options.steps, train.steps) : train.steps;
   for (int64_t step = job.step(); step < steps; ++step) {
     comm::throw_if_stopped();
-    observer.on_step(train_step(config, sampler, job, optimizer, step, observer), training);
+    observer.on_step(train_step(run, sampler, step, observer), training);
     if (state_file) {
-      state_file->keep(parallel::state_of(optimizer));
+      state_file->keep(parallel::state_of(run.optimizer()));
     }
     const bool is_last = step + 1 == steps;
     if (saves.after_step(job, step + 1, steps) && !is_last) {
@@ -159,14 +105,15 @@ void run_loop(const Config& config, const data::Sampler& sampler, const LoopOpti
       return;
     }
     if (options.evaluate && (is_last || (train.eval_every > 0 && (step + 1) % train.eval_every == 0))) {
-      if (const auto record = evaluate(job, *model, sampler, step + 1, train.batch, is_last ? 0 : train.eval_batches)) {
+      if (const auto record =
+              evaluate(job, run.model(), sampler, step + 1, train.batch, is_last ? 0 : train.eval_batches)) {
         observer.on_eval(*record);
       }
     }
   }
   saves.finish();
   if (options.gather_parameters) {
-    for (const auto& parameter : model->named_parameters()) {
+    for (const auto& parameter : model.named_parameters()) {
       observer.on_parameter(parameter.key(), dtensor::full_tensor(parameter.value().detach()));
     }
   }

@@ -75,6 +75,7 @@ TEST_F(Cli, TheFlagsAreTheseAndNoOthers) {
       "ckpt export-hf: --help from to --dtype\n"
       "ckpt import-hf: --help from to --step --dtype\n"
       "compare: --help config --dtype --numerics --lattice --seed --set --mesh --steps --tolerance --json\n"
+      "estimate: --help config --dtype --numerics --lattice --seed --set --mesh --ranks --rank --memory --json\n"
       "explain: --help config --dtype --numerics --lattice --seed --set --mesh --ranks --step --rank --width --json\n"
       "generate: --help run --prompt --max-tokens --temperature --top-k --top-p --seed\n"
       "info: --help\n"
@@ -109,6 +110,32 @@ TEST_F(Cli, ExplainSaysWhatAStepDoes) {
   const auto wrong = call({"explain", path("small.toml"), "--step", "9"});
   EXPECT_EQ(wrong.code, 1);
   EXPECT_TRUE(has(wrong.err, "[explain] step 9 of a run of 4 steps; accepted: steps 1 to 4")) << wrong.err;
+}
+
+TEST_F(Cli, EstimateSaysWhatAStepTakes) {
+  const auto [code, out, err] = call({"estimate", path("small.toml"), "--mesh", "dp=8,tp=2", "--memory", "1MiB"});
+  EXPECT_EQ(code, 0) << err;
+  EXPECT_TRUE(has(out, " on 16 ranks (dp=8,tp=2), 32 tokens a step\nranks 0, 1, 14, 15 of 16 looked at; ")) << out;
+  for (const char* part : {"\n  parameters ", "\n  optimizer ", "\n  activations ", "\n  peak ",
+                           "\nsends in a step: ", "\n  tp ", "\n  dp ", "\nfits in 1 MiB: "}) {
+    EXPECT_TRUE(has(out, part)) << part << "\n" << out;
+  }
+  const auto small = call({"estimate", path("small.toml"), "--memory", "1kB"});
+  EXPECT_EQ(small.code, 1);
+  EXPECT_TRUE(has(small.out, "\ndoes NOT fit in 1 KiB: ")) << small.out;
+  const auto json = nlohmann::json::parse(call({"estimate", path("small.toml"), "--rank", "3", "--json"}).out);
+  EXPECT_EQ(json.at("largest"), 3);
+  ASSERT_EQ(json.at("looked_at").size(), 1u);
+  EXPECT_EQ(json.at("looked_at")[0].at("peak"), json.at("peak"));
+  int64_t bytes = 0;
+  for (const auto& entry : json.at("looked_at")[0].at("sent")) {
+    bytes += entry.at("bytes").get<int64_t>();
+  }
+  EXPECT_EQ(json.at("looked_at")[0].at("bytes_sent"), bytes);
+  const auto wrong = call({"estimate", path("small.toml"), "--rank", "9"});
+  EXPECT_EQ(wrong.code, 1);
+  EXPECT_TRUE(has(wrong.err, "[estimate] rank 9 of 4 ranks; accepted: ranks 0 to 3")) << wrong.err;
+  EXPECT_EQ(call({"estimate", path("small.toml"), "--memory", "much"}).code, 2);
 }
 
 TEST_F(Cli, UsageErrorsAreTwo) {
