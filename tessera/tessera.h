@@ -17,6 +17,7 @@
 #include "tessera/comm/threads/run_ranks.h"
 #include "tessera/dtensor/front/dtensor.h"
 #include "tessera/dtensor/front/gather_to.h"
+#include "tessera/dtensor/front/offload.h"
 #include "tessera/dtensor/front/recomputable.h"
 #include "tessera/watch/explain.h"
 #include "tessera/watch/find_nan.h"
@@ -68,12 +69,15 @@ using dtensor::Mode;
 using dtensor::ModeScope;
 using watch::NanFinder;
 using dtensor::Numerics;
+using dtensor::offload;
 using dtensor::recompute;
 using dtensor::Recomputable;
 using dtensor::redistribute;
+using dtensor::RecomputeOptions;
 using dtensor::run_block;
 using dtensor::set_generator;
 using dtensor::set_numerics;
+using dtensor::set_offload_folder;
 using dtensor::spec_of;
 using dtensor::stock_generator;
 using dtensor::to_local;

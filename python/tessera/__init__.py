@@ -23,7 +23,7 @@ from tessera._fully_shard import FSDPModule, MixedPrecisionPolicy, OffloadPolicy
 from tessera._layout import DeviceMesh, InterleavedShard, On, Partial, RaggedShard, Replicate, Shard, init_device_mesh
 from tessera._parallel import deferred, generate_plan, is_deferred, parallelize, place_rows
 from tessera._ranks import in_rank, join, rank, run_fake, run_ranks, world_size
-from tessera._recompute import recompute
+from tessera._recompute import offload, recompute, set_offload_folder
 from tessera._run import explicit, implicit, ledger, manual_seed, numerics, set_generator, set_step_tokens
 from tessera._tensor import DTensor, distribute_tensor, from_local, full_tensor, redistribute, to_local
 from tessera._whole_state import full_optimizer_state_dict, full_state_dict
@@ -32,7 +32,7 @@ __all__ = [
     "CommError", "CommTimeout", "DTensor", "DeviceMesh", "DivergenceError", "FSDPModule", "InterleavedShard", "Loaded", "Mesh", "MixedPrecisionPolicy",
     "OffloadPolicy", "On", "Partial", "Placement", "Plan", "RaggedShard", "RankFailed", "Replicate", "Saving", "Shard", "ShardedDataLoader", "Stopped",
     "deferred", "distribute_tensor", "explain", "explicit", "find_nan", "from_local", "full_optimizer_state_dict", "full_state_dict", "full_tensor",
-    "fully_shard", "generate_plan", "implicit", "in_rank", "init_device_mesh", "is_deferred", "join", "ledger", "load", "manual_seed", "numerics", "optim",
-    "parallelize", "place_rows", "rank", "recompute", "redistribute", "remove_unfinished", "run_fake", "run_ranks", "save",
-    "set_generator", "set_step_tokens", "shard_dataloader", "start_save", "to_local", "world_size",
+    "fully_shard", "generate_plan", "implicit", "in_rank", "init_device_mesh", "is_deferred", "join", "ledger", "load", "manual_seed", "numerics",
+    "offload", "optim", "parallelize", "place_rows", "rank", "recompute", "redistribute", "remove_unfinished", "run_fake", "run_ranks", "save",
+    "set_generator", "set_offload_folder", "set_step_tokens", "shard_dataloader", "start_save", "to_local", "world_size",
 ]

@@ -11,7 +11,7 @@ from tessera import _C
 from tessera._added import Added
 from tessera._random import has_drawn_since, stream_of_rank
 from tessera._ranks import ensure_rank, in_rank, rank
-from tessera._recompute import Forward, modules_to_recompute
+from tessera._recompute import Forward, OffloadedForward, modules_to_offload, modules_to_recompute
 from tessera._samplers import hint_of, warn_of_same_rows
 
 __all__ = ["deferred", "generate_plan", "is_deferred", "parallelize", "place_rows"]
@@ -35,7 +35,8 @@ def is_deferred(value: torch.Tensor | torch.nn.Module) -> bool:
 
 def generate_plan(model: torch.nn.Module, devices: int | None = None, *, mesh: _C.Mesh | str | None = None, sequence_parallel: bool = False,
                   sharding: str = "parameters", storage_dtype: torch.dtype | None = None, compute_dtype: torch.dtype | None = None,
-                  reduce_dtype: torch.dtype | None = None, recompute: str | Sequence[str] = (), heads: int = 0, kv_heads: int = 0, lattice: str = "") -> _C.Plan:
+                  reduce_dtype: torch.dtype | None = None, recompute: str | Sequence[str] = (), recompute_keep: str | Sequence[str] = (),
+                  offload: str | Sequence[str] = (), heads: int = 0, kv_heads: int = 0, lattice: str = "") -> _C.Plan:
     """A plan from rules for `devices` ranks (all of the job, unless said otherwise), or for a mesh such as "dp=2,tp=2".
 
     Each axis of a mesh has a role by its name: dp (or dp_replicate) cuts the batch, fsdp (or dp_shard) the batch and what is kept of parameters,
@@ -45,14 +46,15 @@ def generate_plan(model: torch.nn.Module, devices: int | None = None, *, mesh: _
     dp, as far as exact numerics can cut a batch, and rank 0 says on stderr which mesh that is. Parameters are stored in `storage_dtype`; operators
     read them, and what they read beside them, in `compute_dtype`; gradients are merged over ranks in `reduce_dtype` (None: as the model has them, and
     as they are stored). Modules whose dotted names match a pattern of `recompute` ("model.layers.*") keep only their inputs for backward, and run
-    again there. Heads are read from the model where it says them. The lattice is that of `numerics("exact", ...)`; only a plan that is made before or
+    again there, but for results of the operators that `recompute_keep` names ("scaled_dot_product_attention", "mm"), which are kept. What modules that
+    match a pattern of `offload` save for backward lies in a file until then (`set_offload_folder`). Heads are read from the model where it says them. The lattice is that of `numerics("exact", ...)`; only a plan that is made before or
     elsewhere is told it. Print the plan to see what is cut, and why not.
     """
     ensure_rank()
     parsed = _C.Mesh(mesh) if isinstance(mesh, str) else mesh
     dtypes = dtype_names(storage_dtype, compute_dtype, reduce_dtype)
-    patterns = [recompute] if isinstance(recompute, str) else list(recompute)
-    plan = _C.generate_plan(model, devices, parsed, sequence_parallel, sharding, dtypes, patterns, heads, kv_heads, lattice, [], [])
+    blocks = [[names] if isinstance(names, str) else list(names) for names in (recompute, recompute_keep, offload)]
+    plan = _C.generate_plan(model, devices, parsed, sequence_parallel, sharding, dtypes, blocks, heads, kv_heads, lattice, [], [])
     if mesh is None and plan.mesh.ndim > 0 and (not in_rank() or rank() == 0):
         print(f"tessera: {plan.notes[0]}", file=sys.stderr)
     return plan
@@ -76,10 +78,12 @@ def parallelize(model: Model, plan: _C.Plan | _C.Mesh | str, optimizer: torch.op
     """
     ensure_rank()
     plan = plan if isinstance(plan, _C.Plan) else generate_plan(model, mesh=plan)
-    recomputed = modules_to_recompute(model, plan)
+    recomputed, offloaded = modules_to_recompute(model, plan), modules_to_offload(model, plan)
     passes = _C.place(model, plan, accumulate, batch)
     for name, module in recomputed.items():
-        module.forward = Forward(name, module)
+        module.forward = Forward(name, module, plan.recompute_keep)
+    for module in offloaded.values():
+        module.forward = OffloadedForward(module)
     if optimizer:
         place_state_of(optimizer)
     _Forward(passes, accumulate, batch).watch(model)

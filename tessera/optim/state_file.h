@@ -8,6 +8,8 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "tessera/base/page_file.h"
+
 namespace tessera::optim {
 
 // A file of one rank in which tensors lie that are read and written once a step. The system maps it: a step takes what
@@ -34,8 +36,7 @@ class StateFile {
   int64_t bytes() const;
 
  private:
-  class Mapping;
-  std::shared_ptr<Mapping> mapping_;
+  std::shared_ptr<base::PageFile> file_;
 };
 
 }  // namespace tessera::optim

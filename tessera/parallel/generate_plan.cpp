@@ -1,6 +1,7 @@
 #include "tessera/parallel/generate_plan.h"
 
 #include "tessera/base/error.h"
+#include "tessera/dtensor/front/dtensor.h"
 #include "tessera/dtensor/state/state.h"
 
 namespace tessera::parallel {
@@ -26,6 +27,7 @@ plan::Plan generate_plan(const torch::nn::Module& model, const plan::PlanOptions
 }
 
 plan::Plan generate_plan(const plan::ModuleTree& model, const plan::PlanOptions& options) {
+  dtensor::verify_operators_to_keep(options.recompute_keep);
   return plan::plan_model(model, with_lattice_of_rank(options));
 }
 

@@ -253,6 +253,7 @@ void bind_groups(RankState& state, const std::vector<plan::NamedTensor>& tensors
 void place_verified(const std::vector<plan::NamedTensor>& tensors, const plan::Plan& plan,
                     const torch::optim::Optimizer* optimizer) {
   RankState& state = RankState::require();
+  dtensor::verify_operators_to_keep(plan.recompute_keep);
   verify(tensors, plan);
   verify_memory(tensors, plan, optimizer);
   const int64_t bytes = plain_bytes(tensors);
@@ -294,15 +295,15 @@ void place_verified(const std::vector<plan::NamedTensor>& tensors, const plan::P
   }
 }
 
-// What the plan has recomputed, of modules that can be. Throws if one cannot.
-std::vector<dtensor::Recomputable*> recomputed_blocks(const torch::nn::Module& model, const plan::ModuleTree& tree,
-                                                      const plan::Plan& plan) {
+// The modules of these names, which the plan has run as `what` says. Throws if one cannot be.
+std::vector<dtensor::Recomputable*> blocks_of(const torch::nn::Module& model, const std::vector<std::string>& names,
+                                              const char* what) {
   std::vector<dtensor::Recomputable*> blocks;
   const auto modules = model.named_modules(/*name_prefix=*/"", /*include_self=*/false);
-  for (const std::string& name : plan::recomputed_modules(plan, tree)) {
+  for (const std::string& name : names) {
     const auto module = modules[name];
     auto* block = dynamic_cast<dtensor::Recomputable*>(module.get());
-    TESSERA_CHECK_AS(PlanError, block, "[parallelize] the plan has `", name, "` recomputed, and a ", module->name(),
+    TESSERA_CHECK_AS(PlanError, block, "[parallelize] the plan has `", name, "` ", what, ", and a ", module->name(),
                      " does not ask whether it is; accepted: modules that are ", base::in_library("Recomputable"),
                      " and run by ", base::in_library("run_block"));
     blocks.push_back(block);
@@ -337,10 +338,14 @@ at::Tensor placed_state(const at::Tensor& state, const at::Tensor& parameter) {
 void place(torch::nn::Module& model, const plan::Plan& plan, torch::optim::Optimizer* optimizer) {
   const plan::ModuleTree tree = plan::describe(model);
   const auto tensors = plan::tensors_of(tree);
-  const auto blocks = recomputed_blocks(model, tree, plan);
+  const auto recomputed = blocks_of(model, plan::recomputed_modules(plan, tree), "recomputed");
+  const auto offloaded = blocks_of(model, plan::offloaded_modules(plan, tree), "offloaded");
   place_verified(tensors, plan, optimizer);
-  for (dtensor::Recomputable* block : blocks) {
-    block->set_recomputed(true);
+  for (dtensor::Recomputable* block : recomputed) {
+    block->set_recomputed(true, {.keep = plan.recompute_keep});
+  }
+  for (dtensor::Recomputable* block : offloaded) {
+    block->set_offloaded(true);
   }
   if (optimizer) {
     convert_optimizer(*optimizer, tensors);

@@ -61,6 +61,10 @@ struct PlanOptions {
   Precision precision = {};
   // Modules that run again in backward: patterns (Plan::recompute).
   std::vector<std::string> recompute = {};
+  // ... of which results of these operators are kept (Plan::recompute_keep).
+  std::vector<std::string> recompute_keep = {};
+  // Modules whose saved activations are offloaded: patterns (Plan::offload).
+  std::vector<std::string> offload = {};
   // Of those whose module a parameter is in, by any of its names, the innermost says for it what `sharding` and
   // `precision` say for the others, which are gathered by layers and modules.
   std::vector<GroupOptions> groups = {};

@@ -96,11 +96,20 @@ const ParameterPlan* Plan::find(std::string_view name) const {
   return entry ? entry : find_called(name_before_wrapping(name));
 }
 
-bool Plan::recomputes(std::string_view module) const {
-  const std::string before = name_before_wrapping(module);
-  return std::any_of(recompute.begin(), recompute.end(),
-                     [&](const std::string& pattern) { return matches(pattern, module) || matches(pattern, before); });
+namespace {
+
+// ... the module, by its own name or that which it had before other libraries wrapped it.
+bool match_any(const std::vector<std::string>& patterns, std::string_view name) {
+  const std::string before = name_before_wrapping(name);
+  return std::any_of(patterns.begin(), patterns.end(),
+                     [&](const std::string& pattern) { return matches(pattern, name) || matches(pattern, before); });
 }
+
+}  // namespace
+
+bool Plan::recomputes(std::string_view module) const { return match_any(recompute, module); }
+
+bool Plan::offloads(std::string_view module) const { return match_any(offload, module); }
 
 std::string Plan::group_of(std::string_view name) const {
   const ParameterPlan* entry = find(name);

@@ -57,6 +57,10 @@ struct Plan {
   std::vector<ParameterPlan> parameters;
   // Modules that keep only their inputs for backward, and run again there: patterns over dotted names of modules.
   std::vector<std::string> recompute = {};
+  // Operators in them whose results are kept and not computed again (rules/families/operators_named.h).
+  std::vector<std::string> recompute_keep = {};
+  // Modules of which what autograd saves lies elsewhere than in memory until backward asks: such patterns.
+  std::vector<std::string> offload = {};
   // How many bytes of gathered activations a rank may keep so that nobody gathers them twice (for Q, K and V; for
   // backward).
   int64_t keep_gathered_bytes = int64_t{1} << 30;
@@ -71,6 +75,8 @@ struct Plan {
 
   // Whether the module of this name runs again in backward.
   bool recomputes(std::string_view module) const;
+  // ... and whether what autograd saves in it is offloaded.
+  bool offloads(std::string_view module) const;
 
   // What the group of this parameter is called: `layers.3`; empty if it has none.
   std::string group_of(std::string_view name) const;

@@ -101,7 +101,8 @@ class Reader {
 
   Plan read() {
     static const std::vector<std::string> kKeys = {
-        "version", "mesh", "ranks", "batch_axes", "parameters", "recompute", "keep_gathered_bytes", "notes"};
+        "version",   "mesh",           "ranks",   "batch_axes",          "parameters",
+        "recompute", "recompute_keep", "offload", "keep_gathered_bytes", "notes"};
     check(root_.is_object(), 1, "the plan is no object {...}");
     for (const auto& [key, unused] : root_.items()) {
       check_key(key, kKeys, key_lines_[key]);
@@ -115,6 +116,8 @@ class Reader {
     plan.keep_gathered_bytes = get<int64_t>(root_, "keep_gathered_bytes", line_of("keep_gathered_bytes"));
     plan.notes = texts("notes");
     plan.recompute = texts("recompute");
+    plan.recompute_keep = texts("recompute_keep");
+    plan.offload = texts("offload");
     const auto entries = get<std::vector<Json>>(root_, "parameters", line_of("parameters"));
     for (size_t i = 0; i < entries.size(); ++i) {
       plan.parameters.push_back(read_entry(plan.mesh, entries[i], i < entry_lines_.size() ? entry_lines_[i] : 0));
@@ -244,8 +247,11 @@ std::string Plan::json() const {
     text += "  \"ranks\": " + Json(mesh.ranks()).dump() + ",\n";
   }
   text += "  \"batch_axes\": " + Json(batch_axes).dump() + ",\n";
-  if (!recompute.empty()) {
-    text += "  \"recompute\": " + Json(recompute).dump() + ",\n";
+  for (const auto& [key, names] : {std::pair("recompute", &recompute), std::pair("recompute_keep", &recompute_keep),
+                                   std::pair("offload", &offload)}) {
+    if (!names->empty()) {
+      text += "  " + quoted(key) + ": " + Json(*names).dump() + ",\n";
+    }
   }
   text += "  \"keep_gathered_bytes\": " + std::to_string(keep_gathered_bytes) + ",\n";
   text +=

@@ -59,7 +59,10 @@ Plan plan_model(const ModuleTree& model, const PlanOptions& options) {
     plan_style(draft);
   }
   draft.plan.recompute = wanted.recompute;
+  draft.plan.recompute_keep = wanted.recompute_keep;
+  draft.plan.offload = wanted.offload;
   recomputed_modules(draft.plan, model);
+  offloaded_modules(draft.plan, model);
   return draft.finish();
 }
 

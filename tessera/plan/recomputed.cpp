@@ -43,22 +43,38 @@ Names patterns_near(const std::string& pattern, const Names& names) {
   return near.empty() ? all : near;
 }
 
-}  // namespace
-
-Names recomputed_modules(const Plan& plan, const ModuleTree& model) {
+// Those of the model's modules that one of the patterns matches; `key` is the plan's.
+Names modules_of(const char* key, const Names& patterns, const ModuleTree& model) {
   const Names names = names_of(model);
-  for (const std::string& pattern : plan.recompute) {
+  for (const std::string& pattern : patterns) {
     const bool is_used = std::any_of(names.begin(), names.end(), [&](const std::string& name) {
       return matches(pattern, name) || matches(pattern, name_before_wrapping(name));
     });
-    TESSERA_CHECK_AS(PlanError, is_used, "[plan] recompute \"", pattern,
+    TESSERA_CHECK_AS(PlanError, is_used, "[plan] ", key, " \"", pattern,
                      "\" matches no module of the model; accepted: patterns over their names, such as ",
                      base::join(patterns_near(pattern, names), ", "));
   }
   Names found;
-  std::copy_if(names.begin(), names.end(), std::back_inserter(found),
-               [&](const std::string& name) { return plan.recomputes(name); });
+  std::copy_if(names.begin(), names.end(), std::back_inserter(found), [&](const std::string& name) {
+    return std::any_of(patterns.begin(), patterns.end(),
+                       [&](const std::string& pattern) { return matches(pattern, name); });
+  });
   return found;
+}
+
+}  // namespace
+
+Names recomputed_modules(const Plan& plan, const ModuleTree& model) {
+  TESSERA_CHECK_AS(
+      PlanError, plan.recompute_keep.empty() || !plan.recompute.empty(), "[plan] recompute_keep \"",
+      plan.recompute_keep.empty() ? "" : plan.recompute_keep.front(),
+      "\" has no effect where nothing is recomputed; accepted: patterns of modules in \"recompute\" beside "
+      "it");
+  return modules_of("recompute", plan.recompute, model);
+}
+
+Names offloaded_modules(const Plan& plan, const ModuleTree& model) {
+  return modules_of("offload", plan.offload, model);
 }
 
 }  // namespace tessera::plan

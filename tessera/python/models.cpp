@@ -24,7 +24,7 @@ plan::Precision precision_of(const Dtypes& dtypes) { return plan::parse_precisio
 
 Plan generate_plan(const py::object& model, std::optional<int64_t> devices, const std::optional<layout::Mesh>& mesh,
                    bool sequence_parallel, const std::string& sharding, const Dtypes& dtypes,
-                   const std::vector<std::string>& recompute, int64_t heads, int64_t kv_heads,
+                   const std::array<std::vector<std::string>, 3>& blocks, int64_t heads, int64_t kv_heads,
                    const std::string& lattice, const Groups& groups, std::vector<std::string> whole) {
   plan::PlanOptions options;
   const auto* context = comm::RankContext::current();
@@ -37,7 +37,7 @@ Plan generate_plan(const py::object& model, std::optional<int64_t> devices, cons
     options.groups.push_back({pattern, plan::parse_sharding(group_sharding), precision_of(group_dtypes)});
   }
   options.whole = std::move(whole);
-  options.recompute = recompute;
+  options.recompute = blocks[0], options.recompute_keep = blocks[1], options.offload = blocks[2];
   options.heads = heads;
   options.kv_heads = kv_heads;
   if (!lattice.empty()) {
@@ -130,6 +130,8 @@ void bind_models(py::module_& module) {
       .def_readonly("mesh", &Plan::mesh, "The mesh that it is for.")
       .def_readonly("batch_axes", &Plan::batch_axes, "The axes that cut the batch, slowest first.")
       .def_readonly("recompute", &Plan::recompute, "Patterns over names of modules that run again in backward.")
+      .def_readonly("recompute_keep", &Plan::recompute_keep, "Operators in them whose results are kept.")
+      .def_readonly("offload", &Plan::offload, "Patterns over names of modules whose saved activations are offloaded.")
       .def_readonly("notes", &Plan::notes, "What could not be divided, and why.")
       .def("json", &Plan::json, "The plan as text, one line an entry.")
       .def_static("from_json", &Plan::from_json, "The plan that `json` wrote, or a person.")
@@ -158,6 +160,8 @@ void bind_models(py::module_& module) {
       .def_property_readonly("plan", &ForwardPasses::plan);
   module.def("recomputed_modules",
              [](const Plan& plan, const py::object& model) { return plan::recomputed_modules(plan, describe(model)); });
+  module.def("offloaded_modules",
+             [](const Plan& plan, const py::object& model) { return plan::offloaded_modules(plan, describe(model)); });
   module.def("place", &place);
   module.def("place_added", &place_added);
   module.def("forward_passes", &forward_passes);

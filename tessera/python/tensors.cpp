@@ -5,6 +5,7 @@
 #include "tessera/dtensor/front/chunks.h"
 #include "tessera/dtensor/front/dtensor.h"
 #include "tessera/dtensor/front/gather_to.h"
+#include "tessera/dtensor/front/offload.h"
 #include "tessera/dtensor/front/plain.h"
 #include "tessera/dtensor/ops/layout_ops.h"
 #include "tessera/dtensor/random/rng_state.h"
@@ -77,15 +78,24 @@ std::shared_ptr<const py::function> shared_function(const py::function& function
           }};
 }
 
-std::vector<at::Tensor> recompute(const py::function& body, const std::vector<at::Tensor>& inputs) {
-  const auto function = shared_function(body);
+std::function<std::vector<at::Tensor>(const std::vector<at::Tensor>&)> body_of(const py::function& function) {
+  return [shared = shared_function(function)](const std::vector<at::Tensor>& given) {
+    const py::gil_scoped_acquire locked;
+    return (*shared)(given).cast<std::vector<at::Tensor>>();
+  };
+}
+
+std::vector<at::Tensor> recompute(const py::function& function, const std::vector<at::Tensor>& inputs,
+                                  const std::vector<std::string>& keep) {
+  const auto body = body_of(function);
   const py::gil_scoped_release unlocked;
-  return dtensor::recompute(
-      [function](const std::vector<at::Tensor>& given) {
-        const py::gil_scoped_acquire locked;
-        return (*function)(given).cast<std::vector<at::Tensor>>();
-      },
-      inputs);
+  return dtensor::recompute(body, inputs, {.keep = keep});
+}
+
+std::vector<at::Tensor> offload(const py::function& function, const std::vector<at::Tensor>& inputs) {
+  const auto body = body_of(function);
+  const py::gil_scoped_release unlocked;
+  return dtensor::offload(body, inputs);
 }
 
 void set_numerics(const std::string& numerics, const std::string& lattice) {
@@ -143,6 +153,9 @@ void bind_tensors(py::module_& module) {
   module.def("deep_copy", &dtensor::deep_copy, Unlocked());
   module.def("to_region", &dtensor::to_region, Unlocked());
   module.def("recompute", &recompute);
+  module.def("offload", &offload);
+  module.def("set_offload_folder", &dtensor::set_offload_folder);
+  module.def("offloaded_bytes", &dtensor::offloaded_bytes);
   module.def("rng_state", &dtensor::rng_state, Unlocked());
   module.def("set_rng_state", &dtensor::set_rng_state, Unlocked());
   module.def("placements",

@@ -6,6 +6,8 @@ Usage: recompute_test.py [unittest's arguments]
 
 import copy
 import hashlib
+import os
+import tempfile
 import unittest
 import weakref
 
@@ -54,7 +56,7 @@ def batch():
     return torch.randint(1, 64, (SAMPLES, LENGTH), generator=torch.Generator().manual_seed(1))
 
 
-def train(make, mesh="1", accumulate=1, recompute=(), numerics="exact", change=lambda model: None, around=torch.enable_grad):
+def train(make, mesh="1", accumulate=1, recompute=(), numerics="exact", change=lambda model: None, around=torch.enable_grad, keep=(), offload=()):
     """Two steps: the bits of the losses and of the gradients, the first rank's. In `exact` masks are those of `counter`, which no micro-batch changes."""
     model = seeded(make)
     change(model)
@@ -64,7 +66,7 @@ def train(make, mesh="1", accumulate=1, recompute=(), numerics="exact", change=l
         tessera.manual_seed(3)
         tessera.numerics(numerics, LATTICE)
         mine = copy.deepcopy(model)
-        plan = tessera.generate_plan(mine, mesh=mesh, lattice=LATTICE, recompute=recompute)
+        plan = tessera.generate_plan(mine, mesh=mesh, lattice=LATTICE, recompute=recompute, recompute_keep=keep, offload=offload)
         mine = copy.deepcopy(tessera.parallelize(mine, plan, accumulate=accumulate))  # the copy's blocks run again, not the first's
         ids = batch()
         tessera.set_step_tokens(SAMPLES * (LENGTH if make is t5 else LENGTH - 1))
@@ -153,6 +155,109 @@ class Patterns(unittest.TestCase):
             return model.eval()(torch.ones(8, 4)).requires_grad
 
         self.assertTrue(tessera.run_ranks(body, 1))
+
+
+class Kept(unittest.TestCase):
+    """Results that recomputed blocks keep."""
+
+    NAMES = {gpt2: ["addmm", "matmul", "softmax"], llama: ["linear", "matmul"], t5: ["linear", "matmul"]}
+
+    def test_blocks_have_the_bits_of_a_model_that_keeps_everything(self):
+        for make in (gpt2, llama):
+            kept = train(make)
+            for mesh in ("1", "fsdp=2,tp=2"):
+                with self.subTest(model=make.__name__, mesh=mesh):
+                    self.assertEqual(train(make, mesh, recompute=[BLOCKS[make]], keep=self.NAMES[make]), kept)
+
+    def test_fast_has_the_same_bits_on_one_layout(self):
+        for make in (gpt2, llama, t5):
+            for mesh, accumulate in (("1", 1), ("fsdp=2", 2)):
+                with self.subTest(model=make.__name__, mesh=mesh):
+                    self.assertEqual(train(make, mesh, accumulate, [BLOCKS[make]], "fast", keep=self.NAMES[make]), train(make, mesh, accumulate, (), "fast"))
+
+    def test_autocast_is_that_of_the_first_run(self):
+        def around():
+            return torch.autocast("cpu", torch.bfloat16)
+
+        self.assertEqual(train(gpt2, recompute=[BLOCKS[gpt2]], numerics="fast", around=around, keep=["addmm"]), train(gpt2, numerics="fast", around=around))
+
+    def test_a_function_keeps_what_it_is_told(self):
+        def gradient(keep):
+            tessera.manual_seed(3)
+            x, w = (tessera.distribute_tensor(torch.randn(4, 4), tessera.Mesh("1"), "{}").requires_grad_() for _ in range(2))
+            body = lambda x, w: torch.tanh(x @ w) @ w
+            (body(x, w) if keep is None else tessera.recompute(body, x, w, keep=keep)).sum().backward()
+            return bits({"x": tessera.full_tensor(x.grad), "w": tessera.full_tensor(w.grad)})
+
+        whole = tessera.run_ranks(lambda: gradient(None), 1)
+        for keep in ("matmul", ["aten::tanh", "matmul"]):
+            self.assertEqual(tessera.run_ranks(lambda: gradient(keep), 1), whole)
+
+    def test_what_a_plan_cannot_keep_is_refused(self):
+        model = seeded(gpt2)
+        plan = tessera.generate_plan(model, mesh="1", recompute="transformer.h.*", recompute_keep="addmm")
+        self.assertEqual(tessera.Plan.from_json(plan.json()).recompute_keep, ["addmm"])
+        for more, says in (({"recompute": "transformer.h.*", "recompute_keep": "admm"}, 'keep "admm": no operator is called so; did you mean "addmm"'),
+                           ({"recompute": "transformer.h.*", "recompute_keep": "relu_"}, "gives no new tensors"),
+                           ({"recompute_keep": "addmm"}, "has no effect where nothing is recomputed")):
+            with self.assertRaisesRegex(ValueError, says):
+                tessera.generate_plan(model, mesh="1", **more)
+        written = tessera.Plan.from_json(plan.json().replace("addmm", "admm"))
+        with self.assertRaisesRegex(Exception, "no operator is called so"):
+            tessera.run_ranks(lambda: tessera.parallelize(copy.deepcopy(model), written), 1)
+
+    def test_results_that_are_written_to(self):
+        def gradient(write, keep):
+            x = tessera.distribute_tensor(torch.arange(4.0).reshape(2, 2), tessera.Mesh("1"), "{}").requires_grad_()
+            tessera.recompute(lambda x: write(x @ x).sin(), x, keep=keep).sum().backward()
+            return tessera.full_tensor(x.grad).tolist()
+
+        def twice(h):
+            h *= 2
+            return h
+
+        def by_part(h):
+            tessera.to_local(h.detach()).mul_(2)
+            return h
+
+        self.assertEqual(tessera.run_ranks(lambda: gradient(twice, "matmul"), 1), tessera.run_ranks(lambda: gradient(twice, ()), 1))
+        with self.assertRaisesRegex(Exception, "is kept for the second run, and was written to through a plain tensor"):
+            tessera.run_ranks(lambda: gradient(by_part, "matmul"), 1)
+
+
+class Offloaded(unittest.TestCase):
+    """What blocks save, in a file until backward."""
+
+    def test_blocks_have_the_bits_of_a_model_in_memory(self):
+        for make in (gpt2, llama):
+            for numerics, mesh in (("exact", "1"), ("exact", "fsdp=2,tp=2"), ("fast", "fsdp=2")):
+                with self.subTest(model=make.__name__, mesh=mesh, numerics=numerics):
+                    kept = train(make, mesh, numerics=numerics)
+                    self.assertEqual(train(make, mesh, numerics=numerics, offload=[BLOCKS[make]]), kept)
+                    self.assertEqual(train(make, mesh, numerics=numerics, recompute=[BLOCKS[make]], keep=["linear"] if make is llama else ["addmm"], offload=BLOCKS[make]), kept)
+
+    def test_what_is_saved_is_in_the_file_until_backward(self):
+        def body():
+            with tempfile.TemporaryDirectory() as folder:
+                tessera.set_offload_folder(folder)
+                model = nn.Sequential(*(nn.Sequential(nn.Linear(64, 64), nn.Tanh()) for _ in range(4)))
+                tessera.parallelize(model, tessera.generate_plan(model, mesh="1", offload="*"))
+                loss = model(torch.ones(64, 64)).sum()
+                held = tessera._C.offloaded_bytes(), os.listdir(folder)
+                loss.backward()
+                return held, tessera._C.offloaded_bytes()
+
+        # Of each block the result of tanh, which the next one reads: the last one's stays for what follows.
+        (held, names), left = tessera.run_ranks(body, 1)
+        self.assertEqual((names, left), ([], 0))
+        self.assertIn(held, (3 * 64 * 64 * 4, 4 * 64 * 64 * 4))
+
+    def test_what_does_not_go_is_named(self):
+        model = seeded(gpt2)
+        with self.assertRaisesRegex(ValueError, r'offload "h\.\*" matches no module'):
+            tessera.generate_plan(model, mesh="1", offload="h.*")
+        with self.assertRaisesRegex(Exception, 'cannot make a file in "/nowhere"'):
+            tessera.run_ranks(lambda: tessera.set_offload_folder("/nowhere"), 1)
 
 
 class Checkpoint(unittest.TestCase):

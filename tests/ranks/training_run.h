@@ -43,7 +43,7 @@ struct Setting {
   std::map<std::string, at::Tensor> initial = {};       // what parameters begin with; the others with what they draw
   std::optional<sums::Lattice> lattice = std::nullopt;  // of exact numerics; none: fast
   plan::Precision precision = {};
-  std::vector<std::string> recompute = {};
+  std::vector<std::string> recompute = {}, recompute_keep = {}, offload = {};
   std::string load_from = "", save_to = "";  // folders of runs: training goes on there, is kept there
   std::optional<catalogue::NameMap> file_names = std::nullopt;  // the form of parameters there
   // Clips gradients to a norm of 1 and returns the norm.
@@ -148,6 +148,8 @@ Curve train(const Setting& setting, const Config& config, const Case& c) {
                                                        .sharding = c.sharding,
                                                        .precision = setting.precision,
                                                        .recompute = setting.recompute,
+                                                       .recompute_keep = setting.recompute_keep,
+                                                       .offload = setting.offload,
                                                        .heads = config.heads,
                                                        .kv_heads = kv_heads_of(config),
                                                        .lattice = setting.lattice});

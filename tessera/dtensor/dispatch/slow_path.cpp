@@ -7,9 +7,11 @@
 
 #include "tessera/base/error.h"
 #include "tessera/dtensor/dispatch/absent.h"
+#include "tessera/dtensor/dispatch/kept_results.h"
 #include "tessera/dtensor/dispatch/outside_job.h"
 #include "tessera/dtensor/dispatch/plain_operands.h"
 #include "tessera/dtensor/dispatch/planner.h"
+#include "tessera/dtensor/dispatch/saved_results.h"
 #include "tessera/dtensor/exact/carry.h"
 #include "tessera/dtensor/exact/exact_plan.h"
 #include "tessera/dtensor/exact/pending.h"
@@ -140,6 +142,46 @@ void tell_observer(const Invocation& call) {
   observer->on_results(*call.state, call.info, call.results());
 }
 
+// What is kept of a call, or taken; null: no body that runs keeps results.
+class InBody {
+ public:
+  InBody(Invocation& call, bool runs_as_others) : call_(call) {
+    if (C10_UNLIKELY(call.state->bodies.keeping() != nullptr)) {
+      kept_.emplace(call, runs_as_others);
+    }
+  }
+  bool take() { return kept_ && kept_->take(); }
+  void end() {
+    if (kept_) {
+      kept_->keep();
+    }
+    note();
+  }
+  void note() {
+    if (SavedResults* saved = call_.state->bodies.saving()) {
+      saved->note(call_.results());
+    }
+  }
+
+ private:
+  Invocation& call_;
+  std::optional<KeptCall> kept_;
+};
+
+void run_special(Invocation& call) {
+  InBody body(call, /*runs_as_others=*/true);
+  if (body.take()) {
+    return body.note();
+  }
+  std::optional<Everywhere> everywhere;
+  if (call.flags & kElsewhere) {
+    everywhere.emplace(*call.state, call.info, call.arguments());
+  }
+  call.info.special(*call.state, call.info, call.stack);
+  body.end();
+  tell_observer(call);
+}
+
 }  // namespace
 
 void dispatch_slowly(Invocation& call) {
@@ -157,6 +199,9 @@ void dispatch_slowly(Invocation& call) {
     verify_in_job(*call.state, call.info, call.arguments(), *call.scan.parameter);
   }
   call.place();
+  if ((call.flags & kInBody) && call.info.writes) {
+    KeptResults::begin_write(call);
+  }
   if (call.flags & kGathered) {
     call.scan.key.push_back(call.reads_gathered());
   }
@@ -170,12 +215,7 @@ void dispatch_slowly(Invocation& call) {
     settle_operands(call);
   }
   if (call.info.special) {
-    std::optional<Everywhere> everywhere;
-    if (call.flags & kElsewhere) {
-      everywhere.emplace(*call.state, call.info, call.arguments());
-    }
-    call.info.special(*call.state, call.info, call.stack);
-    return tell_observer(call);
+    return run_special(call);
   }
   run_slowly(call, plan_of(call));
 }
@@ -185,8 +225,13 @@ void run_slowly(Invocation& call, CallPlan& plan) {
   if (!plan.is_kept) {
     trial.emplace(call.state->engine.plans, plan);
   }
+  InBody body(call, /*runs_as_others=*/plan.decompose != nullptr);
   if (plan.decompose) {
-    return plan.decompose(call.info.op, call.stack);
+    if (body.take()) {
+      return body.note();
+    }
+    plan.decompose(call.info.op, call.stack);
+    return body.end();
   }
   std::optional<kernels::AllThreads> threads;
   if (plan.is_long && (call.flags & kExact)) {
@@ -206,11 +251,18 @@ void run_slowly(Invocation& call, CallPlan& plan) {
   if (call.flags & kExact) {
     call.use = use_of(call);
   }
-  plan.execute(call, plan);
+  const bool is_taken = body.take();
+  if (!is_taken) {
+    plan.execute(call, plan);
+  }
   if (is_unfinished_call) {
     end_unfinished(call);
   }
   call.state->engine.forward_plans.record(at::sequence_number::peek() - 1, plan, call.use);
+  if (is_taken) {
+    return body.note();
+  }
+  body.end();
   tell_observer(call);
 }
 

@@ -95,14 +95,25 @@ void set_step_tokens(int64_t tokens);
 // Compares plain tensors that meet DTensors across ranks (slow; for finding programs that are not one program).
 void set_check_plain(bool on);
 
+// What a recomputed body keeps besides its inputs.
+struct RecomputeOptions {
+  // Operators whose results the second run takes instead of computing them again, by their names: `aten::mm`, `mm`, or
+  // what programs call them (rules/families/operators_named.h).
+  std::vector<std::string> keep = {};
+};
+
+// Throws PlanError, with the nearest name, if one of these means no operator whose results can be kept.
+void verify_operators_to_keep(const std::vector<std::string>& names);
+
 // Runs `body` now, keeping nothing for backward but the inputs, and again when its gradient is needed: the same random
 // numbers, the same results, and in either numerics the bits that gradients have without it, of inputs and of the
 // parameters that the body reads. Other tensors that want a gradient must be among the inputs: throws if it reads one.
 // Results that need no gradient are as the body gives them, inputs that it hands on are the caller's. Whatever else the
-// body changes, it changes twice.
+// body changes, it changes twice. What `keep` names is kept and computed once; throws PlanError if no operator is
+// called so, and if what is kept is written to where the body's operators do not show it.
 std::vector<at::Tensor> recompute(const std::function<std::vector<at::Tensor>(const std::vector<at::Tensor>&)>& body,
-                                  const std::vector<at::Tensor>& inputs);
+                                  const std::vector<at::Tensor>& inputs, const RecomputeOptions& options = {});
 at::Tensor recompute(const std::function<at::Tensor(const std::vector<at::Tensor>&)>& body,
-                     const std::vector<at::Tensor>& inputs);
+                     const std::vector<at::Tensor>& inputs, const RecomputeOptions& options = {});
 
 }  // namespace tessera::dtensor

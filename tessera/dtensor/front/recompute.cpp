@@ -13,10 +13,12 @@
 #include <torch/csrc/autograd/variable.h>
 
 #include "tessera/base/error.h"
+#include "tessera/dtensor/dispatch/kept_results.h"
 #include "tessera/dtensor/exact/pending.h"
 #include "tessera/dtensor/front/dtensor.h"
 #include "tessera/dtensor/record/node.h"
 #include "tessera/dtensor/state/state.h"
+#include "tessera/rules/families/operators_named.h"
 
 namespace tessera::dtensor {
 
@@ -169,6 +171,7 @@ struct Recompute final : Node {
   Body body;
   std::optional<Entry> entry;
   std::vector<torch::autograd::SavedVariable> inputs;
+  std::unique_ptr<KeptResults> kept;  // null: all runs again
   Tensors leaves;
   std::vector<size_t> outputs;  // which of the body's results this is the node of
   std::vector<size_t> uses;     // by edge: of which input, or after these of which leaf
@@ -209,7 +212,7 @@ struct Recompute final : Node {
   Tensors run_again(RankState& state, const Tensors& fresh) const {
     const Again again(state, *entry);
     const at::AutoGradMode with_grad(true);
-    const Tensors all = run_body(body, fresh);
+    const Tensors all = run_again_with_kept(state, fresh);
     at::autocast::clear_cache();
     Tensors results;
     for (const size_t i : outputs) {
@@ -219,6 +222,16 @@ struct Recompute final : Node {
       results.push_back(all[i]);
     }
     return results;
+  }
+
+  Tensors run_again_with_kept(RankState& state, const Tensors& fresh) const {
+    if (!kept) {
+      return run_body(body, fresh);
+    }
+    const KeptResults::Run run(state, *kept, !torch::autograd::get_current_graph_task_keep_graph());
+    Tensors all = run_body(body, fresh);
+    kept->end_again(state);
+    return all;
   }
 
   size_t source_of(const at::Tensor& leaf, const Tensors& fresh) const {
@@ -240,20 +253,42 @@ struct Recompute final : Node {
     for (auto& input : inputs) {
       input.reset_data();
     }
+    kept.reset();
   }
   std::string name() const override { return "RecomputeBackward"; }
 };
 
+// The first run. What it is to keep is told to `kept`, which stays null where that is nothing.
+Tensors run_first(const Body& body, const Tensors& fresh, const RecomputeOptions& options,
+                  std::unique_ptr<KeptResults>& kept) {
+  if (options.keep.empty()) {
+    return run_body(body, fresh);
+  }
+  RankState& state = RankState::require();
+  kept = std::make_unique<KeptResults>(OperatorSet::of(options.keep));
+  const KeptResults::Run run(state, *kept);
+  Tensors results = run_body(body, fresh);
+  kept->end_first(state);
+  return results;
+}
+
 }  // namespace
 
-Tensors recompute(const Body& body, const Tensors& inputs) {
+void verify_operators_to_keep(const std::vector<std::string>& names) {
+  for (const std::string& name : names) {
+    rules::operators_named(name);
+  }
+}
+
+Tensors recompute(const Body& body, const Tensors& inputs, const RecomputeOptions& options) {
   if (!at::GradMode::is_enabled()) {
     return body(inputs);
   }
   Entry entry(RankState::require());
   const Tensors fresh = cut_off(inputs);
   const uint64_t first = at::sequence_number::peek();
-  Tensors results = run_body(body, fresh);
+  std::unique_ptr<KeptResults> kept;
+  Tensors results = run_first(body, fresh, options, kept);
   std::vector<size_t> wanting;
   Tensors differentiated;
   for (size_t i = 0; i < results.size(); ++i) {
@@ -271,6 +306,7 @@ Tensors recompute(const Body& body, const Tensors& inputs) {
   auto node = make_node<Recompute>();
   node->body = body;
   node->entry.emplace(std::move(entry));
+  node->kept = std::move(kept);
   for (const at::Tensor& input : inputs) {
     node->inputs.emplace_back(input, /*is_output=*/false);
   }
@@ -292,8 +328,9 @@ Tensors recompute(const Body& body, const Tensors& inputs) {
   return results;
 }
 
-at::Tensor recompute(const std::function<at::Tensor(const Tensors&)>& body, const Tensors& inputs) {
-  return recompute([body](const Tensors& in) { return Tensors{body(in)}; }, inputs)[0];
+at::Tensor recompute(const std::function<at::Tensor(const Tensors&)>& body, const Tensors& inputs,
+                     const RecomputeOptions& options) {
+  return recompute([body](const Tensors& in) { return Tensors{body(in)}; }, inputs, options)[0];
 }
 
 }  // namespace tessera::dtensor

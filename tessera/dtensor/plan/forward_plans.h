@@ -62,6 +62,12 @@ class ForwardPlans {
     return &slot;
   }
 
+  // Null likewise. For who does not take the gradient.
+  const Slot* peek(uint64_t node) const {
+    const Slot& slot = slots_[node & mask_];
+    return slot.sequence == static_cast<int64_t>(node) && slot.plan ? &slot : nullptr;
+  }
+
   bool holds(uint64_t node) const { return slots_[node & mask_].sequence == static_cast<int64_t>(node); }
 
   // Whether the node, which `find` does not know, may have been recorded and given its place to newer ones, or was

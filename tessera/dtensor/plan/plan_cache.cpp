@@ -8,8 +8,10 @@ namespace {
 
 constexpr size_t kRemembered = size_t{1} << 14;
 
+}  // namespace
+
 // Copies of the layouts of its calls count nothing from now on.
-void keep(CallPlan& plan) {
+void PlanCache::keep(CallPlan& plan) {
   plan.is_kept = true;
   for (const layout::Spec& operand : plan.operands) {
     operand.keep();
@@ -22,8 +24,6 @@ void keep(CallPlan& plan) {
     output.final_spec.keep();
   }
 }
-
-}  // namespace
 
 CallPlan* PlanCache::find(const Key& key, uint64_t hash) const {
   if (slots_.empty()) {

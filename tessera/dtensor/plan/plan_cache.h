@@ -29,6 +29,9 @@ class PlanCache {
   // `kind` is equal when a dropped plan is made again, for keys hold what was made anew with it.
   CallPlan* insert(const Key& key, uint64_t hash, uint64_t kind, std::unique_ptr<CallPlan> plan);
 
+  // A plan whose call is known to come back.
+  static void keep(CallPlan& plan);
+
   // Holds a plan on trial while a call of it runs.
   class Call {
    public:

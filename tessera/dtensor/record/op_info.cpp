@@ -62,6 +62,8 @@ const OpInfo& add_op(const c10::OperatorHandle& op, decltype(OpInfo::special) sp
   return *ops().emplace(name, std::move(info)).first->second;
 }
 
+size_t count_ops() { return ops().size(); }
+
 const OpInfo* find_op(const std::string& name) {
   const auto found = ops().find(name);
   return found == ops().end() ? nullptr : found->second.get();

@@ -47,5 +47,7 @@ bool may_hold_tensors(const c10::Argument& argument);
 const OpInfo& add_op(const c10::OperatorHandle& op, decltype(OpInfo::special) special);
 // Null for others.
 const OpInfo* find_op(const std::string& name);
+// How many there are: their ids are smaller.
+size_t count_ops();
 
 }  // namespace tessera::dtensor

@@ -7,19 +7,20 @@ namespace tessera::dtensor {
 
 // Bits that the scan of a call's operands and its rank set. A call with none of kSlow takes the short way.
 enum CallFlag : uint32_t {
-  kPlain = 1 << 0,         // an operand is no DTensor
-  kPlainReading = 1 << 1,  // ... beside a parameter
-  kDeferred = 1 << 2,      // an operand has no layout yet: a constructor is recorded
-  kDerived = 1 << 3,       // an operand is a view that may have to be made again
-  kPending = 1 << 4,       // an operand is a gradient that waits
-  kUnfinished = 1 << 5,    // an operand lacks samples of the step
-  kElsewhere = 1 << 6,     // an operand is On one coordinate of an axis
-  kGathered = 1 << 7,      // an operand is a parameter that operators of a model gather
-  kNoRank = 1 << 8,        // the thread is no rank's
-  kObserved = 1 << 9,      // the rank has an OpObserver
-  kChecksPlain = 1 << 10,  // ... compares plain operands across ranks
-  kExact = 1 << 11,        // ... has numerics exact
-  kAsksForMoves = 1 << 12  // ... is not in Mode::kImplicit
+  kPlain = 1 << 0,          // an operand is no DTensor
+  kPlainReading = 1 << 1,   // ... beside a parameter
+  kDeferred = 1 << 2,       // an operand has no layout yet: a constructor is recorded
+  kDerived = 1 << 3,        // an operand is a view that may have to be made again
+  kPending = 1 << 4,        // an operand is a gradient that waits
+  kUnfinished = 1 << 5,     // an operand lacks samples of the step
+  kElsewhere = 1 << 6,      // an operand is On one coordinate of an axis
+  kGathered = 1 << 7,       // an operand is a parameter that operators of a model gather
+  kNoRank = 1 << 8,         // the thread is no rank's
+  kObserved = 1 << 9,       // the rank has an OpObserver
+  kChecksPlain = 1 << 10,   // ... compares plain operands across ranks
+  kExact = 1 << 11,         // ... has numerics exact
+  kAsksForMoves = 1 << 12,  // ... is not in Mode::kImplicit
+  kInBody = 1 << 13         // ... runs a body whose results are kept for its second run, or go elsewhere
 };
 constexpr uint32_t kSlow = ~uint32_t{kPlain};
 

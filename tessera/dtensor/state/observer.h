@@ -10,8 +10,9 @@
 namespace tessera::dtensor {
 
 // Is told of every operator on DTensors that has run on one rank, on that rank's thread, those inside a decomposition
-// one by one. Not told: operators that were only noted on a value that waits (see pending.h) and those that run when it
-// is merged, which are not at the same place on every layout. Watch::observer names it.
+// one by one. Not told: operators that were only noted on a value that waits (see pending.h), those that run when it is
+// merged, which are not at the same place on every layout, and those whose results an earlier run of a body kept.
+// Watch::observer names it.
 class OpObserver {
  public:
   virtual ~OpObserver() = default;
@@ -20,7 +21,7 @@ class OpObserver {
   // May run operators and collectives if it does so on every rank; it is not told of those. A handle that waits is
   // among the results as such.
   virtual void on_results(RankState& state, const OpInfo& info, c10::ArrayRef<c10::IValue> results) = 0;
-  // The call is over. Without on_results it threw, was noted only, or was made of other operators.
+  // The call is over. Without on_results it threw, was noted or taken only, or was made of other operators.
   virtual void on_end(RankState& state, const OpInfo& info) noexcept {}
 };
 

@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "tessera/comm/core/context.h"
+#include "tessera/dtensor/state/bodies.h"
 #include "tessera/dtensor/state/call_flags.h"
 #include "tessera/dtensor/state/engine.h"
 #include "tessera/dtensor/state/exact.h"
@@ -39,8 +40,9 @@ struct RankState {
   Exact exact{flags_};
   Random random;
   Watch watch{flags_};
+  Bodies bodies{flags_};
 
-  // CallFlags of `exact` and `watch`.
+  // CallFlags of `exact`, `watch` and `bodies`.
   uint32_t flags() const { return flags_.bits(); }
 
   // The stream of the next draw.

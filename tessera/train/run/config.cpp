@@ -93,7 +93,10 @@ std::vector<Field> fields(Config& config) {
       {"precision.compute", &precision.compute, {}},
       {"precision.reduce", &precision.reduce, {}},
       {"recompute.modules", &recompute.modules, {}},
+      {"recompute.keep", &recompute.keep, {}},
       {"offload.state", &offload.state, {}},
+      {"offload.activations", &offload.activations, {}},
+      {"offload.folder", &offload.folder, {}},
       {"parallel.ranks", &parallel.ranks, at_least(0)},
       {"parallel.mesh", &parallel.mesh, {}},
       {"parallel.sequence_parallel", &parallel.sequence_parallel, {}},
@@ -343,9 +346,20 @@ void Config::verify() const {
   TESSERA_CHECK_AS(ConfigError, data.token_dtype == "uint16" || data.file.ends_with(".bin"),
                    "[config] data.token_dtype has no effect on \"", data.file,
                    "\"; accepted: leave it out, or a .bin file of tokens");
-  TESSERA_CHECK_AS(ConfigError, recompute.modules.empty() || parallel.plan.empty(),
-                   "[config] recompute.modules has no effect beside parallel.plan; accepted: leave it out, and say "
-                   "\"recompute\" in the plan file");
+  for (const auto& [field, value, key] : {std::tuple("recompute.modules", recompute.modules, "recompute"),
+                                          std::tuple("recompute.keep", recompute.keep, "recompute_keep"),
+                                          std::tuple("offload.activations", offload.activations, "offload")}) {
+    TESSERA_CHECK_AS(ConfigError, value.empty() || parallel.plan.empty(), "[config] ", field,
+                     " has no effect beside parallel.plan; accepted: leave it out, and say \"", key,
+                     "\" in the plan file");
+  }
+  TESSERA_CHECK_AS(
+      ConfigError, recompute.keep.empty() || !recompute.modules.empty(),
+      "[config] recompute.keep has no effect without recompute.modules; accepted: leave it out, or patterns "
+      "of modules such as model.layers.*");
+  TESSERA_CHECK_AS(ConfigError, offload.folder.empty() || !offload.activations.empty() || !parallel.plan.empty(),
+                   "[config] offload.folder has no effect without offload.activations; accepted: leave it out, or "
+                   "patterns of modules such as model.layers.*");
   TESSERA_CHECK_AS(
       ConfigError,
       parallel.plan.empty() || (precision.storage.empty() && precision.compute.empty() && precision.reduce.empty()),

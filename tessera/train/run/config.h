@@ -74,11 +74,14 @@ struct PrecisionConfig {
 // [recompute]: what keeps only its inputs for backward, and runs again there.
 struct RecomputeConfig {
   std::string modules;  // patterns over names of modules, with commas between them: model.layers.*; empty: nothing
+  std::string keep;     // operators whose results are kept and not computed again: scaled_dot_product_attention, linear
 };
 
-// [offload]: what lies elsewhere than in memory between steps.
+// [offload]: what lies elsewhere than in memory: of the optimizer between steps, of activations until backward.
 struct OffloadConfig {
   std::string state;  // the folder where each rank keeps the optimizer's state, in a file without a name; empty: memory
+  std::string activations;  // what modules save for backward: patterns over their names, with commas; empty: nothing
+  std::string folder;       // where each rank keeps activations, likewise; empty: that for temporary files
 };
 
 // [parallel]: the ranks and the layout.

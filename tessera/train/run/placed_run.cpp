@@ -6,6 +6,7 @@
 #include "tessera/base/error.h"
 #include "tessera/base/values.h"
 #include "tessera/dtensor/front/dtensor.h"
+#include "tessera/dtensor/front/offload.h"
 #include "tessera/optim/clip.h"
 #include "tessera/parallel/deferred.h"
 #include "tessera/train/run/setup.h"
@@ -50,6 +51,9 @@ PlacedRun::PlacedRun(const Config& config)
                                            .eps(config.train.eps)
                                            .weight_decay(config.train.weight_decay)),
       plan_(make_plan(config, *model_)) {
+  if (!config.offload.folder.empty()) {
+    dtensor::set_offload_folder(config.offload.folder);
+  }
   parallel::place(*model_, plan_, &optimizer_);
   auto& model = *model_;
   job_.emplace(

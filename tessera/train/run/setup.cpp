@@ -64,14 +64,15 @@ plan::Plan read_plan(const Config& config) {
   return plan;
 }
 
-std::vector<std::string> patterns_of(const RecomputeConfig& recompute) {
-  std::vector<std::string> patterns;
-  for (const std::string& pattern : base::split(recompute.modules, ',')) {
-    if (const auto trimmed = base::trim(pattern); !trimmed.empty()) {
-      patterns.emplace_back(trimmed);
+// The words between commas.
+std::vector<std::string> words_of(const std::string& text) {
+  std::vector<std::string> words;
+  for (const std::string& word : base::split(text, ',')) {
+    if (const auto trimmed = base::trim(word); !trimmed.empty()) {
+      words.emplace_back(trimmed);
     }
   }
-  return patterns;
+  return words;
 }
 
 }  // namespace
@@ -126,7 +127,9 @@ plan::Plan make_plan(const Config& config, const torch::nn::Module& model) {
       .sequence_parallel = config.parallel.sequence_parallel,
       .sharding = plan::parse_sharding(config.parallel.sharding),
       .precision = plan::parse_precision(config.precision.storage, config.precision.compute, config.precision.reduce),
-      .recompute = patterns_of(config.recompute),
+      .recompute = words_of(config.recompute.modules),
+      .recompute_keep = words_of(config.recompute.keep),
+      .offload = words_of(config.offload.activations),
       .heads = config.model.heads,
       .kv_heads = kv_heads_of(config.model),
       .keep_gathered = config.parallel.keep_gathered,

@@ -70,8 +70,10 @@ Plan random_plan(std::mt19937_64& random) {
   for (size_t i = random() % 3; i > 0; --i) {
     plan.notes.push_back(random_text(random));
   }
-  for (size_t i = random() % 3; i > 0; --i) {
-    plan.recompute.push_back(random_text(random));
+  for (auto* names : {&plan.recompute, &plan.recompute_keep, &plan.offload}) {
+    for (size_t i = random() % 3; i > 0; --i) {
+      names->push_back(random_text(random));
+    }
   }
   plan.keep_gathered_bytes = static_cast<int64_t>(random() >> 2);
   return plan;
@@ -138,6 +140,12 @@ TEST(Plan, JsonSaysWhatIsRecomputed) {
   EXPECT_NE(plan.json().find("\n  \"recompute\": [\"layers.*\",\"head\"],\n"), std::string::npos) << plan.json();
   EXPECT_TRUE(plan.recomputes("layers.3"));
   EXPECT_FALSE(plan.recomputes("layers.3.mlp"));
+  plan.recompute_keep = {"mm"}, plan.offload = {"layers.*"};
+  EXPECT_NE(plan.json().find("],\n  \"recompute_keep\": [\"mm\"],\n  \"offload\": [\"layers.*\"],\n"),
+            std::string::npos)
+      << plan.json();
+  EXPECT_TRUE(plan.offloads("layers.3"));
+  EXPECT_FALSE(plan.offloads("head"));
   EXPECT_NE(plan_error([] {
               Plan::from_json(
                   "{\"version\": 3, \"mesh\": \"1\", \"batch_axes\": [], \"parameters\": "
