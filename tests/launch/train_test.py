@@ -120,7 +120,7 @@ class Train(ProgramTest):
 
     def test_an_error_is_everyones(self):
         done = self.run_command(PROGRAM, "launch", "-n", 2, "--", "train", self.config, "--set", "train.lr=1e30", code=1)
-        self.assertRegex(done.stderr, "rank [01]: .* of step 2 is -?nan; try a smaller train.lr")
+        self.assertRegex(done.stderr, "rank [01]: .* of step 2 is -?nan; try a smaller optimizer.lr")
         self.run_command(PROGRAM, "launch", "-n", 2, "--", "trian", code=2)
         done = self.run_command(PROGRAM, "train", self.config, code=1, WORLD_SIZE="2")
         self.assertIn("WORLD_SIZE is set (by torchrun or tessera launch?) but RANK is not", done.stderr)

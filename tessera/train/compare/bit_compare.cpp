@@ -2,11 +2,10 @@
 
 #include <bit>
 
-#include <torch/optim/adamw.h>
-
 #include "tessera/base/error.h"
 #include "tessera/comm/threads/run_ranks.h"
 #include "tessera/dtensor/state/state.h"
+#include "tessera/parallel/optimizer_fields.h"
 #include "tessera/watch/step_value.h"
 #include "tessera/train/run/loop.h"
 
@@ -38,11 +37,15 @@ class BitRecorder : public Observer {
       bits.tensors.emplace_back(parameter.key(), watch::hash_value(parameter.value().detach()));
     }
     const auto& states = training.optimizer.state();
+    const auto* kind = parallel::find_kind(training.optimizer);
     for (const auto& parameter : parameters) {
       if (const auto found = states.find(parameter.value().unsafeGetTensorImpl()); found != states.end()) {
-        const auto& state = static_cast<const torch::optim::AdamWParamState&>(*found->second);
-        bits.tensors.emplace_back("exp_avg of " + parameter.key(), watch::hash_value(state.exp_avg()));
-        bits.tensors.emplace_back("exp_avg_sq of " + parameter.key(), watch::hash_value(state.exp_avg_sq()));
+        parallel::TensorVisitor visit([&](const char* name, at::Tensor& value) {
+          if (value.defined()) {
+            bits.tensors.emplace_back(name + (" of " + parameter.key()), watch::hash_value(value));
+          }
+        });
+        kind->visit_state(*found->second, visit);
       }
     }
     const auto& rank = dtensor::RankState::require();

@@ -121,7 +121,7 @@ SideResult result_of(const Side& side, const Run& a, const Run& b, double tolera
       result.first_step = result.first_what.empty() ? 0 : static_cast<int64_t>(i) + 1;
     }
   }
-  const auto limit = side.config.train.lr * static_cast<double>(a.steps.size());
+  const auto limit = side.config.optimizer.lr * static_cast<double>(a.steps.size());
   for (const auto& [name, value] : a.parameters.back()) {
     const auto of_a = parts_of(side.config, name, value),
                of_b = parts_of(side.config, name, b.parameters.back().at(name));

@@ -2,6 +2,7 @@
 
 #include <filesystem>
 #include <limits>
+#include <map>
 #include <variant>
 
 #include <toml++/toml.h>
@@ -50,7 +51,7 @@ struct Field {
 
 // The one list of keys.
 std::vector<Field> fields(Config& config) {
-  auto& [model, data, train, precision, recompute, offload, parallel] = config;
+  auto& [model, data, train, optimizer, precision, recompute, offload, parallel] = config;
   return {
       {"model.kind", &model.kind, one_of({"llama", "gpt"})},
       {"model.vocab_size", &model.vocab_size, at_least(0)},
@@ -74,12 +75,8 @@ std::vector<Field> fields(Config& config) {
       {"train.steps", &train.steps, at_least(1)},
       {"train.batch", &train.batch, at_least(1)},
       {"train.accumulate", &train.accumulate, at_least(1)},
-      {"train.lr", &train.lr, above(0)},
       {"train.warmup", &train.warmup, at_least(0)},
       {"train.min_lr", &train.min_lr, at_least(0)},
-      {"train.weight_decay", &train.weight_decay, at_least(0)},
-      {"train.betas", &train.betas, within(0, 0.999999)},
-      {"train.eps", &train.eps, above(0)},
       {"train.clip", &train.clip, at_least(0)},
       {"train.seed", &train.seed, at_least(0)},
       {"train.dtype", &train.dtype, one_of({"float32", "float64", "bfloat16"})},
@@ -89,6 +86,12 @@ std::vector<Field> fields(Config& config) {
       {"train.eval_batches", &train.eval_batches, at_least(1)},
       {"train.log_every", &train.log_every, at_least(1)},
       {"train.proof", &train.proof, {}},
+      {"optimizer.name", &optimizer.name, one_of({"adamw", "sgd", "lion", "adamw8bit"})},
+      {"optimizer.lr", &optimizer.lr, above(0)},
+      {"optimizer.betas", &optimizer.betas, within(0, 0.999999)},
+      {"optimizer.eps", &optimizer.eps, above(0)},
+      {"optimizer.weight_decay", &optimizer.weight_decay, at_least(0)},
+      {"optimizer.momentum", &optimizer.momentum, within(0, 0.999999)},
       {"precision.storage", &precision.storage, {}},
       {"precision.compute", &precision.compute, {}},
       {"precision.reduce", &precision.reduce, {}},
@@ -104,6 +107,28 @@ std::vector<Field> fields(Config& config) {
       {"parallel.keep_gathered", &parallel.keep_gathered, {}},
       {"parallel.plan", &parallel.plan, {}},
   };
+}
+
+const std::vector<std::string> kMoved = {"train.lr", "train.betas", "train.eps", "train.weight_decay"};
+
+// Where a field stands that was called so; other names stay.
+std::string name_today(const std::string& name) {
+  const bool has_moved = std::find(kMoved.begin(), kMoved.end(), name) != kMoved.end();
+  return has_moved ? "optimizer" + name.substr(name.find('.')) : name;
+}
+
+// `; did you mean "x"?`
+std::string did_you_mean(const std::string& name) {
+  auto names = field_names();
+  const auto leaf = name.substr(name.find('.') + 1);
+  const auto elsewhere = std::find_if(
+      names.begin(), names.end(), [&](const std::string& other) { return other.substr(other.find('.') + 1) == leaf; });
+  if (elsewhere != names.end()) {
+    return "; did you mean \"" + *elsewhere + "\"?";
+  }
+  names.insert(names.end(), kMoved.begin(), kMoved.end());
+  const auto near = base::nearest(name, names);
+  return near ? "; did you mean \"" + name_today(*near) + "\"?" : "";
 }
 
 std::string what_is_accepted(const Field& field) {
@@ -167,16 +192,12 @@ void assign(const Field& field, const toml::node& node, const std::string& where
 }
 
 const Field& find_field(const std::vector<Field>& all, const std::string& name, const std::string& where) {
-  const auto found = std::find_if(all.begin(), all.end(), [&](const Field& field) { return field.name == name; });
+  const auto today = name_today(name);
+  const auto found = std::find_if(all.begin(), all.end(), [&](const Field& field) { return field.name == today; });
   if (found != all.end()) {
     return *found;
   }
-  const auto names = field_names();
-  const auto leaf = name.substr(name.find('.') + 1);
-  const auto elsewhere = std::find_if(
-      names.begin(), names.end(), [&](const std::string& other) { return other.substr(other.find('.') + 1) == leaf; });
-  TESSERA_THROW(ConfigError, "[config] ", where, ": unknown key \"", name, "\"",
-                elsewhere != names.end() ? "; did you mean \"" + *elsewhere + "\"?" : base::did_you_mean(name, names));
+  TESSERA_THROW(ConfigError, "[config] ", where, ": unknown key \"", name, "\"", did_you_mean(name));
 }
 
 toml::table parse_toml(std::string_view text, const std::string& source) {
@@ -196,10 +217,11 @@ std::string line_of(const toml::node& node, const std::string& source) {
 }  // namespace
 
 Config parse_config(std::string_view text, const std::string& source) {
-  static const std::vector<std::string> kSections = {"model",     "data",    "train",   "precision",
-                                                     "recompute", "offload", "parallel"};
+  static const std::vector<std::string> kSections = {"model",     "data",      "train",   "optimizer",
+                                                     "precision", "recompute", "offload", "parallel"};
   Config config;
   const auto all = fields(config);
+  std::map<const Field*, std::string> given;
   for (const auto& [section, node] : parse_toml(text, source)) {
     const std::string name(section.str());
     TESSERA_CHECK_AS(ConfigError,
@@ -208,7 +230,12 @@ Config parse_config(std::string_view text, const std::string& source) {
                      base::did_you_mean(name, kSections), "; accepted: [", base::join(kSections, "], ["), "]");
     for (const auto& [key, value] : *node.as_table()) {
       const auto where = line_of(value, source);
-      assign(find_field(all, name + "." + std::string(key.str()), where), value, where);
+      const auto full = name + "." + std::string(key.str());
+      const Field& field = find_field(all, full, where);
+      const auto [known, is_new] = given.emplace(&field, full);
+      TESSERA_CHECK_AS(ConfigError, is_new, "[config] ", where, ": ", full, " is ", known->second,
+                       ", which is given as well; accepted: ", field.name, " alone");
+      assign(field, value, where);
     }
   }
   return config;
@@ -230,7 +257,7 @@ void set_field(Config& config, std::string_view assignment) {
   const auto equals = assignment.find('=');
   const auto where = c10::str("--set ", assignment);
   TESSERA_CHECK_AS(ConfigError, equals != std::string_view::npos, "[config] ", where,
-                   " has no value; accepted: section.key=value, as in train.lr=1e-3");
+                   " has no value; accepted: section.key=value, as in optimizer.lr=1e-3");
   const auto all = fields(config);
   const auto& field = find_field(all, std::string(base::trim(assignment.substr(0, equals))), where);
   const auto value = base::trim(assignment.substr(equals + 1));
@@ -321,6 +348,20 @@ void Config::verify_lattice() const {
   }
 }
 
+void Config::verify_optimizer() const {
+  const OptimizerConfig defaults;
+  const auto has_no_effect = [&](const char* field, bool is_default, const char* has_it) {
+    TESSERA_CHECK_AS(ConfigError, is_default, "[config] optimizer.", field, " has no effect on ", optimizer.name,
+                     "; accepted: leave it out, or optimizer.name = ", has_it);
+  };
+  const bool is_sgd = optimizer.name == "sgd", has_eps = !is_sgd && optimizer.name != "lion";
+  has_no_effect("momentum", is_sgd || optimizer.momentum == defaults.momentum, "\"sgd\"");
+  has_no_effect("betas", !is_sgd || optimizer.betas == defaults.betas, "\"adamw\" or \"lion\"");
+  has_no_effect("eps", has_eps || optimizer.eps == defaults.eps, "\"adamw\"");
+  TESSERA_CHECK_AS(ConfigError, train.min_lr <= optimizer.lr, "[config] train.min_lr ", train.min_lr,
+                   " is above optimizer.lr ", optimizer.lr, "; accepted: a floor of at most the peak");
+}
+
 void Config::verify() const {
   ranks();
   const ModelConfig defaults;
@@ -373,8 +414,7 @@ void Config::verify() const {
   TESSERA_CHECK_AS(ConfigError, train.batch >= train.accumulate, "[config] train.batch ", train.batch,
                    " is smaller than train.accumulate ", train.accumulate,
                    "; accepted: at least one sample for each micro-batch");
-  TESSERA_CHECK_AS(ConfigError, train.min_lr <= train.lr, "[config] train.min_lr ", train.min_lr, " is above train.lr ",
-                   train.lr, "; accepted: a floor of at most the peak");
+  verify_optimizer();
   if (is_exact()) {
     verify_lattice();
   }

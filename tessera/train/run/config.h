@@ -46,13 +46,9 @@ struct TrainConfig {
   int64_t steps = 100;
   int64_t batch = 16;      // samples of a step, over all ranks and micro-batches
   int64_t accumulate = 1;  // micro-batches of a step
-  double lr = 1e-3;
-  int64_t warmup = 0;  // steps
-  double min_lr = 0;   // where the cosine ends
-  double weight_decay = 0.1;
-  std::array<double, 2> betas = {0.9, 0.95};
-  double eps = 1e-8;  // AdamW's; gradients much smaller than this hardly move their parameter
-  double clip = 1;    // largest gradient norm; 0: no clipping
+  int64_t warmup = 0;      // steps until optimizer.lr is reached
+  double min_lr = 0;       // where the cosine ends
+  double clip = 1;         // largest gradient norm; 0: no clipping
   int64_t seed = 0;
   std::string dtype = "float32";
   std::string numerics =
@@ -62,6 +58,16 @@ struct TrainConfig {
   int64_t eval_batches = 8;  // of an evaluation on the way; the one at the end reads all that was held out
   int64_t log_every = 10;
   bool proof = false;  // at the end, run the first steps on one rank and compare
+};
+
+// [optimizer]: what changes the parameters. A field that the named one does not have must keep its default.
+struct OptimizerConfig {
+  std::string name = "adamw";  // adamw, sgd, lion or adamw8bit
+  double lr = 1e-3;            // at most
+  std::array<double, 2> betas = {0.9, 0.95};
+  double eps = 1e-8;  // adamw, adamw8bit: gradients much smaller than this hardly move their parameter
+  double weight_decay = 0.1;
+  double momentum = 0;  // sgd
 };
 
 // [precision]: dtypes of parameters, by name (float32, bfloat16, ...); empty: train.dtype, which the model has.
@@ -99,6 +105,7 @@ struct Config {
   ModelConfig model;
   DataConfig data;
   TrainConfig train;
+  OptimizerConfig optimizer;
   PrecisionConfig precision;
   RecomputeConfig recompute;
   OffloadConfig offload;
@@ -114,6 +121,8 @@ struct Config {
 
   // Throws ConfigError if two fields contradict, or one names no dtype.
   void verify() const;
+  // ... of [optimizer] alone.
+  void verify_optimizer() const;
 
  private:
   // ... if the mesh cuts what the lattice has fewer leaves of.
@@ -121,14 +130,15 @@ struct Config {
 };
 
 // Reads TOML. Throws ConfigError, which names the source, the line and what is accepted, for an unknown key, a wrong
-// type, a value out of range. Fields that are not given keep their defaults. Does not verify().
+// type, a value out of range, a field that is given twice. Fields that are not given keep their defaults. Those of
+// [optimizer] that stood in [train] are taken there as well. Does not verify().
 Config parse_config(std::string_view toml, const std::string& source);
 
 // parse_config of a file, with `data.file`, `data.tokenizer` and `parallel.plan` made relative to where the program
 // runs.
 Config read_config(const std::string& path);
 
-// `train.lr=1e-3`: changes one field. Texts need no quotes. Throws ConfigError as parse_config does.
+// `optimizer.lr=1e-3`: changes one field. Texts need no quotes. Throws ConfigError as parse_config does.
 void set_field(Config& config, std::string_view assignment);
 
 // The whole configuration as TOML, which parse_config reads back.

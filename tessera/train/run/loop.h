@@ -1,7 +1,7 @@
 // The training loop of one rank: the one-device loop, and the word `job`.
 #pragma once
 
-#include <torch/optim/adamw.h>
+#include <torch/optim/optimizer.h>
 
 #include "tessera/data/sampler.h"
 #include "tessera/models/language_model.h"
@@ -16,7 +16,7 @@ namespace tessera::train {
 struct Training {
   const models::LanguageModel& model;
   const plan::Plan& plan;
-  torch::optim::AdamW& optimizer;
+  torch::optim::Optimizer& optimizer;
 };
 
 // Watches the loop of one rank, on its thread. Every rank's observer is told the same things in the same order, so that
@@ -55,7 +55,7 @@ struct LoopOptions {
 // A sampler over the configuration's text.
 data::Sampler make_sampler(const Config& config);
 
-// Trains in the configuration's numerics: deferred model, AdamW, plan, placement, then `steps` of loss, backward,
+// Trains in the configuration's numerics: deferred model, optimizer, plan, placement, then `steps` of loss, backward,
 // clipping, update, with evaluations and checkpoints on the way; from a checkpoint if one is
 // given. Throws an error that names the step and what to try when the loss or the gradient norm is not finite, and
 // Stopped when the job is asked to stop. Collective over all ranks of the job, whose number must be the

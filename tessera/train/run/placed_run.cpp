@@ -14,13 +14,14 @@
 namespace tessera::train {
 namespace {
 
-void verify_finite(const char* what, double value, int64_t step, const TrainConfig& train) {
+void verify_finite(const char* what, double value, int64_t step, const Config& config) {
+  const TrainConfig& train = config.train;
   TESSERA_CHECK(std::isfinite(value) || !base::has_values(), "[train] the ", what, " of step ", step, " is ",
                 std::isnan(value) ? "nan"
                 : value > 0       ? "inf"
                                   : "-inf",
-                "; try a smaller train.lr (now ", train.lr, "), a longer train.warmup (now ", train.warmup,
-                "), a smaller train.clip (now ", train.clip, ", 0 is off), or train.dtype = \"float64\"");
+                "; try a smaller optimizer.lr (now ", config.optimizer.lr, "), a longer train.warmup (now ",
+                train.warmup, "), a smaller train.clip (now ", train.clip, ", 0 is off), or train.dtype = \"float64\"");
 }
 
 void set_rate(torch::optim::Optimizer& optimizer, double rate) {
@@ -46,20 +47,17 @@ double value_of(const at::Tensor& scalar) {
 PlacedRun::PlacedRun(const Config& config)
     : config_(config),
       model_(deferred_model(config)),
-      optimizer_(model_->parameters(), torch::optim::AdamWOptions(config.train.lr)
-                                           .betas({config.train.betas[0], config.train.betas[1]})
-                                           .eps(config.train.eps)
-                                           .weight_decay(config.train.weight_decay)),
+      optimizer_(make_optimizer(config, model_->parameters())),
       plan_(make_plan(config, *model_)) {
   if (!config.offload.folder.empty()) {
     dtensor::set_offload_folder(config.offload.folder);
   }
-  parallel::place(*model_, plan_, &optimizer_);
+  parallel::place(*model_, plan_, optimizer_.get());
   auto& model = *model_;
   job_.emplace(
       model_, plan_, [&model](const std::vector<at::Tensor>& batch) { return model.loss(batch[0], batch[1]); },
       parallel::JobOptions{.accumulate = config.train.accumulate,
-                           .optimizer = &optimizer_,
+                           .optimizer = optimizer_.get(),
                            .loss_scaler = config.precision.compute == "float16" ? &scaler_ : nullptr,
                            .file_names = in_files(config, {}).names});
 }
@@ -68,24 +66,24 @@ StepRecord PlacedRun::step(int64_t step, const parallel::Job::ReadRows& read, co
   const auto& train = config_.train;
   StepRecord record{
       .step = step + 1, .lr = make_schedule(config_)(step), .tokens = train.batch * config_.data.sequence};
-  set_rate(optimizer_, record.lr);
+  set_rate(*optimizer_, record.lr);
   const auto loss = job_->run_rows(train.batch, read);
   record.loss = value_of(loss);
-  verify_finite("loss", record.loss, record.step, train);
+  verify_finite("loss", record.loss, record.step, config_);
   loss.backward();
   between();
   const double limit = train.clip > 0 ? train.clip : std::numeric_limits<double>::infinity();
   record.grad_norm = value_of(optim::clip_grad_norm(model_->parameters(), limit));
   auto* scaler = job_->options().loss_scaler;
   if (!scaler || !scaler->has_overflowed()) {
-    verify_finite("gradient norm", record.grad_norm, record.step, train);
+    verify_finite("gradient norm", record.grad_norm, record.step, config_);
   }
   if (scaler) {
-    scaler->step(optimizer_);
+    scaler->step(*optimizer_);
   } else {
-    optimizer_.step();
+    optimizer_->step();
   }
-  optimizer_.zero_grad();
+  optimizer_->zero_grad();
   return record;
 }
 

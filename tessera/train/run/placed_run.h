@@ -4,7 +4,7 @@
 #include <memory>
 #include <optional>
 
-#include <torch/optim/adamw.h>
+#include <torch/optim/optimizer.h>
 
 #include "tessera/models/language_model.h"
 #include "tessera/parallel/job.h"
@@ -18,7 +18,7 @@ namespace tessera::train {
 // The value of a scalar, placed or plain. Collective over its mesh.
 double value_of(const at::Tensor& scalar);
 
-// Deferred model, AdamW, plan, placement and job in the configuration's numerics, which are set for the rank. One per
+// Deferred model, optimizer, plan, placement and job in the configuration's numerics, which are set for the rank. One per
 // rank. Making it and stepping are collective over all ranks of the job, whose number must be the configuration's.
 class PlacedRun {
  public:
@@ -33,13 +33,13 @@ class PlacedRun {
 
   models::LanguageModel& model() const { return *model_; }
   const plan::Plan& plan() const { return plan_; }
-  torch::optim::AdamW& optimizer() { return optimizer_; }
+  torch::optim::Optimizer& optimizer() { return *optimizer_; }
   parallel::Job& job() { return *job_; }
 
  private:
   const Config& config_;
   std::shared_ptr<models::LanguageModel> model_;
-  torch::optim::AdamW optimizer_;
+  std::unique_ptr<torch::optim::Optimizer> optimizer_;
   plan::Plan plan_;
   parallel::LossScaler scaler_;
   std::optional<parallel::Job> job_;

@@ -1,11 +1,16 @@
 #include "tessera/train/run/setup.h"
 
+#include <torch/optim/adamw.h>
+#include <torch/optim/sgd.h>
+
 #include "tessera/base/error.h"
 #include "tessera/base/read_file.h"
 #include "tessera/base/text.h"
 #include "tessera/models/gpt.h"
 #include "tessera/models/hugging_face.h"
 #include "tessera/models/llama.h"
+#include "tessera/optim/adamw_8bit.h"
+#include "tessera/optim/lion.h"
 #include "tessera/parallel/generate_plan.h"
 
 namespace tessera::train {
@@ -143,9 +148,28 @@ plan::Plan make_plan(const Config& config, const torch::nn::Module& model) {
   return parallel::generate_plan(model, options);
 }
 
+std::unique_ptr<torch::optim::Optimizer> make_optimizer(const Config& config, std::vector<at::Tensor> parameters) {
+  const auto& [name, lr, betas, eps, weight_decay, momentum] = config.optimizer;
+  const auto pair = std::make_tuple(betas[0], betas[1]);
+  if (name == "sgd") {
+    return std::make_unique<torch::optim::SGD>(
+        std::move(parameters), torch::optim::SGDOptions(lr).momentum(momentum).weight_decay(weight_decay));
+  }
+  if (name == "lion") {
+    return std::make_unique<optim::Lion>(std::move(parameters),
+                                         optim::LionOptions(lr).betas(pair).weight_decay(weight_decay));
+  }
+  if (name == "adamw8bit") {
+    return std::make_unique<optim::AdamW8bit>(
+        std::move(parameters), optim::AdamW8bitOptions(lr).betas(pair).eps(eps).weight_decay(weight_decay));
+  }
+  return std::make_unique<torch::optim::AdamW>(
+      std::move(parameters), torch::optim::AdamWOptions(lr).betas(pair).eps(eps).weight_decay(weight_decay));
+}
+
 optim::WarmupCosine make_schedule(const Config& config) {
   return {
-      .peak = config.train.lr,
+      .peak = config.optimizer.lr,
       .floor = config.train.min_lr,
       .warmup = config.train.warmup,
       .steps = config.train.steps,

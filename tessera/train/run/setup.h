@@ -3,6 +3,9 @@
 
 #include <memory>
 #include <string>
+#include <vector>
+
+#include <torch/optim/optimizer.h>
 
 #include "tessera/catalogue/name_map.h"
 #include "tessera/data/vocabulary.h"
@@ -36,6 +39,8 @@ InFiles in_files(const Config& config, const data::Vocabulary& vocabulary);
 // The plan in the file that the configuration names, or a generated one. Throws PlanError, or ConfigError if the file's
 // mesh is not the configuration's.
 plan::Plan make_plan(const Config& config, const torch::nn::Module& model);
+
+std::unique_ptr<torch::optim::Optimizer> make_optimizer(const Config& config, std::vector<at::Tensor> parameters);
 
 optim::WarmupCosine make_schedule(const Config& config);
 

@@ -182,7 +182,7 @@ const std::vector<Case>& cases() {
        "a DTensor has no storage of its own", "print tessera::to_string(x)"},
       {"MemoryOfADTensor", ranks_running(2, [](int64_t) { picture("tp=2").storage(); }),
        "a DTensor has no storage of its own", "to_local(x)"},
-      {"LossThatIsNotFinite", train_with({"--set", "train.lr=1e30"}), "of step 2 is nan", "try a smaller train.lr"},
+      {"LossThatIsNotFinite", train_with({"--set", "train.lr=1e30"}), "of step 2 is nan", "try a smaller optimizer.lr"},
   };
   return all;
 }

@@ -165,7 +165,7 @@ TEST_F(Cli, AFailedRunLeavesOneParagraph) {
   const std::string config = path("small.toml");
   const std::vector<Case> cases = {
       {{"train", path("none.toml")}, "cannot read"},
-      {{"train", config, "--set", "train.lrr=1"}, "did you mean \"train.lr\"?"},
+      {{"train", config, "--set", "train.lrr=1"}, "did you mean \"optimizer.lr\"?"},
       {{"train", config, "--mesh", "dp=2,tp"}, "is no mesh"},
       {{"train", config, "--mesh", "dp=2,tp=2", "--ranks", "3"}, "has 4 ranks, but parallel.ranks is 3"},
       {{"train", config, "--dtype", "float16"}, "accepted: \"float32\" or \"float64\""},
@@ -282,7 +282,7 @@ TEST_F(Cli, ExactTrainingHasTheSameBits) {
 TEST_F(Cli, ALossThatIsNotFiniteNamesTheStep) {
   const auto outcome = call({"train", path("small.toml"), "--set", "train.lr=1e30"});
   EXPECT_EQ(outcome.code, 1);
-  EXPECT_TRUE(has(outcome.err, "of step 2 is nan; try a smaller train.lr")) << outcome.err;
+  EXPECT_TRUE(has(outcome.err, "of step 2 is nan; try a smaller optimizer.lr")) << outcome.err;
 }
 
 TEST_F(Cli, ASignalStopsEveryRank) {

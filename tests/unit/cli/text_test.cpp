@@ -178,7 +178,7 @@ TEST(Text, ConfigurationsAreReadBack) {
   config.model.dim = 48;
   config.model.norm_eps = 0.1;
   config.data.file = "a \"b\"\\c";
-  config.train.betas = {0.1, 0.7};
+  config.optimizer.betas = {0.1, 0.7};
   config.train.lattice = sums::Lattice::parse("batch=4,sequence=2,feature=8");
   const auto text = train::to_toml(config);
   EXPECT_EQ(train::to_toml(train::parse_config(text, "text")), text);
@@ -186,7 +186,7 @@ TEST(Text, ConfigurationsAreReadBack) {
   EXPECT_EQ(back.model.dim, 48);
   EXPECT_EQ(back.model.norm_eps, 0.1);
   EXPECT_EQ(back.data.file, config.data.file);
-  EXPECT_EQ(back.train.betas, config.train.betas);
+  EXPECT_EQ(back.optimizer.betas, config.optimizer.betas);
   EXPECT_EQ(back.train.lattice.str(), config.train.lattice.str());
 }
 

@@ -9,6 +9,7 @@
 #include <gtest/gtest.h>
 
 #include "tessera/base/error.h"
+#include "tessera/parallel/optimizer_fields.h"
 #include "tessera/train/run/setup.h"
 
 namespace tessera::train::config_test {
@@ -59,9 +60,10 @@ TEST(Config, ReadsToml) {
   EXPECT_EQ(config.model.dim, 64);
   EXPECT_DOUBLE_EQ(config.model.dropout, 0.1);
   EXPECT_EQ(config.data.file, "text.txt");
-  EXPECT_DOUBLE_EQ(config.train.lr, 3e-3);
-  EXPECT_DOUBLE_EQ(config.train.betas[1], 0.99);
-  EXPECT_DOUBLE_EQ(config.train.weight_decay, 0);
+  EXPECT_DOUBLE_EQ(config.optimizer.lr, 3e-3);
+  EXPECT_DOUBLE_EQ(config.optimizer.betas[1], 0.99);
+  EXPECT_DOUBLE_EQ(config.optimizer.weight_decay, 0);
+  EXPECT_EQ(config.optimizer.name, "adamw");
   EXPECT_TRUE(config.train.proof);
   EXPECT_EQ(config.mesh().str(), "dp=2,tp=2");
   EXPECT_EQ(config.ranks(), 4);
@@ -76,17 +78,17 @@ TEST(Config, ErrorsNameTheLineAndWhatIsAccepted) {
     std::vector<std::string> says;
   };
   const std::vector<Case> cases = {
-      {"lr = 3e-3", "lrr = 3e-3", {"a.toml line 13", "unknown key \"train.lrr\"", "did you mean \"train.lr\"?"}},
+      {"lr = 3e-3", "lrr = 3e-3", {"a.toml line 13", "unknown key \"train.lrr\"", "did you mean \"optimizer.lr\"?"}},
       {"lr = 3e-3", "dim = 3", {"a.toml line 13", "unknown key \"train.dim\"", "did you mean \"model.dim\"?"}},
       {"[train]",
        "[trian]",
-       {"line 12", "\"trian\" is no section; did you mean \"train\"?", "[model], [data], [train]"}},
+       {"line 12", "\"trian\" is no section; did you mean \"train\"?", "[model], [data], [train], [optimizer]"}},
       {"[model]", "[model]\nzzzzzzzz = 1", {"line 3", "unknown key \"model.zzzzzzzz\""}},
       {"# a comment", "steps = 3", {"line 1", "\"steps\" is no section"}},
-      {"lr = 3e-3", "lr = \"fast\"", {"line 13: train.lr = 'fast'; accepted: a number above 0"}},
-      {"lr = 3e-3", "lr = -1", {"train.lr = -1; accepted: a number above 0"}},
-      {"lr = 3e-3", "lr = 0", {"train.lr = 0; accepted: a number above 0"}},
-      {"lr = 3e-3", "lr = nan", {"train.lr = nan; accepted: a number above 0"}},
+      {"lr = 3e-3", "lr = \"fast\"", {"line 13: optimizer.lr = 'fast'; accepted: a number above 0"}},
+      {"lr = 3e-3", "lr = -1", {"optimizer.lr = -1; accepted: a number above 0"}},
+      {"lr = 3e-3", "lr = 0", {"optimizer.lr = 0; accepted: a number above 0"}},
+      {"lr = 3e-3", "lr = nan", {"optimizer.lr = nan; accepted: a number above 0"}},
       {"dim = 64", "dim = 6.5", {"line 4: model.dim = 6.5; accepted: a whole number of at least 1"}},
       {"dim = 64", "dim = 0", {"model.dim = 0; accepted: a whole number of at least 1"}},
       {"dropout = 0.1", "dropout = 1", {"model.dropout = 1; accepted: a number of at least 0 and of at most 0.99"}},
@@ -100,8 +102,8 @@ TEST(Config, ErrorsNameTheLineAndWhatIsAccepted) {
        "lattice = \"batches=8\"",
        {"line 16: train.lattice: [lattice] \"batches=8\": cannot read \"batches=8\""}},
       {"proof = true", "proof = 1", {"train.proof = 1; accepted: true or false"}},
-      {"betas = [0.9, 0.99]", "betas = [0.9]", {"train.betas", "accepted: two numbers [a, b] of at least 0"}},
-      {"betas = [0.9, 0.99]", "betas = [0.9, 1.5]", {"train.betas", "of at most 0.999999"}},
+      {"betas = [0.9, 0.99]", "betas = [0.9]", {"optimizer.betas", "accepted: two numbers [a, b] of at least 0"}},
+      {"betas = [0.9, 0.99]", "betas = [0.9, 1.5]", {"optimizer.betas", "of at most 0.999999"}},
       {"file = \"text.txt\"", "file = text.txt", {"a.toml line 9 is not TOML", "texts in quotes"}},
       {"[data]", "[model]", {"a.toml line 8 is not TOML"}},
   };
@@ -111,6 +113,31 @@ TEST(Config, ErrorsNameTheLineAndWhatIsAccepted) {
     SCOPED_TRACE(to);
     expect_says(config_error([&] { parse_config(text, "a.toml"); }), says);
   }
+}
+
+TEST(Config, AFieldMayStandWhereItStood) {
+  const auto old = parse_config("[train]\nlr = 0.5\neps = 1e-6\n", "a.toml");
+  EXPECT_EQ(old.optimizer.lr, 0.5);
+  EXPECT_EQ(old.optimizer.eps, 1e-6);
+  EXPECT_NE(to_toml(old).find("[optimizer]"), std::string::npos);
+  EXPECT_EQ(to_toml(parse_config(to_toml(old), "b.toml")), to_toml(old));
+  expect_says(config_error([] { parse_config("[train]\nlr = 0.5\n[optimizer]\nlr = 0.5\n", "a.toml"); }),
+              {"is given as well; accepted: optimizer.lr alone", "train.lr"});
+}
+
+TEST(Config, NamesItsOptimizer) {
+  const std::vector<std::pair<std::string, std::string>> kinds = {
+      {"adamw", "AdamW"}, {"sgd", "SGD"}, {"lion", "Lion"}, {"adamw8bit", "AdamW8bit"}};
+  for (const auto& [name, kind] : kinds) {
+    auto config = parse_config("[optimizer]\nlr = 0.5\nweight_decay = 0.25\n", "a.toml");
+    set_field(config, "optimizer.name=" + name);
+    EXPECT_NO_THROW(config.verify_optimizer()) << name;
+    const auto optimizer = make_optimizer(config, {at::ones(4)});
+    EXPECT_EQ(parallel::find_kind(*optimizer)->name, kind);
+    EXPECT_EQ(optimizer->defaults().get_lr(), 0.5) << name;
+  }
+  expect_says(config_error([] { parse_config("[optimizer]\nname = \"adam\"\n", "a.toml"); }),
+              {"optimizer.name = 'adam'; accepted: \"adamw\" or \"sgd\" or \"lion\" or \"adamw8bit\""});
 }
 
 TEST(Config, ContradictionsAreRefused) {
@@ -129,7 +156,16 @@ TEST(Config, ContradictionsAreRefused) {
       {{"precision.compute=bf16"}, {"precision.compute \"bf16\"", "accepted: float32, float64"}},
       {{"precision.compute=bfloat16", "parallel.plan=plan.json"},
        {"precision has no effect beside parallel.plan", "\"compute_dtype\""}},
-      {{"train.min_lr=1"}, {"train.min_lr 1 is above train.lr 0.003"}},
+      {{"recompute.keep=linear"}, {"recompute.keep has no effect without recompute.modules", "model.layers.*"}},
+      {{"recompute.modules=h", "recompute.keep=linear", "parallel.plan=plan.json"},
+       {"has no effect beside parallel.plan"}},
+      {{"offload.activations=model.layers.*", "parallel.plan=plan.json"},
+       {"offload.activations has no effect beside parallel.plan", "\"offload\" in the plan file"}},
+      {{"offload.folder=/tmp"}, {"offload.folder has no effect without offload.activations"}},
+      {{"optimizer.momentum=0.9"}, {"optimizer.momentum has no effect on adamw", "optimizer.name = \"sgd\""}},
+      {{"optimizer.name=sgd"}, {"optimizer.betas has no effect on sgd", "\"adamw\" or \"lion\""}},
+      {{"optimizer.name=lion", "optimizer.eps=1e-6"}, {"optimizer.eps has no effect on lion", "\"adamw\""}},
+      {{"train.min_lr=1"}, {"train.min_lr 1 is above optimizer.lr 0.003"}},
       {{"model.heads=5"}, {"dim 64 with 5 heads"}},
       {{"model.hidden=64"}, {"model.hidden has no effect on a gpt", "model.kind = \"llama\""}},
       {{"model.kind=llama"}, {"model.dropout has no effect on a llama", "model.kind = \"gpt\""}},
@@ -147,27 +183,33 @@ TEST(Config, ContradictionsAreRefused) {
 
 TEST(Config, SetChangesOneField) {
   auto config = parse_config(kGood, "a.toml");
-  set_field(config, "train.lr=1e-2");
+  set_field(config, "optimizer.lr=1e-2");
+  set_field(config, "train.weight_decay=0.5");  // as it was called
   set_field(config, "train.steps = 7");
   set_field(config, "model.kind=llama");
   set_field(config, "parallel.mesh=tp=4");
   set_field(config, "data.file=\"quoted file\"");
-  set_field(config, "train.betas=[0.5, 0.25]");
+  set_field(config, "optimizer.betas=[0.5, 0.25]");
+  set_field(config, "optimizer.name=lion");
   set_field(config, "train.proof=false");
   set_field(config, "train.numerics=exact");
   set_field(config, "train.lattice=feature=16,batch=4");
-  EXPECT_DOUBLE_EQ(config.train.lr, 1e-2);
+  EXPECT_DOUBLE_EQ(config.optimizer.lr, 1e-2);
+  EXPECT_DOUBLE_EQ(config.optimizer.weight_decay, 0.5);
+  EXPECT_EQ(config.optimizer.name, "lion");
   EXPECT_EQ(config.train.steps, 7);
   EXPECT_EQ(config.model.kind, "llama");
   EXPECT_EQ(config.parallel.mesh, "tp=4");
   EXPECT_EQ(config.data.file, "quoted file");
-  EXPECT_DOUBLE_EQ(config.train.betas[0], 0.5);
+  EXPECT_DOUBLE_EQ(config.optimizer.betas[0], 0.5);
   EXPECT_FALSE(config.train.proof);
   EXPECT_TRUE(config.is_exact());
   EXPECT_EQ(config.train.lattice.str(), "batch=4,sequence=1,feature=16");
 
-  expect_says(config_error([&] { set_field(config, "train.lr"); }), {"--set train.lr has no value", "train.lr=1e-3"});
-  expect_says(config_error([&] { set_field(config, "lr=1"); }), {"unknown key \"lr\"", "did you mean \"train.lr\"?"});
+  expect_says(config_error([&] { set_field(config, "train.lr"); }),
+              {"--set train.lr has no value", "optimizer.lr=1e-3"});
+  expect_says(config_error([&] { set_field(config, "lr=1"); }),
+              {"unknown key \"lr\"", "did you mean \"optimizer.lr\"?"});
   expect_says(config_error([&] { set_field(config, "train.lr=fast"); }),
               {"--set train.lr=fast", "accepted: a number above 0"});
   expect_says(config_error([&] { set_field(config, "train.steps=1e3"); }), {"accepted: a whole number of at least 1"});
@@ -190,7 +232,7 @@ TEST(Config, EveryFieldCanBeSetToItself) {
   // The one list of fields names every field once.
   const auto names = field_names();
   EXPECT_EQ(std::set<std::string>(names.begin(), names.end()).size(), names.size());
-  EXPECT_EQ(names.size(), 51u);
+  EXPECT_EQ(names.size(), 53u);
 }
 
 }  // namespace
