@@ -247,10 +247,21 @@ class Offloaded(unittest.TestCase):
                 loss.backward()
                 return held, tessera._C.offloaded_bytes()
 
-        # Of each block the result of tanh, which the next one reads: the last one's stays for what follows.
+        # Of each block the result of tanh, which the next one reads: the last one's stays for what follows. The input may be a copy.
         (held, names), left = tessera.run_ranks(body, 1)
         self.assertEqual((names, left), ([], 0))
         self.assertIn(held, (3 * 64 * 64 * 4, 4 * 64 * 64 * 4))
+
+    def test_what_the_program_holds_stays(self):
+        def body():
+            x = torch.arange(64.0 * 64).reshape(64, 64)
+            numbers, expected = x.numpy(), x.clone()
+            w = tessera.distribute_tensor(torch.ones(64, 64), tessera.Mesh("1"), "{}").requires_grad_()
+            given = tessera.from_local(x, tessera.Mesh("1"), "{}")
+            tessera.offload(lambda x: (x * w).tanh(), given).sum().backward()
+            return (numbers == expected.numpy()).all() and numbers.ctypes.data == x.data_ptr()
+
+        self.assertTrue(tessera.run_ranks(body, 1))
 
     def test_what_does_not_go_is_named(self):
         model = seeded(gpt2)

@@ -74,14 +74,17 @@ void move_saved(RankState& state, const Tensors& results) {
     TESSERA_CHECK(meta->local.is_cpu(), "[offload] what is saved of ", meta->spec.str(), " lies on ",
                   meta->local.device(), " (rank ", state.ctx.rank, "); accepted: tensors on the CPU");
     c10::StorageImpl* storage = meta->local.storage().unsafeGetStorageImpl();
-    if (!meta->parameter && !stay.contains(storage)) {
+    if (meta->local.use_count() > 1) {
+      stay.insert(storage);  // the program has the part itself, as a plain tensor, or a recomputed body keeps it
+    }
+    if (!meta->parameter) {
       Memory& memory = memories[storage];
       memory.storage = &meta->local.storage();
       memory.parts.insert(meta->local.unsafeGetTensorImpl());
     }
   }
   for (const auto& [storage, memory] : memories) {
-    if (!may_move(memory, offloaded.file.get())) {
+    if (stay.contains(storage) || !may_move(memory, offloaded.file.get())) {
       continue;
     }
     if (!offloaded.file) {
