@@ -11,7 +11,7 @@ def main() -> None:
     """Becomes the program."""
     program = Path(__file__).parent / "bin" / "tessera"
     paths = [str(Path(torch.__file__).parent / "lib"), *filter(None, [os.environ.get("LD_LIBRARY_PATH")])]
-    os.execve(program, ["tessera", *sys.argv[1:]], os.environ | {"LD_LIBRARY_PATH": ":".join(paths)})
+    os.execve(program, ["tessera", *sys.argv[1:]], os.environ | {"LD_LIBRARY_PATH": ":".join(paths), "TESSERA_PYTHON": sys.executable})
 
 
 if __name__ == "__main__":

@@ -128,6 +128,10 @@ def _line_finder():
     return line
 
 
+if _C.is_compared():
+    _C.set_call_locate(_line_finder())
+
+
 def _short_name(path):
     """The path below the installed packages, the current directory, or what Python imports from; else as it is."""
     packages = [folder for folder in sys.path if folder.endswith("-packages")]

@@ -71,7 +71,7 @@ def run_ranks(body: Callable[..., T], ranks: int, *, args: Sequence[Any] = (), r
 
     try:
         _C.run_ranks(of_rank, ranks, deadline, grace)
-        return returned[0] if results == "first" else [returned[i] for i in range(ranks)]
+        return returned[0] if results == "first" else [returned[i] for i in sorted(returned)]
     except BaseException as error:  # the note is not for the other ranks, whose errors quote this one
         for of_one, number in raised if sys.version_info >= (3, 11) else ():
             if of_one is error:

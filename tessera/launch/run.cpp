@@ -1,6 +1,7 @@
 #include "tessera/launch/run.h"
 
 #include "tessera/base/error.h"
+#include "tessera/comm/core/compared_run.h"
 #include "tessera/comm/threads/run_ranks.h"
 #include "tessera/launch/environment.h"
 
@@ -14,8 +15,9 @@ constexpr std::chrono::milliseconds kGrace{5000};
 
 bool is_launched() { return find_place().has_value(); }
 
-void run_job(int64_t ranks, const std::function<void(int64_t rank)>& body, const comm::ProcessOptions& options) {
+void run_job(int64_t asked, const std::function<void(int64_t rank)>& body, const comm::ProcessOptions& options) {
   const auto place = find_place();
+  const int64_t ranks = comm::ranks_for(asked);
   if (!place) {
     return comm::run_ranks(ranks, body,
                            {.deadline = options.deadline,

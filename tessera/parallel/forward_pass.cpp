@@ -7,6 +7,7 @@
 #include "tessera/base/hints.h"
 #include "tessera/dtensor/front/dtensor.h"
 #include "tessera/dtensor/ops/layout_ops.h"
+#include "tessera/dtensor/state/observer.h"
 
 namespace tessera::parallel {
 namespace {
@@ -106,6 +107,9 @@ std::vector<at::Tensor> ForwardPasses::begin(const std::vector<dtensor::NamedVal
                                   : tensor.defined() && tensor.dim() > 0 && tensor.size(0) == samples_.count));
   }
   step_.begin_pass(samples_);
+  for (const at::Tensor& value : result) {
+    dtensor::tell_given(RankState::require(), "batch", dtensor::unwrapped(value));
+  }
   return result;
 }
 
@@ -114,7 +118,9 @@ at::Tensor ForwardPasses::more_rows(const at::Tensor& rows) {
   TESSERA_CHECK(rows.dim() > 0 && rows.size(0) == count, "[forward] more rows of the last pass, of ", rows.sizes(),
                 " (rank ", RankState::require().ctx.rank, "); accepted: tensors with its ", count,
                 local_ ? " rows of this rank along dim 0" : " rows along dim 0");
-  return distribute(rows, /*are_rows=*/true);
+  const at::Tensor result = distribute(rows, /*are_rows=*/true);
+  dtensor::tell_given(RankState::require(), "batch", dtensor::unwrapped(result));
+  return result;
 }
 
 void ForwardPasses::end() { step_.end_pass(); }

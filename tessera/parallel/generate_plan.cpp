@@ -1,6 +1,7 @@
 #include "tessera/parallel/generate_plan.h"
 
 #include "tessera/base/error.h"
+#include "tessera/comm/core/compared_run.h"
 #include "tessera/dtensor/front/dtensor.h"
 #include "tessera/dtensor/state/state.h"
 
@@ -20,6 +21,14 @@ plan::PlanOptions with_lattice_of_rank(plan::PlanOptions options) {
   return options;
 }
 
+plan::PlanOptions with_mesh_of_run(plan::PlanOptions options) {
+  if (const auto* run = comm::compared_run()) {
+    options.mesh = options.mesh ? comm::mesh_for(*options.mesh) : run->mesh;
+    options.devices = run->mesh.size();
+  }
+  return options;
+}
+
 }  // namespace
 
 plan::Plan generate_plan(const torch::nn::Module& model, const plan::PlanOptions& options) {
@@ -28,7 +37,7 @@ plan::Plan generate_plan(const torch::nn::Module& model, const plan::PlanOptions
 
 plan::Plan generate_plan(const plan::ModuleTree& model, const plan::PlanOptions& options) {
   dtensor::verify_operators_to_keep(options.recompute_keep);
-  return plan::plan_model(model, with_lattice_of_rank(options));
+  return plan::plan_model(model, with_mesh_of_run(with_lattice_of_rank(options)));
 }
 
 }  // namespace tessera::parallel

@@ -12,6 +12,7 @@
 #include "tessera/dtensor/dispatch/outside_job.h"
 #include "tessera/dtensor/exact/pending.h"
 #include "tessera/dtensor/front/dtensor.h"
+#include "tessera/dtensor/state/observer.h"
 #include "tessera/dtensor/front/group_gradients.h"
 #include "tessera/dtensor/record/node.h"
 #include "tessera/parallel/same_batch.h"
@@ -271,6 +272,9 @@ at::Tensor Job::run_rows(int64_t samples, const ReadRows& read) {
     const PassSamples pass = samples_of(rows, k);
     const std::vector<at::Tensor> batch = state_->micro_batch(rows, k, pass, read);
     step.begin_pass(pass);
+    for (const at::Tensor& given : batch) {
+      dtensor::tell_given(rank, "batch", given);
+    }
     at::Tensor loss = state_->forward(batch);
     if (!rank.exact.lattice()) {
       loss = weighted(loss, pass.count, samples);  // in `exact` it is a share of the step's mean already

@@ -18,6 +18,7 @@
 #include "tessera/parallel/deferred.h"
 #include "tessera/parallel/optimizer_fields.h"
 #include "tessera/plan/recomputed.h"
+#include "tessera/watch/step_recorder.h"
 
 namespace tessera::parallel {
 
@@ -276,6 +277,7 @@ void place_verified(const std::vector<plan::NamedTensor>& tensors, const plan::P
     convert(named.tensor.grad(), plan.mesh, placements);
   }
   std::vector<at::Tensor> parameters;
+  watch::NamedTensors recorded;
   for (const plan::NamedTensor& named : tensors) {
     if (!named.is_parameter) {
       continue;
@@ -286,7 +288,9 @@ void place_verified(const std::vector<plan::NamedTensor>& tensors, const plan::P
     }
     attach(state, named, plan);
     parameters.push_back(named.tensor);
+    recorded.emplace_back(named.name, named.tensor);
   }
+  watch::record_steps(recorded);
   bind_groups(state, tensors, plan);
   dtensor::merge_in_each_pass(parameters);
   if (!layout::axes_of(plan.mesh, layout::AxisRole::kSharded).empty()) {

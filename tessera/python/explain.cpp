@@ -1,4 +1,6 @@
 // explain and the NaN finder.
+#include "tessera/comm/core/compared_run.h"
+#include "tessera/watch/call_line.h"
 #include "tessera/watch/explain.h"
 #include "tessera/watch/find_nan.h"
 #include "tessera/python/bind.h"
@@ -50,6 +52,8 @@ void bind_explain(py::module_& module) {
       .def("stop", &Explain::stop)
       .def("text", [](const Explain& explain, size_t width) { return explain.report().text(width); })
       .def("json", [](const Explain& explain) { return explain.report().json(); });
+  module.def("is_compared", [] { return comm::compared_run() != nullptr; });
+  module.def("set_call_locate", [](const py::function& line) { watch::set_call_locate(locate_by(line)); });
   py::class_<NanFinder>(module, "NanFinder")
       .def(py::init(&make_finder))
       .def("enter", &NanFinder::enter)

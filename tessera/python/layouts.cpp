@@ -1,6 +1,7 @@
 // Mesh and Placement.
 #include <pybind11/operators.h>
 
+#include "tessera/comm/core/compared_run.h"
 #include "tessera/comm/core/context.h"
 #include "tessera/sums/lattice.h"
 #include "tessera/layout/spec.h"
@@ -45,14 +46,14 @@ Mesh submesh(const Mesh& mesh, const py::object& names) {
 
 void bind_mesh(py::module_& module) {
   py::class_<Mesh>(module, "Mesh", "Named axes over ranks, the last varying fastest. A value: `Mesh('dp=2,tp=2')`.")
-      .def(py::init([](const std::string& text) { return Mesh::parse(text); }), py::arg("text"))
+      .def(py::init([](const std::string& text) { return comm::mesh_for(Mesh::parse(text)); }), py::arg("text"))
       .def(py::init(
                [](const std::vector<std::pair<std::string, int64_t>>& axes, std::optional<std::vector<int64_t>> ranks) {
                  std::vector<layout::Axis> all;
                  for (const auto& [name, size] : axes) {
                    all.push_back({name, size});
                  }
-                 return ranks ? Mesh(std::move(all), std::move(*ranks)) : Mesh(std::move(all));
+                 return ranks ? Mesh(std::move(all), std::move(*ranks)) : comm::mesh_for(Mesh(all));
                }),
            py::arg("axes"), py::arg("ranks") = py::none())
       .def_property_readonly("ndim", &Mesh::ndim, "How many axes.")

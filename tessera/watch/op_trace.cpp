@@ -31,11 +31,27 @@ void OpTrace::on_results(dtensor::RankState& state, const dtensor::OpInfo& info,
   is_new_ = true;
   size_t output = 0;
   dtensor::for_each_tensor(results, [&](const at::Tensor& result, int, int) {
-    if (dtensor::is_dtensor(result) && !dtensor::meta_of(result)->spec->has_partial) {
-      add(state, where, info, result, output);
+    if (is_traced(result)) {
+      add(state, where, info.name, result, output);
     }
     ++output;
   });
+}
+
+void OpTrace::on_given(dtensor::RankState& state, const char* how, const at::Tensor& given) {
+  const at::NoGradGuard no_grad;
+  const at::AutoDispatchBelowADInplaceOrView below;
+  if (is_traced(given)) {
+    is_new_ = true;
+    add(state, where_is(state), how, given, 0);
+  }
+}
+
+bool OpTrace::is_traced(const at::Tensor& result) const {
+  if (!dtensor::is_dtensor(result)) {
+    return false;
+  }
+  return keep_ == Keep::kDigest ? has_digest(result) : !dtensor::meta_of(result)->spec->has_partial;
 }
 
 OpTrace::Where OpTrace::where_is(dtensor::RankState& state) {
@@ -61,30 +77,36 @@ OpTrace::Where OpTrace::where_is(dtensor::RankState& state) {
   return {OpPhase::kBackward, known != site_of_node_.end() ? known->second : site};
 }
 
-void OpTrace::add(dtensor::RankState& state, const Where& where, const dtensor::OpInfo& info, const at::Tensor& result,
+void OpTrace::add(dtensor::RankState& state, const Where& where, const std::string& op, const at::Tensor& result,
                   size_t output) {
   const auto& meta = *dtensor::meta_of(result);
-  const auto kind = c10::str(name_of(where.phase), " ", where.site, " ", info.name, " ", meta.spec->dtype, " ",
-                             meta.spec->ndim(), " ", output);
+  const auto kind = c10::str(is_inside_ ? "inside " : "", name_of(where.phase), " ", where.site, " ", op, " ",
+                             meta.spec->dtype, " ", meta.spec->ndim(), " ", output);
   const auto key = c10::str(kind, " #", occurrences_[kind]++);
   const auto [entry, is_first] = by_key_.try_emplace(key, records_.size());
   if (is_first) {
     operators_ += std::exchange(is_new_, false);
-    records_.push_back({info.name, where.phase, where.site, operators_, key, meta.spec, step_sizes(*meta.spec), 0});
+    records_.push_back(
+        {op, where.phase, where.site, operators_, output, is_inside_, key, meta.spec, step_sizes(*meta.spec)});
     waiting_.emplace_back();
   }
   if (is_waiting(meta)) {
     wait_for(state, entry->second, result);
     return;
   }
-  auto& record = records_[entry->second];
-  if (is_first || has_samples(*meta.spec)) {
-    record.hash += hash_value(result);
-    gather(record, result);
+  const bool adds_up = keep_ == Keep::kDigest && !state.exact.lattice();
+  if (is_first || adds_up || has_samples(*meta.spec)) {
+    keep(records_[entry->second], result);
   }
 }
 
-void OpTrace::gather(const OpRecord& record, const at::Tensor& value) {
+void OpTrace::keep(OpRecord& record, const at::Tensor& value) {
+  if (keep_ == Keep::kHash) {
+    record.hash += hash_value(value);
+  } else {
+    record.digest += digest_value(value);
+    record.hash = record.digest.hash;
+  }
   if (value_ != nullptr && record.key == wanted_) {
     value_->add(value);
   }
@@ -108,8 +130,8 @@ void OpTrace::merge_waiting(dtensor::RankState& state) {
   for (size_t i = 0; i < records_.size(); ++i) {
     if (waiting_[i].defined()) {
       dtensor::to_local(waiting_[i]);  // merges it
-      records_[i].hash = hash_value(waiting_[i]);
-      gather(records_[i], waiting_[i]);
+      records_[i].hash = 0, records_[i].digest = {};
+      keep(records_[i], waiting_[i]);
     }
   }
   state.go_to(point);

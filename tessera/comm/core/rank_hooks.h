@@ -17,4 +17,11 @@ void add_rank_hook(RankHook hook);
 // Those added so far. Thread-safe.
 std::vector<RankHook> rank_hooks();
 
+// Has the calling rank call `hook` once its program has returned, before it waits for the others to be done: the last
+// moment for collectives. Not called when the program threw.
+void at_end_of_rank(std::function<void()> hook);
+
+// Calls them, and forgets them. On the rank's thread.
+void run_end_of_rank();
+
 }  // namespace tessera::comm

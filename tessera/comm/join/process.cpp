@@ -14,6 +14,7 @@
 #include "tessera/comm/call/rank_scope.h"
 #include "tessera/comm/core/errors.h"
 #include "tessera/comm/core/machine.h"
+#include "tessera/comm/core/rank_hooks.h"
 #include "tessera/comm/core/wait_hook.h"
 #include "tessera/comm/devices/c10d_device.h"
 #include "tessera/comm/processes/c10d.h"
@@ -165,6 +166,7 @@ RankContext& JoinedProcess::context() const { return rank_->context; }
 void JoinedProcess::leave() {
   TESSERA_CHECK(rank_, "[comm] this process has left its job already");
   try {
+    run_end_of_rank();
     const WaitScope scope;
     rank_->job->finish();
   } catch (...) {

@@ -11,8 +11,10 @@
 #include "tessera/base/error.h"
 #include "tessera/comm/call/flight.h"
 #include "tessera/comm/call/rank_scope.h"
+#include "tessera/comm/core/compared_run.h"
 #include "tessera/comm/core/errors.h"
 #include "tessera/comm/core/machine.h"
+#include "tessera/comm/core/rank_hooks.h"
 #include "tessera/comm/fake/fake.h"
 #include "tessera/comm/threads/rank_threads.h"
 #include "tessera/comm/threads/threads.h"
@@ -67,6 +69,7 @@ void run_rank(const std::shared_ptr<ThreadJob>& job, RankContext& context, const
     context.world = join_threads(job, context.rank);
     const RankScope scope;
     body(context.rank);
+    run_end_of_rank();
     job->finish(context.rank);
   } catch (...) {
     const auto error = std::current_exception();
@@ -78,7 +81,8 @@ void run_rank(const std::shared_ptr<ThreadJob>& job, RankContext& context, const
 
 }  // namespace
 
-void run_ranks(int64_t ranks, const std::function<void(int64_t rank)>& body, RunOptions options) {
+void run_ranks(int64_t asked, const std::function<void(int64_t rank)>& body, RunOptions options) {
+  const int64_t ranks = ranks_for(asked);
   TESSERA_CHECK(ranks >= 1 && ranks <= kMostRanks, "[run_ranks] ", ranks,
                 " ranks as threads of one process; accepted: 1 to ", kMostRanks);
   TESSERA_CHECK(!RankContext::current(), "[run_ranks] called by rank ", RankContext::current()->rank, " of ",

@@ -5,6 +5,7 @@
 #include "tessera/base/error.h"
 #include "tessera/base/hash.h"
 #include "tessera/base/hints.h"
+#include "tessera/comm/core/compared_run.h"
 #include "tessera/dtensor/exact/pending.h"
 #include "tessera/dtensor/ops/layout_ops.h"
 #include "tessera/dtensor/record/interception.h"
@@ -105,6 +106,7 @@ at::Tensor from_local(const at::Tensor& local, const Mesh& mesh, const Placement
   if (local.requires_grad()) {
     result.set_requires_grad(true);
   }
+  tell_given(state, "from_local", result);
   return result;
 }
 
@@ -218,7 +220,9 @@ std::optional<kernels::OneThread>& one_thread_of(comm::RankContext& ctx) {
 
 }  // namespace
 
-void set_numerics(Numerics numerics, const sums::Lattice& lattice) {
+void set_numerics(Numerics asked, const sums::Lattice& lattice) {
+  const auto* run = comm::compared_run();
+  const auto numerics = run && run->is_exact ? (*run->is_exact ? Numerics::kExact : Numerics::kFast) : asked;
   RankState& state = RankState::require();
   state.exact.set_lattice(std::nullopt);
   one_thread_of(state.ctx).reset();

@@ -6,6 +6,7 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 
 #include "tessera/base/error.h"
+#include "tessera/comm/core/compared_run.h"
 #include "tessera/comm/core/error_hook.h"
 #include "tessera/comm/core/rank_hooks.h"
 #include "tessera/dtensor/dispatch/dispatch.h"
@@ -98,7 +99,11 @@ void register_all() {
 
 // Every rank thread is under interception from its first line on, and has libtorch's threads again after its last.
 struct RankKernels {
-  RankKernels() = default;
+  RankKernels() {
+    if (const auto* run = comm::compared_run(); run && run->is_exact) {
+      set_numerics(Numerics::kFast);  // those of the run
+    }
+  }
   ~RankKernels() {
     if (RankState::current()) {
       set_numerics(Numerics::kFast);

@@ -4,6 +4,7 @@
 #include <ATen/core/ivalue.h>
 #include <c10/util/ArrayRef.h>
 
+#include "tessera/dtensor/record/meta.h"
 #include "tessera/dtensor/record/op_info.h"
 #include "tessera/dtensor/state/state.h"
 
@@ -21,6 +22,9 @@ class OpObserver {
   // May run operators and collectives if it does so on every rank; it is not told of those. A handle that waits is
   // among the results as such.
   virtual void on_results(RankState& state, const OpInfo& info, c10::ArrayRef<c10::IValue> results) = 0;
+  // Not an operator's: what the program gave this rank as its part of a DTensor (`from_local`), or as rows of a batch
+  // (`batch`). As on_results.
+  virtual void on_given(RankState& state, const char* how, const at::Tensor& given) {}
   // The call is over. Without on_results it threw, was noted or taken only, or was made of other operators.
   virtual void on_end(RankState& state, const OpInfo& info) noexcept {}
 };
@@ -60,5 +64,14 @@ class Unobserved {
   RankState& state_;
   OpObserver* observer_;
 };
+
+// Tells the observer, if there is one, what the program gave. Other tensors than DTensors are nothing.
+inline void tell_given(RankState& state, const char* how, const at::Tensor& given) {
+  OpObserver* observer = state.watch.observer();
+  if (C10_UNLIKELY(observer != nullptr) && is_dtensor(given)) {
+    const Unobserved unobserved(state);
+    observer->on_given(state, how, given);
+  }
+}
 
 }  // namespace tessera::dtensor

@@ -47,5 +47,6 @@ optim::WarmupCosine make_schedule(const Config& config);
 // Largest relative error that rounding explains in the configuration's dtype: 1e-5 for float32, 1e-12 for float64,
 // 3e-2 (eight of its last places) for bfloat16.
 double default_tolerance(const Config& config);
+double default_tolerance(at::ScalarType dtype);
 
 }  // namespace tessera::train

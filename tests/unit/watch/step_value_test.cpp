@@ -47,6 +47,57 @@ at::Tensor values(at::ScalarType dtype) {
                                     : at::arange(7 * 5 * 3, at::kLong).to(dtype).view({7, 5, 3});
 }
 
+// The sum of the ranks' digests of what `make` gives on each.
+template <typename Make>
+Digest digest_on(int64_t ranks, Make make) {
+  std::vector<Digest> parts(static_cast<size_t>(ranks));
+  comm::run_ranks(ranks, [&](int64_t rank) { parts[static_cast<size_t>(rank)] = digest_value(make(rank)); });
+  Digest all;
+  for (const auto& part : parts) {
+    all += part;
+  }
+  return all;
+}
+
+TEST(DigestValue, IsTheSameOnEveryLayoutAndOfTermsOfASum) {
+  const auto whole = values(at::kDouble);
+  const auto one = digest_on(1, [&](int64_t) { return dtensor::distribute(whole, layout::Mesh::parse("1"), "{}"); });
+  EXPECT_EQ(one.hash, expected_hash(whole));
+  for (const auto& [text, layout] :
+       {std::pair("dp=3", "{dp: R}"), {"dp=3", "{dp: S(0)}"}, {"dp=2,tp=2", "{dp: S(1), tp: S(2)}"}}) {
+    const auto mesh = layout::Mesh::parse(text);
+    const auto other = digest_on(mesh.size(), [&](int64_t) { return dtensor::distribute(whole, mesh, layout); });
+    EXPECT_EQ(other.hash, one.hash) << layout;
+    EXPECT_LE((other - one).size(), 1e-14 * one.size()) << layout;
+  }
+  for (const auto& [op, share] : {std::pair(layout::ReduceOp::kSum, 1.0), {layout::ReduceOp::kAvg, 3.0}}) {
+    const auto mesh = layout::Mesh::parse("dp=3");
+    const auto terms = digest_on(3, [&](int64_t rank) {
+      const auto term = whole * (share * static_cast<double>(rank + 1) / 6);
+      return dtensor::from_local(term, mesh, {layout::Partial(op)}, whole.sizes().vec());
+    });
+    EXPECT_LE((terms - one).size(), 1e-14 * one.size()) << layout::name_of(op);
+  }
+}
+
+TEST(DigestValue, KnowsHowFarTwoValuesAreApart) {
+  const auto digest_of = [](const at::Tensor& value) {
+    return digest_on(1, [&](int64_t) { return dtensor::distribute(value, layout::Mesh::parse("1"), "{}"); });
+  };
+  const auto whole = values(at::kDouble);
+  const double size = whole.norm().item<double>();
+  // 32 sums tell a distance to about an eighth.
+  EXPECT_NEAR(digest_of(whole).size() / size, 1, 0.5);
+  EXPECT_NEAR((digest_of(whole) - digest_of(whole * 1.01)).size() / (0.01 * size), 1, 0.5);
+  auto other = whole.clone();
+  other.view(-1)[17] += 0.25;  // of one element it is the difference itself
+  EXPECT_NEAR((digest_of(whole) - digest_of(other)).size(), 0.25, 1e-12);
+  EXPECT_DOUBLE_EQ(digest_of(at::scalar_tensor(-2.5, at::kDouble)).one_element(), -2.5);
+  other.view(-1)[17] = std::numeric_limits<double>::quiet_NaN();
+  EXPECT_NE(digest_of(other).not_finite, digest_of(whole).not_finite);
+  EXPECT_TRUE(std::isfinite(digest_of(other).size()));
+}
+
 TEST(HashValue, IsTheSameOnEveryLayoutAndFollowsItsDefinition) {
   for (const auto dtype :
        {at::kFloat, at::kDouble, at::kHalf, at::kBFloat16, at::kLong, at::kInt, at::kByte, at::kBool}) {
