@@ -108,7 +108,7 @@ class CompareTest(unittest.TestCase):
         says = {
             "no ranks": r"the program never made ranks: .*; accepted: .*--processes",
             "no mesh": r"the program made ranks and took no mesh",
-            "fails": r"dp=2,tp=2: the program failed \(exit code 1\) after 2 recorded steps; its last output:\n(.|\n)*ValueError: the third batch is not there",
+            "fails": r"dp=2,tp=2: the program failed \(exit code 1\) after 1 recorded steps; its last output:\n(.|\n)*ValueError: the third batch is not there",
             "length": r"dp=2,tp=2: the run took 7 steps, and that on 1 4: a program takes as many on every mesh",
             "unseeded": r"NOT the same before the first step: 5 of 5 parameters\n  1 run twice differs from itself: the program draws numbers without a seed",
         }
