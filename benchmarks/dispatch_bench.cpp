@@ -101,6 +101,37 @@ void time_mesh(const layout::Mesh& mesh, const std::vector<Case>& all) {
   }
 }
 
+// On a rank of another stage than the one where the operands are: nothing runs there.
+void time_other_stage(const std::vector<Case>& all) {
+  print_header("pp=2, other stage", {"fast us", "exact us"});
+  std::vector<Least> fast(all.size()), exact(all.size());
+  const layout::Mesh mesh = layout::Mesh::parse("pp=2");
+  for (const bool is_exact : {false, true}) {
+    for (const bool with_grad : {false, true}) {
+      const at::AutoGradMode mode(with_grad);
+      comm::run_fake(mesh.size(), 0, [&] {
+        if (is_exact) {
+          dtensor::set_numerics(dtensor::Numerics::kExact);
+        }
+        const auto make = [&](at::IntArrayRef sizes) {
+          return dtensor::distribute(at::ones(sizes), mesh, "{pp: On(1)}").requires_grad_(with_grad);
+        };
+        const Operands operands = {make({4, 4}), make({4, 4}), make({4, 4}), make({4, 4}), make({4}), make({4})};
+        for (int repeat = 0; repeat < kRepeats; ++repeat) {
+          for (size_t i = 0; i < all.size(); ++i) {
+            if (all[i].with_grad == with_grad) {
+              (is_exact ? exact : fast)[i].add(microseconds(kCalls, [&] { all[i].body(operands); }));
+            }
+          }
+        }
+      });
+    }
+  }
+  for (size_t i = 0; i < all.size(); ++i) {
+    print_row(std::string(all[i].name) + (all[i].with_grad ? ", grad" : ""), {fast[i].value(), exact[i].value()});
+  }
+}
+
 // A plan is kept once as many others were made as a program of some layers has (Note [Plans that do not come back]).
 void make_other_plans(const Operands& operands) {
   for (int64_t i = 1; i <= 2 * static_cast<int64_t>(dtensor::PlanCache::kYoung); ++i) {
@@ -139,6 +170,7 @@ int run(bool instructions) {
   for (const layout::Mesh& mesh : meshes) {
     time_mesh(mesh, cases());
   }
+  time_other_stage(cases());
   return 0;
 }
 

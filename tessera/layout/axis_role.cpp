@@ -23,7 +23,7 @@ constexpr NamedRole kRoles[] = {
     {"fsdp", AxisRole::kSharded, "cuts the batch and what is kept of each parameter"},
     {"dp_shard", AxisRole::kSharded, "the same as fsdp"},
     {"tp", AxisRole::kTensor, "cuts the model"},
-    {"pp", {}, "pipeline stages are not there yet"},
+    {"pp", AxisRole::kPipeline, "cuts the model into stages"},
     {"cp", {}, "context parallelism is not there yet"},
     {"ep", {}, "expert parallelism is not there yet"},
     {"sp", {}, "sequence parallelism is no axis: the plan is asked for it (sequence_parallel), and works on tp"},

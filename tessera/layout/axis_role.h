@@ -12,9 +12,10 @@ namespace tessera::layout {
 // What the ranks along an axis do. A mesh alone gives its axes no role, so that a program which places tensors by hand
 // names them as it likes; a plan, and what makes or reads one, asks for the role of each.
 enum class AxisRole : uint8_t {
-  kData,     // dp, dp_replicate: they cut the batch
-  kSharded,  // fsdp, dp_shard: they cut the batch, and what is kept of each parameter
-  kTensor,   // tp: they cut the model
+  kData,      // dp, dp_replicate: they cut the batch
+  kSharded,   // fsdp, dp_shard: they cut the batch, and what is kept of each parameter
+  kTensor,    // tp: they cut the model
+  kPipeline,  // pp: they cut the model into stages, one after the other
 };
 
 // The role of an axis. Throws PlanError, with the names that have one, for a name that is unknown or whose parallelism

@@ -143,6 +143,13 @@ std::vector<int64_t> axes_merged_whole(const Placements& from, const Placements&
   return axes;
 }
 
+Placements sent_to(Placements from, const Placements& to) {
+  for (size_t a = 0; a < from.size(); ++a) {
+    from[a] = from[a].is_on() && to[a].is_on() ? to[a] : from[a];
+  }
+  return from;
+}
+
 Placements sum_of_parts(Placements placements) {
   for (Placement& placement : placements) {
     placement = placement.is_shard() ? Partial() : placement.is_on() ? placement : Replicate();

@@ -114,6 +114,9 @@ bool has_partial(const Placements& placements);
 // The axes that are merged, and not into parts, on the way from one to the other.
 std::vector<int64_t> axes_merged_whole(const Placements& from, const Placements& to);
 
+// `from` at the coordinates at which `to` is, on axes on which both are On.
+Placements sent_to(Placements from, const Placements& to);
+
 // How the sum over all elements lies when every rank adds up those that it holds.
 Placements sum_of_parts(Placements placements);
 

@@ -1,5 +1,8 @@
 #include "tessera/parallel/place.h"
 
+#include <algorithm>
+#include <map>
+
 #include <ATen/autocast_mode.h>
 #include <torch/csrc/autograd/variable.h>
 #include <torch/optim/adam.h>
@@ -144,9 +147,9 @@ int64_t kept_beside(const torch::optim::Optimizer& optimizer) {
 }
 
 // Bytes that a rank will hold of these tensors, with `kept` more tensors for each that is trained: of the rank with the
-// largest parts.
+// largest parts, and of the stage with the most.
 double bytes_of_rank(const std::vector<plan::NamedTensor>& tensors, const plan::Plan& plan, int64_t kept) {
-  double bytes = 0;
+  std::map<std::string, double> bytes;  // by where a tensor is and others are not
   for (const plan::NamedTensor& named : tensors) {
     const at::Tensor& tensor = named.tensor;
     const auto spec =
@@ -155,9 +158,17 @@ double bytes_of_rank(const std::vector<plan::NamedTensor>& tensors, const plan::
     for (const int64_t size : spec.largest_sizes()) {
       part *= static_cast<double>(size);
     }
-    bytes += part * static_cast<double>(1 + (tensor.requires_grad() ? kept : 0));
+    Placements place = spec->placements;
+    std::replace_if(
+        place.begin(), place.end(), [](const layout::Placement& p) { return !p.is_on(); }, layout::Replicate());
+    bytes[layout::str(plan.mesh, place)] += part * static_cast<double>(1 + (tensor.requires_grad() ? kept : 0));
   }
-  return bytes;
+  const std::string anywhere = layout::str(plan.mesh, Placements(static_cast<size_t>(plan.mesh.ndim())));
+  double most = 0;
+  for (const auto& [place, own] : bytes) {
+    most = std::max(most, place == anywhere ? 0 : own);
+  }
+  return most + bytes[anywhere];
 }
 
 // Before anything is allocated.
@@ -198,12 +209,14 @@ dtensor::GatherPolicy policy_of(const plan::ParameterPlan& entry) {
     const auto is_whole = [&](const std::optional<Placements>& state) {
       return state && entry.storage[axis].is_shard() && (*state)[axis].is_replicate();
     };
+    const bool is_fetched = entry.storage[axis].is_on() && entry.compute && (*entry.compute)[axis].is_replicate();
     const auto add_if = [&](bool holds, std::vector<int64_t>& axes) {
       if (holds) {
         axes.push_back(static_cast<int64_t>(axis));
       }
     };
     add_if(is_whole(entry.compute), policy.read);
+    add_if(is_fetched, policy.fetched);
     add_if(is_whole(entry.kept), policy.kept);
     add_if(entry.gradient && !(*entry.gradient)[axis].is_partial(), policy.merged);
   }

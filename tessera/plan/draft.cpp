@@ -107,6 +107,8 @@ std::vector<NamedTensor> Draft::parameters() const {
   return all;
 }
 
+std::vector<ModelPart> Draft::parts() const { return parts_of(model_); }
+
 bool Draft::is_whole(const NamedTensor& parameter) const {
   return std::any_of(options.whole.begin(), options.whole.end(), [&](const std::string& pattern) {
     return has_name(parameter, [&](const std::string& name) { return matches(pattern, name); });

@@ -19,6 +19,7 @@
 #include "tessera/plan/options.h"
 #include "tessera/plan/plan.h"
 #include "tessera/plan/roles.h"
+#include "tessera/plan/stages.h"
 
 namespace tessera::plan {
 
@@ -36,6 +37,9 @@ class Draft {
 
   // All parameters of the model, each once.
   std::vector<NamedTensor> parameters() const;
+
+  // The model in the order in which it runs.
+  std::vector<ModelPart> parts() const;
 
   // Whether the options have the parameter whole on axes that shard, as the model has it.
   bool is_whole(const NamedTensor& parameter) const;

@@ -52,7 +52,7 @@ struct PlanOptions {
   // batch, and tp the rest. The first of the plan's notes says the mesh.
   int64_t devices = 1;
   // `dp=2,tp=2`: each axis has a role by its name (layout/axis_role.h): dp cuts the batch, fsdp the batch and what is
-  // kept of parameters, tp the model.
+  // kept of parameters, tp the model, pp the model into stages.
   std::optional<layout::Mesh> mesh = std::nullopt;
   // Norms, dropouts and residuals work on sequence shards on the tp axis.
   bool sequence_parallel = false;

@@ -26,6 +26,13 @@ void verify_placements(const Plan& plan, const ParameterPlan& entry, const char*
                    layout::str(plan.mesh, placements),
                    "; accepted: R and S(dim), since a plan says where values lie, not "
                    "which sums are unfinished");
+  for (int64_t axis = 0; axis < plan.mesh.ndim(); ++axis) {
+    const layout::Placement& placement = placements[static_cast<size_t>(axis)];
+    const int64_t size = plan.mesh.axis(axis).size;
+    TESSERA_CHECK_AS(PlanError, !placement.is_on() || placement.coordinate() < size, "[plan] the ", what, " of \"",
+                     entry.pattern, "\" is ", placement.str(), " on axis ", plan.mesh.axis(axis).name, " of mesh {",
+                     plan.mesh.str(), "}; accepted: On(0) to On(", size - 1, ")");
+  }
 }
 
 // Each of the parameter's other layouts is, axis by axis, as stored or the one other thing that it may be.

@@ -11,14 +11,14 @@ import unittest
 import tessera
 import torch
 
-ROLES = ("dp", "dp_replicate", "fsdp", "dp_shard", "tp")
+ROLES = ("dp", "dp_replicate", "fsdp", "dp_shard", "tp", "pp")
 OTHERS = (
-    "pp", "cp", "ep", "sp", "data", "model", "tensor", "pipe", "pipeline", "context", "expert", "replicate", "shard", "hsdp",
+    "cp", "ep", "sp", "data", "model", "tensor", "pipe", "pipeline", "context", "expert", "replicate", "shard", "hsdp",
     "ddp", "zero", "mp", "etp", "edp", "vpp", "batch", "world", "rank", "host", "device", "node", "dim_0", "x", "stage", "DP", "TP", "dpp", "td",
     "dp2", "tp_", "d_p", "dp_repl", "FSDP",
 )
 ACCEPTED = ("; accepted: dp (cuts the batch), dp_replicate (the same as dp), fsdp (cuts the batch and what is kept of each parameter), dp_shard (the same as "
-            "fsdp), tp (cuts the model)")
+            "fsdp), tp (cuts the model), pp (cuts the model into stages)")
 
 
 def model():

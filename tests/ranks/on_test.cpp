@@ -142,6 +142,52 @@ TEST(On, GradientsAreWhereTheTensorIs) {
   });
 }
 
+// Whoever reads a value elsewhere keeps it there; the next place gets it from the last, until somebody writes.
+TEST(On, AValueIsSentOnceToEachPlace) {
+  const Mesh mesh = Mesh::parse("pp=3");
+  run_on(mesh, [&](int64_t rank) {
+    const at::Tensor a = waves({4, 6});
+    const at::Tensor x = distribute(a, mesh, "{pp: On(0)}"), ones = at::ones({4, 6}, at::kDouble);
+    const at::Tensor y = distribute(ones, mesh, "{pp: On(1)}"), z = distribute(ones, mesh, "{pp: On(2)}");
+    trace::Ledger& ledger = comm::RankContext::require().ledger;
+    ledger.clear();
+    const auto sends = [&] { return ledger.calls_of("send", "pp"); };
+    expect_is(x * y, a, "{pp: On(1)}");
+    expect_is((x + y) * x, (a + 1) * a, "{pp: On(1)}");
+    EXPECT_EQ(sends(), 1) << rank;
+    expect_is(x * z, a, "{pp: On(2)}");
+    expect_is(x * y, a, "{pp: On(1)}");  // it is still there
+    EXPECT_EQ(sends(), 2);
+    x.mul_(2);
+    expect_is(x * y, 2 * a, "{pp: On(1)}");
+    EXPECT_EQ(sends(), 3);
+  });
+}
+
+TEST(On, RandomNumbersAreThoseOfOneDevice) {
+  const Mesh mesh = Mesh::parse("pp=2,tp=2");
+  for (const bool is_stock : {false, true}) {
+    run_on(mesh, [&](int64_t) {
+      const auto draw = [&](const char* layout) {
+        dtensor::set_generator(is_stock ? dtensor::GeneratorKind::kStock : dtensor::GeneratorKind::kCounter);
+        dtensor::manual_seed(3);
+        const at::Tensor x = distribute(waves({4, 6}).to(at::kFloat), mesh, layout);
+        std::vector<at::Tensor> drawn = {at::rand_like(x), std::get<0>(at::native_dropout(x, 0.5, true)),
+                                         at::empty_like(x).normal_(), at::bernoulli(x.abs())};
+        drawn.push_back(at::rand_like(distribute(waves({5}), mesh, "{}")));  // what comes after
+        for (at::Tensor& each : drawn) {
+          each = full_tensor(each);
+        }
+        return drawn;
+      };
+      const auto one = draw("{}"), other = draw("{pp: On(1), tp: S(0)}");
+      for (size_t i = 0; i < one.size(); ++i) {
+        EXPECT_TRUE(at::equal(one[i], other[i])) << i << " stock " << is_stock;
+      }
+    });
+  }
+}
+
 TEST(On, KernelsOfTheirOwnSeeTheWholeValue) {
   const Mesh mesh = Mesh::parse("pp=2,tp=2");
   run_on(mesh, [&](int64_t) {
@@ -160,14 +206,16 @@ TEST(On, KernelsOfTheirOwnSeeTheWholeValue) {
   });
 }
 
-TEST(On, InExactNumericsSumsRunEverywhere) {
+TEST(On, InExactNumericsSumsRunAtHome) {
   const Mesh mesh = Mesh::parse("pp=2,tp=2");
   run_on(mesh, [&](int64_t) {
     dtensor::set_numerics(dtensor::Numerics::kExact);
     const at::Tensor a = waves({4, 6}).to(at::kFloat), b = waves({6, 8}, 0.2).to(at::kFloat);
     const at::Tensor x = distribute(a, mesh, "{pp: On(1), tp: S(0)}"), w = distribute(b, mesh, "{}");
     const at::Tensor whole = distribute(a, mesh, "{}").matmul(w);
-    EXPECT_TRUE(at::equal(full_tensor(x.matmul(w)), full_tensor(whole)));
+    const at::Tensor found = x.matmul(w);
+    EXPECT_EQ(spec_of(found)->placements[0], On(1));
+    EXPECT_TRUE(at::equal(full_tensor(found), full_tensor(whole)));
     x.mul_(2);
     EXPECT_EQ(layout_of(x), "{pp: On(1), tp: S(0)}");
     EXPECT_TRUE(at::equal(full_tensor(x), a * 2));

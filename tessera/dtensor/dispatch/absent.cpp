@@ -41,8 +41,25 @@ Placements without_on(Placements placements) {
   return placements;
 }
 
+namespace {
+
+// Kernels that take parts as they are, whatever their sizes, or are made of other operators, which find their own home.
+bool takes_parts(const OpInfo& info) {
+  using rules::Special;
+  switch (info.row.special) {
+    case Special::kBernoulli:
+    case Special::kDropout:
+    case Special::kRandomFill:
+    case Special::kRandomLike:
+    case Special::kZerosLikePrimal: return true;
+    default: return false;
+  }
+}
+
+}  // namespace
+
 Everywhere::Everywhere(RankState& state, const OpInfo& info, c10::ArrayRef<IValue> args) : state_(state), info_(info) {
-  if (args[0].isTensorList()) {
+  if (args[0].isTensorList() || takes_parts(info)) {
     return;
   }
   for_each_tensor(args, [&](const at::Tensor& tensor, int, int) {

@@ -18,7 +18,7 @@ layout::Placements without_on(layout::Placements placements);
 
 // For kernels of their own (OpInfo::special), which have no plan and so no home: while this lives, operands that are On
 // are Replicate; afterwards they lie where they lay. Those that take parts as they are, whatever their sizes (lists,
-// aliases), are let be. Collective over the axes on which operands are On.
+// aliases, what draws random numbers), are let be. Collective over the axes on which operands are On.
 class Everywhere {
  public:
   Everywhere(RankState& state, const OpInfo& info, c10::ArrayRef<c10::IValue> args);

@@ -60,6 +60,46 @@ at::Tensor gathered_view(RankState& state, const char* op, Meta* meta) {
   return order.empty() ? gathered_parameter(state, op, held) : gathered_parameter(state, op, meta->root).permute(order);
 }
 
+// The value at other coordinates of the axes on which it is On. Whoever reads it there once keeps it as long as it
+// lives, for those that read it later and for backward; it comes from where it was sent last, from stage to stage.
+at::Tensor sent_part(RankState& state, const char* op, Meta& meta, const Spec& to) {
+  if (const GatheredCopy* found = meta.find_sent(to)) {
+    return found->part;
+  }
+  const GatheredCopy* last = meta.last_sent();
+  const bool goes_on = last && layout::sent_to(last->spec->placements, to->placements) == to->placements;
+  const Move& move = *state.engine.moves.find_or_plan(goes_on ? last->spec : meta.spec, to);
+  at::Tensor part = run_move(state.ctx, move, goes_on ? last->part : meta.local, op);
+  meta.keep_sent(to, part);
+  return part;
+}
+
+// A view of a parameter, such as `w.t()`, is made anew at every reading: the parameter itself is sent.
+at::Tensor sent_view(RankState& state, const char* op, Meta& meta, const Spec& to) {
+  if (meta.parameter && meta.root && meta.root->parameter == meta.parameter && !meta.derived()) {
+    if (const auto order = permutation_of(meta, *meta.root); !order.empty()) {
+      const Spec& from = meta.root->spec;
+      const Spec there = from.with(layout::sent_to(from->placements, to->placements));
+      const at::Tensor part = sent_part(state, op, *meta.root, there);
+      return there->holds(state.ctx.coord(there->mesh)) ? part.permute(order) : part;
+    }
+  }
+  return sent_part(state, op, meta, to);
+}
+
+at::Tensor sent(RankState& state, const char* op, const Move& move, const at::Tensor& tensor) {
+  const LocalScope scope;
+  Meta* meta = meta_of(tensor);
+  const Spec there = move.from.with(layout::sent_to(move.from->placements, move.to->placements));
+  at::Tensor part = sent_view(state, op, *meta, there);
+  if (there == move.to) {
+    return part;
+  }
+  const Move& rest = *state.engine.moves.find_or_plan(there, move.to);
+  return rest.communicates ? state.engine.gathered.find_or_run(state.ctx, MetaPtr::reclaim_copy(meta), rest, part, op)
+                           : run_move(state.ctx, rest, part, op);
+}
+
 // The operand on the layout that the plan wants.
 at::Tensor moved(RankState& state, const char* op, const CallPlan::OperandMove& action, const at::Tensor& tensor) {
   const Move& move = *action.move;
@@ -84,6 +124,9 @@ at::Tensor moved(RankState& state, const char* op, const CallPlan::OperandMove& 
   if (action.gathers_parameter) {
     const LocalScope scope;
     return gathered_view(state, op, meta);
+  }
+  if (action.sends) {
+    return sent(state, op, move, tensor);
   }
   return move.communicates
              ? state.engine.gathered.find_or_run(state.ctx, MetaPtr::reclaim_copy(meta), move, meta->local, op)

@@ -54,7 +54,9 @@ rules::Call make_call(const OpInfo& info, c10::ArrayRef<IValue> args) {
     operand.is_written = info.args[arg].written;
     if (is_dtensor(tensor)) {
       operand.spec = meta_of(tensor)->spec;
-      operand.is_parameter = meta_of(tensor)->parameter != nullptr;
+      const ParameterInfo* parameter = meta_of(tensor)->parameter;
+      operand.is_parameter = parameter != nullptr;
+      operand.is_fetched = parameter && parameter->gather && !parameter->gather->fetched.empty();
     } else {
       operand.is_plain = true;
       operand.is_number = tensor.unsafeGetTensorImpl()->is_wrapped_number();
@@ -136,7 +138,7 @@ class Planner {
         reads_values_(!call.info.is_view && !call.info.row.needs_no_value),
         reads_gathered_(has_gathered_ && reads_values_ && call.reads_gathered()),
         call_(make_call(info_, args_)),
-        homes_(call_, forward_result(forward_), state_.exact.lattice().has_value()),
+        homes_(call_, forward_result(forward_)),
         plan_(std::make_unique<CallPlan>()) {}
 
   std::unique_ptr<CallPlan> run() {
@@ -187,12 +189,16 @@ class Planner {
     add_outputs(decided);
     place_gradients(map.like);
     plan_->is_absent = !homes_.runs(coord());
-    if (plan_->is_absent) {
-      return std::move(plan_);
+    if (!plan_->is_absent) {
+      add_local_call(map, decided, local);
+    } else {
+      forget_local_moves();
     }
-    add_local_call(map, decided, local);
-    if (exact) {
+    if (exact) {  // also where it does not run: the results lie as elsewhere, and its sums have the same names
       plan_exact(state_, info_, call_, *exact, map, decided, forward_, *plan_);
+      if (plan_->exact && plan_->exact->sample) {
+        plan_->exact->sample->terms = homes_.outside(plan_->exact->sample->terms);
+      }
     }
     return std::move(plan_);
   }
@@ -361,8 +367,16 @@ class Planner {
         const Spec wanted = from.with(to->placements).with_dtype(to->dtype);
         const GatherPolicy* policy = plan_->gather_of(index);
         const bool gathers = policy && wanted == read_spec(from, *policy);
-        plan_->moves.push_back({arg, item, state_.engine.moves.find_or_plan(from, wanted), gathers});
+        const bool sends = layout::sent_to(from->placements, to->placements) != from->placements;
+        plan_->moves.push_back({arg, item, state_.engine.moves.find_or_plan(from, wanted), gathers, sends});
       }
+    });
+  }
+
+  // Where nothing runs, only what others wait for has to be done.
+  void forget_local_moves() {
+    std::erase_if(plan_->moves, [](const CallPlan::OperandMove& action) {
+      return !action.move->communicates && !action.move->from->has_partial;
     });
   }
 

@@ -39,8 +39,10 @@ void run_sample_sum(Invocation& call, const CallPlan& plan) {
     const layout::Coord& coord = state.ctx.coord(samples.terms->mesh);
     const auto options = call.args()[samples.operands.at(0).arg].toTensor().options().dtype(samples.terms->dtype);
     SampleSum sum = earlier_or_new(state, use, samples);
-    sum.add(*plan.exact, state.exact.next_sum(), call.scan.origin, call.arguments(),
-            at::zeros({}, options).expand(samples.terms.local_sizes(coord)));
+    const at::Tensor like = at::zeros({}, options).expand(samples.terms.local_sizes(coord));
+    const uint64_t number = state.exact.next_sum();
+    plan.is_absent ? sum.note(samples, number, call.scan.origin, like)
+                   : sum.add(*plan.exact, number, call.scan.origin, call.arguments(), like);
     auto pending = std::make_shared<Pending>();
     Pending::Group& group = pending->groups.emplace_back();
     group.spec = plan.outputs.at(0).final_spec;

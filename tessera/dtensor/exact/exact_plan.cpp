@@ -15,15 +15,21 @@ using layout::Placements;
 namespace {
 
 // Where a sum should lie: as the forward operand of the same sizes, if there is one. A micro-batch may have the sizes
-// of a parameter by chance.
+// of a parameter by chance. What belongs to samples stays On where it is made, however many operators there have a
+// share of it.
 std::optional<Placements> forward_layout(const CallPlan* forward, const Spec& output) {
   if (!forward) {
     return std::nullopt;
   }
   for (const Spec& operand : forward->operands) {
-    if (operand->sizes == output->sizes &&
-        rules::holds_samples(operand->labels) == rules::holds_samples(output->labels)) {
-      return without_partial(operand->placements);
+    const bool holds_samples = rules::holds_samples(output->labels);
+    if (operand->sizes == output->sizes && rules::holds_samples(operand->labels) == holds_samples) {
+      Placements wanted = without_partial(operand->placements);
+      for (size_t axis = 0; axis < wanted.size() && holds_samples; ++axis) {
+        const bool is_on = wanted[axis].is_on() || output->placements[axis].is_on();
+        wanted[axis] = is_on ? output->placements[axis] : wanted[axis];
+      }
+      return wanted;
     }
   }
   return std::nullopt;

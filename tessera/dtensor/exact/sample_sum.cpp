@@ -58,11 +58,7 @@ at::Tensor zeros_as(const at::Tensor& like) { return at::zeros(like.sizes(), lik
 
 }  // namespace
 
-void SampleSum::add(const ExactSum& sum, uint64_t call, const Origin* origin, c10::ArrayRef<IValue> args,
-                    const at::Tensor& like) {
-  const SamplePlan& plan = *sum.sample;
-  const rules::ExactCall of_sample{&sum.local, 0};
-  const char* op = sum.local.op->operator_name().name.c_str();
+void SampleSum::note(const SamplePlan& plan, uint64_t call, const Origin* origin, const at::Tensor& like) {
   like_ = like;
   seen_ += plan.micro_batch;
   seen_in_.insert(origin);
@@ -70,6 +66,14 @@ void SampleSum::add(const ExactSum& sum, uint64_t call, const Origin* origin, c1
   if (C10_UNLIKELY(is_imagined())) {
     held_.add(plan, origin);
   }
+}
+
+void SampleSum::add(const ExactSum& sum, uint64_t call, const Origin* origin, c10::ArrayRef<IValue> args,
+                    const at::Tensor& like) {
+  const SamplePlan& plan = *sum.sample;
+  const rules::ExactCall of_sample{&sum.local, 0};
+  const char* op = sum.local.op->operator_name().name.c_str();
+  note(plan, call, origin, like);
   for (int64_t row = plan.rows.begin; row < plan.rows.end; ++row) {
     const int64_t sample = layout::sample_of_row(origin, row);
     for (const SamplePlan::Piece& piece : plan.pieces) {
@@ -205,7 +209,7 @@ RankMerge SampleSum::merge_of(RankState& state, const layout::Spec& to, std::vec
 }
 
 std::optional<RankMerge> SampleSum::begin_merge(RankState& state, const layout::Spec& to) {
-  if (merge_axes_.empty() || is_merged()) {
+  if (merge_axes_.empty() || !is_here(state) || is_merged()) {
     return std::nullopt;
   }
   return merge_of(state, to, std::exchange(closed_, {}), /*complete_ones_only=*/true);
@@ -233,6 +237,8 @@ bool SampleSum::is_merged() const {
   return samples == seen_ * leaves_.sequence_leaves;
 }
 
+bool SampleSum::is_here(const RankState& state) const { return terms_->holds(state.ctx.coord(terms_->mesh)); }
+
 void SampleSum::forget() {
   for (auto* nodes : {&closed_, &merged_}) {
     for (NodeSum& node : *nodes) {
@@ -246,7 +252,7 @@ void SampleSum::forget() {
 at::Tensor SampleSum::merged(RankState& state, const layout::Spec& to, const char* op) const {
   LocalScope scope;
   comm::Caller caller(state.ctx, op);
-  const bool has_all = !merged_.empty() && is_merged();
+  const bool has_all = !is_here(state) || (!merged_.empty() && is_merged());
   RankMerge merge = merge_of(state, to, has_all ? std::vector<NodeSum>() : nodes(), /*complete_ones_only=*/false);
   if (has_all) {
     for (const int64_t axis : merge_axes_) {

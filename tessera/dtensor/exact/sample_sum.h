@@ -33,6 +33,9 @@ class SampleSum {
   void add(const ExactSum& sum, uint64_t call, const Origin* origin, c10::ArrayRef<c10::IValue> args,
            const at::Tensor& like);
 
+  // The same on a rank where the call does not run, which has none of the samples' sums.
+  void note(const SamplePlan& plan, uint64_t call, const Origin* origin, const at::Tensor& like);
+
   // Adds those of `other`. Throws if a sample is in both.
   void join(const SampleSum& other, const char* op);
 
@@ -80,6 +83,8 @@ class SampleSum {
   void take_merged(const std::vector<comm::NodeSum>& more, const layout::Spec& at);
   // Whether no rank has sums that are not merged; the same on all.
   bool is_merged() const;
+  // Whether this rank is where the sums are.
+  bool is_here(const RankState& state) const;
   int64_t batch_leaf(int64_t leaf) const { return leaf / leaves_.sequence_leaves; }
 
   sums::TokenLeaves leaves_;

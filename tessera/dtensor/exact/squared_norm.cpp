@@ -11,6 +11,7 @@
 #include <ATen/ops/zeros.h>
 
 #include "tessera/base/error.h"
+#include "tessera/dtensor/exact/norm_levels.h"
 #include "tessera/dtensor/exact/pending.h"
 #include "tessera/dtensor/plan/exact_sum.h"
 #include "tessera/dtensor/record/interception.h"
@@ -32,55 +33,6 @@ using layout::Placements;
 using layout::Range;
 
 constexpr const char* kName = "squared_norm";
-
-// One level of the sum: `leaves` leaves along a dim, an index of which holds `each` things.
-struct Level {
-  int64_t dim = 0;
-  int64_t size = 0;  // of the dim
-  int64_t each = 1;
-  int64_t leaves = 1;
-
-  int64_t all() const { return size * each; }
-  int64_t leaf() const { return sums::leaf_unit(all(), leaves); }
-  Node root() const { return sums::leaves_of({0, all()}, all(), leaves); }
-  Range things(const Range& indices) const { return {indices.begin * each, indices.end * each}; }
-  bool is_of_whole_leaves(const Range& indices) const {
-    return sums::is_of_whole_leaves(things(indices), all(), leaves);
-  }
-  std::vector<Node> cover(const Range& indices) const {
-    return sums::cover(sums::leaves_of(things(indices), all(), leaves), root().end);
-  }
-};
-
-Level columns_of(c10::IntArrayRef sizes) {
-  const bool is_row = sizes.size() == 1;
-  const int64_t size = is_row ? sizes[0] : sizes.size() < 2 ? 1 : sizes[1];
-  return {is_row ? 0 : 1, size, sizes.size() < 2 ? 1 : c10::multiply_integers(sizes.slice(2)), kernels::kClipLeaves};
-}
-
-// Each row is a leaf. A tensor of one dim is one row, which no axis cuts.
-Level rows_of(c10::IntArrayRef sizes) {
-  const int64_t rows = sizes.size() < 2 ? 1 : sizes[0];
-  return {sizes.size() < 2 ? -1 : 0, rows, 1, std::max<int64_t>(rows, 1)};
-}
-
-// The nodes that these indices of a level hold.
-std::vector<Node> nodes_of(const Level& level, const std::vector<Range>& runs) {
-  struct Item {
-    Node node;
-  };
-  std::vector<Item> items;
-  for (const Range& run : runs) {
-    for (const Node& node : level.cover(run)) {
-      items.push_back({node});
-    }
-  }
-  std::vector<Node> nodes;
-  for (const Item& item : sums::close_items(std::move(items), level.root(), [](Item&, const Item&) {})) {
-    nodes.push_back(item.node);
-  }
-  return nodes;
-}
 
 // What the rank at one place holds of the sum over a tensor.
 struct Held {
@@ -104,7 +56,8 @@ class SquaredNorm {
         spec_(spec),
         columns_(columns_of(spec->sizes)),
         rows_(rows_of(spec->sizes)),
-        placements_(spec->placements) {
+        placements_(spec->placements),
+        is_here_(spec->holds(state.ctx.coord(spec->mesh))) {
     const auto is_of_runs = [&](const layout::Placement& cut) {
       return !cut.is_interleaved() && (cut.dim == rows_.dim || (cut.dim == columns_.dim && cuts_between_leaves()));
     };
@@ -117,7 +70,7 @@ class SquaredNorm {
     const at::Tensor held = rules::widened(
         source_ == spec_ ? part : run_move(state_.ctx, *state_.engine.moves.find_or_plan(spec_, source_), part, kName));
     options_ = held.options();
-    if (spec_->numel() == 0) {
+    if (spec_->numel() == 0 || !is_here_) {
       return;
     }
     const layout::Coord& coord = state_.ctx.coord(spec_->mesh);
@@ -126,7 +79,27 @@ class SquaredNorm {
     add_rows(held_at(coord));
   }
 
-  bool is_cut_by(int64_t axis) const { return spec_->numel() > 0 && placements_[axis].is_shard(); }
+  bool is_cut_by(int64_t axis) const { return spec_->numel() > 0 && is_here_ && placements_[axis].is_shard(); }
+
+  // Whether it is at one coordinate of the axis, on the line of this rank; and takes what that coordinate has.
+  bool is_on(int64_t axis) const {
+    if (!placements_[axis].is_on()) {
+      return false;
+    }
+    const layout::Coord& coord = state_.ctx.coord(spec_->mesh);
+    for (int64_t other = 0; other < spec_->mesh.ndim(); ++other) {
+      if (other != axis && !placements_[other].holds(coord[other])) {
+        return false;
+      }
+    }
+    return true;
+  }
+  int64_t coordinate(int64_t axis) const { return placements_[axis].coordinate(); }
+  void receive(int64_t axis, const at::Tensor& sum) {
+    received_ = sum;
+    is_here_ = true;
+    placements_[axis] = layout::Replicate();
+  }
 
   // Of the rank at `coord`, before `axis` is merged: how many values it holds, and, of this one, which.
   int64_t count_at(const layout::Coord& coord) const {
@@ -162,6 +135,9 @@ class SquaredNorm {
     if (spec_->numel() == 0) {
       return at::zeros({}, options_);
     }
+    if (received_.defined()) {
+      return received_;
+    }
     TESSERA_ASSERT(sums_.size() == 1, sums_.size(), " nodes are left of ", rows_.root().str());
     return sums_[0].sum.squeeze(0);
   }
@@ -186,14 +162,14 @@ class SquaredNorm {
     return fits;
   }
 
-  Range range_of(const Level& level, const layout::Coord& coord) const {
+  Range range_of(const NormLevel& level, const layout::Coord& coord) const {
     return level.dim < 0 || level.dim >= spec_->ndim()
                ? Range{0, level.size}
                : layout::local_range(spec_->mesh, placements_, level.dim, level.size, coord);
   }
 
   // What the ranks that differ from `coord` on merged axes held in the beginning.
-  void collect_runs(const Level& level, layout::Coord& coord, size_t depth, std::vector<Range>& runs) const {
+  void collect_runs(const NormLevel& level, layout::Coord& coord, size_t depth, std::vector<Range>& runs) const {
     while (depth < merged_.size() && placements_[merged_[depth]].dim != level.dim) {
       ++depth;
     }
@@ -210,7 +186,7 @@ class SquaredNorm {
     coord[axis] = own;
   }
 
-  std::vector<Range> runs_of(const Level& level, layout::Coord coord) const {
+  std::vector<Range> runs_of(const NormLevel& level, layout::Coord coord) const {
     std::vector<Range> runs;
     collect_runs(level, coord, 0, runs);
     std::sort(runs.begin(), runs.end(), [](const Range& a, const Range& b) { return a.begin < b.begin; });
@@ -314,14 +290,49 @@ class SquaredNorm {
 
   RankState& state_;
   const Spec spec_;
-  const Level columns_, rows_;
+  const NormLevel columns_, rows_;
   Placements placements_;
   Spec source_;
   at::TensorOptions options_;
   std::vector<int64_t> merged_;  // axes
   std::vector<NodeSum> sums_;
   bool is_of_rows_ = false;
+  bool is_here_ = true;
+  at::Tensor received_;  // the sum, from the coordinate that had the tensor
 };
+
+at::Tensor as_bytes(const at::Tensor& values) { return values.contiguous().view(at::kByte).flatten(); }
+
+// One exchange: the ranks of the axis tell each other the sums over tensors that are at one of them.
+void tell_over(RankState& state, const layout::Mesh& mesh, int64_t axis, std::vector<SquaredNorm*> norms) {
+  std::erase_if(norms, [&](const SquaredNorm* norm) { return !norm->is_on(axis); });
+  if (norms.empty()) {
+    return;
+  }
+  const at::TensorOptions bytes = at::TensorOptions().dtype(at::kByte).device(norms[0]->options().device());
+  const int64_t own = state.ctx.coord(mesh)[axis], size = mesh.axis(axis).size;
+  std::vector<at::Tensor> sent = {at::empty({0}, bytes)}, from;
+  std::vector<int64_t> counts(static_cast<size_t>(size));
+  for (const SquaredNorm* norm : norms) {
+    counts[norm->coordinate(axis)] += static_cast<int64_t>(norm->options().dtype().itemsize());
+    if (norm->coordinate(axis) == own) {
+      sent.push_back(as_bytes(norm->result().reshape({1})));
+    }
+  }
+  for (const int64_t count : counts) {
+    from.push_back(at::empty({count}, bytes));
+  }
+  const at::Tensor packed = at::cat(sent);
+  state.ctx.ledger.record("all_gather", mesh.axis(axis).name, kName, packed.numel() * (size - 1));
+  state.ctx.axis(mesh, axis).all_gather(from, packed)->wait();
+  std::vector<int64_t> at(from.size());
+  for (SquaredNorm* norm : norms) {
+    const int64_t member = norm->coordinate(axis), length = static_cast<int64_t>(norm->options().dtype().itemsize());
+    const at::Tensor value = from[member].narrow(0, at[member], length).clone();
+    norm->receive(axis, value.view(c10::typeMetaToScalarType(norm->options().dtype())).squeeze(0));
+    at[member] += length;
+  }
+}
 
 // One exchange: each rank of the axis gets what the others hold of all tensors that the axis cuts.
 void merge_over(RankState& state, const layout::Mesh& mesh, int64_t axis, std::vector<SquaredNorm*> norms) {
@@ -332,7 +343,7 @@ void merge_over(RankState& state, const layout::Mesh& mesh, int64_t axis, std::v
   std::vector<at::Tensor> own;
   for (const SquaredNorm* norm : norms) {
     for (const at::Tensor& values : norm->values()) {
-      own.push_back(values.contiguous().view(at::kByte).flatten());
+      own.push_back(as_bytes(values));
     }
   }
   const at::TensorOptions bytes = at::TensorOptions().dtype(at::kByte).device(norms[0]->options().device());
@@ -408,6 +419,11 @@ std::vector<at::Tensor> squares_of(c10::ArrayRef<at::Tensor> tensors) {
     RankState& state = RankState::require();
     const comm::Caller caller(state.ctx, kName);
     merge_over(state, *mesh, axis, placed);
+  }
+  for (int64_t axis = mesh ? mesh->ndim() - 1 : -1; axis >= 0; --axis) {
+    RankState& state = RankState::require();
+    const comm::Caller caller(state.ctx, kName);
+    tell_over(state, *mesh, axis, placed);
   }
   for (size_t i = 0; i < tensors.size(); ++i) {
     squares[i] = norms[i] ? norms[i]->result() : squares[i];

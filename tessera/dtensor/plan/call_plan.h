@@ -33,6 +33,7 @@ struct CallPlan {
     int item = -1;  // of a tensor list
     MovePtr move;
     bool gathers_parameter = false;  // as its GatherPolicy says
+    bool sends = false;              // from one coordinate of an axis to another
   };
   struct Output {
     layout::Spec spec;

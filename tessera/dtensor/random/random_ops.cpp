@@ -107,6 +107,15 @@ void fill_by_counter(RankState& state, at::Tensor& local, const Spec& spec, cons
   }
 }
 
+// Where the tensor is not: the numbers that come next are those that come next where it is.
+void pass_by(RankState& state, const Spec& spec, Draw& draw) {
+  if (draw.counter) {
+    state.next_stream();
+  } else {
+    random::skip_stock(stock_tensor_of(spec), *draw.stock, draw.generator);
+  }
+}
+
 }  // namespace
 
 bool starts_at_first_sample(const Origin* origin) {
@@ -115,6 +124,9 @@ bool starts_at_first_sample(const Origin* origin) {
 
 void fill_local(RankState& state, at::Tensor& local, const Spec& spec, const Origin* origin, Draw draw) {
   LocalScope scope;
+  if (!spec->holds(state.ctx.coord(spec->mesh))) {
+    return pass_by(state, spec, draw);
+  }
   if (draw.counter) {
     return fill_by_counter(state, local, spec, origin, *draw.counter);
   }

@@ -12,17 +12,18 @@ namespace tessera::dtensor {
 // What the plan says of it (plan/plan.h), by axes of its mesh, so that it holds for views of the parameter too. One
 // object for all parameters of a rank that are read alike: plans tell calls apart by its address.
 struct GatherPolicy {
-  std::vector<int64_t> read = {};    // operators gather it over these axes
-  bool is_kept = false;              // a copy stays until the step ends,
-  std::vector<int64_t> kept = {};    // ... gathered over these
-  std::vector<int64_t> merged = {};  // its gradient is merged over these as soon as a backward pass has it
-  bool is_grouped = false;           // both are done together with other parameters (GatherGroup)
+  std::vector<int64_t> read = {};     // operators gather it over these axes
+  std::vector<int64_t> fetched = {};  // it is On a coordinate of these, and operators elsewhere fetch it
+  bool is_kept = false;               // a copy stays until the step ends,
+  std::vector<int64_t> kept = {};     // ... gathered over these
+  std::vector<int64_t> merged = {};   // its gradient is merged over these as soon as a backward pass has it
+  bool is_grouped = false;            // both are done together with other parameters (GatherGroup)
   // Operators read it in this dtype, and what they read beside it; it is cast before it is gathered.
   std::optional<c10::ScalarType> dtype = std::nullopt;
   std::optional<c10::ScalarType> merge_dtype = std::nullopt;  // of gradients that are merged; else the parameter's
   bool operator==(const GatherPolicy&) const = default;
 
-  bool reads_otherwise() const { return !read.empty() || dtype; }
+  bool reads_otherwise() const { return !read.empty() || !fetched.empty() || dtype; }
   bool keeps_all() const { return is_kept && kept == read; }
 };
 

@@ -1,5 +1,6 @@
 #include "tessera/dtensor/record/meta.h"
 
+#include <algorithm>
 #include <memory>
 #include <new>
 #include <utility>
@@ -182,9 +183,30 @@ at::Tensor Meta::find_copy(GatheredCopy Rare::* slot, const Spec& wanted) const 
     return {};
   }
   const GatheredCopy& copy = rare.get()->*slot;
-  const bool is_valid =
-      copy.spec == wanted && unchanged_since(copy.made) && copy.part.is_inference() <= c10::InferenceMode::is_enabled();
-  return is_valid ? copy.part : at::Tensor();
+  return copy.spec == wanted && may_read(copy) ? copy.part : at::Tensor();
+}
+
+bool Meta::may_read(const GatheredCopy& copy) const {
+  return unchanged_since(copy.made) && copy.part.is_inference() <= c10::InferenceMode::is_enabled();
+}
+
+const GatheredCopy* Meta::find_sent(const Spec& wanted) const {
+  if (!rare) {
+    return nullptr;
+  }
+  const auto found = std::find_if(rare->sent.begin(), rare->sent.end(),
+                                  [&](const GatheredCopy& copy) { return copy.spec == wanted && may_read(copy); });
+  return found == rare->sent.end() ? nullptr : &*found;
+}
+
+const GatheredCopy* Meta::last_sent() const {
+  return rare && !rare->sent.empty() && may_read(rare->sent.back()) ? &rare->sent.back() : nullptr;
+}
+
+void Meta::keep_sent(const Spec& copy_spec, at::Tensor part) {
+  std::vector<GatheredCopy>& sent = make_rare().sent;
+  std::erase_if(sent, [&](const GatheredCopy& copy) { return !may_read(copy); });
+  sent.push_back({copy_spec, std::move(part), moment()});
 }
 
 void Meta::keep_copy(GatheredCopy Rare::* slot, const Spec& copy_spec, at::Tensor part) {
@@ -199,6 +221,7 @@ void Meta::replace(at::Tensor new_local, Spec new_spec) {
     return;
   }
   rare->gathered = rare->kept = {};
+  rare->sent.clear();
   if (rare->derived) {
     root.reset();
     rare->derived->shares_memory = false;

@@ -86,8 +86,9 @@ struct GatheredCopy {
 
 // The parts that few DTensors have.
 struct Rare {
-  GatheredCopy gathered;  // as operators read it
-  GatheredCopy kept;      // of a parameter, between them (GatherPolicy)
+  GatheredCopy gathered;           // as operators read it
+  GatheredCopy kept;               // of a parameter, between them (GatherPolicy)
+  std::vector<GatheredCopy> sent;  // to other coordinates of an axis on which it is On, in the order of the sends
   std::unique_ptr<Derived> derived;
   std::shared_ptr<Pending> pending;  // the value waits for other samples; see pending.h
   bool is_unfinished = false;        // computed from a gradient that lacked samples of the step
@@ -119,8 +120,13 @@ struct Meta final : c10::BackendMeta, base::Pooled<Meta> {
   // The copy in this layout, if there is a valid one that the running mode may read; else an undefined tensor.
   at::Tensor find_copy(GatheredCopy Rare::* slot, const Spec& spec) const;
   void keep_copy(GatheredCopy Rare::* slot, const Spec& spec, at::Tensor part);
+  // The same of copies at other coordinates: the last one that is valid, or null.
+  const GatheredCopy* find_sent(const Spec& spec) const;
+  const GatheredCopy* last_sent() const;
+  void keep_sent(const Spec& spec, at::Tensor part);
 
   Rare& make_rare();
+  bool may_read(const GatheredCopy& copy) const;
   // What is known of a dropped tensor by weak references keeps no memory.
   void release_resources() override;
   // The same logical value, elsewhere placed.

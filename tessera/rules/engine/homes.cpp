@@ -12,19 +12,22 @@ using layout::Placements;
 namespace {
 
 // Who says where a call runs: the highest of these.
-enum class Say : uint8_t { kOperand, kParameter, kForward, kWritten };
+enum class Say : uint8_t { kFetched, kOperand, kParameter, kForward, kWritten };
 
 Say say_of(const Operand& operand) {
-  return operand.is_written ? Say::kWritten : operand.is_parameter ? Say::kParameter : Say::kOperand;
+  return operand.is_written     ? Say::kWritten
+         : operand.is_fetched   ? Say::kFetched
+         : operand.is_parameter ? Say::kParameter
+                                : Say::kOperand;
 }
 
 struct Home {
   int64_t coordinate = -1;
-  Say say = Say::kOperand;
+  Say say = Say::kFetched;
 };
 
 // Where the call runs on an axis on which some operand is On.
-std::optional<int64_t> home_of(const Call& call, const layout::Spec& forward, int64_t axis, bool everywhere) {
+std::optional<int64_t> home_of(const Call& call, const layout::Spec& forward, int64_t axis) {
   Home home;
   if (forward && forward->placements[axis].is_on()) {
     home = {forward->placements[axis].coordinate(), Say::kForward};
@@ -46,7 +49,7 @@ std::optional<int64_t> home_of(const Call& call, const layout::Spec& forward, in
       home = {placement.coordinate(), say};
     }
   }
-  return everywhere && home.say != Say::kWritten ? std::nullopt : std::optional(home.coordinate);
+  return home.coordinate;
 }
 
 bool has_on(const Call& call, int64_t axis) {
@@ -67,7 +70,7 @@ void take_away(Placements& placements, int64_t axis) {
 
 }  // namespace
 
-Homes::Homes(const Call& call, const layout::Spec& forward, bool everywhere) {
+Homes::Homes(const Call& call, const layout::Spec& forward) {
   const auto is_everywhere = [](const Operand& operand) { return operand.spec->is_everywhere; };
   if (std::all_of(call.operands.begin(), call.operands.end(), is_everywhere)) {
     return;
@@ -75,7 +78,7 @@ Homes::Homes(const Call& call, const layout::Spec& forward, bool everywhere) {
   const layout::Spec known = forward && forward->mesh == call.spec(0)->mesh ? forward : layout::Spec();
   for (int64_t axis = 0; axis < call.spec(0)->mesh.ndim(); ++axis) {
     if (has_on(call, axis)) {
-      axes_.push_back({axis, home_of(call, known, axis, everywhere)});
+      axes_.push_back({axis, home_of(call, known, axis)});
     }
   }
 }

@@ -13,15 +13,15 @@ namespace tessera::rules {
 // where the home is. A value.
 //
 // On an axis where an operand is On, the call runs at one coordinate alone: that of an operand that is written, else,
-// in a derivative, that of the forward call, else that of a parameter, else the last of all. So the gradient of what is
-// On is computed where the value was. The other operands move there, and its results are On there. Where an operand is
-// written that is not On, or where `everywhere` asks for it and nothing On is written, what is On becomes Replicate
+// in a derivative, that of the forward call, else that of a parameter, else the last of all but of parameters that are
+// fetched, else the last of those. So the gradient of what is On is computed where the value was. The other operands
+// move there, and its results are On there. Where an operand is written that is not On, what is On becomes Replicate
 // instead, and the call runs on all ranks.
 class Homes {
  public:
   // `forward`: a result of the forward call, if this is its derivative. Throws if operands are written at two
   // coordinates of an axis.
-  explicit Homes(const Call& call, const layout::Spec& forward = {}, bool everywhere = false);
+  explicit Homes(const Call& call, const layout::Spec& forward = {});
 
   // No operand is On.
   bool empty() const { return axes_.empty(); }

@@ -28,15 +28,19 @@ TEST(AxisRole, NamesSayWhatAxesAreFor) {
   EXPECT_EQ(batch_axes_of(sharded), (std::vector<std::string>{"dp", "fsdp"}));
   EXPECT_EQ(name_of(AxisRole::kData), "dp");
   EXPECT_EQ(name_of(AxisRole::kTensor), "tp");
+  const auto stages = Mesh::parse("pp=2,dp=2");
+  EXPECT_EQ(role_of(stages, 0), AxisRole::kPipeline);
+  EXPECT_EQ(batch_axes_of(stages), std::vector<std::string>{"dp"});
+  EXPECT_EQ(name_of(AxisRole::kPipeline), "pp");
 }
 
 TEST(AxisRole, ARefusalSaysWhyAndListsTheNames) {
   const std::string accepted =
       "; accepted: dp (cuts the batch), dp_replicate (the same as dp), fsdp (cuts the batch and what is kept of each "
-      "parameter), dp_shard (the same as fsdp), tp (cuts the model)";
+      "parameter), dp_shard (the same as fsdp), tp (cuts the model), pp (cuts the model into stages)";
   EXPECT_EQ(refusal_of("dp=2,tp=2"), "none");
-  EXPECT_EQ(refusal_of("dp=2,pp=2"),
-            "[mesh] the axis \"pp\" of mesh {dp=2,pp=2}: pipeline stages are not there yet" + accepted);
+  EXPECT_EQ(refusal_of("dp=2,cp=2"),
+            "[mesh] the axis \"cp\" of mesh {dp=2,cp=2}: context parallelism is not there yet" + accepted);
   EXPECT_EQ(refusal_of("ddp=2"),
             "[mesh] the axis \"ddp\" of mesh {ddp=2} has no role; did you mean \"dp\"?" + accepted);
   EXPECT_EQ(refusal_of("stage=1"), "[mesh] the axis \"stage\" of mesh {stage=1} has no role" + accepted);

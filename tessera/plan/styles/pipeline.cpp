@@ -1,0 +1,133 @@
+// Pipeline stages: each parameter is on one coordinate of the pp axis, layers in their order, so that stages cost
+// alike.
+//
+// A tied parameter is where it is read first; operators of other stages fetch it, and its gradient goes home.
+#include <algorithm>
+#include <map>
+
+#include "tessera/base/error.h"
+#include "tessera/plan/draft.h"
+#include "tessera/plan/stages.h"
+
+namespace tessera::plan {
+namespace {
+
+class PipelineStyle {
+ public:
+  PipelineStyle(Draft& draft, int64_t axis) : draft_(draft), axis_(static_cast<size_t>(axis)), parts_(draft.parts()) {
+    for (const EmbeddingInfo& table : draft.roles.embeddings) {
+      if (may_be_head(table)) {
+        add_head(table.weight());
+      }
+    }
+    std::vector<double> costs;
+    for (const ModelPart& part : parts_) {
+      costs.push_back(part.cost);
+    }
+    stages_ = balanced_stages(costs, stages());
+  }
+
+  void run() {
+    std::map<std::string, int64_t> homes;
+    for (size_t i = 0; i < parts_.size(); ++i) {
+      for (const std::string& name : parts_[i].parameters) {
+        draft_.entry(name).storage[axis_] = layout::On(stages_[i]);
+        homes[name] = stages_[i];
+      }
+    }
+    for (size_t i = 0; i < parts_.size(); ++i) {
+      for (const std::string& name : parts_[i].tied) {
+        if (homes.at(name) != stages_[i]) {
+          fetch(draft_.entry(name));
+        }
+      }
+    }
+    for (int64_t stage = 0; stage < stages(); ++stage) {
+      describe(stage);
+    }
+  }
+
+ private:
+  int64_t stages() const { return draft_.plan.mesh.axis(static_cast<int64_t>(axis_)).size; }
+
+  // A table of tokens that no product of its size stands beside: a C++ model may read it at its end, which its modules
+  // do not say.
+  bool may_be_head(const EmbeddingInfo& table) const {
+    const auto& groups = draft_.roles.groups;
+    const auto is_as_wide = [&](const LinearInfo& linear) { return linear.out == table.rows; };
+    const bool is_named_twice = std::any_of(parts_.begin(), parts_.end(), [&](const ModelPart& part) {
+      return std::find(part.tied.begin(), part.tied.end(), table.weight()) != part.tied.end();
+    });
+    return !table.is_position && !is_named_twice && std::none_of(groups.begin(), groups.end(), [&](const auto& group) {
+      return std::any_of(group.columns.begin(), group.columns.end(), is_as_wide) ||
+             (group.row && is_as_wide(*group.row));
+    });
+  }
+
+  void add_head(const std::string& weight) {
+    for (const NamedTensor& named : draft_.parameters()) {
+      if (named.name == weight) {
+        parts_.back().tied.push_back(weight);
+        parts_.back().cost += static_cast<double>(named.tensor.numel());
+      }
+    }
+  }
+
+  void fetch(ParameterPlan& entry) const {
+    entry.compute = entry.storage;
+    (*entry.compute)[axis_] = layout::Replicate();
+    entry.gradient = entry.storage;
+    for (layout::Placement& placement : *entry.gradient) {
+      placement = placement.is_replicate() ? layout::Partial() : placement;
+    }
+  }
+
+  // What a stage has, costs and gets from the one before it.
+  void describe(int64_t stage) const {
+    const auto begin = std::find(stages_.begin(), stages_.end(), stage);
+    const auto end = std::find_if(begin, stages_.end(), [&](int64_t other) { return other != stage; });
+    if (begin == end) {
+      return draft_.note(
+          c10::str("stage ", stage, " is empty: the model has ", parts_.size(), " parts for ", stages(), " stages"));
+    }
+    double all = 0, cost = 0;
+    int64_t elements = 0;
+    for (size_t i = 0; i < parts_.size(); ++i) {
+      all += parts_[i].cost;
+      cost += stages_[i] == stage ? parts_[i].cost : 0;
+      elements += stages_[i] == stage ? parts_[i].elements : 0;
+    }
+    const auto part_at = [&](auto it) -> const ModelPart& { return parts_[static_cast<size_t>(it - stages_.begin())]; };
+    const std::string first = part_at(begin).name, last = part_at(end - 1).name;
+    std::string text =
+        c10::str("stage ", stage, ": ", first, first == last ? "" : " to " + last, ", ", elements, " parameters, ",
+                 static_cast<int64_t>(100 * cost / std::max(all, 1.0) + 0.5), "% of the cost");
+    if (stage > 0) {
+      const ModelPart& before = part_at(begin - 1);
+      const auto dtype = draft_.options.precision.compute.value_or(before.dtype);
+      text += before.width > 0 ? c10::str(", gets ", before.width * static_cast<int64_t>(c10::elementSize(dtype)),
+                                          " bytes for each token from the stage before it")
+                               : ", gets what the stage before it makes";
+    }
+    draft_.note(text);
+  }
+
+  Draft& draft_;
+  const size_t axis_;
+  std::vector<ModelPart> parts_;
+  std::vector<int64_t> stages_;  // of each part
+};
+
+}  // namespace
+
+void plan_pipeline(Draft& draft) {
+  if (const auto axis = draft.wide_axis(layout::AxisRole::kPipeline)) {
+    TESSERA_CHECK_AS(
+        PlanError, draft.wide_axes(layout::AxisRole::kSharded).empty(), "[generate_plan] mesh {", draft.plan.mesh.str(),
+        "}: parameters that are on one stage and cut over fsdp are not there yet; accepted: pp with dp and "
+        "tp");
+    PipelineStyle(draft, *axis).run();
+  }
+}
+
+}  // namespace tessera::plan
