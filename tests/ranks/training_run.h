@@ -46,6 +46,7 @@ struct Setting {
   std::vector<std::string> recompute = {}, recompute_keep = {}, offload = {};
   std::string load_from = "", save_to = "";  // folders of runs: training goes on there, is kept there
   std::optional<catalogue::NameMap> file_names = std::nullopt;  // the form of parameters there
+  int threads = 0;                                              // of each rank; 0: its share of the cores
   // Clips gradients to a norm of 1 and returns the norm.
   double (*clip)(const std::vector<at::Tensor>&) = [](const std::vector<at::Tensor>& parameters) {
     return torch::nn::utils::clip_grad_norm_(parameters, 1.0);
@@ -135,60 +136,62 @@ Curve train(const Setting& setting, const Config& config, const Case& c) {
     data.push_back(tokens_of(setting, i));
   }
   const auto mesh = layout::Mesh::parse(c.mesh);
-  comm::run_ranks(mesh.size(), [&](int64_t rank) {
-    dtensor::manual_seed(setting.seed);
-    if (setting.lattice) {
-      dtensor::set_numerics(dtensor::Numerics::kExact, *setting.lattice);
-    }
-    auto model = parallel::deferred([&] { return Model(config); });
-    torch::optim::AdamW optimizer(model->parameters(),
-                                  torch::optim::AdamWOptions(setting.learning_rate).eps(setting.eps));
-    const auto plan = parallel::generate_plan(*model, {.mesh = mesh,
-                                                       .sequence_parallel = c.sequence_parallel,
-                                                       .sharding = c.sharding,
-                                                       .precision = setting.precision,
-                                                       .recompute = setting.recompute,
-                                                       .recompute_keep = setting.recompute_keep,
-                                                       .offload = setting.offload,
-                                                       .heads = config.heads,
-                                                       .kv_heads = kv_heads_of(config),
-                                                       .lattice = setting.lattice});
-    parallel::place(*model, plan, &optimizer);
-    for (const auto& item : model->named_parameters()) {
-      const torch::NoGradGuard no_grad;
-      if (const auto found = setting.initial.find(item.key()); found != setting.initial.end()) {
-        item.value().copy_(found->second);
-      }
-    }
-    parallel::Job job(model.ptr(), plan,
-                      [model](const std::vector<at::Tensor>& batch) mutable { return model->loss(batch[0], batch[1]); },
-                      {.accumulate = c.accumulate, .optimizer = &optimizer, .file_names = setting.file_names});
-    if (!setting.load_from.empty()) {
-      checkpoint::load(setting.load_from, job);
-    }
-    for (int64_t i = job.step(); i < setting.steps; ++i) {
-      const at::Tensor all = data[i];
-      at::Tensor loss =
-          job(all.slice(1, 0, setting.length).contiguous(), all.slice(1, 1, setting.length + 1).contiguous());
-      loss.backward();
-      const double norm = setting.clip(model->parameters());
-      optimizer.step();
-      optimizer.zero_grad();
-      const double value = loss.item().toDouble();
-      if (rank == 0) {
-        curve.losses.push_back(value), curve.norms.push_back(norm);
-      }
-    }
-    if (!setting.save_to.empty()) {
-      checkpoint::save(setting.save_to, job);
-    }
-    for (const auto& item : model->named_parameters()) {
-      const at::Tensor whole = dtensor::full_tensor(item.value().detach());
-      if (rank == 0) {
-        curve.parameters[item.key()] = whole.clone();
-      }
-    }
-  });
+  comm::run_ranks(
+      mesh.size(),
+      [&](int64_t rank) {
+        dtensor::manual_seed(setting.seed);
+        if (setting.lattice) {
+          dtensor::set_numerics(dtensor::Numerics::kExact, *setting.lattice);
+        }
+        auto model = parallel::deferred([&] { return Model(config); });
+        torch::optim::AdamW optimizer(model->parameters(),
+                                      torch::optim::AdamWOptions(setting.learning_rate).eps(setting.eps));
+        const auto plan = parallel::generate_plan(*model, {.mesh = mesh,
+                                                           .sequence_parallel = c.sequence_parallel,
+                                                           .sharding = c.sharding,
+                                                           .precision = setting.precision,
+                                                           .recompute = setting.recompute,
+                                                           .heads = config.heads,
+                                                           .kv_heads = kv_heads_of(config),
+                                                           .lattice = setting.lattice});
+        parallel::place(*model, plan, &optimizer);
+        for (const auto& item : model->named_parameters()) {
+          const torch::NoGradGuard no_grad;
+          if (const auto found = setting.initial.find(item.key()); found != setting.initial.end()) {
+            item.value().copy_(found->second);
+          }
+        }
+        parallel::Job job(
+            model.ptr(), plan,
+            [model](const std::vector<at::Tensor>& batch) mutable { return model->loss(batch[0], batch[1]); },
+            {.accumulate = c.accumulate, .optimizer = &optimizer, .file_names = setting.file_names});
+        if (!setting.load_from.empty()) {
+          checkpoint::load(setting.load_from, job);
+        }
+        for (int64_t i = job.step(); i < setting.steps; ++i) {
+          const at::Tensor all = data[i];
+          at::Tensor loss =
+              job(all.slice(1, 0, setting.length).contiguous(), all.slice(1, 1, setting.length + 1).contiguous());
+          loss.backward();
+          const double norm = setting.clip(model->parameters());
+          optimizer.step();
+          optimizer.zero_grad();
+          const double value = loss.item().toDouble();
+          if (rank == 0) {
+            curve.losses.push_back(value), curve.norms.push_back(norm);
+          }
+        }
+        if (!setting.save_to.empty()) {
+          checkpoint::save(setting.save_to, job);
+        }
+        for (const auto& item : model->named_parameters()) {
+          const at::Tensor whole = dtensor::full_tensor(item.value().detach());
+          if (rank == 0) {
+            curve.parameters[item.key()] = whole.clone();
+          }
+        }
+      },
+      {.intra_op_threads = setting.threads});
   return curve;
 }
 
