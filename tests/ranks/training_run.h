@@ -151,6 +151,8 @@ Curve train(const Setting& setting, const Config& config, const Case& c) {
                                                            .sharding = c.sharding,
                                                            .precision = setting.precision,
                                                            .recompute = setting.recompute,
+                                                           .recompute_keep = setting.recompute_keep,
+                                                           .offload = setting.offload,
                                                            .heads = config.heads,
                                                            .kv_heads = kv_heads_of(config),
                                                            .lattice = setting.lattice});
