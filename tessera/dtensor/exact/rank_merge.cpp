@@ -53,7 +53,8 @@ struct Batch {
   }
 };
 
-// Which nodes each rank of the axis has of each sum: asked of them, or where they are imagined, of what is known of all.
+// Which nodes each rank of the axis has of each sum: asked of them, or where they are imagined, of what is known of
+// all.
 std::vector<MergePlan::Nodes> nodes_of_members(comm::Communicator& group, const std::vector<RankMerge*>& merges,
                                                const std::vector<int64_t>& merged_axes) {
   const RankMerge& first = *merges.front();
@@ -81,9 +82,8 @@ std::vector<Batch> batches_of(RankState& state, int64_t axis, const std::vector<
   const RankMerge& first = *merges.front();
   const layout::Mesh mesh = first.way.now()->mesh;
   comm::Communicator& group = state.ctx.axis(mesh, axis);
-  state.ctx.ledger.record(
-      "all_gather", mesh.axis(axis).name, op,
-      sums::bytes_of_nodes(first.root) * static_cast<int64_t>(merges.size()) * (group.size() - 1));
+  state.ctx.ledger.record("all_gather", mesh.axis(axis).name, op,
+                          sums::bytes_of_nodes(first.root) * static_cast<int64_t>(merges.size()) * (group.size() - 1));
   auto nodes = nodes_of_members(group, merges, merged_axes);
   std::vector<Batch> batches;
   for (size_t i = 0; i < merges.size(); ++i) {

@@ -17,14 +17,14 @@ struct RankState;
 // One of them.
 struct RankMerge {
   ScatteringMove way;
-  std::vector<int64_t> axes;        // that it is merged over, in this order
-  sums::Node root;                  // of its tree
-  std::vector<comm::NodeSum> mine;  // this rank's; once merged, its parts of those of all ranks
-  std::vector<int64_t> sizes;       // of each
-  at::TensorOptions options;        // of each
+  std::vector<int64_t> axes;         // that it is merged over, in this order
+  sums::Node root;                   // of its tree
+  std::vector<comm::NodeSum> mine;   // this rank's; once merged, its parts of those of all ranks
+  std::vector<int64_t> sizes;        // of each
+  at::TensorOptions options;         // of each
   const HeldLeaves* held = nullptr;  // what other ranks have, where those are imagined
   HeldLeaves::Wanted wanted = {};    // of that
-  bool may_reuse = false;           // nobody else looks at the memory of `mine`
+  bool may_reuse = false;            // nobody else looks at the memory of `mine`
 };
 
 // Merges each over its axes. Those of one tree and the same axes are merged together: who has which nodes is said once

@@ -18,8 +18,8 @@ namespace tessera::train {
 // The value of a scalar, placed or plain. Collective over its mesh.
 double value_of(const at::Tensor& scalar);
 
-// Deferred model, optimizer, plan, placement and job in the configuration's numerics, which are set for the rank. One per
-// rank. Making it and stepping are collective over all ranks of the job, whose number must be the configuration's.
+// Deferred model, optimizer, plan, placement and job in the configuration's numerics, which are set for the rank. One
+// per rank. Making it and stepping are collective over all ranks of the job, whose number must be the configuration's.
 class PlacedRun {
  public:
   explicit PlacedRun(const Config& config);
