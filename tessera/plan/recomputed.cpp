@@ -1,6 +1,7 @@
 #include "tessera/plan/recomputed.h"
 
 #include <algorithm>
+#include <functional>
 
 #include "tessera/base/error.h"
 #include "tessera/base/text.h"
@@ -43,8 +44,9 @@ Names patterns_near(const std::string& pattern, const Names& names) {
   return near.empty() ? all : near;
 }
 
-// Those of the model's modules that one of the patterns matches; `key` is the plan's.
-Names modules_of(const char* key, const Names& patterns, const ModuleTree& model) {
+// Those of the model's modules that the plan means by these patterns; `key` is the plan's name of them.
+Names modules_of(const char* key, const Names& patterns, const ModuleTree& model,
+                 const std::function<bool(const std::string&)>& is_meant) {
   const Names names = names_of(model);
   for (const std::string& pattern : patterns) {
     const bool is_used = std::any_of(names.begin(), names.end(), [&](const std::string& name) {
@@ -55,10 +57,7 @@ Names modules_of(const char* key, const Names& patterns, const ModuleTree& model
                      base::join(patterns_near(pattern, names), ", "));
   }
   Names found;
-  std::copy_if(names.begin(), names.end(), std::back_inserter(found), [&](const std::string& name) {
-    return std::any_of(patterns.begin(), patterns.end(),
-                       [&](const std::string& pattern) { return matches(pattern, name); });
-  });
+  std::copy_if(names.begin(), names.end(), std::back_inserter(found), is_meant);
   return found;
 }
 
@@ -70,11 +69,12 @@ Names recomputed_modules(const Plan& plan, const ModuleTree& model) {
       plan.recompute_keep.empty() ? "" : plan.recompute_keep.front(),
       "\" has no effect where nothing is recomputed; accepted: patterns of modules in \"recompute\" beside "
       "it");
-  return modules_of("recompute", plan.recompute, model);
+  return modules_of("recompute", plan.recompute, model,
+                    [&](const std::string& module) { return plan.recomputes(module); });
 }
 
 Names offloaded_modules(const Plan& plan, const ModuleTree& model) {
-  return modules_of("offload", plan.offload, model);
+  return modules_of("offload", plan.offload, model, [&](const std::string& module) { return plan.offloads(module); });
 }
 
 }  // namespace tessera::plan

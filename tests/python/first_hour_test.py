@@ -76,7 +76,8 @@ class FirstHourTest(unittest.TestCase):
         self.assertLess(max(parts), 0.55 * one)
 
     def test_09_26_axes_that_are_not_there(self):
-        for mesh, missing in (("pp=2,tp=2", "pipeline stages"), ("ep=4", "expert parallelism"), ("cp=4", "context parallelism")):
+        self.close(tessera.run_ranks(lambda: self.loss(self.model("pp=2,tp=2")).item(), 4), self.loss(self.model()).item())
+        for mesh, missing in (("ep=4", "expert parallelism"), ("cp=4", "context parallelism")):
             self.refused(f"{missing} (is|are) not there yet; accepted: dp", lambda: self.model(mesh), 4)  # noqa: B023
         self.refused("no role; accepted: dp", lambda: self.model("world=4"), 4)
 

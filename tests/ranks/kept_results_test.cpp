@@ -5,17 +5,13 @@
 #include <torch/torch.h>
 
 #include "tessera/dtensor/state/observer.h"
-#include "tessera/parallel/forward_pass.h"
-#include "tests/ranks/support.h"
-#include "tests/ranks/training_run.h"
-#include "tests/support/counting_allocator.h"
+#include "tests/ranks/llama_loop.h"
 
 namespace tessera::ranks::kept_results_test {
 namespace {
 
 using dtensor::recompute;
 using plan::Sharding;
-using support::bytes_of;
 using Names = std::vector<std::string>;
 using Tensors = std::vector<at::Tensor>;
 
@@ -91,35 +87,13 @@ class Counts final : public dtensor::OpObserver {
   std::map<std::string, int64_t> counts_;
 };
 
-// A model on one rank or more, and a loop that the program runs itself.
-struct Loop {
-  Loop(const Mesh& mesh, const models::LlamaConfig& config, Names modules, Names keep)
-      : model(parallel::deferred([&] { return models::Llama(config); })),
-        plan(parallel::generate_plan(
-            *model, {.mesh = mesh, .recompute = std::move(modules), .recompute_keep = std::move(keep)})),
-        passes((parallel::place(*model, plan), plan)) {}
-
-  at::Tensor forward(int64_t batch, int64_t length) {
-    const at::Tensor tokens = tokens_of({.batch = batch, .length = length, .vocabulary = 67}, 0);
-    const auto given = passes.begin({{"tokens", tokens.slice(1, 0, length).contiguous()},
-                                     {"targets", tokens.slice(1, 1, length + 1).contiguous()}});
-    at::Tensor loss = model->loss(given[0], given[1]);
-    passes.end();
-    return loss;
-  }
-
-  models::Llama model;
-  plan::Plan plan;
-  parallel::ForwardPasses passes;
-};
-
 constexpr int64_t kBatch = 16, kLength = 16;
 
 // Operators of a step of a Llama, on rank 0.
 std::map<std::string, int64_t> operators_of_step(const Mesh& mesh, const Names& modules, const Names& keep) {
   std::map<std::string, int64_t> found;
   run_on(mesh, [&](int64_t rank) {
-    Loop loop(mesh, llama(), modules, keep);
+    LlamaLoop loop(llama(), {.mesh = mesh, .recompute = modules, .recompute_keep = keep});
     loop.forward(kBatch, kLength).backward();
     Counts counts;
     loop.forward(kBatch, kLength).backward();
@@ -142,35 +116,6 @@ TEST(KeptResults, AreComputedOnce) {
   EXPECT_EQ(kept["aten::silu"], 2 * plain["aten::silu"]);
 }
 
-// What one more block adds on rank 0 to what a forward pass holds for backward, and to its peak with backward.
-struct Added {
-  double held = 0, peak = 0;
-};
-
-Added added_by_block(const Mesh& mesh, const Names& modules, const Names& keep) {
-  constexpr int64_t kFew = 2, kMany = 4;
-  const auto bytes = [&](int64_t layers) {
-    std::pair<int64_t, int64_t> found;
-    run_on(mesh, [&](int64_t rank) {
-      Loop loop(mesh, llama(layers), modules, keep);
-      loop.forward(kBatch, kLength).backward();  // gradients are there from now on
-      const int64_t before = bytes_of(rank).live;
-      support::reset_peak(rank);
-      const at::Tensor loss = loop.forward(kBatch, kLength);
-      const int64_t held = bytes_of(rank).live - before;
-      loss.backward();
-      if (rank == 0) {
-        found = {held, bytes_of(rank).peak - before};
-      }
-    });
-    return found;
-  };
-  const auto few = bytes(kFew), many = bytes(kMany);
-  constexpr double kBlocks = kMany - kFew;
-  return {static_cast<double>(many.first - few.first) / kBlocks,
-          static_cast<double>(many.second - few.second) / kBlocks};
-}
-
 // By each block: its input, and the results of what is kept.
 TEST(KeptResults, AddTheirBytesAndNoMore) {
   support::count_allocations();
@@ -189,7 +134,8 @@ TEST(KeptResults, AddTheirBytesAndNoMore) {
                                                {{"linear"}, products},
                                                {kAttentionAndProducts, attention + products}}) {
       SCOPED_TRACE(keep.front());
-      const Added found = added_by_block(mesh, {"model.layers.*"}, keep);
+      const PassBytes found = added_by_block(
+          llama, {.mesh = mesh, .recompute = {"model.layers.*"}, .recompute_keep = keep}, kBatch, kLength);
       EXPECT_NEAR(found.held, row + bytes, 0.02 * (row + bytes));
       EXPECT_NEAR(found.peak, row + bytes, 0.02 * (row + bytes));
     }
@@ -316,7 +262,9 @@ TEST(KeptResults, OfNamesThatMeanNothingAreRefused) {
     EXPECT_EQ(says(name), "") << name;
   }
   const auto of_plan = [](const Names& modules, const Names& keep) {
-    return failure_on(1, [&](int64_t) { Loop(Mesh::parse("1"), llama(), modules, keep); });
+    return failure_on(1, [&](int64_t) {
+      LlamaLoop(llama(), {.mesh = Mesh::parse("1"), .recompute = modules, .recompute_keep = keep});
+    });
   };
   EXPECT_SAYS(of_plan({"model.layers.*"}, {"linea"}),
               "keep \"linea\": no operator is called so; did you mean \"linear\"?");

@@ -5,10 +5,7 @@
 #include <torch/torch.h>
 
 #include "tessera/dtensor/front/offload.h"
-#include "tessera/parallel/forward_pass.h"
-#include "tests/ranks/support.h"
-#include "tests/ranks/training_run.h"
-#include "tests/support/counting_allocator.h"
+#include "tests/ranks/llama_loop.h"
 
 namespace tessera::ranks::offload_test {
 namespace {
@@ -59,28 +56,6 @@ TEST(Offload, HasTheBitsOfAModelInMemory) {
   }
 }
 
-// A model on one rank or more, and a loop that the program runs itself.
-struct Loop {
-  Loop(const Mesh& mesh, const models::LlamaConfig& config, Names offloaded, Names recomputed)
-      : model(parallel::deferred([&] { return models::Llama(config); })),
-        plan(parallel::generate_plan(
-            *model, {.mesh = mesh, .recompute = std::move(recomputed), .offload = std::move(offloaded)})),
-        passes((parallel::place(*model, plan), plan)) {}
-
-  at::Tensor forward(int64_t batch, int64_t length) {
-    const at::Tensor tokens = tokens_of({.batch = batch, .length = length, .vocabulary = 67}, 0);
-    const auto given = passes.begin({{"tokens", tokens.slice(1, 0, length).contiguous()},
-                                     {"targets", tokens.slice(1, 1, length + 1).contiguous()}});
-    at::Tensor loss = model->loss(given[0], given[1]);
-    passes.end();
-    return loss;
-  }
-
-  models::Llama model;
-  plan::Plan plan;
-  parallel::ForwardPasses passes;
-};
-
 constexpr int64_t kBatch = 16, kLength = 32;
 
 // Of rank 0, above what is there between steps.
@@ -94,7 +69,7 @@ struct Account {
 Account account_of(const Mesh& mesh, int64_t layers, const Names& offloaded, const Names& recomputed) {
   Account account;
   run_on(mesh, [&](int64_t rank) {
-    Loop loop(mesh, llama(layers), offloaded, recomputed);
+    LlamaLoop loop(llama(layers), {.mesh = mesh, .recompute = recomputed, .offload = offloaded});
     loop.forward(kBatch, kLength).backward();  // gradients are there from now on
     const int64_t before = bytes_of(rank).live;
     support::reset_peak(rank);
@@ -181,10 +156,11 @@ TEST(Offload, ServesAGraphThatIsKept) {
 TEST(Offload, NamesWhatDoesNotGo) {
   EXPECT_SAYS(failure_on(1, [](int64_t) { dtensor::set_offload_folder("/nowhere"); }),
               "[offload] cannot make a file in \"/nowhere\"");
-  EXPECT_SAYS(failure_on(1, [](int64_t) { Loop(Mesh::parse("1"), llama(), {"layers.*"}, {}); }),
+  EXPECT_SAYS(failure_on(1, [](int64_t) { LlamaLoop(llama(), {.mesh = Mesh::parse("1"), .offload = {"layers.*"}}); }),
               "offload \"layers.*\" matches no module of the model; accepted");
-  EXPECT_SAYS(failure_on(1, [](int64_t) { Loop(Mesh::parse("1"), llama(), {"model.layers.*.mlp"}, {}); }),
-              "has `model.layers.0.mlp` offloaded");
+  EXPECT_SAYS(
+      failure_on(1, [](int64_t) { LlamaLoop(llama(), {.mesh = Mesh::parse("1"), .offload = {"model.layers.*.mlp"}}); }),
+      "has `model.layers.0.mlp` offloaded");
 }
 
 }  // namespace

@@ -4,10 +4,7 @@
 #include <torch/torch.h>
 
 #include "tessera/nn/rotary.h"
-#include "tessera/parallel/forward_pass.h"
-#include "tests/ranks/support.h"
-#include "tests/ranks/training_run.h"
-#include "tests/support/counting_allocator.h"
+#include "tests/ranks/llama_loop.h"
 
 namespace tessera::ranks::recomputed_blocks_test {
 namespace {
@@ -65,56 +62,7 @@ TEST(RecomputedBlocks, HaveTheSameBitsInFast) {
   }
 }
 
-// A model on one rank or more, and a loop that the program runs itself.
-struct Loop {
-  Loop(const Mesh& mesh, const models::LlamaConfig& config, std::vector<std::string> recompute)
-      : model(parallel::deferred([&] { return models::Llama(config); })),
-        plan(parallel::generate_plan(*model, {.mesh = mesh, .recompute = std::move(recompute)})),
-        passes((parallel::place(*model, plan), plan)) {}
-
-  at::Tensor forward(int64_t batch, int64_t length) {
-    const at::Tensor tokens = tokens_of({.batch = batch, .length = length, .vocabulary = 67}, 0);
-    const auto given = passes.begin({{"tokens", tokens.slice(1, 0, length).contiguous()},
-                                     {"targets", tokens.slice(1, 1, length + 1).contiguous()}});
-    at::Tensor loss = model->loss(given[0], given[1]);
-    passes.end();
-    return loss;
-  }
-
-  models::Llama model;
-  plan::Plan plan;
-  parallel::ForwardPasses passes;
-};
-
-// What one more block adds on rank 0 to what a forward pass holds for backward, and to its peak with backward.
-struct Added {
-  double held = 0, peak = 0;
-};
-
-constexpr int64_t kBatch = 16, kLength = 16, kFew = 2, kMany = 6;
-
-Added added_by_block(const Mesh& mesh, const std::vector<std::string>& recompute) {
-  const auto bytes = [&](int64_t layers) {
-    std::pair<int64_t, int64_t> found;
-    run_on(mesh, [&](int64_t rank) {
-      Loop loop(mesh, llama(layers), recompute);
-      loop.forward(kBatch, kLength).backward();  // gradients are there from now on
-      const int64_t before = bytes_of(rank).live;
-      support::reset_peak(rank);
-      const at::Tensor loss = loop.forward(kBatch, kLength);
-      const int64_t held = bytes_of(rank).live - before;
-      loss.backward();
-      if (rank == 0) {
-        found = {held, bytes_of(rank).peak - before};
-      }
-    });
-    return found;
-  };
-  const auto few = bytes(kFew), many = bytes(kMany);
-  constexpr double kBlocks = kMany - kFew;
-  return {static_cast<double>(many.first - few.first) / kBlocks,
-          static_cast<double>(many.second - few.second) / kBlocks};
-}
+constexpr int64_t kBatch = 16, kLength = 16;
 
 // What the graph of one block of the plain model holds, its result included.
 double held_by_plain_block(int64_t batch) {
@@ -135,7 +83,10 @@ TEST(RecomputedBlocks, KeepTheirInputAlone) {
     const int64_t batch = kBatch / mesh.size();
     const double input = static_cast<double>(batch * kLength * llama().dim * 4), all = held_by_plain_block(batch);
     EXPECT_GT(all, 10 * input);
-    const Added plain = added_by_block(mesh, {}), again = added_by_block(mesh, {"model.layers.*"});
+    const auto added = [&](const std::vector<std::string>& recompute) {
+      return added_by_block(llama, {.mesh = mesh, .recompute = recompute}, kBatch, kLength);
+    };
+    const PassBytes plain = added({}), again = added({"model.layers.*"});
     EXPECT_NEAR(plain.held, all, 0.02 * all);
     EXPECT_NEAR(plain.peak, all, 0.02 * all);
     EXPECT_NEAR(again.held, input, 0.02 * input);
@@ -149,7 +100,7 @@ TEST(RecomputedBlocks, GatherNoMoreOften) {
     std::pair<int64_t, int64_t> found;
     const auto mesh = Mesh::parse("fsdp=2");
     run_on(mesh, [&](int64_t rank) {
-      Loop loop(mesh, llama(), recompute);
+      LlamaLoop loop(llama(), {.mesh = mesh, .recompute = recompute});
       auto& ledger = comm::RankContext::require().ledger;
       ledger.clear();
       loop.forward(4, kLength).backward();
@@ -165,7 +116,7 @@ TEST(RecomputedBlocks, GatherNoMoreOften) {
 }
 
 std::string failure_of(const std::vector<std::string>& recompute) {
-  return failure_on(1, [&](int64_t) { Loop(Mesh::parse("1"), llama(), recompute); });
+  return failure_on(1, [&](int64_t) { LlamaLoop(llama(), {.mesh = Mesh::parse("1"), .recompute = recompute}); });
 }
 
 TEST(RecomputedBlocks, APatternThatMatchesNothingIsRefused) {

@@ -201,18 +201,19 @@ std::map<std::string, int64_t> merges_of_step(const std::string& mesh_text, Shar
   return calls;
 }
 
-// However many parameters there are: of a step one collective an axis merges them, or one a group and pass.
+// However many parameters there are: of a step one collective an axis merges 128 KiB of small ones, and these are 168
+// KB; or one a group and pass.
 TEST(Sharded, FewCollectivesMergeTheGradientsOfAStep) {
   using Calls = std::map<std::string, int64_t>;
-  EXPECT_EQ(merges_of_step("dp=2", Sharding::kState, false), (Calls{{"all_reduce dp", 1}}));
-  EXPECT_EQ(merges_of_step("fsdp=2", Sharding::kState, false), (Calls{{"reduce_scatter fsdp", 1}}));
+  EXPECT_EQ(merges_of_step("dp=2", Sharding::kState, false), (Calls{{"all_reduce dp", 2}}));
+  EXPECT_EQ(merges_of_step("fsdp=2", Sharding::kState, false), (Calls{{"reduce_scatter fsdp", 2}}));
   EXPECT_EQ(merges_of_step("dp=2,fsdp=2", Sharding::kState, false),
-            (Calls{{"reduce_scatter fsdp", 1}, {"all_reduce dp", 1}}));
+            (Calls{{"reduce_scatter fsdp", 2}, {"all_reduce dp", 2}}));
   EXPECT_EQ(merges_of_step("dp=2,fsdp=2", Sharding::kGradients, false),
             (Calls{{"reduce_scatter fsdp", 2 * 4}, {"all_reduce dp", 1}}));
-  EXPECT_EQ(merges_of_step("dp=2", Sharding::kState, true), (Calls{{"all_gather dp", 1}, {"exact_merge dp", 1}}));
+  EXPECT_EQ(merges_of_step("dp=2", Sharding::kState, true), (Calls{{"all_gather dp", 1}, {"exact_merge dp", 2}}));
   EXPECT_EQ(merges_of_step("fsdp=2", Sharding::kGradients, true),
-            (Calls{{"all_gather fsdp", 1}, {"exact_merge fsdp", 1}}));
+            (Calls{{"all_gather fsdp", 1}, {"exact_merge fsdp", 2}}));
 }
 
 // What rank 0 holds: parameters, gradients and moments between steps, and the most beside them in a step.

@@ -91,7 +91,7 @@ void settle_operands(Invocation& call) {
     }
   });
   if (waiting.size() > 1) {
-    merge_complete(*call.state, waiting, op);
+    merge_complete(*call.state, waiting, kSmallTogether, op);
   }
   for (const at::Tensor& tensor : waiting) {
     settle(*call.state, *meta_of(tensor), op);

@@ -229,7 +229,8 @@ void settle(RankState& state, Meta& meta, const char* op) {
   }
 }
 
-void merge_complete(RankState& state, const std::vector<at::Tensor>& handles, const char* op) {
+void merge_complete(RankState& state, const std::vector<at::Tensor>& handles, const JoinLimits& limits,
+                    const char* op) {
   const at::NoGradGuard no_grad;
   const at::AutoDispatchBelowADInplaceOrView below;
   const kernels::AllThreads threads;
@@ -244,6 +245,9 @@ void merge_complete(RankState& state, const std::vector<at::Tensor>& handles, co
     auto& groups = meta->rare->pending->groups;
     for (Pending::Group& group : groups) {
       for (auto& [use, sum] : group.uses) {
+        if (sum.bytes() > limits.part) {
+          continue;
+        }
         if (auto merge = sum.begin_merge(state, summed_spec(group, groups.size() == 1))) {
           sums.push_back(&sum);
           together.push_back(&merges.emplace_back(*std::move(merge)));
@@ -257,7 +261,7 @@ void merge_complete(RankState& state, const std::vector<at::Tensor>& handles, co
   {
     const LocalScope scope;
     const comm::Caller caller(state.ctx, op);
-    merge_over_ranks(state, together, op);
+    merge_over_ranks(state, together, limits, op);
   }
   for (size_t i = 0; i < sums.size(); ++i) {
     sums[i]->end_merge(std::move(merges[i]));

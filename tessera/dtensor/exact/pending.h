@@ -76,9 +76,10 @@ at::Tensor make_handle(layout::Spec spec, at::TensorOptions options, const layou
 // result would depend on the number of micro-batches.
 void settle(RankState& state, Meta& meta, const char* op);
 
-// Merges the sums that wait, as far as their batch leaves are complete, together (rank_merge.h): a rank keeps its part
-// of them. What the handles stand for stays the same. Others than handles are left alone. Collective.
-void merge_complete(RankState& state, const std::vector<at::Tensor>& handles, const char* op);
+// Merges the sums that wait and are within the limits, as far as their batch leaves are complete, together
+// (rank_merge.h): a rank keeps its part of them. What the handles stand for stays the same. Others than handles are
+// left alone. Collective.
+void merge_complete(RankState& state, const std::vector<at::Tensor>& handles, const JoinLimits& limits, const char* op);
 
 // settle() for the gradient of a gradient (create_graph), which the program will compute with: throws if samples are
 // missing.

@@ -1,11 +1,11 @@
 #include "tessera/dtensor/exact/rank_merge.h"
 
+#include <algorithm>
 #include <utility>
 
 #include <ATen/ops/empty.h>
 
 #include "tessera/comm/call/flight.h"
-#include "tessera/dtensor/move/flat_part.h"
 #include "tessera/dtensor/state/state.h"
 #include "tessera/sums/merge_bytes.h"
 
@@ -40,9 +40,9 @@ struct Batch {
   bool scatters = false;         // some of them
   bool has_large_whole = false;  // ... of those that are not scattered
 
-  bool takes(const MergePlan::Nodes& nodes, const MergedSum& entry) const {
+  bool takes(const MergePlan::Nodes& nodes, const MergedSum& entry, const JoinLimits& limits) const {
     return plan.nodes() == nodes && entries.front().merge->options.dtype() == entry.merge->options.dtype() &&
-           bytes + entry.bytes() <= kJoinedBytes &&
+           std::max(entry.bytes(), entries.front().bytes()) <= limits.part && bytes + entry.bytes() <= limits.all &&
            !((scatters || entry.scatters()) && (has_large_whole || entry.is_large_whole()));
   }
   void add(MergedSum entry) {
@@ -78,7 +78,7 @@ std::vector<MergePlan::Nodes> nodes_of_members(comm::Communicator& group, const 
 }
 
 std::vector<Batch> batches_of(RankState& state, int64_t axis, const std::vector<int64_t>& merged_axes,
-                              const std::vector<RankMerge*>& merges, const char* op) {
+                              const std::vector<RankMerge*>& merges, const JoinLimits& limits, const char* op) {
   const RankMerge& first = *merges.front();
   const layout::Mesh mesh = first.way.now()->mesh;
   comm::Communicator& group = state.ctx.axis(mesh, axis);
@@ -88,8 +88,8 @@ std::vector<Batch> batches_of(RankState& state, int64_t axis, const std::vector<
   std::vector<Batch> batches;
   for (size_t i = 0; i < merges.size(); ++i) {
     MergedSum entry{merges[i], merges[i]->way.next(axis)};
-    const auto found =
-        std::find_if(batches.begin(), batches.end(), [&](const Batch& batch) { return batch.takes(nodes[i], entry); });
+    const auto found = std::find_if(batches.begin(), batches.end(),
+                                    [&](const Batch& batch) { return batch.takes(nodes[i], entry, limits); });
     if (found != batches.end()) {
       found->add(std::move(entry));
     } else {
@@ -194,7 +194,8 @@ class Collective {
     int64_t begin = 0;
     for (const MergedSum& entry : batch_.entries) {
       const std::vector<int64_t> sizes = entry.sizes_at(group_.rank());
-      entry.merge->mine.push_back({node.node, flat_part(node.sum, begin, sizes)});
+      const at::Tensor own = node.sum.narrow(0, begin, c10::multiply_integers(sizes)).view(sizes);
+      entry.merge->mine.push_back({node.node, own.clone()});
       begin += c10::multiply_integers(sizes);
     }
   }
@@ -212,11 +213,11 @@ bool have_one_way(const RankMerge& a, const RankMerge& b) {
          a.way.now()->mesh == b.way.now()->mesh;
 }
 
-void merge_alike(RankState& state, const std::vector<RankMerge*>& merges, const char* op) {
+void merge_alike(RankState& state, const std::vector<RankMerge*>& merges, const JoinLimits& limits, const char* op) {
   const layout::Mesh mesh = merges.front()->way.now()->mesh;
   std::vector<int64_t> merged_axes;
   for (const int64_t axis : merges.front()->axes) {
-    for (const Batch& batch : batches_of(state, axis, merged_axes, merges, op)) {
+    for (const Batch& batch : batches_of(state, axis, merged_axes, merges, limits, op)) {
       Collective(state, mesh, axis, batch, op).run();
       for (const MergedSum& entry : batch.entries) {
         entry.merge->sizes = entry.sizes_at(state.ctx.axis(mesh, axis).rank());
@@ -229,7 +230,8 @@ void merge_alike(RankState& state, const std::vector<RankMerge*>& merges, const 
 
 }  // namespace
 
-void merge_over_ranks(RankState& state, const std::vector<RankMerge*>& merges, const char* op) {
+void merge_over_ranks(RankState& state, const std::vector<RankMerge*>& merges, const JoinLimits& limits,
+                      const char* op) {
   std::vector<std::vector<RankMerge*>> kinds;
   for (RankMerge* merge : merges) {
     const auto found =
@@ -241,7 +243,7 @@ void merge_over_ranks(RankState& state, const std::vector<RankMerge*>& merges, c
     }
   }
   for (const auto& kind : kinds) {
-    merge_alike(state, kind, op);
+    merge_alike(state, kind, limits, op);
   }
 }
 

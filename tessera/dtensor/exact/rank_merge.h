@@ -8,6 +8,7 @@
 
 #include "tessera/comm/merge/exact_merge.h"
 #include "tessera/dtensor/exact/held_leaves.h"
+#include "tessera/dtensor/move/flat_part.h"
 #include "tessera/dtensor/plan/exact_sum.h"
 
 namespace tessera::dtensor {
@@ -28,9 +29,10 @@ struct RankMerge {
 };
 
 // Merges each over its axes. Those of one tree and the same axes are merged together: who has which nodes is said once
-// an axis, and those that ranks have the same nodes of lie end to end for one collective (move/flat_part.h). Sums are
+// an axis, and those that ranks have the same nodes of lie end to end for one collective, within the limits. Sums are
 // added element by element, so each has the bits that it has alone. All ranks of the axes name the same sums in the
 // same order. Collective over the axes.
-void merge_over_ranks(RankState& state, const std::vector<RankMerge*>& merges, const char* op);
+void merge_over_ranks(RankState& state, const std::vector<RankMerge*>& merges, const JoinLimits& limits,
+                      const char* op);
 
 }  // namespace tessera::dtensor

@@ -259,7 +259,7 @@ at::Tensor SampleSum::merged(RankState& state, const layout::Spec& to, const cha
       merge.way.next(axis);
     }
   } else {
-    merge_over_ranks(state, {&merge}, op);
+    merge_over_ranks(state, {&merge}, {}, op);
   }
   ScatteringMove& way = merge.way;
   std::vector<NodeSum> all = std::move(merge.mine);
@@ -278,8 +278,7 @@ at::Tensor SampleSum::merged(RankState& state, const layout::Spec& to, const cha
   }
   const bool is_own = all.size() == 1 && (merge_axes_.empty() || !merged_.empty());
   all.clear();
-  const bool is_joined = sum.storage().nbytes() > sum.nbytes();  // other sums lie beside it
-  if (is_joined || (is_own && !(is_complete() && sum.use_count() <= 2))) {
+  if (is_own && !(is_complete() && sum.use_count() <= 2)) {
     sum = sum.clone();  // the program may write to its gradient
   }
   sum = sum.to(to->dtype);

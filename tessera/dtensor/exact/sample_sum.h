@@ -56,6 +56,8 @@ class SampleSum {
   void verify_apart_from(const SampleSum& other, const char* op) const;
 
   const layout::Spec& terms() const { return terms_; }
+  // Of one of its sums, on this rank.
+  int64_t bytes() const { return like_.numel() * static_cast<int64_t>(like_.itemsize()); }
 
   // Whether all samples of the step are in it, on whatever ranks.
   bool is_complete() const { return seen_ == leaves_.samples; }

@@ -62,7 +62,7 @@ void hand_over(RankState& state, const at::Tensor& parameter, at::Tensor gradien
 void merge(RankState& state, GatherGroup& group) {
   const at::NoGradGuard no_grad;
   std::vector<at::Tensor> waiting = group.release_waiting();
-  merge_complete(state, waiting, kCaller);
+  merge_complete(state, waiting, kGroupTogether, kCaller);
   std::vector<at::Tensor> merged = group.merge_taken(state.ctx, state.engine.moves, kCaller);
   for (size_t i = 0; i < merged.size(); ++i) {
     if (waiting[i].defined()) {
@@ -117,7 +117,7 @@ struct TakeGradient final : torch::autograd::FunctionPreHook {
       return {at::Tensor()};
     }
     if (state->exact.lattice()) {
-      merge_complete(*state, gradients, kCaller);
+      merge_complete(*state, gradients, kGroupTogether, kCaller);
       return gradients;
     }
     const bool has_left_group = info.group && !is_in_group;
@@ -174,7 +174,7 @@ std::vector<at::Tensor> GradientsAside::with(std::vector<at::Tensor> gradients) 
 
 void merge_step(RankState& state, std::vector<at::Tensor>& gradients, const std::vector<at::Tensor>& parameters) {
   const at::NoGradGuard no_grad;
-  merge_complete(state, gradients, kCaller);
+  merge_complete(state, gradients, kSmallTogether, kCaller);
   std::vector<size_t> moved;
   std::vector<MovePtr> moves;
   std::vector<at::Tensor> parts;
@@ -184,9 +184,12 @@ void merge_step(RankState& state, std::vector<at::Tensor>& gradients, const std:
     }
     const layout::Placements& placements = meta_of(parameters[i])->spec->placements;
     Meta& meta = *meta_of(gradients[i]);
+    if (meta.spec->placements == placements) {
+      continue;
+    }
     if (meta.is_pending()) {
       gradients[i] = redistribute(gradients[i], placements);
-    } else if (meta.spec->placements != placements) {
+    } else {
       moved.push_back(i);
       moves.push_back(state.engine.moves.find_or_plan(meta.spec, meta.spec.with(placements)));
       parts.push_back(meta.local);

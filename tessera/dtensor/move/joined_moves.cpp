@@ -22,8 +22,9 @@ struct Traveller {
 
   bool has_arrived() const { return done == move->steps.size(); }
   const CompiledStep& step() const { return move->steps[done]; }
-  bool reduces() const {
-    return !has_arrived() && (step().action == Action::kAllReduce || step().action == Action::kReduceScatter);
+  bool is_joinable() const {
+    return !has_arrived() && (step().action == Action::kAllReduce || step().action == Action::kReduceScatter) &&
+           bytes() <= kSmallTogether.part;
   }
   bool may_join(const Traveller& first) const {
     const CompiledStep &a = step(), &b = first.step();
@@ -98,7 +99,7 @@ void reduce_together(comm::RankContext& ctx, const std::vector<Traveller*>& toge
   int64_t begin = 0;
   for (size_t i = 0; i < together.size(); ++i) {
     const CompiledStep& step = together[i]->step();
-    at::Tensor part = flat_part(result, begin, sizes[i]);
+    at::Tensor part = result.narrow(0, begin, c10::multiply_integers(sizes[i])).view(sizes[i]).clone();
     begin += part.numel();
     together[i]->part = step.put_together.empty() ? std::move(part) : part.reshape(step.put_together);
     ++together[i]->done;
@@ -119,7 +120,7 @@ std::vector<at::Tensor> run_moves(comm::RankContext& ctx, const std::vector<Move
   for (size_t i = 0; i < travellers.size(); ++i) {
     Traveller& own = travellers[i];
     while (!own.has_arrived()) {
-      if (!own.reduces()) {
+      if (!own.is_joinable()) {
         run_alone(ctx, own, op);
         continue;
       }
@@ -127,7 +128,7 @@ std::vector<at::Tensor> run_moves(comm::RankContext& ctx, const std::vector<Move
       int64_t bytes = own.bytes();
       for (size_t k = i + 1; k < travellers.size(); ++k) {
         Traveller& other = travellers[k];
-        if (other.reduces() && other.may_join(own) && bytes + other.bytes() <= kJoinedBytes) {
+        if (other.is_joinable() && other.may_join(own) && bytes + other.bytes() <= kSmallTogether.all) {
           together.push_back(&other);
           bytes += other.bytes();
         }
