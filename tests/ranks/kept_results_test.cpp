@@ -5,7 +5,7 @@
 #include <torch/torch.h>
 
 #include "tessera/dtensor/state/observer.h"
-#include "tests/ranks/llama_loop.h"
+#include "tests/ranks/block_models.h"
 
 namespace tessera::ranks::kept_results_test {
 namespace {
@@ -16,13 +16,6 @@ using Names = std::vector<std::string>;
 using Tensors = std::vector<at::Tensor>;
 
 const Names kAttentionAndProducts = {"scaled_dot_product_attention", "linear"};
-
-models::GptConfig gpt() {
-  models::GptConfig config;
-  config.vocab_size = 67, config.dim = 24, config.layers = 3, config.heads = 4, config.max_seq = 16;
-  config.dropout = 0.2, config.tie_embeddings = true;
-  return config;
-}
 
 models::LlamaConfig llama(int64_t layers = 3) {
   models::LlamaConfig config;
@@ -42,13 +35,14 @@ Setting with(Setting setting, Names modules, Names keep) {
 
 TEST(KeptResults, HaveTheBitsOfAModelThatKeepsEverything) {
   const Setting all = setting_of(sums::Lattice{.batch = 16, .sequence = 2, .feature = 4});
-  const Curve gpts = train<models::Gpt>(all, gpt(), {}), llamas = train<models::Llama>(all, llama(), {});
+  const Curve gpts = train<models::Gpt>(all, tied_gpt_with_dropout(), {}),
+              llamas = train<models::Llama>(all, llama(), {});
   for (const Case& c : std::vector<Case>{
            {"1"}, {"tp=2", true}, {"fsdp=2", false, 2, Sharding::kGradients}, {"fsdp=2,tp=2", false, 2}}) {
     SCOPED_TRACE(c.str());
-    EXPECT_EQ(
-        difference(gpts, train<models::Gpt>(with(all, {"transformer.h.*"}, {"linear", "softmax", "mul"}), gpt(), c)),
-        "");
+    EXPECT_EQ(difference(gpts, train<models::Gpt>(with(all, {"transformer.h.*"}, {"linear", "softmax", "mul"}),
+                                                  tied_gpt_with_dropout(), c)),
+              "");
     EXPECT_EQ(
         difference(llamas, train<models::Llama>(with(all, {"model.layers.*"}, kAttentionAndProducts), llama(), c)), "");
   }
@@ -58,10 +52,10 @@ TEST(KeptResults, HaveTheSameBitsInFast) {
   const Setting all = setting_of(std::nullopt);
   for (const Case& c : std::vector<Case>{{"dp=2", false, 2}, {"tp=2", true}, {"fsdp=2"}}) {
     SCOPED_TRACE(c.str());
-    EXPECT_EQ(
-        difference(train<models::Gpt>(all, gpt(), c),
-                   train<models::Gpt>(with(all, {"transformer.h.*"}, {"linear", "layer_norm", "gelu"}), gpt(), c)),
-        "");
+    EXPECT_EQ(difference(train<models::Gpt>(all, tied_gpt_with_dropout(), c),
+                         train<models::Gpt>(with(all, {"transformer.h.*"}, {"linear", "layer_norm", "gelu"}),
+                                            tied_gpt_with_dropout(), c)),
+              "");
     EXPECT_EQ(difference(train<models::Llama>(all, llama(), c),
                          train<models::Llama>(with(all, {"model.layers.*"}, kAttentionAndProducts), llama(), c)),
               "");

@@ -5,7 +5,7 @@
 #include <torch/torch.h>
 
 #include "tessera/dtensor/front/offload.h"
-#include "tests/ranks/llama_loop.h"
+#include "tests/ranks/block_models.h"
 
 namespace tessera::ranks::offload_test {
 namespace {
@@ -16,13 +16,6 @@ using plan::Sharding;
 using support::bytes_of;
 using Names = std::vector<std::string>;
 using Tensors = std::vector<at::Tensor>;
-
-models::GptConfig gpt() {
-  models::GptConfig config;
-  config.vocab_size = 67, config.dim = 24, config.layers = 3, config.heads = 4, config.max_seq = 16;
-  config.dropout = 0.2, config.tie_embeddings = true;
-  return config;
-}
 
 models::LlamaConfig llama(int64_t layers = 3) {
   models::LlamaConfig config;
@@ -48,8 +41,9 @@ TEST(Offload, HasTheBitsOfAModelInMemory) {
         setting_of(is_exact ? std::optional(sums::Lattice{.batch = 16, .sequence = 2, .feature = 4}) : std::nullopt);
     for (const Case& c : std::vector<Case>{{"1"}, {"fsdp=2", false, 2, Sharding::kGradients}}) {
       SCOPED_TRACE(c.str() + (is_exact ? " exact" : ""));
-      const Curve gpt_curve = train<models::Gpt>(all, gpt(), c), llama_curve = train<models::Llama>(all, llama(), c);
-      EXPECT_EQ(difference(gpt_curve, train<models::Gpt>(with(all, gpts), gpt(), c)), "");
+      const Curve gpt_curve = train<models::Gpt>(all, tied_gpt_with_dropout(), c),
+                  llama_curve = train<models::Llama>(all, llama(), c);
+      EXPECT_EQ(difference(gpt_curve, train<models::Gpt>(with(all, gpts), tied_gpt_with_dropout(), c)), "");
       EXPECT_EQ(difference(llama_curve, train<models::Llama>(with(all, llamas), llama(), c)), "");
       EXPECT_EQ(difference(llama_curve, train<models::Llama>(with(all, llamas, llamas, {"linear"}), llama(), c)), "");
     }

@@ -4,20 +4,13 @@
 #include <torch/torch.h>
 
 #include "tessera/nn/rotary.h"
-#include "tests/ranks/llama_loop.h"
+#include "tests/ranks/block_models.h"
 
 namespace tessera::ranks::recomputed_blocks_test {
 namespace {
 
 using plan::Sharding;
 using support::bytes_of;
-
-models::GptConfig gpt() {
-  models::GptConfig config;
-  config.vocab_size = 67, config.dim = 24, config.layers = 3, config.heads = 4, config.max_seq = 16;
-  config.dropout = 0.2, config.tie_embeddings = true;
-  return config;
-}
 
 models::LlamaConfig llama(int64_t layers = 3) {
   models::LlamaConfig config;
@@ -35,7 +28,7 @@ TEST(RecomputedBlocks, HaveTheBitsOfAModelThatKeepsEverything) {
   const Setting keeps = setting_of(lattice);
   Setting again = keeps;
   again.recompute = {"transformer.h.*"};
-  const Curve one = train<models::Gpt>(keeps, gpt(), {});
+  const Curve one = train<models::Gpt>(keeps, tied_gpt_with_dropout(), {});
   for (const Case& c : std::vector<Case>{{"1"},
                                          {"1", false, 2},
                                          {"dp=2", false, 2},
@@ -44,7 +37,7 @@ TEST(RecomputedBlocks, HaveTheBitsOfAModelThatKeepsEverything) {
                                          {"fsdp=2", false, 2, Sharding::kGradients},
                                          {"fsdp=2,tp=2", false, 2}}) {
     SCOPED_TRACE(c.str());
-    EXPECT_EQ(difference(one, train<models::Gpt>(again, gpt(), c)), "");
+    EXPECT_EQ(difference(one, train<models::Gpt>(again, tied_gpt_with_dropout(), c)), "");
   }
   again.recompute = {"model.layers.0", "model.layers.2"};
   const Curve llamas = train<models::Llama>(keeps, llama(), {});
@@ -58,7 +51,9 @@ TEST(RecomputedBlocks, HaveTheSameBitsInFast) {
   again.recompute = {"transformer.h.*"};
   for (const Case& c : std::vector<Case>{{"1"}, {"dp=2", false, 2}, {"fsdp=2"}}) {
     SCOPED_TRACE(c.str());
-    EXPECT_EQ(difference(train<models::Gpt>(keeps, gpt(), c), train<models::Gpt>(again, gpt(), c)), "");
+    EXPECT_EQ(difference(train<models::Gpt>(keeps, tied_gpt_with_dropout(), c),
+                         train<models::Gpt>(again, tied_gpt_with_dropout(), c)),
+              "");
   }
 }
 

@@ -1,4 +1,3 @@
-#include <functional>
 #include <memory>
 #include <ostream>
 
@@ -16,8 +15,8 @@
 #include "tessera/checkpoint/offline/weights.h"
 #include "tessera/checkpoint/store/posix_store.h"
 #include "tessera/cli/checks.h"
-#include "tessera/cli/command.h"
 #include "tessera/cli/progress_bar.h"
+#include "tessera/cli/verbs.h"
 #include "tessera/plan/dtypes.h"
 #include "tessera/train/run/hugging_face.h"
 
@@ -196,19 +195,11 @@ int import_hf(const CkptArguments& arguments, std::ostream& out) {
   return 0;
 }
 
-using Verb = int (*)(const CkptArguments&, std::ostream&);
-
-// A verb of the command, to be chosen if it was given.
-struct Choice {
-  CLI::App* app;
-  Verb run;
-};
-
-std::vector<Choice> add_verbs(CLI::App& app, CkptArguments& arguments) {
-  std::vector<Choice> choices;
-  const auto add = [&](const char* name, const char* what, Verb run) {
+std::vector<Verb<CkptArguments>> add_verbs(CLI::App& app, CkptArguments& arguments) {
+  std::vector<Verb<CkptArguments>> verbs;
+  const auto add = [&](const char* name, const char* what, int (*run)(const CkptArguments&, std::ostream&)) {
     auto* verb = app.add_subcommand(name, what);
-    choices.push_back({verb, run});
+    verbs.push_back({verb, run});
     return verb;
   };
   const auto add_json = [&](CLI::App* verb) { verb->add_flag("--json", arguments.is_json, "print one JSON object"); };
@@ -248,7 +239,7 @@ std::vector<Choice> add_verbs(CLI::App& app, CkptArguments& arguments) {
   verb->add_option("to", arguments.to, "the folder below which the step is written")->required();
   verb->add_option("--step", arguments.step, "that the checkpoint is of")->check(at_least(0))->capture_default_str();
   add_dtype(verb);
-  return choices;
+  return verbs;
 }
 
 }  // namespace
@@ -256,16 +247,7 @@ std::vector<Choice> add_verbs(CLI::App& app, CkptArguments& arguments) {
 Command add_ckpt(CLI::App& program) {
   const auto arguments = std::make_shared<CkptArguments>();
   auto* app = program.add_subcommand("ckpt", "look at checkpoints, compare and convert them");
-  app->require_subcommand(1);
-  const auto choices = add_verbs(*app, *arguments);
-  return {app, [arguments, choices](std::ostream& out, std::ostream&) {
-            for (const auto& choice : choices) {
-              if (choice.app->parsed()) {
-                return choice.run(*arguments, out);
-              }
-            }
-            return kUsage;
-          }};
+  return command_of(app, arguments, add_verbs(*app, *arguments));
 }
 
 }  // namespace tessera::cli

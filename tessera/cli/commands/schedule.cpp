@@ -1,7 +1,6 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
-#include <functional>
 #include <memory>
 #include <optional>
 #include <ostream>
@@ -16,7 +15,7 @@
 #include "tessera/base/read_file.h"
 #include "tessera/base/text.h"
 #include "tessera/cli/checks.h"
-#include "tessera/cli/command.h"
+#include "tessera/cli/verbs.h"
 #include "tessera/schedule/families/family.h"
 #include "tessera/schedule/memory.h"
 #include "tessera/schedule/passes.h"
@@ -144,18 +143,11 @@ int replay_schedule_of(const ScheduleArguments& arguments, std::ostream& out) {
   return 0;
 }
 
-using ScheduleVerb = int (*)(const ScheduleArguments&, std::ostream&);
-
-struct ScheduleChoice {
-  CLI::App* app;
-  ScheduleVerb run;
-};
-
-std::vector<ScheduleChoice> add_schedule_verbs(CLI::App& app, ScheduleArguments& arguments) {
-  std::vector<ScheduleChoice> choices;
-  const auto add = [&](const char* name, const char* what, ScheduleVerb run) {
+std::vector<Verb<ScheduleArguments>> add_schedule_verbs(CLI::App& app, ScheduleArguments& arguments) {
+  std::vector<Verb<ScheduleArguments>> verbs;
+  const auto add = [&](const char* name, const char* what, int (*run)(const ScheduleArguments&, std::ostream&)) {
     auto* verb = app.add_subcommand(name, what);
-    choices.push_back({verb, run});
+    verbs.push_back({verb, run});
     verb->add_option(
             "name", arguments.name,
             base::join(schedule_names(), ", ") + "; or a file of rows as torch.distributed.pipelining has them")
@@ -192,7 +184,7 @@ std::vector<ScheduleChoice> add_schedule_verbs(CLI::App& app, ScheduleArguments&
              replay_schedule_of);
   add_costs(verb);
   verb->add_flag("--json", arguments.is_json, "print one JSON object");
-  return choices;
+  return verbs;
 }
 
 }  // namespace
@@ -200,16 +192,7 @@ std::vector<ScheduleChoice> add_schedule_verbs(CLI::App& app, ScheduleArguments&
 Command add_schedule(CLI::App& program) {
   const auto arguments = std::make_shared<ScheduleArguments>();
   auto* app = program.add_subcommand("schedule", "look at schedules of pipelines");
-  app->require_subcommand(1);
-  const auto choices = add_schedule_verbs(*app, *arguments);
-  return {app, [arguments, choices](std::ostream& out, std::ostream&) {
-            for (const auto& choice : choices) {
-              if (choice.app->parsed()) {
-                return choice.run(*arguments, out);
-              }
-            }
-            return kUsage;
-          }};
+  return command_of(app, arguments, add_schedule_verbs(*app, *arguments));
 }
 
 }  // namespace tessera::cli

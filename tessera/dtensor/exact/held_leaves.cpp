@@ -4,7 +4,7 @@
 #include <map>
 #include <set>
 
-#include "tessera/sums/merge_plan.h"
+#include "tessera/sums/closed_nodes.h"
 
 namespace tessera::dtensor {
 namespace {
@@ -13,10 +13,6 @@ using layout::Coord;
 using sums::Node;
 using sums::SamplePlan;
 using Samples = std::map<int64_t, std::set<int64_t>>;  // by leaf
-
-struct Item {
-  Node node;
-};
 
 void add_samples(Samples& held, const SamplePlan& plan, const layout::Origin* origin, const Coord& coord) {
   const layout::Range rows = plan.rows_at(coord);
@@ -52,7 +48,7 @@ std::vector<Coord> places_along(const layout::Mesh& mesh, const Coord& coord, co
 }  // namespace
 
 std::vector<Node> HeldLeaves::nodes_at(Coord coord, const std::vector<int64_t>& merged, const Wanted& wanted) const {
-  std::vector<Item> items;
+  std::vector<Node> nodes;
   if (calls_.empty()) {
     return {};
   }
@@ -65,15 +61,11 @@ std::vector<Node> HeldLeaves::nodes_at(Coord coord, const std::vector<int64_t>& 
     for (const auto& [leaf, samples] : held) {
       const auto all = static_cast<size_t>(leaves.samples_of(leaf / leaves.sequence_leaves).size());
       if (!is_in(leaf, wanted.without) && (!wanted.complete_ones_only || samples.size() == all)) {
-        items.push_back({{leaf, leaf + 1}});
+        nodes.push_back({leaf, leaf + 1});
       }
     }
   }
-  std::vector<Node> nodes;
-  for (const Item& item : sums::close_items(std::move(items), leaves.root, [](Item&, const Item&) {})) {
-    nodes.push_back(item.node);
-  }
-  return nodes;
+  return sums::closed_nodes(nodes, leaves.root);
 }
 
 }  // namespace tessera::dtensor

@@ -1,10 +1,9 @@
 #include "tessera/dtensor/exact/norm_levels.h"
 
 #include <algorithm>
-#include <utility>
 
 #include "tessera/kernels/rows/clip_norm.h"
-#include "tessera/sums/merge_plan.h"
+#include "tessera/sums/closed_nodes.h"
 
 namespace tessera::dtensor {
 
@@ -20,20 +19,12 @@ NormLevel rows_of(c10::IntArrayRef sizes) {
 }
 
 std::vector<sums::Node> nodes_of(const NormLevel& level, const std::vector<layout::Range>& runs) {
-  struct Item {
-    sums::Node node;
-  };
-  std::vector<Item> items;
-  for (const layout::Range& run : runs) {
-    for (const sums::Node& node : level.cover(run)) {
-      items.push_back({node});
-    }
-  }
   std::vector<sums::Node> nodes;
-  for (const Item& item : sums::close_items(std::move(items), level.root(), [](Item&, const Item&) {})) {
-    nodes.push_back(item.node);
+  for (const layout::Range& run : runs) {
+    const auto own = level.cover(run);
+    nodes.insert(nodes.end(), own.begin(), own.end());
   }
-  return nodes;
+  return sums::closed_nodes(nodes, level.root());
 }
 
 }  // namespace tessera::dtensor

@@ -8,7 +8,7 @@
 
 #include "tessera/comm/merge/exact_merge.h"
 #include "tessera/dtensor/exact/held_leaves.h"
-#include "tessera/dtensor/move/flat_part.h"
+#include "tessera/dtensor/move/join_limits.h"
 #include "tessera/dtensor/plan/exact_sum.h"
 
 namespace tessera::dtensor {

@@ -3,10 +3,9 @@
 #include <utility>
 
 #include <ATen/ops/cat.h>
-#include <ATen/ops/empty.h>
 
 #include "tessera/comm/call/flight.h"
-#include "tessera/dtensor/move/flat_part.h"
+#include "tessera/dtensor/move/join_limits.h"
 #include "tessera/dtensor/move/run_step.h"
 #include "tessera/dtensor/record/interception.h"
 
@@ -35,67 +34,56 @@ struct Traveller {
 };
 
 void run_alone(comm::RankContext& ctx, Traveller& traveller, const char* op) {
-  const CompiledStep& step = traveller.step();
-  if (step.collective != nullptr) {
-    ctx.ledger.record(step.collective, step.axis_name, op, step.bytes);
-  }
-  traveller.part = finish_step(step, issue_step(ctx, step, traveller.part));
+  traveller.part = run_step(ctx, traveller.step(), traveller.part, op);
   ++traveller.done;
 }
 
-at::Tensor flat(const at::Tensor& tensor) { return tensor.reshape({-1}); }
-
-// What each member of the group gets of all parts, end to end.
-std::vector<at::Tensor> sent_by(const std::vector<Traveller*>& together, int64_t members) {
-  std::vector<std::vector<at::Tensor>> pieces(static_cast<size_t>(members));
-  for (Traveller* traveller : together) {
+// What each member of the group gets of each part; one member, if all get all.
+std::vector<std::vector<at::Tensor>> by_member(const std::vector<Traveller*>& together) {
+  std::vector<std::vector<at::Tensor>> pieces;
+  for (const Traveller* traveller : together) {
     const CompiledStep& step = traveller->step();
     const at::Tensor part = step.taken_apart.empty() ? traveller->part : traveller->part.view(step.taken_apart);
-    const std::vector<at::Tensor> own = packed(step.sends, part, members);
+    const std::vector<at::Tensor> own =
+        step.action == Action::kAllReduce ? std::vector<at::Tensor>{part} : packed(step.sends, part, step.parts);
+    pieces.resize(own.size());
     for (size_t member = 0; member < own.size(); ++member) {
-      pieces[member].push_back(flat(own[member]));
+      pieces[member].push_back(own[member].reshape({-1}));
     }
-    traveller->part.reset();
   }
-  std::vector<at::Tensor> sent;
-  sent.reserve(pieces.size());
-  for (auto& each : pieces) {
-    sent.push_back(at::cat(each));
-    each.clear();
-  }
-  return sent;
+  return pieces;
 }
 
 void reduce_together(comm::RankContext& ctx, const std::vector<Traveller*>& together, const char* op) {
-  const CompiledStep& first = together.front()->step();
-  const at::TensorOptions options = together.front()->part.options();
-  comm::Communicator& group = first.axis >= 0 ? ctx.axis(first.mesh, first.axis) : ctx.whole(first.mesh);
-  int64_t bytes = 0, elements = 0;
-  std::vector<std::vector<int64_t>> sizes;
+  CompiledStep joined = together.front()->step();
+  joined.taken_apart.clear(), joined.put_together.clear();
+  joined.bytes = 0;
+  int64_t elements = 0;
+  std::vector<std::vector<int64_t>> sizes;  // of what each becomes
   for (const Traveller* traveller : together) {
     const CompiledStep& step = traveller->step();
-    bytes += step.bytes;
     sizes.push_back(step.action == Action::kAllReduce ? traveller->part.sizes().vec() : step.result_sizes);
     elements += c10::multiply_integers(sizes.back());
+    joined.bytes += step.bytes;
   }
-  const comm::FlightLayouts layouts(ctx, together.front()->move->from, together.front()->move->to);
-  ctx.ledger.record(first.collective, first.axis_name, op, bytes);
-  CompiledStep joined;
-  joined.action = first.action, joined.op = first.op, joined.parts = first.parts;
-  IssuedStep issued;
-  if (first.action == Action::kAllReduce) {
-    std::vector<at::Tensor> parts;
-    for (Traveller* traveller : together) {
-      parts.push_back(flat(std::exchange(traveller->part, at::Tensor())));
+  joined.result_sizes = {elements};
+  const auto pieces = by_member(together);
+  std::vector<at::Tensor> in_order;
+  reshard::Box whole = {{0, 0}};
+  std::vector<reshard::Box> runs;
+  for (const std::vector<at::Tensor>& own : pieces) {
+    const int64_t begin = whole[0].end;
+    for (const at::Tensor& piece : own) {
+      in_order.push_back(piece);
+      whole[0].end += piece.numel();
     }
-    issued.result = at::cat(parts);
-    issued.work = group.all_reduce(issued.result, wire_op(first.op));
-  } else {
-    issued.sent = sent_by(together, group.size());
-    issued.result = at::empty({elements}, options);
-    issued.work = group.reduce_scatter(issued.result, issued.sent, wire_op(first.op));
+    runs.push_back({{begin, whole[0].end}});
   }
-  const at::Tensor result = finish_step(joined, std::move(issued));
+  joined.sends = Pieces(whole);
+  for (size_t member = 0; member < runs.size(); ++member) {
+    joined.sends.add(static_cast<int64_t>(member), runs[member]);
+  }
+  const at::Tensor result = run_step(ctx, joined, at::cat(in_order), op);
   int64_t begin = 0;
   for (size_t i = 0; i < together.size(); ++i) {
     const CompiledStep& step = together[i]->step();
@@ -119,6 +107,7 @@ std::vector<at::Tensor> run_moves(comm::RankContext& ctx, const std::vector<Move
   }
   for (size_t i = 0; i < travellers.size(); ++i) {
     Traveller& own = travellers[i];
+    const comm::FlightLayouts layouts(ctx, own.move->from, own.move->to);
     while (!own.has_arrived()) {
       if (!own.is_joinable()) {
         run_alone(ctx, own, op);

@@ -56,10 +56,7 @@ at::Tensor run_move(comm::RankContext& ctx, const Move& move, const at::Tensor& 
   }
   at::Tensor current = move.casts ? local.to(move.to->dtype) : local;
   for (const CompiledStep& step : move.steps) {
-    if (step.collective != nullptr) {
-      ctx.ledger.record(step.collective, step.axis_name, op, step.bytes);
-    }
-    current = finish_step(step, issue_step(ctx, step, current));
+    current = run_step(ctx, step, current, op);
   }
   return current;
 }

@@ -38,6 +38,8 @@ at::Scalar identity(ReduceOp op, c10::ScalarType type) {
   }
 }
 
+ReduceOp wire_op(ReduceOp op) { return op == ReduceOp::kAvg ? ReduceOp::kSum : op; }
+
 bool reduces(Action action) { return action == Action::kAllReduce || action == Action::kReduceScatter; }
 
 at::Tensor filled(const CompiledStep& step, const at::Tensor& local) {
@@ -89,8 +91,6 @@ IssuedStep issue(comm::Communicator& group, const CompiledStep& step, const at::
 
 }  // namespace
 
-ReduceOp wire_op(ReduceOp op) { return op == ReduceOp::kAvg ? ReduceOp::kSum : op; }
-
 IssuedStep issue_step(comm::RankContext& ctx, const CompiledStep& step, const at::Tensor& local) {
   const at::Tensor part = step.taken_apart.empty() ? local : local.view(step.taken_apart);
   if (is_local(step.action)) {
@@ -110,6 +110,13 @@ at::Tensor finish_step(const CompiledStep& step, IssuedStep issued) {
     issued.result.div_(step.parts);
   }
   return step.put_together.empty() ? issued.result : issued.result.reshape(step.put_together);
+}
+
+at::Tensor run_step(comm::RankContext& ctx, const CompiledStep& step, const at::Tensor& local, const char* op) {
+  if (step.collective != nullptr) {
+    ctx.ledger.record(step.collective, step.axis_name, op, step.bytes);
+  }
+  return finish_step(step, issue_step(ctx, step, local));
 }
 
 }  // namespace tessera::dtensor

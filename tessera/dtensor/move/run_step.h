@@ -17,14 +17,14 @@ struct IssuedStep {
   comm::WorkPtr work = {};  // null: nothing is awaited
 };
 
-// What members combine with: an average is a sum that finish_step divides.
-layout::ReduceOp wire_op(layout::ReduceOp op);
-
 // Packs this rank's part and calls the collective, which need not be done when this returns: until finish_step the
 // part may not be written to. Never writes to it. Collective over the step's group, made at first use.
 IssuedStep issue_step(comm::RankContext& ctx, const CompiledStep& step, const at::Tensor& local);
 
 // Waits, and lays out what came: the rank's part after the step, which may share its storage with that before it.
 at::Tensor finish_step(const CompiledStep& step, IssuedStep issued);
+
+// Both halves at once, noted in the ledger for `op`.
+at::Tensor run_step(comm::RankContext& ctx, const CompiledStep& step, const at::Tensor& local, const char* op);
 
 }  // namespace tessera::dtensor

@@ -7,7 +7,6 @@
 #include <ATen/ops/empty.h>
 
 #include "tessera/base/error.h"
-#include "tessera/dtensor/move/flat_part.h"
 #include "tessera/dtensor/record/interception.h"
 
 namespace tessera::dtensor {
@@ -16,6 +15,11 @@ namespace {
 
 using layout::Coord;
 using layout::Range;
+
+// A tensor of its own, with its own count of writes, over some of the elements of `flat`.
+at::Tensor part_at(const at::Tensor& flat, int64_t begin, c10::IntArrayRef sizes) {
+  return at::empty({0}, flat.options()).set_(flat.storage(), begin, sizes);
+}
 
 // Where the part of a rank begins and ends among the elements that operators read.
 Range elements_of(const Spec& stored, const Spec& read, const Coord& coord) {
@@ -89,7 +93,7 @@ void GatherGroup::take_over(comm::RankContext& context) {
   own_ = at::empty(own_size, members_.front().meta.lock()->local.options());
   for (const Member& member : members_) {
     const MetaPtr meta = member.meta.lock();
-    const at::Tensor part = flat_part(own_, member.own_begin, meta->local.sizes());
+    const at::Tensor part = part_at(own_, member.own_begin, meta->local.sizes());
     part.copy_(meta->local);
     meta->replace(part, meta->spec);
   }
@@ -110,13 +114,13 @@ void GatherGroup::gather(comm::RankContext& context, const char* op) {
     alive.push_back(member.meta.lock());
     const Meta* meta = alive.back().get();
     if (meta && meta->local.numel() > 0 && !meta->local.is_alias_of(own_)) {  // the program gave it other memory
-      flat_part(own_, member.own_begin, meta->local.sizes()).copy_(meta->local);
+      part_at(own_, member.own_begin, meta->local.sizes()).copy_(meta->local);
     }
   }
   const at::Tensor all = run_move(context, *gather_, own_, op);
   for (size_t i = 0; i < members_.size(); ++i) {
     Member& member = members_[i];
-    member.part = flat_part(all, member.begin, member.sizes);
+    member.part = part_at(all, member.begin, member.sizes);
     member.made = alive[i] ? alive[i]->moment() : Moment();
   }
 }
@@ -162,7 +166,7 @@ void GatherGroup::take_terms(Member& member, const at::Tensor& gradient) {
   if (!terms_.defined()) {
     terms_ = at::empty(gather_->to->sizes, own_.options().dtype(merge_dtype()));
   }
-  flat_part(terms_, member.begin, member.sizes).copy_(meta_of(gradient)->local);
+  part_at(terms_, member.begin, member.sizes).copy_(meta_of(gradient)->local);
   member.taken = meta_of(gradient)->spec;
 }
 
@@ -197,7 +201,7 @@ std::vector<at::Tensor> GatherGroup::merge_taken(comm::RankContext& context, Mov
       const Spec merged = merged_gradient(taken, member.stored, over_axis);
       specs.push_back(member.stored.with(merged->placements));  // in the parameter's strides, as its part will lie
     } else {
-      flat_part(all, member.begin, member.sizes).zero_();
+      part_at(all, member.begin, member.sizes).zero_();
       specs.emplace_back();
     }
   }
@@ -205,7 +209,7 @@ std::vector<at::Tensor> GatherGroup::merge_taken(comm::RankContext& context, Mov
   const layout::Coord& coord = context.coord(to->mesh);
   for (size_t i = 0; i < members_.size(); ++i) {
     if (specs[i]) {
-      merged[i] = wrap(flat_part(own, members_[i].own_begin, members_[i].stored.local_sizes(coord)), specs[i]);
+      merged[i] = wrap(part_at(own, members_[i].own_begin, members_[i].stored.local_sizes(coord)), specs[i]);
     }
   }
   return merged;

@@ -64,9 +64,7 @@ class DualPipeVRank {
       passes_.weight();
       add(down_);
     }
-    while (passes_.has_weights()) {
-      passes_.weight();
-    }
+    passes_.weights();
   }
 
   int64_t before_, behind_;  // ranks up to this one, ranks behind it

@@ -23,6 +23,12 @@ void RankPasses::weight(int64_t stage) {
   }
 }
 
+void RankPasses::weights() {
+  while (!waiting_.empty()) {
+    weight();
+  }
+}
+
 void RankPasses::weight() {
   if (!waiting_.empty()) {
     weight(waiting_.front().first);

@@ -24,10 +24,11 @@ class RankPasses {
   // The weight pass that has waited longest of this stage, or of all; nothing if none waits.
   void weight(int64_t stage);
   void weight();
+  // All that wait.
+  void weights();
 
   int64_t forwards(int64_t stage) const { return count(forwards_, stage); }
   int64_t backwards(int64_t stage) const { return count(backwards_, stage); }  // full ones and inputs
-  bool has_weights() const { return !waiting_.empty(); }
 
   // What was added. The object is empty afterwards.
   std::vector<Action> take() { return std::move(actions_); }

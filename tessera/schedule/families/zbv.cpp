@@ -65,9 +65,7 @@ class ZbvRank {
     for (int64_t k = 0; k < rank_; ++k) {
       passes_.weight(up_);
     }
-    while (passes_.has_weights()) {
-      passes_.weight();
-    }
+    passes_.weights();
   }
 
   int64_t ranks_, rank_, down_, up_;  // the stage on the way away from rank 0, and the one on the way back

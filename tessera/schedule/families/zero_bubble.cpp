@@ -20,9 +20,7 @@ std::vector<Action> make_late(int64_t rank, int64_t first, int64_t late, int64_t
     }
     passes.forward(rank);
   }
-  while (passes.has_weights()) {
-    passes.weight(rank);
-  }
+  passes.weights();
   return passes.take();
 }
 

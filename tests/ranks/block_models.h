@@ -1,4 +1,5 @@
-// A Llama in a loop that the program runs itself, and what its blocks take of memory.
+// Models whose blocks are recomputed or offloaded: a GPT that draws, a Llama in a loop that the program runs itself and
+// what its blocks take of memory.
 #pragma once
 
 #include <cstdint>
@@ -10,6 +11,13 @@
 #include "tests/support/counting_allocator.h"
 
 namespace tessera::ranks {
+
+inline models::GptConfig tied_gpt_with_dropout() {
+  models::GptConfig config;
+  config.vocab_size = 67, config.dim = 24, config.layers = 3, config.heads = 4, config.max_seq = 16;
+  config.dropout = 0.2, config.tie_embeddings = true;
+  return config;
+}
 
 // Placed as a plan of these options says. One a rank.
 struct LlamaLoop {
