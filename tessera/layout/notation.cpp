@@ -102,7 +102,9 @@ std::optional<Placement> try_parse_placement(std::string_view text) {
   }
   if (take(text, "On(")) {
     const auto coordinate = take_int(text);
-    return coordinate && *coordinate <= INT32_MAX && text == ")" ? std::optional(On(*coordinate)) : std::nullopt;
+    const auto stage = take(text, ";") ? take_int(text) : coordinate;
+    const bool is_one = coordinate && *coordinate <= INT32_MAX && stage && *stage <= INT32_MAX && text == ")";
+    return is_one ? std::optional(On(*coordinate, *stage)) : std::nullopt;
   }
   return take(text, "S(") ? try_parse_shard(text) : std::nullopt;
 }
@@ -150,7 +152,7 @@ std::string Placement::str() const {
     return op == ReduceOp::kSum ? "P" : std::string("P(") + name_of(op) + ")";
   }
   if (is_on()) {
-    return "On(" + std::to_string(coordinate()) + ")";
+    return "On(" + std::to_string(coordinate()) + (stage == dim ? "" : ";" + std::to_string(stage)) + ")";
   }
   std::string text = "S(" + std::to_string(dim);
   if (blocks != 1) {
@@ -172,7 +174,7 @@ Placement parse_placement(std::string_view text) {
   TESSERA_CHECK_AS(ConfigError, placement, "[layout] \"", text,
                    "\" is no placement; accepted: R, S(dim), S(dim;unit), S(dim@order), S(dim;unit@order), "
                    "S(dim/blocks;unit), S(dim|size,size,...), P, P(sum), P(max), "
-                   "P(min), P(prod), P(avg), On(coordinate)");
+                   "P(min), P(prod), P(avg), On(coordinate), On(coordinate;stage)");
   return *placement;
 }
 

@@ -50,12 +50,17 @@ Placement Partial(ReduceOp op) {
   return result;
 }
 
-Placement On(int64_t coordinate) {
-  TESSERA_CHECK(coordinate >= 0 && coordinate <= std::numeric_limits<int32_t>::max(), "[layout] On(", coordinate,
+Placement On(int64_t coordinate) { return On(coordinate, coordinate); }
+
+Placement On(int64_t coordinate, int64_t stage) {
+  constexpr int64_t most = std::numeric_limits<int32_t>::max();
+  TESSERA_CHECK(coordinate >= 0 && coordinate <= most, "[layout] On(", coordinate,
                 "): the coordinate must be 0 or more");
+  TESSERA_CHECK(stage >= 0 && stage <= most, "[layout] On(", coordinate, ";", stage, "): the stage must be 0 or more");
   Placement result;
   result.kind = Placement::Kind::kOn;
   result.dim = static_cast<int32_t>(coordinate);
+  result.stage = static_cast<int32_t>(stage);
   return result;
 }
 
@@ -63,7 +68,7 @@ uint64_t Placement::hash() const {
   const uint64_t small = static_cast<uint64_t>(kind) | static_cast<uint64_t>(op) << 8 |
                          static_cast<uint64_t>(static_cast<uint8_t>(order)) << 16 |
                          static_cast<uint64_t>(blocks) << 24 | static_cast<uint64_t>(dim) << 32;
-  return base::hash_combine(small, places.hash());
+  return base::hash_combine(small, is_on() ? static_cast<uint64_t>(stage) : places.hash());
 }
 
 const char* name_of(ReduceOp op) {

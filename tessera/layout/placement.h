@@ -31,12 +31,12 @@ struct ShardOptions {
   int64_t blocks = 1;
 };
 
-// The placement on one mesh axis. A value; 16 bytes.
+// The placement on one mesh axis. A value; 24 bytes.
 //
 // Printed and parsed as `R`, `S(0)`, `S(0;64)` (unit 64), `S(0;64@1)` or `S(0@1)` (second among the axes that cut dim
 // 0), `S(0/3)` or `S(0/3;64)` (dim 0 is 3 blocks, each of which is cut), `S(0|3,0,5)` or `S(0|2*4,3)` (into parts of 3,
 // 0 and 5 elements; of 4, 4 and 3), `P` for `P(sum)`, `P(max)`, `P(min)`, `P(prod)`, `P(avg)`, `On(2)` (on coordinate 2
-// of the axis and nowhere else).
+// of the axis and nowhere else), `On(0;3)` (on coordinate 0, as stage 3 of a pipeline).
 struct Placement {
   enum class Kind : uint8_t { kReplicate, kShard, kPartial, kOn };
 
@@ -45,6 +45,7 @@ struct Placement {
   int8_t order = -1;             // of a Shard
   uint8_t blocks = 1;            // of a Shard
   int32_t dim = 0;               // of a Shard, never negative; of an On the coordinate
+  int32_t stage = 0;             // of an On: which comes before which, of the places that a coordinate has
   Places places = {};            // of a Shard
 
   bool is_replicate() const { return kind == Kind::kReplicate; }
@@ -90,8 +91,9 @@ Placement RaggedShard(const std::vector<int64_t>& dims, const std::vector<int64_
 // The value is the combination over the ranks of the axis.
 Placement Partial(ReduceOp op = ReduceOp::kSum);
 // The rank at `coordinate` of the axis holds what all would hold with Replicate; the others hold nothing: a part of
-// sizes {0}.
+// sizes {0}. Where a coordinate has several stages of a pipeline, `stage` says which; else it is the coordinate.
 Placement On(int64_t coordinate);
+Placement On(int64_t coordinate, int64_t stage);
 
 // One placement for each axis of a mesh, in axis order.
 using Placements = std::vector<Placement>;

@@ -4,19 +4,18 @@
 #include <ATen/ops/full.h>
 #include <ATen/ops/mul.h>
 #include <ATen/ops/zeros.h>
-#include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/functions/utils.h>
 #include <torch/csrc/autograd/variable.h>
 
 #include "tessera/base/error.h"
 #include "tessera/dtensor/dispatch/outside_job.h"
-#include "tessera/dtensor/exact/pending.h"
 #include "tessera/dtensor/front/dtensor.h"
 #include "tessera/dtensor/state/observer.h"
 #include "tessera/dtensor/front/group_gradients.h"
 #include "tessera/dtensor/record/node.h"
 #include "tessera/parallel/same_batch.h"
 #include "tessera/parallel/step.h"
+#include "tessera/parallel/step_passes.h"
 #include "tessera/plan/rows.h"
 
 namespace tessera::parallel {
@@ -68,6 +67,7 @@ struct Job::State {
   int64_t step = 0;
   CheckedCalls calls;
   std::map<std::pair<int64_t, int64_t>, plan::Rows> rows;  // by the number of samples and their unit
+  std::map<std::pair<int64_t, bool>, PassList> lists;      // by the number of micro-batches, and whether with gradients
 
   std::vector<at::Tensor> parameters() const {
     std::vector<at::Tensor> wanted;
@@ -83,6 +83,7 @@ struct Job::State {
   std::vector<at::Tensor> micro_batch(plan::Rows& rows, int64_t index, const PassSamples& samples,
                                       const ReadRows& read) const;
   at::Tensor forward(const std::vector<at::Tensor>& batch) const;
+  const PassList& list_of(int64_t micro_batches, bool with_gradients);
 };
 
 namespace {
@@ -90,26 +91,6 @@ namespace {
 // The micro-batch's share of the step's mean.
 at::Tensor weighted(const at::Tensor& loss, int64_t samples, int64_t of) {
   return samples == of ? loss : at::mul(loss, static_cast<double>(samples) / static_cast<double>(of));
-}
-
-// Adds this micro-batch's gradients, weighted, to those held.
-void hold(std::vector<at::Tensor>& held, const variable_list& gradients) {
-  at::NoGradGuard no_grad;
-  held.resize(gradients.size());
-  for (size_t i = 0; i < gradients.size(); ++i) {
-    if (!gradients[i].defined()) {
-      continue;
-    }
-    held[i] = held[i].defined() ? held[i].add(gradients[i]) : gradients[i];
-  }
-}
-
-// In `exact` the sums over samples go on where those of `held` stopped.
-variable_list gradients_of(RankState& rank, const at::Tensor& loss, const std::vector<at::Tensor>& parameters,
-                           const std::vector<at::Tensor>& held) {
-  dtensor::GradientsAside aside(rank, parameters);
-  const dtensor::Continuation continuation(rank, held);
-  return aside.with(torch::autograd::grad({loss}, parameters, {}, std::nullopt, false, /*allow_unused=*/true));
 }
 
 // The gradients of a scaled loss become those of the loss; says whether any of them, on any rank, is not finite.
@@ -180,6 +161,16 @@ at::Tensor Job::State::forward(const std::vector<at::Tensor>& batch) const {
   TESSERA_CHECK(dtensor::is_dtensor(result) && (result.requires_grad() || !at::GradMode::is_enabled()),
                 "[job] no parameter of the placed model that requires a gradient took part in the loss");
   return result;
+}
+
+const PassList& Job::State::list_of(int64_t micro_batches, bool with_gradients) {
+  const auto [entry, is_new] = lists.try_emplace({micro_batches, with_gradients});
+  if (is_new) {
+    const bool is_scheduled = with_gradients && !plan.schedule.empty();
+    entry->second =
+        is_scheduled ? scheduled_passes(plan, micro_batches) : passes_in_turn(micro_batches, with_gradients);
+  }
+  return entry->second;
 }
 
 Job::Job(std::shared_ptr<torch::nn::Module> model, plan::Plan plan, Loss loss, JobOptions options)
@@ -263,28 +254,25 @@ at::Tensor Job::run_rows(int64_t samples, const ReadRows& read) {
   Step step(state_->plan);
   const StepScope scope(step, {.number = static_cast<uint64_t>(state_->step)});
 
-  at::Tensor total;
-  std::vector<at::Tensor> held;
+  StepPasses passes{.parameters = with_gradients ? parameters : std::vector<at::Tensor>(),
+                    .scale = scaler ? std::optional(scaler->scale()) : std::nullopt};
+  std::vector<int64_t> index;  // of those that have samples
   for (int64_t k = 0; k < rows.micro_batches(); ++k) {
-    if (rows.size_of(k) == 0) {
-      continue;
+    if (rows.size_of(k) > 0) {
+      passes.samples.push_back(samples_of(rows, k));
+      index.push_back(k);
     }
-    const PassSamples pass = samples_of(rows, k);
-    const std::vector<at::Tensor> batch = state_->micro_batch(rows, k, pass, read);
-    step.begin_pass(pass);
-    for (const at::Tensor& given : batch) {
-      dtensor::tell_given(rank, "batch", given);
-    }
-    at::Tensor loss = state_->forward(batch);
-    if (!rank.exact.lattice()) {
-      loss = weighted(loss, pass.count, samples);  // in `exact` it is a share of the step's mean already
-    }
-    if (with_gradients) {
-      const at::Tensor scaled = scaler ? at::mul(loss, scaler->scale()) : loss;
-      hold(held, gradients_of(rank, scaled, parameters, held));
-    }
-    total = total.defined() ? total.add(loss.detach()) : loss.detach();
-    step.end_pass();
+  }
+  passes.batch = [&](int64_t k) { return state_->micro_batch(rows, index[k], passes.samples[k], read); };
+  passes.loss = [&](int64_t k, const std::vector<at::Tensor>& batch) {
+    const at::Tensor loss = state_->forward(batch);
+    // In `exact` it is a share of the step's mean already.
+    return rank.exact.lattice() ? loss : weighted(loss, passes.samples[k].count, samples);
+  };
+  auto [losses, held] = run_passes(step, state_->list_of(static_cast<int64_t>(index.size()), with_gradients), passes);
+  at::Tensor total;
+  for (const at::Tensor& loss : losses) {
+    total = total.defined() ? total.add(loss) : loss;
   }
   total = dtensor::redistribute(total, Placements(state_->plan.mesh.ndim()));
   if (!with_gradients) {

@@ -48,16 +48,26 @@ dtensor::StepMeans Step::means_of(const dtensor::StepMeans& before, const PassSa
   return means;
 }
 
-void Step::begin_pass(const PassSamples& samples) {
+void Step::verify_begins() const {
   TESSERA_CHECK(options_ && !before_, "[step] a pass begins ",
                 before_ ? "before the last one has ended" : "outside of a step");
-  TESSERA_CHECK(samples.count >= 0 && samples.count <= samples.total, "[step] a pass of ", samples.count,
-                " samples in a step of ", samples.total);
-  RankState& rank = RankState::require();
+}
+
+Step::Before Step::before_pass(const RankState& rank) const {
   Before before{.region = rank.pass.region(), .means = rank.pass.means(), .outer = {}};
   if (before.region) {
     before.outer = Outer{rank.pass.sites.position(), rank.pass.backward_region(), rank.engine.gathered.budget()};
-  } else {
+  }
+  return before;
+}
+
+void Step::begin_pass(const PassSamples& samples) {
+  verify_begins();
+  TESSERA_CHECK(samples.count >= 0 && samples.count <= samples.total, "[step] a pass of ", samples.count,
+                " samples in a step of ", samples.total);
+  RankState& rank = RankState::require();
+  Before before = before_pass(rank);
+  if (!before.outer) {
     rank.engine.drop_gathered();
   }
   rank.engine.gathered.set_budget(gathered_bytes_);
@@ -71,11 +81,39 @@ void Step::begin_pass(const PassSamples& samples) {
   before_ = std::move(before);
 }
 
+Step::Paused Step::pause() {
+  TESSERA_CHECK(before_, "[step] no pass is open that could go on later");
+  RankState& rank = RankState::require();
+  Paused paused{std::exchange(rank.pass, dtensor::Pass()),
+                std::exchange(rank.engine.gathered, dtensor::GatherCache(&dtensor::Rare::gathered))};
+  Before before = *std::exchange(before_, std::nullopt);
+  rank.pass.sites.restore({}, paused.pass.sites.passes());
+  rank.pass.set_region(std::move(before.region));
+  rank.pass.set_means(before.means);
+  if (before.outer) {
+    rank.pass.sites.restore(std::move(before.outer->position));
+    rank.pass.set_backward_region(std::move(before.outer->backward_region));
+    rank.engine.gathered.set_budget(before.outer->gathered_bytes);
+  }
+  return paused;
+}
+
+void Step::resume(Paused paused) {
+  verify_begins();
+  RankState& rank = RankState::require();
+  before_ = before_pass(rank);
+  before_->pass = std::exchange(rank.pass, std::move(paused.pass));
+  rank.engine.gathered = std::move(paused.gathered);
+}
+
 void Step::end_pass() {
   std::optional<Before> before = std::exchange(before_, std::nullopt);
   RankState* rank = RankState::current();
   if (!before || !rank) {
     return;
+  }
+  if (before->pass) {
+    rank->pass = *std::move(before->pass);
   }
   rank->pass.set_region(std::move(before->region));
   if (options_->backward == Backward::kInPass) {

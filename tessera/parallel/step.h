@@ -7,7 +7,9 @@
 #include <vector>
 
 #include "tessera/dtensor/record/meta.h"
+#include "tessera/dtensor/state/gather_cache.h"
 #include "tessera/dtensor/state/pass.h"
+#include "tessera/dtensor/state/state.h"
 #include "tessera/layout/spec.h"
 #include "tessera/plan/plan.h"
 #include "tessera/plan/rows.h"
@@ -80,6 +82,13 @@ class Step {
   void begin_pass(const PassSamples& samples);
   // Called too when the pass threw.
   void end_pass();
+
+  // Leaves the open pass, which goes on later: where it stands in the program, and what it gathered of activations.
+  struct Paused;
+  Paused pause();
+  // Throws as begin_pass.
+  void resume(Paused paused);
+
   void end();
 
  private:
@@ -96,12 +105,20 @@ class Step {
     std::optional<layout::Mesh> region;
     dtensor::StepMeans means;
     std::optional<Outer> outer;
+    std::optional<dtensor::Pass> pass = std::nullopt;  // ... if it goes on: what the rank stood in meanwhile
   };
+  void verify_begins() const;
+  Before before_pass(const dtensor::RankState& rank) const;
 
   layout::Mesh mesh_;
   int64_t gathered_bytes_;
   std::optional<StepOptions> options_;
   std::optional<Before> before_;  // of the pass that is open
+};
+
+struct Step::Paused {
+  dtensor::Pass pass;
+  dtensor::GatherCache gathered;
 };
 
 // A step from here to the end of the scope.

@@ -59,6 +59,11 @@ struct PlanOptions {
   // On fsdp axes.
   Sharding sharding = Sharding::kParameters;
   Precision precision = {};
+  // By which schedule the stages of the pp axis share a step's micro-batches (schedule/families: `1f1b`, `zbv`, ...);
+  // empty: one stage after the other. It says how many stages a rank has unless `stages_per_rank` does (0). Without a
+  // pp axis of several ranks it says nothing.
+  std::string schedule = "";
+  int64_t stages_per_rank = 0;
   // Modules that run again in backward: patterns (Plan::recompute).
   std::vector<std::string> recompute = {};
   // ... of which results of these operators are kept (Plan::recompute_keep).

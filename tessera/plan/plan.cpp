@@ -93,6 +93,15 @@ bool matches(std::string_view pattern, std::string_view name) {
   return reached[name.size()];
 }
 
+std::optional<int64_t> Plan::pipeline_axis() const {
+  for (const std::string& name : layout::axes_of(mesh, layout::AxisRole::kPipeline)) {
+    if (const int64_t axis = mesh.axis_index(name); mesh.axis(axis).size > 1) {
+      return axis;
+    }
+  }
+  return std::nullopt;
+}
+
 const ParameterPlan* Plan::find(std::string_view name) const {
   const auto find_called = [&](std::string_view own) -> const ParameterPlan* {
     const auto found = std::find_if(parameters.begin(), parameters.end(),

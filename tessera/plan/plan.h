@@ -48,7 +48,8 @@ struct ParameterPlan {
 
 // A plan: a value, serialised as JSON with a version, one line per entry so that two plans diff line by line.
 struct Plan {
-  static constexpr int kVersion = 3;  // 2: without dtypes, recompute; 1: without compute, kept, gradient
+  static constexpr int kVersion =
+      4;  // 3: without schedule; 2: without dtypes, recompute; 1: without compute, kept, gradient
 
   layout::Mesh mesh;
   // Axes that cut the batch, slowest first: of the mesh, and of that role (layout/axis_role.h).
@@ -61,6 +62,10 @@ struct Plan {
   std::vector<std::string> recompute_keep = {};
   // Modules of which what autograd saves lies elsewhere than in memory until backward asks: such patterns.
   std::vector<std::string> offload = {};
+  // The schedule by which the stages of the pp axis share a step's micro-batches (schedule/families); empty: one stage
+  // after the other. A rank has so many of the stages.
+  std::string schedule = "";
+  int64_t stages_per_rank = 1;
   // How many bytes of gathered activations a rank may keep so that nobody gathers them twice (for Q, K and V; for
   // backward).
   int64_t keep_gathered_bytes = int64_t{1} << 30;
@@ -68,6 +73,9 @@ struct Plan {
   std::vector<std::string> notes;
 
   bool operator==(const Plan&) const = default;
+
+  // The axis of the mesh that has the stages of a pipeline; nothing if there is none.
+  std::optional<int64_t> pipeline_axis() const;
 
   // The entry for a parameter, or null. Of a model that adapters were put on, names from before do as well
   // (name_before_wrapping).

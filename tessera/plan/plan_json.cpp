@@ -8,6 +8,7 @@
 #include "tessera/layout/axis_role.h"
 #include "tessera/plan/dtypes.h"
 #include "tessera/plan/plan.h"
+#include "tessera/schedule/families/family.h"
 
 namespace tessera::plan {
 namespace {
@@ -101,8 +102,8 @@ class Reader {
 
   Plan read() {
     static const std::vector<std::string> kKeys = {
-        "version",   "mesh",           "ranks",   "batch_axes",          "parameters",
-        "recompute", "recompute_keep", "offload", "keep_gathered_bytes", "notes"};
+        "version",        "mesh",    "ranks",    "batch_axes",      "parameters",          "recompute",
+        "recompute_keep", "offload", "schedule", "stages_per_rank", "keep_gathered_bytes", "notes"};
     check(root_.is_object(), 1, "the plan is no object {...}");
     for (const auto& [key, unused] : root_.items()) {
       check_key(key, kKeys, key_lines_[key]);
@@ -118,6 +119,7 @@ class Reader {
     plan.recompute = texts("recompute");
     plan.recompute_keep = texts("recompute_keep");
     plan.offload = texts("offload");
+    read_schedule(plan);
     const auto entries = get<std::vector<Json>>(root_, "parameters", line_of("parameters"));
     for (size_t i = 0; i < entries.size(); ++i) {
       plan.parameters.push_back(read_entry(plan.mesh, entries[i], i < entry_lines_.size() ? entry_lines_[i] : 0));
@@ -174,6 +176,21 @@ class Reader {
   // A list that may be left out.
   std::vector<std::string> texts(const char* key) const {
     return root_.contains(key) ? get<std::vector<std::string>>(root_, key, line_of(key)) : std::vector<std::string>();
+  }
+
+  void read_schedule(Plan& plan) const {
+    if (!root_.contains("schedule")) {
+      return;
+    }
+    plan.schedule = get<std::string>(root_, "schedule", line_of("schedule"));
+    plan.stages_per_rank = get<int64_t>(root_, "stages_per_rank", line_of("stages_per_rank"));
+    try {
+      schedule::family_of(plan.schedule);
+    } catch (const c10::Error& error) {
+      check(false, line_of("schedule"), error.what_without_backtrace());
+    }
+    check(plan.stages_per_rank >= 1, line_of("stages_per_rank"), plan.stages_per_rank,
+          " stages on each rank; accepted: at least 1");
   }
 
   layout::Mesh read_mesh() {
@@ -252,6 +269,10 @@ std::string Plan::json() const {
     if (!names->empty()) {
       text += "  " + quoted(key) + ": " + Json(*names).dump() + ",\n";
     }
+  }
+  if (!schedule.empty()) {
+    text +=
+        "  \"schedule\": " + quoted(schedule) + ",\n  \"stages_per_rank\": " + std::to_string(stages_per_rank) + ",\n";
   }
   text += "  \"keep_gathered_bytes\": " + std::to_string(keep_gathered_bytes) + ",\n";
   text +=

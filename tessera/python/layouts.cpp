@@ -153,7 +153,9 @@ void bind_placements(py::module_& module) {
   module.def("shard", &shard);
   module.def("ragged_shard", &ragged_shard);
   module.def("replicate", &layout::Replicate);
-  module.def("on", &layout::On);
+  module.def("on", [](int64_t coordinate, std::optional<int64_t> stage) {
+    return layout::On(coordinate, stage.value_or(coordinate));
+  });
   module.def("partial", [](const std::string& op) { return layout::Partial(reduce_op(op)); });
   module.def("parse_placements", &layout::parse_placements);
 }

@@ -52,7 +52,7 @@ struct Counts {
 
 Counts counts_now() {
   const RankState& state = RankState::require();
-  return {static_cast<int64_t>(state.engine.plans.size()), static_cast<int64_t>(state.engine.moves.size()),
+  return {static_cast<int64_t>(state.engine.plans().size()), static_cast<int64_t>(state.engine.moves.size()),
           static_cast<int64_t>(Spec::count()), live_bytes};
 }
 
@@ -138,7 +138,7 @@ TEST(ChangingSizes, CostAProgramOfManyCallsOnePassMore) {
       for (const at::Tensor& x : all) {
         x * 2;
       }
-      return RankState::require().engine.plans.size();
+      return RankState::require().engine.plans().size();
     };
     EXPECT_LE(pass(), PlanCache::kOnTrial);
     EXPECT_GE(pass(), static_cast<size_t>(kDifferent));
@@ -158,7 +158,7 @@ TEST(ChangingSizes, KeepThePlansOfGraphsThatWait) {
     for (int64_t i = 1; i <= kCalls; ++i) {
       losses.push_back(at::slice(x, 0, 0, i).exp().sum());
     }
-    const size_t waiting = RankState::require().engine.plans.size();
+    const size_t waiting = RankState::require().engine.plans().size();
     EXPECT_GE(waiting, static_cast<size_t>(3 * kCalls));
     for (const at::Tensor& loss : losses) {
       loss.backward();
@@ -167,7 +167,7 @@ TEST(ChangingSizes, KeepThePlansOfGraphsThatWait) {
       const at::NoGradGuard no_grad;
       distribute(at::ones({i}), mesh, "{}") * 2;
     }
-    EXPECT_LE(RankState::require().engine.plans.size(), PlanCache::kOnTrial + PlanCache::kYoung);
+    EXPECT_LE(RankState::require().engine.plans().size(), PlanCache::kOnTrial + PlanCache::kYoung);
   });
 }
 

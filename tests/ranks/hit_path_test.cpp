@@ -122,14 +122,14 @@ TEST(HitPath, PlansEachKindOfCallOnce) {
       }
     };
     call_all();
-    const size_t first = state.engine.plans.size();
+    const size_t first = state.engine.plans().size();
     EXPECT_GE(first, std::size(kCases));
     for (int i = 0; i < 5; ++i) {
       call_all();
     }
-    EXPECT_EQ(state.engine.plans.size(), first);
+    EXPECT_EQ(state.engine.plans().size(), first);
     at::add(x, x, 3);
-    EXPECT_EQ(state.engine.plans.size(), first + 1);
+    EXPECT_EQ(state.engine.plans().size(), first + 1);
   });
 }
 

@@ -28,10 +28,11 @@ struct Case {
   bool sequence_parallel = false;
   int64_t accumulate = 1;
   plan::Sharding sharding = plan::Sharding::kParameters;
+  std::string schedule = "";
 
   std::string str() const {
     return mesh + (sequence_parallel ? " sp" : "") + " accumulate " + std::to_string(accumulate) + " shards " +
-           plan::name_of(sharding);
+           plan::name_of(sharding) + (schedule.empty() ? "" : " schedule " + schedule);
   }
 };
 
@@ -150,6 +151,7 @@ Curve train(const Setting& setting, const Config& config, const Case& c) {
                                                            .sequence_parallel = c.sequence_parallel,
                                                            .sharding = c.sharding,
                                                            .precision = setting.precision,
+                                                           .schedule = c.schedule,
                                                            .recompute = setting.recompute,
                                                            .recompute_keep = setting.recompute_keep,
                                                            .offload = setting.offload,

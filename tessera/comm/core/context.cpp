@@ -37,6 +37,14 @@ struct RankContext::State {
   std::unordered_map<const void*, std::shared_ptr<void>> slots;
 };
 
+at::Tensor OwnMessages::take(int64_t tag) {
+  const auto found = parts_.find(tag);
+  TESSERA_ASSERT(found != parts_.end() && !found->second.empty(), "no message of this rank to itself has tag ", tag);
+  at::Tensor part = std::move(found->second.front());
+  found->second.pop_front();
+  return part;
+}
+
 RankContext::RankContext() : id(next_context_id()), state_(std::make_unique<State>()) {}
 
 RankContext::~RankContext() = default;

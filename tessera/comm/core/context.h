@@ -3,9 +3,13 @@
 
 #include <chrono>
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <memory>
 #include <string>
+#include <string_view>
+#include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "tessera/comm/core/communicator.h"
@@ -15,6 +19,35 @@
 #include "tessera/trace/ledger.h"
 
 namespace tessera::comm {
+
+// Which part of its program a rank runs out of the others' order: the passes over one micro-batch in a pipeline's
+// schedule. Outside of one, its program as it stands.
+struct Walk {
+  static constexpr int64_t kAllStages = -1;
+
+  bool is_scheduled = false;   // ranks that have other stages are elsewhere in the program
+  int64_t micro_batch = 0;     // what the stages' messages belong to
+  int64_t stage = kAllStages;  // of this rank's stages the one that runs
+  std::string axis = {};       // whose stages they are
+  bool keeps_books = true;     // it notes what other ranks do: of the walks over a micro-batch one of this rank's does
+
+  // Whether what a place of this rank on an axis has takes part.
+  bool runs(std::string_view on_axis, const layout::Placement& place) const {
+    return stage == kAllStages || !place.is_on() || place.stage == stage || on_axis != axis;
+  }
+};
+
+// What stages of one rank say to each other: their passes run one after the other.
+class OwnMessages {
+ public:
+  void keep(int64_t tag, at::Tensor part) { parts_[tag].push_back(std::move(part)); }
+  // The oldest of this tag. Throws if there is none.
+  at::Tensor take(int64_t tag);
+  void clear() { parts_.clear(); }
+
+ private:
+  std::unordered_map<int64_t, std::deque<at::Tensor>> parts_;
+};
 
 // One rank of a job: made by run_ranks (or by a launcher), found from any thread that works for the rank.
 //
@@ -38,6 +71,8 @@ class RankContext {
   bool compare_programs = true;
   // The op that runs now, for messages and watchers; see Caller.
   const char* current_op = "";
+  Walk walk;
+  OwnMessages own_messages;
   trace::Ledger ledger;
   std::chrono::milliseconds deadline{60000};
   // request_stop calls before the job began: a later one stops it.

@@ -240,7 +240,7 @@ void KeptCall::keep() {
     }
     const ForwardPlans::Slot* forward = state.engine.forward_plans.peek(last_node());
     if (forward) {
-      state.engine.plans.keep(*forward->plan);  // it comes back: the second run asks for it
+      PlanCache::keep(*forward->plan);  // it comes back: the second run asks for it
     }
     body->add(call_, state.point(), forward);
   }

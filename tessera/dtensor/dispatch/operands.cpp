@@ -66,11 +66,19 @@ at::Tensor sent_part(RankState& state, const char* op, Meta& meta, const Spec& t
   if (const GatheredCopy* found = meta.find_sent(to)) {
     return found->part;
   }
+  const layout::Coord& coord = state.ctx.coord(to->mesh);
+  if (meta.parameter && meta.spec->holds(coord) && to->holds(coord)) {
+    return meta.local;  // of one of this rank's stages at another, whichever runs
+  }
   const GatheredCopy* last = meta.last_sent();
   const bool goes_on = last && layout::sent_to(last->spec->placements, to->placements) == to->placements;
   const Move& move = *state.engine.moves.find_or_plan(goes_on ? last->spec : meta.spec, to);
   at::Tensor part = run_move(state.ctx, move, goes_on ? last->part : meta.local, op);
-  meta.keep_sent(to, part);
+  // A parameter is read in every walk: those of this rank's other stages leave it to the one that sends or receives.
+  const auto is_of_other_stage = [&](const Spec& spec) { return spec->holds(coord) && !state.has_part(spec); };
+  if (!meta.parameter || !(is_of_other_stage(move.from) || is_of_other_stage(to))) {
+    meta.keep_sent(to, part);
+  }
   return part;
 }
 
@@ -81,7 +89,7 @@ at::Tensor sent_view(RankState& state, const char* op, Meta& meta, const Spec& t
       const Spec& from = meta.root->spec;
       const Spec there = from.with(layout::sent_to(from->placements, to->placements));
       const at::Tensor part = sent_part(state, op, *meta.root, there);
-      return there->holds(state.ctx.coord(there->mesh)) ? part.permute(order) : part;
+      return state.has_part(there) ? part.permute(order) : part;
     }
   }
   return sent_part(state, op, meta, to);

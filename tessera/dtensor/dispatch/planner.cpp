@@ -188,7 +188,7 @@ class Planner {
     }
     add_outputs(decided);
     place_gradients(map.like);
-    plan_->is_absent = !homes_.runs(coord());
+    plan_->is_absent = !homes_.empty() && !state_.has_part(homes_.outside(call_.spec(0)));
     if (!plan_->is_absent) {
       add_local_call(map, decided, local);
     } else {
@@ -482,14 +482,14 @@ void check_explicit(const RankState& state, const OpInfo& info, c10::ArrayRef<IV
 CallPlan& plan_of(const Invocation& call) {
   RankState& state = *call.state;
   const uint64_t hash = hash_of(call.scan.key);
-  if (CallPlan* known = state.engine.plans.find(call.scan.key, hash); C10_LIKELY(known != nullptr)) {
+  if (CallPlan* known = state.engine.plans().find(call.scan.key, hash); C10_LIKELY(known != nullptr)) {
     return *known;
   }
   std::unique_ptr<CallPlan> made = Planner(call).run();
   made->execute = executor_of(*made);
   state.engine.forward_plans.let_go();
   const uint64_t kind = base::hash_combine(made->program_key, call.forward ? call.forward->plan->program_key : 0);
-  return *state.engine.plans.insert(call.scan.key, hash, kind, std::move(made));
+  return *state.engine.plans().insert(call.scan.key, hash, kind, std::move(made));
 }
 
 }  // namespace tessera::dtensor

@@ -223,7 +223,7 @@ void dispatch_slowly(Invocation& call) {
 void run_slowly(Invocation& call, CallPlan& plan) {
   std::optional<PlanCache::Call> trial;
   if (!plan.is_kept) {
-    trial.emplace(call.state->engine.plans, plan);
+    trial.emplace(call.state->engine.plans(), plan);
   }
   InBody body(call, /*runs_as_others=*/plan.decompose != nullptr);
   if (plan.decompose) {

@@ -38,15 +38,17 @@ void run_sample_sum(Invocation& call, const CallPlan& plan) {
     const LocalScope scope;
     const layout::Coord& coord = state.ctx.coord(samples.terms->mesh);
     const auto options = call.args()[samples.operands.at(0).arg].toTensor().options().dtype(samples.terms->dtype);
-    SampleSum sum = earlier_or_new(state, use, samples);
     const at::Tensor like = at::zeros({}, options).expand(samples.terms.local_sizes(coord));
-    const uint64_t number = state.exact.next_sum();
-    plan.is_absent ? sum.note(samples, number, call.scan.origin, like)
-                   : sum.add(*plan.exact, number, call.scan.origin, call.arguments(), like);
     auto pending = std::make_shared<Pending>();
     Pending::Group& group = pending->groups.emplace_back();
     group.spec = plan.outputs.at(0).final_spec;
-    group.uses.emplace(use, std::move(sum));
+    if (!plan.is_absent || state.is_noted(samples.terms)) {
+      SampleSum sum = earlier_or_new(state, use, samples);
+      const uint64_t number = state.exact.next_sum();
+      plan.is_absent ? sum.note(samples, number, call.scan.origin, like)
+                     : sum.add(*plan.exact, number, call.scan.origin, call.arguments(), like);
+      group.uses.emplace(use, std::move(sum));
+    }
     torch::jit::drop(call.stack, call.info.num_args());
     call.stack.emplace_back(make_handle(group.spec, options, coord, pending));
   }

@@ -108,8 +108,12 @@ bool same_argument(const IValue& a, const IValue& b) {
   if (!x.defined()) {
     return true;
   }
-  return is_dtensor(x) ? meta_of(x)->spec == meta_of(y)->spec && same_bits(meta_of(x)->local, meta_of(y)->local)
-                       : same_bits(x, y);
+  if (!is_dtensor(x)) {
+    return same_bits(x, y);
+  }
+  const Meta &own = *meta_of(x), &other = *meta_of(y);
+  const bool is_of_other_walk = own.local.numel() != other.local.numel();  // where the stage did not run (comm::Walk)
+  return own.spec == other.spec && (is_of_other_walk || same_bits(own.local, other.local));
 }
 
 bool same_link(const Pending::Link& a, const Pending::Link& b) {
@@ -148,6 +152,9 @@ std::shared_ptr<Pending> joined(const Pending& a, const Pending& b, const char* 
     if (more.constant.defined()) {
       LocalScope scope;
       same->constant = at::add(same->constant, more.constant);
+    }
+    if (same->uses.empty()) {
+      same->chain = more.chain;  // of the walk in which the sums are
     }
     for (const auto& [use, sum] : more.uses) {
       const auto [entry, is_new] = same->uses.try_emplace(use, sum);

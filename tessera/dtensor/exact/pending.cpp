@@ -4,6 +4,7 @@
 #include <limits>
 
 #include <ATen/ops/add.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
@@ -114,10 +115,11 @@ Spec summed_spec(const Pending::Group& group, bool alone) {
                                               : rules::with_dtype(group.spec, rules::sum_dtype(group.spec->dtype));
 }
 
-// The uses of a group in their order, then the chain: in the dtype of summed_spec().
-at::Tensor value_of(RankState& state, const Pending::Group& group, bool alone, const char* op) {
+// The uses of a group in their order, then the chain: in the dtype of summed_spec(). Without uses, as the sums are
+// another walk's, there is no part.
+at::Tensor value_of(RankState& state, const Pending::Group& group, bool alone, const at::Tensor& like, const char* op) {
   const Spec summed = summed_spec(group, alone);
-  at::Tensor total;
+  at::Tensor total = group.uses.empty() ? at::empty({0}, like.options().dtype(summed->dtype)) : at::Tensor();
   for (const auto& [use, sum] : group.uses) {
     TESSERA_CHECK(!sum.is_apart_from(group.uses.begin()->second), "[", op,
                   "] numerics exact: a parameter is used at one place in some of the step's "
@@ -194,7 +196,7 @@ void settle(RankState& state, Meta& meta, const char* op) {
   const kernels::AllThreads threads;  // sums of two tensors, and copies
   at::Tensor value;
   for (const Pending::Group& group : pending->groups) {
-    const at::Tensor part = value_of(state, group, pending->groups.size() == 1, op);
+    const at::Tensor part = value_of(state, group, pending->groups.size() == 1, meta.local, op);
     value = value.defined() ? at::add(value, part) : part;
   }
   Meta* found = meta_of(value);

@@ -39,6 +39,7 @@ class StepCompiler {
       done_.axis_name = step_.axis >= 0 ? done_.mesh.axis(step_.axis).name : done_.mesh.str();
       done_.bytes = static_cast<int64_t>(std::llround(step_.bytes));
     }
+    find_home();
     if (takes_part()) {
       box_before_ = step_.before.local_ranges(coord_before_);
       box_after_ = step_.after.local_ranges(coord_after_);
@@ -59,6 +60,17 @@ class StepCompiler {
       }
     }
     return true;
+  }
+
+  void find_home() {
+    for (size_t axis = 0; axis < coord_before_.size(); ++axis) {
+      const layout::Placement& place = step_.before->placements[axis];
+      if (place.is_on() && static_cast<int64_t>(axis) != step_.axis) {
+        done_.home = place;
+        done_.home_axis = done_.mesh.axis(static_cast<int64_t>(axis)).name;
+        done_.is_at_home &= place.holds(coord_before_[axis]);
+      }
+    }
   }
 
   void take_apart() {
@@ -82,8 +94,8 @@ class StepCompiler {
       case StepKind::kAllGather: return all_gather();
       case StepKind::kAllToAll:
       case StepKind::kGather:
-      case StepKind::kScatter:
-      case StepKind::kSend: return all_to_all();
+      case StepKind::kScatter: return all_to_all();
+      case StepKind::kSend: return send();
       case StepKind::kBroadcast: return broadcast();
       case StepKind::kExchange: return exchange();
       case StepKind::kDrop: done_.action = takes(index()) ? Action::kKeep : Action::kForget; return;
@@ -139,6 +151,12 @@ class StepCompiler {
     done_.action = Action::kBroadcast;
     done_.root = step_.from.coordinate();
     done_.gives_part = index() == done_.root;
+  }
+
+  void send() {
+    done_.action = Action::kSend;
+    done_.from = step_.from, done_.to = step_.to;
+    done_.is_at_from = gives(index()), done_.is_at_to = takes(index());
   }
 
   void partialize() {

@@ -22,6 +22,7 @@ enum class Action : uint8_t {
   kAllGather,
   kAllToAll,
   kBroadcast,
+  kSend,  // from one coordinate to another, whoever else does something else
 };
 
 constexpr bool is_local(Action action) { return action < Action::kAllReduce; }
@@ -43,6 +44,14 @@ struct CompiledStep {
   int64_t parts = 1;                             // that an average divides by
   int64_t root = 0;                              // of a broadcast
   bool gives_part = true;                        // kBroadcast: this rank is the root
+
+  // kSend: the places between which the part goes, and whether this rank is at each of them.
+  layout::Placement from = {}, to = {};
+  bool is_at_from = false, is_at_to = false;
+  // Where on another axis the tensor is (On), if it is, and whether this rank is there.
+  layout::Placement home = {};
+  std::string home_axis = {};
+  bool is_at_home = true;
 
   // Of interleaved dims: the part is taken apart before the step, and what it gives is put together after it.
   std::vector<int64_t> taken_apart = {}, put_together = {};

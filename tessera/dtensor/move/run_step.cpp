@@ -5,6 +5,8 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
 
+#include "tessera/base/error.h"
+
 namespace tessera::dtensor {
 
 namespace {
@@ -60,6 +62,56 @@ at::Tensor run_local(const CompiledStep& step, const at::Tensor& local) {
   }
 }
 
+int64_t tag_of(const comm::Walk& walk, const CompiledStep& step) {
+  return (walk.micro_batch << 32) + (static_cast<int64_t>(step.from.stage) << 16) + step.to.stage;
+}
+
+// Between stages of one rank, which run one after the other, the part waits in its own box.
+IssuedStep issue_send(comm::RankContext& ctx, comm::Communicator& group, const CompiledStep& step,
+                      const at::Tensor& local) {
+  const bool gives = step.is_at_from && ctx.walk.runs(step.axis_name, step.from);
+  const bool takes = step.is_at_to && ctx.walk.runs(step.axis_name, step.to);
+  const int64_t tag = tag_of(ctx.walk, step);
+  IssuedStep issued;
+  if (gives && takes) {
+    issued.result = local;
+  } else if (takes && step.is_at_from) {
+    issued.result = ctx.own_messages.take(tag);
+  } else if (takes) {
+    issued.result = at::empty(step.result_sizes, local.options());
+    issued.work = group.receive(issued.result, step.from.coordinate(), tag);
+  } else {
+    issued.result = at::empty({0}, local.options());
+  }
+  if (gives && !takes && step.is_at_to) {
+    ctx.own_messages.keep(tag, local);
+  } else if (gives && !takes) {
+    issued.sent = {local.contiguous()};
+    issued.work = group.send(issued.sent.front(), step.to.coordinate(), tag);
+  }
+  return issued;
+}
+
+// Whether this walk notes the step in the ledger: each rank notes what it does, and once what others do.
+bool is_noted(const comm::Walk& walk, const CompiledStep& step) {
+  if (step.action == Action::kSend && (step.is_at_from || step.is_at_to)) {
+    return walk.runs(step.axis_name, step.is_at_from ? step.from : step.to);
+  }
+  if (step.action == Action::kSend || !step.is_at_home) {
+    return walk.keeps_books;
+  }
+  return walk.runs(step.home_axis, step.home);
+}
+
+// Ranks that are elsewhere in the program do not come to a collective.
+void check_meets(const comm::Walk& walk, const CompiledStep& step, const char* op) {
+  TESSERA_CHECK(!walk.is_scheduled || step.action == Action::kSend || (step.axis_name != walk.axis && step.axis >= 0),
+                "[", op, "] a ", step.collective, " over axis ", step.axis_name,
+                " inside of a pipeline's schedule, of ", "micro-batch ", walk.micro_batch,
+                ": the ranks of other stages are elsewhere in the program. Accepted: operators that run on one stage "
+                "(a value of another stage is read after the step, or in a step without a schedule).");
+}
+
 IssuedStep issue(comm::Communicator& group, const CompiledStep& step, const at::Tensor& local) {
   IssuedStep issued;
   if (step.action == Action::kAllReduce) {
@@ -96,7 +148,8 @@ IssuedStep issue_step(comm::RankContext& ctx, const CompiledStep& step, const at
   if (is_local(step.action)) {
     return {.result = run_local(step, part)};
   }
-  return issue(step.axis >= 0 ? ctx.axis(step.mesh, step.axis) : ctx.whole(step.mesh), step, part);
+  comm::Communicator& group = step.axis >= 0 ? ctx.axis(step.mesh, step.axis) : ctx.whole(step.mesh);
+  return step.action == Action::kSend ? issue_send(ctx, group, step, part) : issue(group, step, part);
 }
 
 at::Tensor finish_step(const CompiledStep& step, IssuedStep issued) {
@@ -114,6 +167,9 @@ at::Tensor finish_step(const CompiledStep& step, IssuedStep issued) {
 
 at::Tensor run_step(comm::RankContext& ctx, const CompiledStep& step, const at::Tensor& local, const char* op) {
   if (step.collective != nullptr) {
+    check_meets(ctx.walk, step, op);
+  }
+  if (step.collective != nullptr && is_noted(ctx.walk, step)) {
     ctx.ledger.record(step.collective, step.axis_name, op, step.bytes);
   }
   return finish_step(step, issue_step(ctx, step, local));

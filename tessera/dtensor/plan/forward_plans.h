@@ -15,7 +15,8 @@ namespace tessera::dtensor {
 // Which plan built which autograd node, by the node's sequence number: a gradient takes the layout of its forward value
 // (mechanisms: C2). First write wins.
 //
-// The newest nodes are kept: kFewest of them, and as many as are newer than any whose gradient was taken. So a forward
+// The newest nodes are kept: kFewest of them, and as many as are newer than any whose gradient was taken (or as
+// keep_from says). So a forward
 // pass of any length, up to kMost nodes, is known to its backward, and what its records need is used again by the next
 // pass. What older graphs lost is told apart from what was never recorded: see `is_lost`.
 //
@@ -55,7 +56,7 @@ class ForwardPlans {
     if (slot.sequence != sequence || !slot.plan) {
       return nullptr;
     }
-    differentiated_ = std::max(differentiated_, sequence);
+    differentiated_ = std::max(differentiated_, std::min(sequence, kept_from_ - 1));
     if (C10_UNLIKELY(slot.holds_plan)) {
       note_pass(sequence);
     }
@@ -74,6 +75,9 @@ class ForwardPlans {
   // differentiated for the last time.
   bool is_lost(uint64_t node) const;
 
+  // Keeps the records of nodes from this one on, whose gradients are to come, while those of newer ones are taken.
+  void keep_from(int64_t node) { kept_from_ = node; }
+
   // Lets go of plans whose gradients were taken, if no backward pass runs.
   void let_go();
 
@@ -90,7 +94,9 @@ class ForwardPlans {
 
   std::vector<Slot> slots_ = std::vector<Slot>(kFewest);
   size_t mask_ = kFewest - 1;
-  int64_t differentiated_ = kNone;  // the newest node whose gradient was taken
+  // The newest node of which it and all older ones are done: their gradients were taken, or nobody will.
+  int64_t differentiated_ = kNone;
+  int64_t kept_from_ = std::numeric_limits<int64_t>::max();
   std::vector<int64_t> last_time_;  // nodes of graphs that were not kept
   int last_task_ = -1;              // the pass whose nodes were added to them last
 };

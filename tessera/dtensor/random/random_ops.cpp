@@ -124,7 +124,7 @@ bool starts_at_first_sample(const Origin* origin) {
 
 void fill_local(RankState& state, at::Tensor& local, const Spec& spec, const Origin* origin, Draw draw) {
   LocalScope scope;
-  if (!spec->holds(state.ctx.coord(spec->mesh))) {
+  if (!state.has_part(spec)) {
     return pass_by(state, spec, draw);
   }
   if (draw.counter) {

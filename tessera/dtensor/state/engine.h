@@ -2,6 +2,7 @@
 #pragma once
 
 #include <limits>
+#include <map>
 #include <utility>
 #include <vector>
 
@@ -18,7 +19,11 @@ struct Engine {
   // For the rank of `context`, which outlives it.
   explicit Engine(comm::RankContext& context) : moves(context) {}
 
-  PlanCache plans;
+  // The plans of calls; who runs a call is part of its plan, so each stage that runs alone (comm::Walk) has its own.
+  PlanCache& plans() { return *plans_; }
+  const PlanCache& plans() const { return *plans_; }
+  void plan_for(int64_t stage) { plans_ = &plans_of_stages_[stage]; }
+
   Moves moves;
   ForwardPlans forward_plans;
   // What operators gathered: of activations, within the plan's budget; of parameters, the newest alone, and what stays
@@ -41,6 +46,10 @@ struct Engine {
     kept_parameters.clear();
     gathered_groups.end_step();
   }
+
+ private:
+  std::map<int64_t, PlanCache> plans_of_stages_;
+  PlanCache* plans_ = &plans_of_stages_[comm::Walk::kAllStages];
 };
 
 }  // namespace tessera::dtensor

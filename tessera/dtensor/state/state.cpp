@@ -1,5 +1,7 @@
 #include "tessera/dtensor/state/state.h"
 
+#include <utility>
+
 namespace tessera::dtensor {
 
 RankState* RankState::current() {
@@ -23,6 +25,36 @@ RankState* RankState::current() {
   }
   known = {ctx, static_cast<RankState*>(slot.get()), ctx->id};
   return known.state;
+}
+
+bool RankState::has_part(const layout::Spec& spec) const {
+  if (spec->is_everywhere) {
+    return true;
+  }
+  const layout::Coord& coord = ctx.coord(spec->mesh);
+  for (int64_t axis = 0; axis < spec->mesh.ndim(); ++axis) {
+    const layout::Placement& place = spec->placements[axis];
+    if (!place.holds(coord[axis]) || !ctx.walk.runs(spec->mesh.axis(axis).name, place)) {
+      return false;
+    }
+  }
+  return true;
+}
+
+bool RankState::is_noted(const layout::Spec& spec) const {
+  const layout::Coord& coord = ctx.coord(spec->mesh);
+  for (int64_t axis = 0; axis < spec->mesh.ndim(); ++axis) {
+    const layout::Placement& place = spec->placements[axis];
+    if (place.is_on() && place.holds(coord[axis]) && spec->mesh.axis(axis).name == ctx.walk.axis) {
+      return ctx.walk.runs(ctx.walk.axis, place);
+    }
+  }
+  return ctx.walk.keeps_books;
+}
+
+void RankState::begin_walk(comm::Walk walk) {
+  ctx.walk = std::move(walk);
+  engine.plan_for(ctx.walk.stage);
 }
 
 RankState& RankState::require() {

@@ -42,6 +42,15 @@ struct RankState {
   Watch watch{flags_};
   Bodies bodies{flags_};
 
+  // Whether this rank has a part of a tensor of this layout; of a pipeline's stages, where it stands now.
+  bool has_part(const layout::Spec& spec) const;
+  // ... and whether it is for the walk that runs to say what becomes of such a tensor (comm::Walk): of the walks over a
+  // micro-batch it is for one.
+  bool is_noted(const layout::Spec& spec) const;
+
+  // From now on the rank walks so.
+  void begin_walk(comm::Walk walk);
+
   // CallFlags of `exact`, `watch` and `bodies`.
   uint32_t flags() const { return flags_.bits(); }
 

@@ -8,6 +8,7 @@
 #include "tessera/base/error.h"
 #include "tessera/plan/draft.h"
 #include "tessera/plan/stages.h"
+#include "tessera/schedule/families/family.h"
 
 namespace tessera::plan {
 namespace {
@@ -24,6 +25,11 @@ class PipelineStyle {
     for (const ModelPart& part : parts_) {
       costs.push_back(part.cost);
     }
+    if (!draft.options.schedule.empty()) {
+      set_schedule(draft.options.schedule, draft.options.stages_per_rank);
+    } else {
+      rank_of_stage_ = schedule::loop_of_stages(ranks(), 1);
+    }
     stages_ = balanced_stages(costs, stages());
   }
 
@@ -31,7 +37,7 @@ class PipelineStyle {
     std::map<std::string, int64_t> homes;
     for (size_t i = 0; i < parts_.size(); ++i) {
       for (const std::string& name : parts_[i].parameters) {
-        draft_.entry(name).storage[axis_] = layout::On(stages_[i]);
+        draft_.entry(name).storage[axis_] = place_of(stages_[i]);
         homes[name] = stages_[i];
       }
     }
@@ -48,7 +54,20 @@ class PipelineStyle {
   }
 
  private:
-  int64_t stages() const { return draft_.plan.mesh.axis(static_cast<int64_t>(axis_)).size; }
+  int64_t ranks() const { return draft_.plan.mesh.axis(static_cast<int64_t>(axis_)).size; }
+  int64_t stages() const { return static_cast<int64_t>(rank_of_stage_.size()); }
+  layout::Placement place_of(int64_t stage) const {
+    return layout::On(rank_of_stage_[static_cast<size_t>(stage)], stage);
+  }
+
+  // Which rank has which stage is the schedule's to say, whatever the number of micro-batches.
+  void set_schedule(const std::string& name, int64_t stages_per_rank) {
+    const int64_t per_rank = stages_per_rank > 0 ? stages_per_rank : schedule::family_of(name).per_rank;
+    const schedule::Sizes sizes{.ranks = ranks(), .micro_batches = 2 * ranks(), .per_rank = per_rank};
+    rank_of_stage_ = schedule::make_schedule(name, sizes).rank_of_stage;
+    draft_.plan.schedule = name;
+    draft_.plan.stages_per_rank = per_rank;
+  }
 
   // A table of tokens that no product of its size stands beside: a C++ model may read it at its end, which its modules
   // do not say.
@@ -99,9 +118,10 @@ class PipelineStyle {
     }
     const auto part_at = [&](auto it) -> const ModelPart& { return parts_[static_cast<size_t>(it - stages_.begin())]; };
     const std::string first = part_at(begin).name, last = part_at(end - 1).name;
-    std::string text =
-        c10::str("stage ", stage, ": ", first, first == last ? "" : " to " + last, ", ", elements, " parameters, ",
-                 static_cast<int64_t>(100 * cost / std::max(all, 1.0) + 0.5), "% of the cost");
+    const bool is_told = draft_.plan.stages_per_rank > 1;
+    std::string text = c10::str("stage ", stage, is_told ? c10::str(" (rank ", place_of(stage).coordinate(), ")") : "",
+                                ": ", first, first == last ? "" : " to " + last, ", ", elements, " parameters, ",
+                                static_cast<int64_t>(100 * cost / std::max(all, 1.0) + 0.5), "% of the cost");
     if (stage > 0) {
       const ModelPart& before = part_at(begin - 1);
       const auto dtype = draft_.options.precision.compute.value_or(before.dtype);
@@ -115,6 +135,7 @@ class PipelineStyle {
   Draft& draft_;
   const size_t axis_;
   std::vector<ModelPart> parts_;
+  std::vector<int64_t> rank_of_stage_;
   std::vector<int64_t> stages_;  // of each part
 };
 

@@ -22,34 +22,37 @@ Say say_of(const Operand& operand) {
 }
 
 struct Home {
-  int64_t coordinate = -1;
+  Placement place = {};  // no On: nobody has said it
   Say say = Say::kFetched;
+
+  bool gives_way_to(const Placement& other, Say of_other) const {
+    return !place.is_on() || of_other > say || (of_other == say && other.stage > place.stage);
+  }
 };
 
-// Where the call runs on an axis on which some operand is On.
-std::optional<int64_t> home_of(const Call& call, const layout::Spec& forward, int64_t axis) {
+// Where the call runs on an axis on which some operand is On: there, or everywhere (Replicate).
+Placement home_of(const Call& call, const layout::Spec& forward, int64_t axis) {
   Home home;
   if (forward && forward->placements[axis].is_on()) {
-    home = {forward->placements[axis].coordinate(), Say::kForward};
+    home = {forward->placements[axis], Say::kForward};
   }
   for (const Operand& operand : call.operands) {
     const Placement& placement = operand.spec->placements[axis];
     const Say say = say_of(operand);
     if (!placement.is_on()) {
       if (operand.is_written) {
-        return std::nullopt;
+        return layout::Replicate();
       }
       continue;
     }
-    const bool clashes = say == Say::kWritten && home.say == Say::kWritten && home.coordinate != placement.coordinate();
-    TESSERA_CHECK(!clashes, "[", call.name, "] writes at two places of axis ", operand.spec->mesh.axis(axis).name,
-                  ": On(", home.coordinate, ") and ", placement.str(),
-                  ". Redistribute one of them to the other's place first.");
-    if (say > home.say || (say == home.say && placement.coordinate() > home.coordinate)) {
-      home = {placement.coordinate(), say};
+    const bool clashes = say == Say::kWritten && home.say == Say::kWritten && home.place != placement;
+    TESSERA_CHECK(!clashes, "[", call.name, "] writes at two places of axis ", operand.spec->mesh.axis(axis).name, ": ",
+                  home.place.str(), " and ", placement.str(), ". Redistribute one of them to the other's place first.");
+    if (home.gives_way_to(placement, say)) {
+      home = {placement, say};
     }
   }
-  return home.coordinate;
+  return home.place;
 }
 
 bool has_on(const Call& call, int64_t axis) {
@@ -85,12 +88,12 @@ Homes::Homes(const Call& call, const layout::Spec& forward) {
 
 bool Homes::runs(const layout::Coord& coord) const {
   return std::all_of(axes_.begin(), axes_.end(),
-                     [&](const HomeAxis& home) { return !home.coordinate || *home.coordinate == coord[home.axis]; });
+                     [&](const HomeAxis& home) { return home.place.holds(coord[home.axis]); });
 }
 
 Placements Homes::inside(Placements placements) const {
   for (const HomeAxis& home : axes_) {
-    if (home.coordinate || placements[home.axis].is_on()) {
+    if (home.place.is_on() || placements[home.axis].is_on()) {
       take_away(placements, home.axis);
     }
   }
@@ -125,8 +128,8 @@ layout::Spec Homes::outside(const layout::Spec& inside) const {
   }
   Placements placements = inside->placements;
   for (const HomeAxis& home : axes_) {
-    if (home.coordinate) {
-      placements[home.axis] = layout::On(*home.coordinate);
+    if (home.place.is_on()) {
+      placements[home.axis] = home.place;
     }
   }
   return inside.with(placements);

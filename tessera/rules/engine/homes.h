@@ -1,7 +1,6 @@
 // Calls with operands that lie at one coordinate of an axis (On): where such a call runs.
 #pragma once
 
-#include <optional>
 #include <vector>
 
 #include "tessera/rules/engine/call.h"
@@ -13,10 +12,10 @@ namespace tessera::rules {
 // where the home is. A value.
 //
 // On an axis where an operand is On, the call runs at one coordinate alone: that of an operand that is written, else,
-// in a derivative, that of the forward call, else that of a parameter, else the last of all but of parameters that are
-// fetched, else the last of those. So the gradient of what is On is computed where the value was. The other operands
-// move there, and its results are On there. Where an operand is written that is not On, what is On becomes Replicate
-// instead, and the call runs on all ranks.
+// in a derivative, that of the forward call, else that of a parameter, else the latest stage of all but of parameters
+// that are fetched, else the latest of those. So the gradient of what is On is computed where the value was. The other
+// operands move there, and its results are On there. Where an operand is written that is not On, what is On becomes
+// Replicate instead, and the call runs on all ranks.
 class Homes {
  public:
   // `forward`: a result of the forward call, if this is its derivative. Throws if operands are written at two
@@ -38,7 +37,7 @@ class Homes {
  private:
   struct HomeAxis {
     int64_t axis;
-    std::optional<int64_t> coordinate;  // none: the call runs everywhere
+    layout::Placement place;  // On, or Replicate: the call runs everywhere
   };
   layout::Placements inside(layout::Placements placements) const;
 

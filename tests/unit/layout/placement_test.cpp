@@ -46,8 +46,8 @@ TEST(Cut, EmptyPartsStandAtTheEnd) {
   EXPECT_EQ(Cut(8 * 64, 3, 64)[2], (Range{6 * 64, 8 * 64}));
 }
 
-TEST(Placement, IsSixteenBytesAndRefusesNonsense) {
-  EXPECT_EQ(sizeof(Placement), 16u);
+TEST(Placement, IsTwentyFourBytesAndRefusesNonsense) {
+  EXPECT_EQ(sizeof(Placement), 24u);
   EXPECT_THROW(Shard(-1), c10::Error);
   EXPECT_THROW(Shard(0, {.unit = 0}), c10::Error);
   EXPECT_THROW(Shard(0, {.order = 200}), c10::Error);

@@ -120,7 +120,7 @@ TEST(Plan, JsonRoundTripsRandomPlans) {
 TEST(Plan, JsonIsOneLinePerEntry) {
   EXPECT_EQ(small_plan().json(),
             "{\n"
-            "  \"version\": 3,\n"
+            "  \"version\": 4,\n"
             "  \"mesh\": \"dp=2,tp=2\",\n"
             "  \"batch_axes\": [\"dp\"],\n"
             "  \"keep_gathered_bytes\": 1073741824,\n"
@@ -148,7 +148,7 @@ TEST(Plan, JsonSaysWhatIsRecomputed) {
   EXPECT_FALSE(plan.offloads("head"));
   EXPECT_NE(plan_error([] {
               Plan::from_json(
-                  "{\"version\": 3, \"mesh\": \"1\", \"batch_axes\": [], \"parameters\": "
+                  "{\"version\": 4, \"mesh\": \"1\", \"batch_axes\": [], \"parameters\": "
                   "[], \"keep_gathered_bytes\": 1,\n\"recompute\": \"layers.*\"}");
             }).find("line 2: \"recompute\" cannot be \"layers.*\""),
             std::string::npos);
@@ -245,8 +245,8 @@ TEST(Plan, VerifyNamesWhatDoesNotFit) {
 TEST(Plan, FromJsonNamesTheLine) {
   const auto good = small_plan().json();
   const std::vector<std::array<std::string, 3>> cases = {
-      {"\"version\": 3", "\"version\": 4", "line 2: version 4 is none of 1 to 3, which is the newest"},
-      {"\"version\": 3", "\"version\": \"one\"", "line 2: \"version\" cannot be \"one\""},
+      {"\"version\": 4", "\"version\": 5", "line 2: version 5 is none of 1 to 4, which is the newest"},
+      {"\"version\": 4", "\"version\": \"one\"", "line 2: \"version\" cannot be \"one\""},
       {"\"mesh\": \"dp=2,tp=2\"", "\"mesh\": \"dp=2,tp\"", "line 3: [mesh] \"dp=2,tp\" is no mesh"},
       {"\"mesh\"", "\"meshes\"", "line 3: unknown key \"meshes\"; did you mean \"mesh\"?"},
       {"\"storage\": \"{tp: S(1)}\"", "\"storage\": \"{tp: Q}\"",

@@ -1,0 +1,270 @@
+#include "tessera/parallel/step_passes.h"
+
+#include <limits>
+#include <map>
+#include <utility>
+
+#include <ATen/SequenceNumber.h>
+#include <ATen/ops/mul.h>
+#include <torch/csrc/autograd/autograd.h>
+
+#include "tessera/base/error.h"
+#include "tessera/base/hash.h"
+#include "tessera/dtensor/exact/pending.h"
+#include "tessera/dtensor/front/group_gradients.h"
+#include "tessera/dtensor/state/observer.h"
+#include "tessera/dtensor/state/state.h"
+#include "tessera/schedule/families/family.h"
+
+namespace tessera::parallel {
+
+namespace {
+
+using dtensor::RankState;
+using schedule::Action;
+using schedule::ActionKind;
+
+// Ranks of a schedule execute the same walks in different orders: what they executed is compared as a sum over walks.
+class WalkedPrograms {
+ public:
+  explicit WalkedPrograms(comm::Program& program) : program_(program), before_(program) {}
+  ~WalkedPrograms() {
+    program_.hash = base::hash_combine(before_.hash, sum_);
+    program_.count = before_.count + count_;
+  }
+  WalkedPrograms(const WalkedPrograms&) = delete;
+  WalkedPrograms& operator=(const WalkedPrograms&) = delete;
+
+  void begin(const Action& action) {
+    program_.hash = base::hash_combine(before_.hash, static_cast<uint64_t>(action.micro_batch));
+    program_.count = before_.count;
+  }
+  void end() {
+    sum_ += program_.hash;
+    count_ += program_.count - before_.count;
+  }
+
+ private:
+  comm::Program& program_;
+  const comm::Program before_;
+  uint64_t sum_ = 0, count_ = 0;
+};
+
+// The rank walks as one action says, for a scope.
+class WalkScope {
+ public:
+  WalkScope(RankState& state, const PassList& list, const Action& action) : state_(state) {
+    if (!list.is_scheduled) {
+      return;
+    }
+    comm::Walk walk{.is_scheduled = true, .micro_batch = action.micro_batch, .axis = list.axis};
+    if (list.rank_stages.size() > 1) {
+      walk.stage = action.stage;
+      walk.keeps_books = action.stage == list.rank_stages.front();
+    }
+    state.begin_walk(std::move(walk));
+  }
+  ~WalkScope() { state_.begin_walk({}); }
+  WalkScope(const WalkScope&) = delete;
+  WalkScope& operator=(const WalkScope&) = delete;
+
+ private:
+  RankState& state_;
+};
+
+// Adds a pass's gradients to those held.
+void hold(std::vector<at::Tensor>& held, const std::vector<at::Tensor>& gradients) {
+  const at::NoGradGuard no_grad;
+  held.resize(gradients.size());
+  for (size_t i = 0; i < gradients.size(); ++i) {
+    if (gradients[i].defined()) {
+      held[i] = held[i].defined() ? held[i].add(gradients[i]) : gradients[i];
+    }
+  }
+}
+
+class PassRunner {
+ public:
+  PassRunner(Step& step, const PassList& list, const StepPasses& passes)
+      : state_(RankState::require()), step_(step), list_(list), passes_(passes) {
+    result_.losses.resize(passes.samples.size());
+  }
+
+  StepResult run() {
+    std::optional<WalkedPrograms> programs;
+    if (list_.is_scheduled) {
+      programs.emplace(state_.ctx.program);
+    }
+    for (size_t i = 0; i < list_.actions.size(); ++i) {
+      const Action& action = list_.actions[i];
+      const bool goes_on = i + 1 < list_.actions.size() && is_backward_of(list_.actions[i + 1], action);
+      const WalkScope scope(state_, list_, action);
+      if (programs) {
+        programs->begin(action);
+      }
+      run(action, goes_on);
+      if (programs) {
+        programs->end();
+      }
+      if (action.kind == ActionKind::kBackward) {
+        hold(result_.gradients, gradients_);
+        gradients_.clear();
+      }
+    }
+    return std::move(result_);
+  }
+
+ private:
+  using Key = std::pair<int64_t, int64_t>;
+
+  // A forward pass whose backward has not come.
+  struct Forward {
+    at::Tensor loss;
+    int64_t first_node = 0;                             // its first node's number in autograd's count
+    std::optional<Step::Paused> paused = std::nullopt;  // none: the step is in it
+  };
+
+  // The forward passes over a micro-batch, one for each of the rank's stages: all read the same tensors and draw the
+  // same random numbers.
+  struct Walks {
+    std::vector<at::Tensor> batch;
+    dtensor::Random random;
+    size_t count = 0;
+  };
+
+  Walks& walks_of(int64_t k) {
+    const auto found = walks_.find(k);
+    return found != walks_.end() ? found->second
+                                 : walks_.emplace(k, Walks{passes_.batch(k), state_.random}).first->second;
+  }
+
+  static bool is_backward_of(const Action& action, const Action& forward) {
+    return action == Action{ActionKind::kBackward, forward.stage, forward.micro_batch};
+  }
+
+  void run(const Action& action, bool goes_on) {
+    switch (action.kind) {
+      case ActionKind::kForward: return forward(action, goes_on);
+      case ActionKind::kBackward: return backward(action);
+      default: TESSERA_CHECK(false, "[job] a schedule with ", action, ", which a job does not run");
+    }
+  }
+
+  void forward(const Action& action, bool goes_on) {
+    const int64_t k = action.micro_batch;
+    Forward forward{.loss = {}, .first_node = static_cast<int64_t>(at::sequence_number::peek())};
+    Walks& walks = walks_of(k);
+    const dtensor::Random here = std::exchange(state_.random, walks.random);
+    step_.begin_pass(passes_.samples[static_cast<size_t>(k)]);
+    for (const at::Tensor& given : walks.batch) {
+      dtensor::tell_given(state_, "batch", given);
+    }
+    forward.loss = passes_.loss(k, walks.batch);
+    if (walks.count++ > 0) {
+      state_.random = here;
+    }
+    if (walks.count == std::max<size_t>(list_.rank_stages.size(), 1)) {
+      walks_.erase(k);
+    }
+    if (const at::Tensor loss = forward.loss.detach(); is_ours(loss)) {
+      result_.losses[static_cast<size_t>(k)] = loss;
+    }
+    if (passes_.parameters.empty()) {
+      return step_.end_pass();
+    }
+    if (!goes_on) {
+      forward.paused = step_.pause();
+    }
+    open_.insert_or_assign(Key(action.stage, k), std::move(forward));
+    keep_nodes();
+  }
+
+  void backward(const Action& action) {
+    auto entry = open_.extract(Key(action.stage, action.micro_batch));
+    TESSERA_CHECK(!entry.empty(), "[job] a schedule with ", action, " before its forward pass");
+    Forward& forward = entry.mapped();
+    if (forward.paused) {
+      step_.resume(*std::move(forward.paused));
+    }
+    const at::Tensor loss = passes_.scale ? at::mul(forward.loss, *passes_.scale) : forward.loss;
+    forward.loss.reset();
+    gradients_ = gradients_of(loss);
+    for (at::Tensor& gradient : gradients_) {
+      // Sums that wait are put together from all walks.
+      const bool waits =
+          gradient.defined() && dtensor::is_dtensor(gradient) && dtensor::meta_of(gradient)->is_pending();
+      if (gradient.defined() && !waits && !is_ours(gradient)) {
+        gradient.reset();
+      }
+    }
+    step_.end_pass();
+    keep_nodes();
+  }
+
+  // In `exact` the sums over samples go on where those of the passes before stopped.
+  std::vector<at::Tensor> gradients_of(const at::Tensor& loss) {
+    dtensor::GradientsAside aside(state_, passes_.parameters);
+    const dtensor::Continuation continuation(state_, result_.gradients);
+    return aside.with(
+        torch::autograd::grad({loss}, passes_.parameters, {}, std::nullopt, false, /*allow_unused=*/true));
+  }
+
+  // Whether the walk that runs says what this value is: of the walks over one micro-batch one does.
+  bool is_ours(const at::Tensor& value) const {
+    if (list_.rank_stages.size() <= 1 || !dtensor::is_dtensor(value)) {
+      return true;
+    }
+    return state_.is_noted(dtensor::meta_of(value)->spec);
+  }
+
+  // What backward passes that are to come must know of their forward calls.
+  void keep_nodes() {
+    int64_t oldest = std::numeric_limits<int64_t>::max();
+    for (const auto& [key, forward] : open_) {
+      oldest = std::min(oldest, forward.first_node);
+    }
+    state_.engine.forward_plans.keep_from(oldest);
+  }
+
+  RankState& state_;
+  Step& step_;
+  const PassList& list_;
+  const StepPasses& passes_;
+  std::map<Key, Forward> open_;        // by stage and micro-batch
+  std::map<int64_t, Walks> walks_;     // by micro-batch
+  std::vector<at::Tensor> gradients_;  // of the pass that ran last
+  StepResult result_;
+};
+
+}  // namespace
+
+PassList passes_in_turn(int64_t micro_batches, bool with_gradients) {
+  PassList list;
+  for (int64_t k = 0; k < micro_batches; ++k) {
+    list.actions.push_back({ActionKind::kForward, 0, k});
+    if (with_gradients) {
+      list.actions.push_back({ActionKind::kBackward, 0, k});
+    }
+  }
+  return list;
+}
+
+PassList scheduled_passes(const plan::Plan& plan, int64_t micro_batches) {
+  const auto axis = plan.pipeline_axis();
+  TESSERA_CHECK_AS(ConfigError, axis, "[job] schedule ", plan.schedule, " on mesh {", plan.mesh.str(),
+                   "}; accepted: a mesh with a pp axis");
+  const schedule::Schedule all = schedule::make_schedule(
+      plan.schedule,
+      {.ranks = plan.mesh.axis(*axis).size, .micro_batches = micro_batches, .per_rank = plan.stages_per_rank});
+  const int64_t own = RankState::require().ctx.coord(plan.mesh)[static_cast<size_t>(*axis)];
+  return {.actions = all.ranks[static_cast<size_t>(own)],
+          .is_scheduled = true,
+          .axis = plan.mesh.axis(*axis).name,
+          .rank_stages = all.stages_of(own)};
+}
+
+StepResult run_passes(Step& step, const PassList& list, const StepPasses& passes) {
+  return PassRunner(step, list, passes).run();
+}
+
+}  // namespace tessera::parallel
