@@ -24,7 +24,8 @@ using dtensor::RankState;
 using schedule::Action;
 using schedule::ActionKind;
 
-// Ranks of a schedule execute the same walks in different orders: what they executed is compared as a sum over walks.
+// Ranks of a schedule execute the same walks in different orders: what they executed is compared as a sum over walks,
+// without what comes late, which only the ranks of a stage have.
 class WalkedPrograms {
  public:
   explicit WalkedPrograms(comm::Program& program) : program_(program), before_(program) {}
@@ -36,18 +37,21 @@ class WalkedPrograms {
   WalkedPrograms& operator=(const WalkedPrograms&) = delete;
 
   void begin(const Action& action) {
-    program_.hash = base::hash_combine(before_.hash, static_cast<uint64_t>(action.micro_batch));
+    start_ = program_.hash = base::hash_combine(before_.hash, static_cast<uint64_t>(action.micro_batch));
     program_.count = before_.count;
   }
-  void end() {
-    sum_ += program_.hash;
+  void end(const Action& action) {
+    if (action.kind == ActionKind::kWeight) {
+      return;
+    }
+    sum_ += program_.hash - start_;
     count_ += program_.count - before_.count;
   }
 
  private:
   comm::Program& program_;
   const comm::Program before_;
-  uint64_t sum_ = 0, count_ = 0;
+  uint64_t start_ = 0, sum_ = 0, count_ = 0;
 };
 
 // The rank walks as one action says, for a scope.
@@ -58,6 +62,7 @@ class WalkScope {
       return;
     }
     comm::Walk walk{.is_scheduled = true, .micro_batch = action.micro_batch, .axis = list.axis};
+    walk.puts_off_weights = action.kind == ActionKind::kInput;
     if (list.rank_stages.size() > 1) {
       walk.stage = action.stage;
       walk.keeps_books = action.stage == list.rank_stages.front();
@@ -75,7 +80,7 @@ class WalkScope {
 // Adds a pass's gradients to those held.
 void hold(std::vector<at::Tensor>& held, const std::vector<at::Tensor>& gradients) {
   const at::NoGradGuard no_grad;
-  held.resize(gradients.size());
+  held.resize(std::max(held.size(), gradients.size()));
   for (size_t i = 0; i < gradients.size(); ++i) {
     if (gradients[i].defined()) {
       held[i] = held[i].defined() ? held[i].add(gradients[i]) : gradients[i];
@@ -104,12 +109,9 @@ class PassRunner {
       }
       run(action, goes_on);
       if (programs) {
-        programs->end();
+        programs->end(action);
       }
-      if (action.kind == ActionKind::kBackward) {
-        hold(result_.gradients, gradients_);
-        gradients_.clear();
-      }
+      hold(result_.gradients, std::exchange(gradients_, {}));
     }
     return std::move(result_);
   }
@@ -139,13 +141,16 @@ class PassRunner {
   }
 
   static bool is_backward_of(const Action& action, const Action& forward) {
-    return action == Action{ActionKind::kBackward, forward.stage, forward.micro_batch};
+    return (action.kind == ActionKind::kBackward || action.kind == ActionKind::kInput) &&
+           action.stage == forward.stage && action.micro_batch == forward.micro_batch;
   }
 
   void run(const Action& action, bool goes_on) {
     switch (action.kind) {
       case ActionKind::kForward: return forward(action, goes_on);
-      case ActionKind::kBackward: return backward(action);
+      case ActionKind::kBackward:
+      case ActionKind::kInput: return backward(action);
+      case ActionKind::kWeight: return weights(action);
       default: TESSERA_CHECK(false, "[job] a schedule with ", action, ", which a job does not run");
     }
   }
@@ -199,6 +204,33 @@ class PassRunner {
     }
     step_.end_pass();
     keep_nodes();
+    if (action.kind == ActionKind::kInput) {
+      put_aside(action);
+    }
+  }
+
+  // Of an input pass: the gradients whose calls were put off.
+  void put_aside(const Action& action) {
+    std::vector<at::Tensor>& late = late_[Key(action.stage, action.micro_batch)];
+    late.resize(gradients_.size());
+    for (size_t i = 0; i < gradients_.size(); ++i) {
+      if (gradients_[i].defined() && dtensor::is_dtensor(gradients_[i]) &&
+          dtensor::is_late(*dtensor::meta_of(gradients_[i]))) {
+        late[i] = std::move(gradients_[i]);
+      }
+    }
+  }
+
+  void weights(const Action& action) {
+    auto entry = late_.extract(Key(action.stage, action.micro_batch));
+    TESSERA_CHECK(!entry.empty(), "[job] a schedule with ", action, " before its input pass");
+    gradients_ = std::move(entry.mapped());
+    const dtensor::Continuation continuation(state_, result_.gradients);
+    for (const at::Tensor& gradient : gradients_) {
+      if (gradient.defined()) {
+        dtensor::run_late(state_, *dtensor::meta_of(gradient), "weight pass");
+      }
+    }
   }
 
   // In `exact` the sums over samples go on where those of the passes before stopped.
@@ -230,9 +262,10 @@ class PassRunner {
   Step& step_;
   const PassList& list_;
   const StepPasses& passes_;
-  std::map<Key, Forward> open_;        // by stage and micro-batch
-  std::map<int64_t, Walks> walks_;     // by micro-batch
-  std::vector<at::Tensor> gradients_;  // of the pass that ran last
+  std::map<Key, Forward> open_;                  // by stage and micro-batch
+  std::map<Key, std::vector<at::Tensor>> late_;  // of input passes whose weight pass has not come
+  std::map<int64_t, Walks> walks_;               // by micro-batch
+  std::vector<at::Tensor> gradients_;            // of the pass that ran last
   StepResult result_;
 };
 

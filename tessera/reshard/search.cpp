@@ -33,7 +33,7 @@ int64_t rounds_of(StepKind kind, int64_t parts) {
 
 // Whether two placements of an axis differ in more than their place in an order.
 bool differ(const Placement& a, const Placement& b) {
-  return a.kind != b.kind || a.op != b.op || a.dim != b.dim || a.places != b.places;
+  return a.kind != b.kind || a.op != b.op || a.dim != b.dim || a.stage != b.stage || a.places != b.places;
 }
 
 bool shares_dim(const Placements& placements, size_t axis, int64_t dim) {

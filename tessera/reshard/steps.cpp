@@ -26,6 +26,9 @@ double moved_bytes(const Change& change) {
   return change.line_bytes * (1 - change.kept) / static_cast<double>(change.parts);
 }
 
+// From one stage of a rank to another of its stages.
+bool is_at_one_place(const Change& change) { return change.from.coordinate() == change.to.coordinate(); }
+
 constexpr StepRule kTable[] = {
     {StepKind::kRelabel, [](const Change& c) { return c.from.is_shard() && c.to.is_shard() && c.has_same_cuts; },
      no_bytes},
@@ -52,7 +55,7 @@ constexpr StepRule kTable[] = {
      moved_bytes},
     {StepKind::kScatter, [](const Change& c) { return c.from.is_on() && c.to.is_shard(); }, moved_bytes},
     {StepKind::kSend, [](const Change& c) { return c.from.is_on() && c.to.is_on(); },
-     [](const Change& c) { return c.line_bytes / static_cast<double>(c.parts); }},
+     [](const Change& c) { return is_at_one_place(c) ? 0 : c.line_bytes / static_cast<double>(c.parts); }},
     {StepKind::kBroadcast, [](const Change& c) { return c.from.is_on() && c.to.is_replicate(); }, gather_bytes},
     {StepKind::kReduce, [](const Change& c) { return c.from.is_partial() && c.to.is_on(); }, gather_bytes},
 };

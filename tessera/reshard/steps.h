@@ -23,7 +23,7 @@ enum class StepKind : uint8_t {
   kPad,         // S -> P, local: the own part stands in a tensor of identity(op); not for avg
   kGather,      // S -> On
   kScatter,     // On -> S
-  kSend,        // On -> On of another coordinate
+  kSend,        // On -> On of another coordinate or stage
   kBroadcast,   // On -> R
   kReduce,      // P -> On
   kDrop,        // R -> On, local

@@ -50,7 +50,13 @@ TEST(Schedules, InFastHaveOneDevicesBits) {
                              {{"pp=2", false, 1, kShards, "gpipe"},
                               {"pp=2", false, 1, kShards, "1f1b"},
                               {"pp=4", false, 1, kShards, "1f1b"},
-                              {"pp=2", false, 1, kShards, "interleaved"}});
+                              {"pp=2", false, 1, kShards, "interleaved"},
+                              {"pp=2", false, 1, kShards, "zb-h1"},
+                              {"pp=4", false, 1, kShards, "zb-h2"},
+                              {"pp=2", false, 1, kShards, "zbv"},
+                              {"pp=2", false, 1, kShards, "v-half"},
+                              {"pp=2", false, 1, kShards, "v-min"},
+                              {"pp=2", false, 1, kShards, "dualpipev"}});
   expect_same<models::Gpt>(on_one_thread, gpt(3, false), 3, {{"pp=2", false, 1, kShards, "1f1b"}});
 }
 
@@ -61,6 +67,12 @@ TEST(Schedules, InExactHaveOneHash) {
   expect_same<models::Gpt>(setting(lattice), gpt(3, true), 4,
                            {{"pp=2", false, 1, kShards, "1f1b"},
                             {"pp=2", false, 1, kShards, "interleaved"},
+                            {"pp=2", false, 1, kShards, "zb-h1"},
+                            {"pp=4", false, 1, kShards, "zb-h2"},
+                            {"pp=2", false, 1, kShards, "zbv"},
+                            {"pp=2", false, 1, kShards, "v-half"},
+                            {"pp=2", false, 1, kShards, "v-min"},
+                            {"pp=2", false, 1, kShards, "dualpipev"},
                             {"pp=4", false, 1, kShards, "gpipe"}});
 }
 

@@ -25,11 +25,12 @@ namespace tessera::comm {
 struct Walk {
   static constexpr int64_t kAllStages = -1;
 
-  bool is_scheduled = false;   // ranks that have other stages are elsewhere in the program
-  int64_t micro_batch = 0;     // what the stages' messages belong to
-  int64_t stage = kAllStages;  // of this rank's stages the one that runs
-  std::string axis = {};       // whose stages they are
-  bool keeps_books = true;     // it notes what other ranks do: of the walks over a micro-batch one of this rank's does
+  bool is_scheduled = false;      // ranks that have other stages are elsewhere in the program
+  int64_t micro_batch = 0;        // what the stages' messages belong to
+  int64_t stage = kAllStages;     // of this rank's stages the one that runs
+  std::string axis = {};          // whose stages they are
+  bool puts_off_weights = false;  // backward leaves what makes gradients of parameters for later
+  bool keeps_books = true;  // it notes what other ranks do: of the walks over a micro-batch one of this rank's does
 
   // Whether what a place of this rank on an axis has takes part.
   bool runs(std::string_view on_axis, const layout::Placement& place) const {

@@ -7,7 +7,9 @@
 #include "tessera/dtensor/dispatch/absent.h"
 #include "tessera/dtensor/dispatch/invocation.h"
 #include "tessera/dtensor/dispatch/operands.h"
+#include "tessera/dtensor/dispatch/put_off.h"
 #include "tessera/dtensor/dispatch/sum_executor.h"
+#include "tessera/dtensor/exact/pending.h"
 #include "tessera/dtensor/record/arguments.h"
 #include "tessera/dtensor/record/interception.h"
 #include "tessera/dtensor/view/view_part.h"
@@ -161,6 +163,36 @@ template <LocalCall kCall>
   end(run);
 }
 
+// The same, of which all but the moves of operands may be put off: leaves a handle then.
+template <LocalCall kCall>
+void run_late_with(Invocation& call, const CallPlan& plan) {
+  if (!is_put_off(call, plan)) {
+    return run_with<kCall>(call, plan);
+  }
+  Running run(call, plan);
+  begin(run);
+  const Spec spec = plan.outputs[0].final_spec;
+  const at::TensorOptions options = call.args()[call.info.tensor_args.front()].toTensor().options().dtype(spec->dtype);
+  auto pending = std::make_shared<Pending>();
+  Pending::Group& group = pending->groups.emplace_back();
+  group.spec = spec;
+  group.late = put_off(call, plan, [&info = call.info, &plan, parts = call.arguments().vec()] {
+    torch::jit::Stack stack = parts;
+    Invocation again(info, stack);
+    Running late(again, plan);
+    kCall(late, stack);
+    end(late);
+    return LateCall::Result{.part = meta_of(stack.back().toTensor())->local};
+  });
+  torch::jit::drop(call.stack, call.info.num_args());
+  call.stack.emplace_back(make_handle(spec, options, call.state->ctx.coord(spec->mesh), pending));
+}
+
+template <LocalCall kCall>
+Executor executor_with(const CallPlan& plan) {
+  return plan.makes_parameter_gradient ? run_late_with<kCall> : run_with<kCall>;
+}
+
 }  // namespace
 
 Executor executor_of(const CallPlan& plan) {
@@ -171,8 +203,8 @@ Executor executor_of(const CallPlan& plan) {
          : plan.reshape    ? run_with<call_reshape>
          : plan.exact      ? run_with<call_node_sum>
          : plan.per_sample ? run_with<call_per_sample>
-         : plan.local      ? run_with<call_kernel>
-                           : run_with<call_operator>;
+         : plan.local      ? executor_with<call_kernel>(plan)
+                           : executor_with<call_operator>(plan);
 }
 
 }  // namespace tessera::dtensor

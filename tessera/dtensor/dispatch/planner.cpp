@@ -188,6 +188,7 @@ class Planner {
     }
     add_outputs(decided);
     place_gradients(map.like);
+    plan_->makes_parameter_gradient = makes_parameter_gradient();
     plan_->is_absent = !homes_.empty() && !state_.has_part(homes_.outside(call_.spec(0)));
     if (!plan_->is_absent) {
       add_local_call(map, decided, local);
@@ -412,6 +413,18 @@ class Planner {
     const auto operand = forward_ ? parameter_of_gradient(*forward_, spec->sizes) : std::nullopt;
     return operand ? std::pair(&forward_->operands[*operand], forward_->gather_of(*operand))
                    : std::pair<const Spec*, const GatherPolicy*>();
+  }
+
+  // Whether this call of a derivative makes the gradient of a parameter alone, which stays where it is made and is not
+  // taken by a group before its pass ends.
+  bool makes_parameter_gradient() const {
+    if (!forward_ || info_.writes || info_.is_view || plan_->outputs.size() != 1 || plan_->list_returns.at(0) >= 0) {
+      return false;
+    }
+    const CallPlan::Output& output = plan_->outputs[0];
+    const auto operand = parameter_of_gradient(*forward_, output.spec->sizes);
+    return operand && !forward_->gather_of(*operand) && !rules::holds_samples(output.spec->labels) &&
+           layout::sent_to(output.spec->placements, output.final_spec->placements) == output.spec->placements;
   }
 
   void add_outputs(const rules::Propagation& decided) {

@@ -4,6 +4,7 @@
 #include <torch/csrc/autograd/graph_task.h>
 
 #include "tessera/dtensor/dispatch/operands.h"
+#include "tessera/dtensor/dispatch/put_off.h"
 #include "tessera/dtensor/exact/pending.h"
 #include "tessera/dtensor/record/interception.h"
 
@@ -25,6 +26,21 @@ SampleSum earlier_or_new(RankState& state, uint64_t use, const SamplePlan& plan)
   return earlier ? std::move(*earlier) : SampleSum(plan);
 }
 
+// What a call adds to its sum beside its operands.
+struct Terms {
+  uint64_t use, number;
+  const Origin* origin;
+  at::Tensor like;
+};
+
+SampleSum with_terms(RankState& state, const CallPlan& plan, const Terms& terms, c10::ArrayRef<c10::IValue> args) {
+  const SamplePlan& samples = *plan.exact->sample;
+  SampleSum sum = earlier_or_new(state, terms.use, samples);
+  plan.is_absent ? sum.note(samples, terms.number, terms.origin, terms.like)
+                 : sum.add(*plan.exact, terms.number, terms.origin, args, terms.like);
+  return sum;
+}
+
 }  // namespace
 
 void run_sample_sum(Invocation& call, const CallPlan& plan) {
@@ -43,11 +59,14 @@ void run_sample_sum(Invocation& call, const CallPlan& plan) {
     Pending::Group& group = pending->groups.emplace_back();
     group.spec = plan.outputs.at(0).final_spec;
     if (!plan.is_absent || state.is_noted(samples.terms)) {
-      SampleSum sum = earlier_or_new(state, use, samples);
-      const uint64_t number = state.exact.next_sum();
-      plan.is_absent ? sum.note(samples, number, call.scan.origin, like)
-                     : sum.add(*plan.exact, number, call.scan.origin, call.arguments(), like);
-      group.uses.emplace(use, std::move(sum));
+      const Terms terms{use, state.exact.next_sum(), call.scan.origin, like};
+      if (is_put_off(call, plan)) {
+        group.late_uses.emplace(use, put_off(call, plan, [&state, &plan, terms, args = call.arguments().vec()] {
+                                  return LateCall::Result{.sum = with_terms(state, plan, terms, args)};
+                                }));
+      } else {
+        group.uses.emplace(use, with_terms(state, plan, terms, call.arguments()));
+      }
     }
     torch::jit::drop(call.stack, call.info.num_args());
     call.stack.emplace_back(make_handle(group.spec, options, coord, pending));

@@ -126,13 +126,18 @@ bool continues(const Pending::Group& group, const Pending::Group& more) {
   if (!are_alike(group.spec, more.spec) || group.constant.defined() != more.constant.defined()) {
     return false;
   }
+  if (group.late || more.late) {
+    return false;  // added in the order in which they came
+  }
   if (group.constant.defined() && group.spec != more.spec) {
     return false;
   }
   if (!std::equal(group.chain.begin(), group.chain.end(), more.chain.begin(), more.chain.end(), same_link)) {
     return false;
   }
-  return std::none_of(more.uses.begin(), more.uses.end(), [&](const auto& entry) {
+  const bool has_late = std::any_of(more.late_uses.begin(), more.late_uses.end(),
+                                    [&](const auto& entry) { return group.late_uses.count(entry.first) > 0; });
+  return !has_late && std::none_of(more.uses.begin(), more.uses.end(), [&](const auto& entry) {
     const auto own = group.uses.find(entry.first);
     return own != group.uses.end() &&
            (own->second.terms() != entry.second.terms() || own->second.shares_calls(entry.second));
@@ -153,7 +158,7 @@ std::shared_ptr<Pending> joined(const Pending& a, const Pending& b, const char* 
       LocalScope scope;
       same->constant = at::add(same->constant, more.constant);
     }
-    if (same->uses.empty()) {
+    if (same->uses.empty() && same->late_uses.empty()) {
       same->chain = more.chain;  // of the walk in which the sums are
     }
     for (const auto& [use, sum] : more.uses) {
@@ -162,6 +167,7 @@ std::shared_ptr<Pending> joined(const Pending& a, const Pending& b, const char* 
         entry->second.join(sum, op);
       }
     }
+    same->late_uses.insert(more.late_uses.begin(), more.late_uses.end());
   }
   return result;
 }

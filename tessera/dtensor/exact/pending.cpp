@@ -111,15 +111,33 @@ struct Carried {
 // rounded before ranks gather it.
 Spec summed_spec(const Pending::Group& group, bool alone) {
   const bool is_whole = alone && group.chain.empty() && group.uses.size() == 1;
-  return is_whole || group.constant.defined() ? group.spec
-                                              : rules::with_dtype(group.spec, rules::sum_dtype(group.spec->dtype));
+  return is_whole || group.constant.defined() || group.late
+             ? group.spec
+             : rules::with_dtype(group.spec, rules::sum_dtype(group.spec->dtype));
+}
+
+bool is_late_group(const Pending::Group& group) { return group.late || !group.late_uses.empty(); }
+
+// Sums that were put off join the others. Copies: other handles may have them too.
+void make_late_uses(Pending::Group& group, const char* op) {
+  for (auto& [use, call] : std::exchange(group.late_uses, {})) {
+    const SampleSum& sum = *call->result().sum;
+    if (const auto [entry, is_new] = group.uses.try_emplace(use, sum); !is_new) {
+      entry->second.join(sum, op);
+    }
+  }
 }
 
 // The uses of a group in their order, then the chain: in the dtype of summed_spec(). Without uses, as the sums are
 // another walk's, there is no part.
 at::Tensor value_of(RankState& state, const Pending::Group& group, bool alone, const at::Tensor& like, const char* op) {
   const Spec summed = summed_spec(group, alone);
-  at::Tensor total = group.uses.empty() ? at::empty({0}, like.options().dtype(summed->dtype)) : at::Tensor();
+  at::Tensor total = group.constant;
+  if (group.late) {
+    total = group.late->result().part;
+  } else if (group.uses.empty() && !total.defined()) {
+    total = at::empty({0}, like.options().dtype(summed->dtype));
+  }
   for (const auto& [use, sum] : group.uses) {
     TESSERA_CHECK(!sum.is_apart_from(group.uses.begin()->second), "[", op,
                   "] numerics exact: a parameter is used at one place in some of the step's "
@@ -130,7 +148,7 @@ at::Tensor value_of(RankState& state, const Pending::Group& group, bool alone, c
     const at::Tensor local = sum.merged(state, summed, op);
     total = total.defined() ? at::add(total, local) : local;
   }
-  Carried carried{wrap(group.constant.defined() ? group.constant : total, summed), group.spec->dtype};
+  Carried carried{wrap(total, summed), group.spec->dtype};
   for (const Pending::Link& link : group.chain) {
     carried.run(link);
   }
@@ -187,6 +205,9 @@ void settle(RankState& state, Meta& meta, const char* op) {
     return;
   }
   const std::shared_ptr<Pending> pending = meta.rare->pending;
+  for (Pending::Group& group : pending->groups) {
+    make_late_uses(group, op);
+  }
   if (computes_gradient(state, op)) {
     check_complete(state, *pending, op);
   }
@@ -224,6 +245,7 @@ void settle(RankState& state, Meta& meta, const char* op) {
     for (Pending::Group& group : pending->groups) {
       group.chain.clear();
       group.constant.reset();
+      group.late.reset();
       for (auto& [use, sum] : group.uses) {
         sum.forget();
       }
@@ -267,6 +289,29 @@ void merge_complete(RankState& state, const std::vector<at::Tensor>& handles, co
   }
   for (size_t i = 0; i < sums.size(); ++i) {
     sums[i]->end_merge(std::move(merges[i]));
+  }
+}
+
+bool is_late(const Meta& meta) {
+  if (!meta.is_pending() || meta.rare->pending->is_settled) {
+    return false;
+  }
+  const auto& groups = meta.rare->pending->groups;
+  return std::any_of(groups.begin(), groups.end(), is_late_group);
+}
+
+void run_late(RankState& state, Meta& meta, const char* op) {
+  if (!is_late(meta)) {
+    return;
+  }
+  auto& groups = meta.rare->pending->groups;
+  for (Pending::Group& group : groups) {
+    make_late_uses(group, op);
+  }
+  const bool waits = std::any_of(groups.begin(), groups.end(), [](const auto& group) { return !group.uses.empty(); });
+  if (!waits) {
+    settle(state, meta, op);
+    meta.rare->pending.reset();
   }
 }
 

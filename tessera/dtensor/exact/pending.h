@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <optional>
 #include <set>
 #include <unordered_map>
@@ -11,6 +12,7 @@
 #include <ATen/core/Tensor.h>
 #include <torch/csrc/autograd/function.h>
 
+#include "tessera/dtensor/exact/late_call.h"
 #include "tessera/dtensor/exact/sample_sum.h"
 #include "tessera/dtensor/record/meta.h"
 
@@ -42,6 +44,8 @@ struct Pending {
     std::map<uint64_t, SampleSum> uses;
     at::Tensor
         constant;  // instead of uses: a value that waits for nothing (zeros, what the program wrote), this rank's part
+    std::shared_ptr<LateCall> late;                           // ... or one that was put off
+    std::map<uint64_t, std::shared_ptr<LateCall>> late_uses;  // beside the uses: those whose calls were put off
   };
   std::vector<Group> groups;
   bool is_settled = false;  // the tensor's part is the merged value
@@ -67,7 +71,7 @@ class Continuation {
   std::unordered_map<uint64_t, Pending::Group*> groups_;  // by use
 };
 
-// A handle of this layout.
+// A handle of this layout: of a record, or of one group that a call will make.
 at::Tensor make_handle(layout::Spec spec, at::TensorOptions options, const layout::Coord& coord,
                        std::shared_ptr<Pending> pending);
 
@@ -80,6 +84,13 @@ void settle(RankState& state, Meta& meta, const char* op);
 // (rank_merge.h): a rank keeps its part of them. What the handles stand for stays the same. Others than handles are
 // left alone. Collective.
 void merge_complete(RankState& state, const std::vector<at::Tensor>& handles, const JoinLimits& limits, const char* op);
+
+// Whether calls were put off that the handle's value needs.
+bool is_late(const Meta& meta);
+
+// Runs them: the handle is then what it would be had they run in their pass, and no handle any more if it waits for
+// nothing else. Of what is not late it does nothing. Not collective but for the calls' own messages.
+void run_late(RankState& state, Meta& meta, const char* op);
 
 // settle() for the gradient of a gradient (create_graph), which the program will compute with: throws if samples are
 // missing.

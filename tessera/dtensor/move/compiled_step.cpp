@@ -34,9 +34,11 @@ class StepCompiler {
   CompiledStep compile() {
     done_.mesh = step_.before->mesh;
     done_.axis = step_.axis;
-    if (!reshard::is_local(step_.kind)) {
+    done_.axis_name = step_.axis >= 0 ? done_.mesh.axis(step_.axis).name : done_.mesh.str();
+    const bool stays_on_rank =
+        step_.kind == StepKind::kSend && step_.from.coordinate() == step_.to.coordinate();  // between its stages
+    if (!reshard::is_local(step_.kind) && !stays_on_rank) {
       done_.collective = reshard::name_of(step_.kind);
-      done_.axis_name = step_.axis >= 0 ? done_.mesh.axis(step_.axis).name : done_.mesh.str();
       done_.bytes = static_cast<int64_t>(std::llround(step_.bytes));
     }
     find_home();

@@ -33,7 +33,7 @@ struct CompiledStep {
 
   // For the ledger, of a step that communicates, whether or not this rank takes part in it. Else `collective` is null.
   const char* collective = nullptr;
-  std::string axis_name = {};
+  std::string axis_name = {};  // or the mesh, if it is over all of it
   int64_t bytes = 0;
 
   // The group: a line of `axis` of `mesh`; all of it if -1.

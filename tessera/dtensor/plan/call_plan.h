@@ -26,7 +26,7 @@ struct CallPlan {
   // Of PlanCache, which may drop a plan that is neither kept nor held.
   uint64_t id = 0;
   bool is_kept = false;
-  int64_t holders = 0;
+  mutable int64_t holders = 0;
 
   struct OperandMove {
     int arg = 0;
@@ -63,9 +63,10 @@ struct CallPlan {
   std::vector<bool> operand_is_parameter;
   std::vector<const GatherPolicy*> gathers;  // of parameters that operators read otherwise; empty: there are none
   std::optional<at::ScalarType> computed_in =
-      std::nullopt;        // the dtype in which operands are read, of such a parameter
-  bool is_absent = false;  // the call runs on other ranks: this one gets parts of no elements
-  bool is_long = false;    // libtorch would give a loop over an operand to several threads
+      std::nullopt;                       // the dtype in which operands are read, of such a parameter
+  bool is_absent = false;                 // the call runs on other ranks: this one gets parts of no elements
+  bool makes_parameter_gradient = false;  // no other derivative waits for the result
+  bool is_long = false;                   // libtorch would give a loop over an operand to several threads
 
   // The policy by which operators read this operand; null: as it came in.
   const GatherPolicy* gather_of(size_t operand) const { return gathers.empty() ? nullptr : gathers[operand]; }

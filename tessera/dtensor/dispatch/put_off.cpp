@@ -1,0 +1,46 @@
+#include "tessera/dtensor/dispatch/put_off.h"
+
+#include <optional>
+#include <utility>
+
+#include "tessera/dtensor/record/interception.h"
+#include "tessera/kernels/base/threads.h"
+
+namespace tessera::dtensor {
+
+namespace {
+
+// PlanCache keeps the plan meanwhile.
+class HeldPlan {
+ public:
+  explicit HeldPlan(const CallPlan& plan) : plan_(&plan) { ++plan_->holders; }
+  HeldPlan(const HeldPlan& other) : HeldPlan(*other.plan_) {}
+  HeldPlan& operator=(const HeldPlan&) = delete;
+  ~HeldPlan() { --plan_->holders; }
+
+ private:
+  const CallPlan* plan_;
+};
+
+}  // namespace
+
+bool is_put_off(const Invocation& call, const CallPlan& plan) {
+  return call.state->ctx.walk.puts_off_weights && plan.makes_parameter_gradient && !plan.is_absent &&
+         !at::GradMode::is_enabled();
+}
+
+std::shared_ptr<LateCall> put_off(const Invocation& call, const CallPlan& plan,
+                                  std::function<LateCall::Result()> body) {
+  const bool takes_all_threads = plan.is_long && (call.flags & kExact);  // as in its pass
+  return std::make_shared<LateCall>([held = HeldPlan(plan), takes_all_threads, body = std::move(body)] {
+    const at::NoGradGuard no_grad;
+    const LocalScope scope;
+    std::optional<kernels::AllThreads> threads;
+    if (takes_all_threads) {
+      threads.emplace();
+    }
+    return body();
+  });
+}
+
+}  // namespace tessera::dtensor
