@@ -297,7 +297,13 @@ PassList scheduled_passes(const plan::Plan& plan, int64_t micro_batches) {
 }
 
 StepResult run_passes(Step& step, const PassList& list, const StepPasses& passes) {
-  return PassRunner(step, list, passes).run();
+  try {
+    return PassRunner(step, list, passes).run();
+  } catch (...) {
+    comm::RankContext& ctx = comm::RankContext::require();
+    ctx.own_messages.clear();
+    throw;
+  }
 }
 
 }  // namespace tessera::parallel

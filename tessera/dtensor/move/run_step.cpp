@@ -62,8 +62,10 @@ at::Tensor run_local(const CompiledStep& step, const at::Tensor& local) {
   }
 }
 
-int64_t tag_of(const comm::Walk& walk, const CompiledStep& step) {
-  return (walk.micro_batch << 32) + (static_cast<int64_t>(step.from.stage) << 16) + step.to.stage;
+// Between two ranks there are as many as a schedule has stages and micro-batches: communicators count by tag.
+int64_t tag_of(const comm::RankContext& ctx, const CompiledStep& step) {
+  return (ctx.walk.micro_batch << 28) + (static_cast<int64_t>(step.from.stage) << 14) +
+         step.to.stage;
 }
 
 // Between stages of one rank, which run one after the other, the part waits in its own box.
@@ -71,7 +73,7 @@ IssuedStep issue_send(comm::RankContext& ctx, comm::Communicator& group, const C
                       const at::Tensor& local) {
   const bool gives = step.is_at_from && ctx.walk.runs(step.axis_name, step.from);
   const bool takes = step.is_at_to && ctx.walk.runs(step.axis_name, step.to);
-  const int64_t tag = tag_of(ctx.walk, step);
+  const int64_t tag = tag_of(ctx, step);
   IssuedStep issued;
   if (gives && takes) {
     issued.result = local;
@@ -104,12 +106,13 @@ bool is_noted(const comm::Walk& walk, const CompiledStep& step) {
 }
 
 // Ranks that are elsewhere in the program do not come to a collective.
-void check_meets(const comm::Walk& walk, const CompiledStep& step, const char* op) {
-  TESSERA_CHECK(!walk.is_scheduled || step.action == Action::kSend || (step.axis_name != walk.axis && step.axis >= 0),
-                "[", op, "] a ", step.collective, " over axis ", step.axis_name,
-                " inside of a pipeline's schedule, of ", "micro-batch ", walk.micro_batch,
-                ": the ranks of other stages are elsewhere in the program. Accepted: operators that run on one stage "
-                "(a value of another stage is read after the step, or in a step without a schedule).");
+void check_meets(const comm::RankContext& ctx, const CompiledStep& step, const char* op) {
+  const bool meets_stages = step.axis < 0 || step.axis_name == ctx.walk.axis;
+  TESSERA_CHECK(!ctx.walk.is_scheduled || step.action == Action::kSend || !meets_stages, "[", op,
+                "] reads a value of another stage, by a ", step.collective, " over ", step.axis_name,
+                ", inside of a pipeline's schedule (rank ", ctx.rank, ", micro-batch ", ctx.walk.micro_batch,
+                "): the ranks of other stages are elsewhere in the program. Read it after the step, or run the step "
+                "without a schedule.");
 }
 
 IssuedStep issue(comm::Communicator& group, const CompiledStep& step, const at::Tensor& local) {
@@ -167,7 +170,7 @@ at::Tensor finish_step(const CompiledStep& step, IssuedStep issued) {
 
 at::Tensor run_step(comm::RankContext& ctx, const CompiledStep& step, const at::Tensor& local, const char* op) {
   if (step.collective != nullptr) {
-    check_meets(ctx.walk, step, op);
+    check_meets(ctx, step, op);
   }
   if (step.collective != nullptr && is_noted(ctx.walk, step)) {
     ctx.ledger.record(step.collective, step.axis_name, op, step.bytes);

@@ -1,0 +1,103 @@
+// What schedules of pipelines hold and send, against what their lists say.
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include "tessera/parallel/job.h"
+#include "tessera/schedule/families/family.h"
+#include "tessera/schedule/memory.h"
+#include "tests/ranks/support.h"
+#include "tests/ranks/training_run.h"
+#include "tests/support/counting_allocator.h"
+
+namespace tessera::ranks::schedule_bytes_test {
+namespace {
+
+constexpr int64_t kWidth = 32, kStages = 4, kMicroBatches = 8;
+
+struct BlockImpl : torch::nn::Module {
+  BlockImpl() : up(options(kWidth, 4 * kWidth)), down(options(4 * kWidth, kWidth)) {
+    register_module("up", up);
+    register_module("down", down);
+  }
+  static torch::nn::LinearOptions options(int64_t in, int64_t out) {
+    return torch::nn::LinearOptions(in, out).bias(false);
+  }
+  at::Tensor forward(const at::Tensor& x) { return x + down(at::gelu(up(x))); }
+
+  torch::nn::Linear up, down;
+};
+TORCH_MODULE(Block);
+
+// Equal blocks and nothing else, so that every stage keeps as much.
+struct TowerImpl : torch::nn::Module {
+  explicit TowerImpl(int64_t blocks) {
+    for (int64_t i = 0; i < blocks; ++i) {
+      layers->push_back(Block());
+    }
+    register_module("layers", layers);
+  }
+
+  at::Tensor forward(at::Tensor x) {
+    for (const auto& layer : *layers) {
+      x = layer->as<Block>()->forward(x);
+    }
+    return x.pow(2).mean();
+  }
+
+  torch::nn::ModuleList layers;
+};
+TORCH_MODULE(Tower);
+
+// A step of each rank: the most that it held above what it holds between steps, in bytes, and what the ledger says.
+struct Measured {
+  std::vector<int64_t> peaks;
+  trace::Ledger ledger;
+};
+
+Measured step_of(const std::string& schedule, int64_t rows, int64_t blocks = 32) {
+  support::count_allocations();
+  Measured measured{.peaks = std::vector<int64_t>(kStages), .ledger = {}};
+  run_on(Mesh({{"pp", kStages}}), [&](int64_t rank) {
+    auto model = parallel::deferred([&] { return Tower(blocks); });
+    const auto plan = parallel::generate_plan(*model, {.mesh = Mesh({{"pp", kStages}}), .schedule = schedule});
+    auto job = parallel::parallelize(model, plan, {.accumulate = kMicroBatches});
+    const at::Tensor batch = at::ones({rows * kMicroBatches, kWidth});
+    job(batch).backward();  // gradients are there from now on
+    comm::RankContext::require().ledger.clear();
+    const int64_t before = support::bytes_of(rank).live;
+    support::reset_peak(rank);
+    job(batch).backward();
+    measured.peaks[static_cast<size_t>(rank)] = support::bytes_of(rank).peak - before;
+    if (rank == 0) {
+      measured.ledger = comm::RankContext::require().ledger;
+    }
+  });
+  return measured;
+}
+
+// What a row more of each micro-batch adds: activations, and neither parameters nor gradients.
+std::vector<double> bytes_of_rows(const std::string& schedule) {
+  constexpr int64_t kFew = 16, kMany = 48;
+  const auto few = step_of(schedule, kFew).peaks, many = step_of(schedule, kMany).peaks;
+  std::vector<double> added;
+  for (size_t rank = 0; rank < few.size(); ++rank) {
+    added.push_back(static_cast<double>(many[rank] - few[rank]) / (kMany - kFew));
+  }
+  return added;
+}
+
+TEST(ScheduleBytes, PeaksAreThoseOfTheLists) {
+  const auto of = [](const std::string& name) {
+    return schedule::peaks_of(schedule::make_schedule(name, {.ranks = kStages, .micro_batches = kMicroBatches}));
+  };
+  const std::vector<double> all = bytes_of_rows("gpipe");
+  for (const char* name : {"1f1b", "zb-h1", "zb-h2", "zbv", "1f1b-v", "v-half", "v-min", "dualpipev", "interleaved"}) {
+    const std::vector<double> own = bytes_of_rows(name), said = of(name);
+    for (size_t rank = 0; rank < own.size(); ++rank) {
+      printf("%s rank %zu: %.3f of gpipe's, said %.3f\n", name, rank, own[rank] / all[rank] * kMicroBatches, said[rank]);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace tessera::ranks::schedule_bytes_test
