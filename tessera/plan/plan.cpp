@@ -76,6 +76,9 @@ void verify_shape(const Plan& plan, const ParameterPlan& entry, const std::strin
 }  // namespace
 
 bool matches(std::string_view pattern, std::string_view name) {
+  if (pattern.find('*') == std::string_view::npos) {
+    return pattern == name;
+  }
   // reached[i]: what was read of the pattern matches the first i characters of the name.
   std::vector<char> reached(name.size() + 1), next(name.size() + 1);
   reached[0] = true;
@@ -154,8 +157,10 @@ void Plan::verify_axes() const {
 void Plan::verify(const std::map<std::string, std::vector<int64_t>>& sizes) const {
   verify_axes();
   std::vector<std::string> names;
+  std::map<std::string, const ParameterPlan*> entries;
   for (const auto& [name, unused] : sizes) {
     names.push_back(name);
+    entries.emplace(name, find(name));
   }
   for (const auto& entry : parameters) {
     verify_placements(*this, entry, "storage", entry.storage);
@@ -168,7 +173,7 @@ void Plan::verify(const std::map<std::string, std::vector<int64_t>>& sizes) cons
     verify_states(*this, entry);
     bool is_used = false, is_taken = false;
     for (const auto& [name, shape] : sizes) {
-      if (find(name) == &entry) {
+      if (entries.at(name) == &entry) {
         is_used = true;
         verify_shape(*this, entry, name, shape);
       } else {

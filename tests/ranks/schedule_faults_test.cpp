@@ -92,8 +92,9 @@ TEST(ScheduleFaults, AStepAfterARefusedOneIsRight) {
     bool reads = is_refused_before;
     run_on(Mesh({{"pp", 2}}), [&](int64_t rank) {
       auto model = parallel::deferred([&] {
-        return Layers(4, [&](const at::Tensor& x) { reads ? void(x.sum().item()) : void(); },
-                      std::function<void(const at::Tensor&)>());
+        return Layers(
+            4, [&](const at::Tensor& x) { reads ? void(x.sum().item()) : void(); },
+            std::function<void(const at::Tensor&)>());
       });
       const auto plan = parallel::generate_plan(*model, {.mesh = Mesh({{"pp", 2}}), .schedule = "1f1b"});
       auto job = parallel::parallelize(model, plan, {.accumulate = 3});
