@@ -94,6 +94,12 @@ class PassRunner {
       : state_(RankState::require()), step_(step), list_(list), passes_(passes) {
     result_.losses.resize(passes.samples.size());
   }
+  ~PassRunner() {
+    open_.clear();
+    keep_nodes();
+  }
+  PassRunner(const PassRunner&) = delete;
+  PassRunner& operator=(const PassRunner&) = delete;
 
   StepResult run() {
     std::optional<WalkedPrograms> programs;
@@ -187,6 +193,7 @@ class PassRunner {
   void backward(const Action& action) {
     auto entry = open_.extract(Key(action.stage, action.micro_batch));
     TESSERA_CHECK(!entry.empty(), "[job] a schedule with ", action, " before its forward pass");
+    keep_nodes();
     Forward& forward = entry.mapped();
     if (forward.paused) {
       step_.resume(*std::move(forward.paused));
@@ -203,7 +210,6 @@ class PassRunner {
       }
     }
     step_.end_pass();
-    keep_nodes();
     if (action.kind == ActionKind::kInput) {
       put_aside(action);
     }
@@ -302,6 +308,7 @@ StepResult run_passes(Step& step, const PassList& list, const StepPasses& passes
   } catch (...) {
     comm::RankContext& ctx = comm::RankContext::require();
     ctx.own_messages.clear();
+    ctx.broken_schedules += list.is_scheduled;
     throw;
   }
 }

@@ -74,6 +74,8 @@ class RankContext {
   const char* current_op = "";
   Walk walk;
   OwnMessages own_messages;
+  // Runs of schedules that ended by an exception: what they sent is not received by later ones.
+  int64_t broken_schedules = 0;
   trace::Ledger ledger;
   std::chrono::milliseconds deadline{60000};
   // request_stop calls before the job began: a later one stops it.

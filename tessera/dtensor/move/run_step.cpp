@@ -64,7 +64,8 @@ at::Tensor run_local(const CompiledStep& step, const at::Tensor& local) {
 
 // Between two ranks there are as many as a schedule has stages and micro-batches: communicators count by tag.
 int64_t tag_of(const comm::RankContext& ctx, const CompiledStep& step) {
-  return (ctx.walk.micro_batch << 28) + (static_cast<int64_t>(step.from.stage) << 14) + step.to.stage;
+  return (ctx.broken_schedules << 48) + (ctx.walk.micro_batch << 28) + (static_cast<int64_t>(step.from.stage) << 14) +
+         step.to.stage;
 }
 
 // Between stages of one rank, which run one after the other, the part waits in its own box.
