@@ -146,6 +146,13 @@ int64_t kept_beside(const torch::optim::Optimizer& optimizer) {
   return has_moments ? 3 : 1;
 }
 
+// Where on the mesh a tensor is, and others are not.
+Placements place_of(Placements placements) {
+  std::replace_if(
+      placements.begin(), placements.end(), [](const layout::Placement& p) { return !p.is_on(); }, layout::Replicate());
+  return placements;
+}
+
 // Bytes that a rank will hold of these tensors, with `kept` more tensors for each that is trained: of the rank with the
 // largest parts, and of the stage with the most.
 double bytes_of_rank(const std::vector<plan::NamedTensor>& tensors, const plan::Plan& plan, int64_t kept) {
@@ -158,10 +165,8 @@ double bytes_of_rank(const std::vector<plan::NamedTensor>& tensors, const plan::
     for (const int64_t size : spec.largest_sizes()) {
       part *= static_cast<double>(size);
     }
-    Placements place = spec->placements;
-    std::replace_if(
-        place.begin(), place.end(), [](const layout::Placement& p) { return !p.is_on(); }, layout::Replicate());
-    bytes[layout::str(plan.mesh, place)] += part * static_cast<double>(1 + (tensor.requires_grad() ? kept : 0));
+    bytes[layout::str(plan.mesh, place_of(spec->placements))] +=
+        part * static_cast<double>(1 + (tensor.requires_grad() ? kept : 0));
   }
   const std::string anywhere = layout::str(plan.mesh, Placements(static_cast<size_t>(plan.mesh.ndim())));
   double most = 0;
@@ -238,12 +243,14 @@ void attach(RankState& state, const plan::NamedTensor& named, const plan::Plan& 
   state.engine.parameters.add(named.tensor, std::move(info));
 }
 
-// Parameters of a group lie end to end and are gathered together, where their layouts at every time are alike.
+// Parameters of a group lie end to end and are gathered together, where their layouts at every time are alike and they
+// are on one stage.
 void bind_groups(RankState& state, const std::vector<plan::NamedTensor>& tensors, const plan::Plan& plan) {
   struct Key {
     std::string name;
     at::ScalarType dtype;
     const dtensor::GatherPolicy* policy;
+    Placements place;
     bool operator==(const Key&) const = default;
   };
   std::vector<std::pair<Key, std::vector<at::Tensor>>> groups;
@@ -252,7 +259,8 @@ void bind_groups(RankState& state, const std::vector<plan::NamedTensor>& tensors
     if (!policy || !policy->is_grouped) {
       continue;
     }
-    const Key key{plan.group_of(named.name), named.tensor.scalar_type(), policy};
+    const Key key{plan.group_of(named.name), named.tensor.scalar_type(), policy,
+                  place_of(dtensor::spec_of(named.tensor)->placements)};
     auto group = std::find_if(groups.begin(), groups.end(), [&](const auto& known) { return known.first == key; });
     if (group == groups.end()) {
       group = groups.insert(groups.end(), {key, {}});

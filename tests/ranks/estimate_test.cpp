@@ -229,6 +229,33 @@ TEST_F(EstimateTest, DrawnPairsTakeAndSendWhatIsSaid) {
   std::cout << "off by " << 100 * largest << "% at most\n";
 }
 
+// Measured are messages on their way besides, which the sender keeps until they are taken.
+TEST_F(EstimateTest, ShardedStagesTakeAndSendWhatIsSaid) {
+  Drawing drawing(kSeed, text_);
+  for (const char* mesh : {"pp=2,fsdp=2", "fsdp=2,pp=2"}) {
+    for (const char* numerics : {"fast", "exact", "fast"}) {
+      Config config = drawing.next();
+      config.parallel.mesh = mesh, config.train.numerics = numerics, config.parallel.sequence_parallel = false;
+      SCOPED_TRACE(described(config));
+      const auto measured = measure(config);
+      const auto estimated = estimate(config, all_ranks(config));
+      for (size_t rank = 0; rank < measured.size(); ++rank) {
+        const RankEstimate &said = estimated.ranks[rank], &found = measured[rank];
+        int64_t messages = 0;
+        for (const auto& entry : found.sent) {
+          messages += entry.axis == "pp" ? 2 * entry.bytes : 0;  // a rank notes the mean over both stages
+        }
+        const auto rounding = static_cast<int64_t>(kTolerance * static_cast<double>(found.peak()));
+        EXPECT_LE(said.peak() - found.peak(), rounding) << "rank " << rank;
+        EXPECT_LE(found.peak() - said.peak(), rounding + messages) << "rank " << rank;
+        EXPECT_TRUE(keeps_the_same(said, found)) << "rank " << rank;
+        EXPECT_TRUE(sends_the_same(said, found))
+            << "rank " << rank << ": " << said.bytes_sent() << " bytes said, " << found.bytes_sent() << " sent";
+      }
+    }
+  }
+}
+
 TEST_F(EstimateTest, OfAnotherMeshOrBatchFails) {
   Config config = Drawing(kSeed, text_).next();
   config.parallel.mesh = "dp=2,tp=2", config.train.numerics = "fast";

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "tessera/dtensor/dispatch/absent.h"
 #include "tessera/dtensor/record/arguments.h"
 #include "tessera/dtensor/record/interception.h"
 #include "tessera/dtensor/view/views.h"
@@ -29,25 +30,29 @@ c10::SmallVector<int64_t, 4> permutation_of(const Meta& view, const Meta& base) 
   return order.size() == whole.sizes.size() ? order : c10::SmallVector<int64_t, 4>();
 }
 
-// A parameter where operators read it: from where it stays for the step, if it does.
-at::Tensor gathered_parameter(RankState& state, const char* op, const MetaPtr& meta) {
+// A parameter of which this rank has `part`, where operators read it: from where it stays for the step, if it does.
+at::Tensor gathered_alone(RankState& state, const char* op, const MetaPtr& meta, at::Tensor part) {
   Engine& engine = state.engine;
-  const ParameterInfo& info = *meta->parameter;
-  if (info.group && info.group->has(info.member, *meta)) {
-    return engine.gathered_groups.read(state.ctx, *info.group, info.member, op);
-  }
-  const GatherPolicy& policy = *info.gather;
-  Spec from = meta->spec;
-  at::Tensor part = meta->local;
+  const GatherPolicy& policy = *meta->parameter->gather;
+  const Spec stored = meta->spec.with(without_on(meta->spec->placements));
+  Spec from = stored;
   if (policy.is_kept) {
     const Spec kept = kept_spec(from, policy);
     part = engine.kept_parameters.find_or_run(state.ctx, meta, *engine.moves.find_or_plan(from, kept), part, op);
     from = kept;
   }
-  const Spec to = read_spec(meta->spec, policy);
+  const Spec to = read_spec(stored, policy);
   return from == to
              ? part
              : engine.gathered_parameters.find_or_run(state.ctx, meta, *engine.moves.find_or_plan(from, to), part, op);
+}
+
+// ... together with those of its group, if it has one.
+at::Tensor gathered_parameter(RankState& state, const char* op, const MetaPtr& meta) {
+  const ParameterInfo& info = *meta->parameter;
+  return info.group && info.group->has(info.member, *meta)
+             ? state.engine.gathered_groups.read(state.ctx, *info.group, info.member, op)
+             : gathered_alone(state, op, meta, meta->local);
 }
 
 // The same of a view of one, such as `w.t()`, which is made anew at every reading: the parameter's own copy, seen so.
@@ -82,25 +87,32 @@ at::Tensor sent_part(RankState& state, const char* op, Meta& meta, const Spec& t
   return part;
 }
 
+// ... and where it is a parameter that is kept in parts, gathered there.
+at::Tensor sent_whole(RankState& state, const char* op, Meta& meta, const Spec& to, bool gathers) {
+  at::Tensor part = sent_part(state, op, meta, to);
+  return gathers && state.has_part(to) ? gathered_alone(state, op, MetaPtr::reclaim_copy(&meta), part) : part;
+}
+
 // A view of a parameter, such as `w.t()`, is made anew at every reading: the parameter itself is sent.
-at::Tensor sent_view(RankState& state, const char* op, Meta& meta, const Spec& to) {
+at::Tensor sent_view(RankState& state, const char* op, Meta& meta, const Spec& to, bool gathers) {
   if (meta.parameter && meta.root && meta.root->parameter == meta.parameter && !meta.derived()) {
     if (const auto order = permutation_of(meta, *meta.root); !order.empty()) {
       const Spec& from = meta.root->spec;
       const Spec there = from.with(layout::sent_to(from->placements, to->placements));
-      const at::Tensor part = sent_part(state, op, *meta.root, there);
+      const at::Tensor part = sent_whole(state, op, *meta.root, there, gathers);
       return state.has_part(there) ? part.permute(order) : part;
     }
   }
-  return sent_part(state, op, meta, to);
+  return sent_whole(state, op, meta, to, gathers);
 }
 
-at::Tensor sent(RankState& state, const char* op, const Move& move, const at::Tensor& tensor) {
+at::Tensor sent(RankState& state, const char* op, const CallPlan::OperandMove& action, const at::Tensor& tensor) {
   const LocalScope scope;
+  const Move& move = *action.move;
   Meta* meta = meta_of(tensor);
   const Spec there = move.from.with(layout::sent_to(move.from->placements, move.to->placements));
-  at::Tensor part = sent_view(state, op, *meta, there);
-  if (there == move.to) {
+  at::Tensor part = sent_view(state, op, *meta, there, action.gathers_parameter);
+  if (there == move.to || action.gathers_parameter) {
     return part;
   }
   const Move& rest = *state.engine.moves.find_or_plan(there, move.to);
@@ -129,12 +141,12 @@ at::Tensor moved(RankState& state, const char* op, const CallPlan::OperandMove& 
     drop_unseen_base(*meta);
     return move.casts ? meta->local.to(move.to->dtype) : meta->local;
   }
+  if (action.sends) {
+    return sent(state, op, action, tensor);
+  }
   if (action.gathers_parameter) {
     const LocalScope scope;
     return gathered_view(state, op, meta);
-  }
-  if (action.sends) {
-    return sent(state, op, move, tensor);
   }
   return move.communicates
              ? state.engine.gathered.find_or_run(state.ctx, MetaPtr::reclaim_copy(meta), move, meta->local, op)

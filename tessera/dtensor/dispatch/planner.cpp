@@ -367,17 +367,19 @@ class Planner {
       if (!stays && static_cast<int>(index) != like) {
         const Spec wanted = from.with(to->placements).with_dtype(to->dtype);
         const GatherPolicy* policy = plan_->gather_of(index);
-        const bool gathers = policy && wanted == read_spec(from, *policy);
-        const bool sends = layout::sent_to(from->placements, to->placements) != from->placements;
+        const Placements there = layout::sent_to(from->placements, to->placements);
+        const bool gathers = policy && wanted == read_spec(from.with(there), *policy);
+        const bool sends = there != from->placements;
         plan_->moves.push_back({arg, item, state_.engine.moves.find_or_plan(from, wanted), gathers, sends});
       }
     });
   }
 
-  // Where nothing runs, only what others wait for has to be done.
+  // Where nothing runs, only what others wait for has to be done. Those who gather a parameter have it.
   void forget_local_moves() {
     std::erase_if(plan_->moves, [](const CallPlan::OperandMove& action) {
-      return !action.move->communicates && !action.move->from->has_partial;
+      return (action.gathers_parameter && !action.sends) ||
+             (!action.move->communicates && !action.move->from->has_partial);
     });
   }
 

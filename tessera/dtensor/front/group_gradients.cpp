@@ -41,10 +41,16 @@ bool merges_in_group(const at::Tensor& parameter) {
 }
 
 // Merged over all axes of its policy that it is not merged over yet.
-at::Tensor merged_alone(const at::Tensor& parameter, at::Tensor gradient) {
-  const Spec& found = meta_of(gradient)->spec;
-  const Spec wanted = merged_gradient(found, meta_of(parameter)->spec, *info_of(parameter).gather);
-  return found == wanted ? std::move(gradient) : redistribute(gradient, wanted->placements);
+at::Tensor merged_alone(RankState& state, const at::Tensor& parameter, at::Tensor gradient) {
+  const Meta& found = *meta_of(gradient);
+  const Spec wanted = merged_gradient(found.spec, meta_of(parameter)->spec, *info_of(parameter).gather);
+  if (found.spec == wanted) {
+    return gradient;
+  }
+  const at::NoGradGuard no_grad;
+  const Spec to = wanted.with_dtype(found.spec->dtype);
+  const MovePtr move = state.engine.moves.find_or_plan(found.spec, to);
+  return wrap(run_move(state.ctx, *move, found.local, kCaller), to, found.origin);
 }
 
 // Gives a gradient of this pass to whom it belongs.
@@ -70,7 +76,7 @@ void merge(RankState& state, GatherGroup& group) {
     } else if (merged[i].defined()) {
       const at::Tensor parameter = group.parameter(i);
       // ... over what sequence parallelism cuts
-      hand_over(state, parameter, merged_alone(parameter, std::move(merged[i])));
+      hand_over(state, parameter, merged_alone(state, parameter, std::move(merged[i])));
     }
   }
 }
@@ -106,6 +112,9 @@ struct TakeGradient final : torch::autograd::FunctionPreHook {
     if (!meta_of(leaf)->parameter) {  // the program gave it other data since
       meta_of(leaf)->parameter = placed;
     }
+    if (!state->is_noted(meta_of(leaf)->spec)) {
+      return gradients;  // another walk over the micro-batch has them
+    }
     const ParameterInfo& info = info_of(leaf);
     const bool is_in_group = info.group && info.group->has(info.member, *meta_of(leaf));
     const bool may_wait = is_in_group && info.group->may_take(info.member, gradient);
@@ -121,7 +130,7 @@ struct TakeGradient final : torch::autograd::FunctionPreHook {
       return gradients;
     }
     const bool has_left_group = info.group && !is_in_group;
-    return {may_wait || has_left_group ? merged_alone(leaf, gradient) : gradient};
+    return {may_wait || has_left_group ? merged_alone(*state, leaf, gradient) : gradient};
   }
 
   c10::weak_intrusive_ptr<c10::TensorImpl> parameter;

@@ -56,6 +56,10 @@ GatherGroup::GatherGroup(comm::RankContext& context, Moves& moves, const std::st
     own_elements += meta->local.numel();
     elements += c10::multiply_integers(members_.back().sizes);
   }
+  if (!members_.front().stored->holds(coord)) {
+    own_ = at::empty({0}, parameters.front().options());
+    return;
+  }
   const int64_t axis = policy.read.front();
   layout::Placements cut(static_cast<size_t>(mesh.ndim()));
   cut[static_cast<size_t>(axis)] = layout::RaggedShard({0}, runs_of(name, coord, axis));
@@ -144,7 +148,7 @@ bool GatherGroup::may_take(size_t index, const at::Tensor& gradient) const {
   }
   const bool is_term = meta.spec->placements[static_cast<size_t>(policy_.read.front())] == layout::Partial();
   return meta.is_pending() ||
-         (is_term && meta.local.sizes() == member.sizes && meta.spec->dtype == gather_->from->dtype);
+         (is_term && meta.local.sizes() == member.sizes && meta.spec->dtype == member.stored->dtype);
 }
 
 bool GatherGroup::take(size_t index, const at::Tensor& gradient) {
@@ -164,7 +168,8 @@ void GatherGroup::take_terms(Member& member, const at::Tensor& gradient) {
   const at::NoGradGuard no_grad;
   const LocalScope scope;
   if (!terms_.defined()) {
-    terms_ = at::empty(gather_->to->sizes, own_.options().dtype(merge_dtype()));
+    const int64_t elements = members_.back().begin + c10::multiply_integers(members_.back().sizes);
+    terms_ = at::empty({elements}, own_.options().dtype(merge_dtype()));
   }
   part_at(terms_, member.begin, member.sizes).copy_(meta_of(gradient)->local);
   member.taken = meta_of(gradient)->spec;
@@ -191,9 +196,6 @@ std::vector<at::Tensor> GatherGroup::merge_taken(comm::RankContext& context, Mov
   if (!all.defined()) {
     return merged;
   }
-  layout::Placements terms = gather_->from->placements;
-  terms[static_cast<size_t>(policy_.read.front())] = layout::Partial();
-  const Spec to = gather_->from.with_dtype(merge_dtype());
   const GatherPolicy over_axis{.merged = policy_.read};
   std::vector<Spec> specs;
   for (Member& member : members_) {
@@ -205,14 +207,22 @@ std::vector<at::Tensor> GatherGroup::merge_taken(comm::RankContext& context, Mov
       specs.emplace_back();
     }
   }
-  const at::Tensor own = run_move(context, *moves.find_or_plan(to.with(terms), to), all, op).to(gather_->from->dtype);
-  const layout::Coord& coord = context.coord(to->mesh);
+  const at::Tensor own = gather_ ? merged_terms(context, moves, all, op) : own_;
+  const layout::Coord& coord = context.coord(members_.front().stored->mesh);
   for (size_t i = 0; i < members_.size(); ++i) {
     if (specs[i]) {
       merged[i] = wrap(part_at(own, members_[i].own_begin, members_[i].stored.local_sizes(coord)), specs[i]);
     }
   }
   return merged;
+}
+
+at::Tensor GatherGroup::merged_terms(comm::RankContext& context, Moves& moves, const at::Tensor& all,
+                                     const char* op) const {
+  layout::Placements terms = gather_->from->placements;
+  terms[static_cast<size_t>(policy_.read.front())] = layout::Partial();
+  const Spec to = gather_->from.with_dtype(merge_dtype());
+  return run_move(context, *moves.find_or_plan(to.with(terms), to), all, op).to(gather_->from->dtype);
 }
 
 at::Tensor GatheredGroups::read(comm::RankContext& context, GatherGroup& group, size_t index, const char* op) {

@@ -15,13 +15,14 @@ namespace tessera::dtensor {
 // run of all of them. One collective gathers them into another piece of memory, of which every gathered parameter is a
 // part: nothing is copied on either side.
 //
-// The parameters' parts are tensors of their own over the group's memory: each counts its own writes. One per rank; its
-// own thread uses it.
+// The parameters' parts are tensors of their own over the group's memory: each counts its own writes. They are on one
+// stage of a pipeline; a rank of another one has the group too, which keeps the books of gradients there and takes no
+// part in collectives. One per rank; its own thread uses it.
 class GatherGroup {
  public:
-  // `parameters` in the order in which they lie; all have the policy `policy`, which gathers over one axis and outlives
-  // the group. Their parts move to the group's memory. Throws PlanError, which calls the group `name`, if the parts of
-  // a rank are no run.
+  // `parameters` in the order in which they lie, all On the same places; all have the policy `policy`, which gathers
+  // over one axis and outlives the group. Their parts move to the group's memory. Throws PlanError, which calls the
+  // group `name`, if the parts of a rank are no run.
   GatherGroup(comm::RankContext& context, Moves& moves, const std::string& name,
               const std::vector<at::Tensor>& parameters, const GatherPolicy& policy);
 
@@ -34,7 +35,7 @@ class GatherGroup {
   // Whether member `index` is gathered, and nobody wrote to it since.
   bool is_gathered(size_t index) const;
 
-  // Gathers all members for the operator `op`. Collective over the axis.
+  // Gathers all members for the operator `op`, where they are. Collective over the axis.
   void gather(comm::RankContext& context, const char* op);
   // This rank's part of a gathered member, as operators read it.
   at::Tensor part(size_t index) const { return members_[index].part; }
@@ -74,12 +75,13 @@ class GatherGroup {
   std::vector<int64_t> runs_of(const std::string& name, const layout::Coord& own, int64_t axis) const;
   void take_over(comm::RankContext& context);
   void take_terms(Member& member, const at::Tensor& gradient);
-  c10::ScalarType merge_dtype() const { return policy_.merge_dtype.value_or(gather_->from->dtype); }
+  at::Tensor merged_terms(comm::RankContext& context, Moves& moves, const at::Tensor& all, const char* op) const;
+  c10::ScalarType merge_dtype() const { return policy_.merge_dtype.value_or(members_.front().stored->dtype); }
 
   const bool is_kept_;
   const GatherPolicy& policy_;
   std::vector<Member> members_;
-  MovePtr gather_;
+  MovePtr gather_;  // null where the members are elsewhere
   at::Tensor own_;
   at::Tensor terms_;  // of gradients that were taken, end to end as what is gathered
 };

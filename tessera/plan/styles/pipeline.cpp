@@ -143,10 +143,6 @@ class PipelineStyle {
 
 void plan_pipeline(Draft& draft) {
   if (const auto axis = draft.wide_axis(layout::AxisRole::kPipeline)) {
-    TESSERA_CHECK_AS(
-        PlanError, draft.wide_axes(layout::AxisRole::kSharded).empty(), "[generate_plan] mesh {", draft.plan.mesh.str(),
-        "}: parameters that are on one stage and cut over fsdp are not there yet; accepted: pp with dp and "
-        "tp");
     PipelineStyle(draft, *axis).run();
   }
 }

@@ -41,7 +41,7 @@ class ShardedStyle {
       : draft_(draft), mesh_(draft.plan.mesh), axes_(std::move(axes)) {}
 
   void run() {
-    std::map<std::pair<std::string, at::ScalarType>, std::vector<NamedTensor>> groups;
+    std::map<GroupKey, std::vector<NamedTensor>> groups;
     for (const NamedTensor& named : draft_.parameters()) {
       if (draft_.is_whole(named)) {
         continue;
@@ -54,20 +54,39 @@ class ShardedStyle {
       const std::string wanted = draft_.wanted_of(named).group, group = wanted.empty() ? group_of(named.name) : wanted;
       if (named.tensor.dim() == 0) {
         draft_.note(general(named.name) + " stays whole: it has no rows");
-      } else if (axes_.size() > 1 || !is_in(named.name, group) || row_blocks(draft_.entry(named.name).storage) > 1) {
+      } else if (axes_.size() > 1 || !is_in(named.name, group) || leaves_group(draft_.entry(named.name))) {
         plan_alone(named);
       } else {
-        groups[{group, named.tensor.scalar_type()}].push_back(named);
+        groups[{group, named.tensor.scalar_type(), stage_of(draft_.entry(named.name))}].push_back(named);
       }
     }
     for (const auto& [key, members] : groups) {
-      plan_group(general(key.first), members);
+      plan_group(general(key.name), members);
     }
   }
 
  private:
+  struct GroupKey {
+    std::string name;
+    at::ScalarType dtype;
+    int64_t stage;  // of a pipeline
+    auto operator<=>(const GroupKey&) const = default;
+  };
+
+  // -1: the mesh has no stages.
+  static int64_t stage_of(const ParameterPlan& entry) {
+    const auto found =
+        std::find_if(entry.storage.begin(), entry.storage.end(), [](const Placement& place) { return place.is_on(); });
+    return found == entry.storage.end() ? -1 : found->stage;
+  }
+
+  // Rows that are cut in blocks leave a rank several runs. What other stages read they get in parts.
+  static bool leaves_group(const ParameterPlan& entry) {
+    return row_blocks(entry.storage) > 1 || entry.compute.has_value();
+  }
+
   // Cuts that are interleaved, or over several axes, leave a rank several runs: such a parameter is gathered alone, as
-  // is a tied one that is in its group by another name than its first.
+  // is a tied one that is in its group by another name than its first, or is read on several stages.
   void plan_alone(const NamedTensor& named) {
     ParameterPlan& entry = draft_.entry(named.name);
     const Placements compute = entry.storage;
@@ -106,7 +125,7 @@ class ShardedStyle {
   }
 
   void plan_states(ParameterPlan& entry, const Placements& compute, Sharding sharding) const {
-    entry.compute = compute;
+    entry.compute = entry.compute.value_or(compute);
     if (sharding == Sharding::kSecondary) {
       entry.kept = without_axes(entry.storage, {axes_.begin(), axes_.end() - 1});
     } else if (sharding != Sharding::kParameters) {

@@ -1,5 +1,7 @@
 // How the parts of a model are shared by the stages of a pipeline.
 #include <algorithm>
+#include <array>
+#include <map>
 #include <random>
 
 #include <ATen/ops/empty.h>
@@ -144,13 +146,45 @@ TEST(PipelineStyle, ATiedWeightOfTwoNamesIsOneParameter) {
   EXPECT_TRUE(plan_model(tree, {.mesh = layout::Mesh::parse("pp=2")}).find("model.embed_tokens.weight")->compute);
 }
 
-TEST(PipelineStyle, RefusesFullySharding) {
-  try {
-    plan_model(describe(*models::Llama(llama(false))), {.mesh = layout::Mesh::parse("pp=2,fsdp=2")});
-    ADD_FAILURE() << "accepted";
-  } catch (const PlanError& error) {
-    EXPECT_NE(base::message_of(error).find("accepted: pp with dp and tp"), std::string::npos) << error.what();
+// Those of a group that are on one stage are cut together.
+TEST(PipelineStyle, CutsWhatAStageHasOverFsdp) {
+  models::GptConfig config;
+  config.vocab_size = 64, config.dim = 32, config.layers = 2, config.heads = 4, config.max_seq = 16;
+  config.tie_embeddings = false;
+  const int64_t longest_row = 4 * config.dim;
+  const auto mesh = layout::Mesh::parse("pp=2,fsdp=2");
+  const models::Gpt gpt(config);
+  const auto plan = plan_model(describe(*gpt), {.mesh = mesh, .groups = {{.pattern = "transformer"}}});
+  std::map<std::pair<std::string, int64_t>, std::array<int64_t, 2>> elements;  // of each group and stage, by rank
+  for (const NamedTensor& named : tensors_of(describe(*gpt))) {
+    const ParameterPlan& entry = *plan.find(named.name);
+    ASSERT_TRUE(entry.storage[0].is_on() && entry.compute) << named.name;
+    EXPECT_EQ((*entry.compute)[0], entry.storage[0]);
+    EXPECT_TRUE((*entry.compute)[1].is_replicate());
+    const auto spec = layout::Spec::contiguous(mesh, entry.storage, named.tensor.sizes(), at::kFloat);
+    auto& own = elements[{plan.group_of(named.name), entry.storage[0].stage}];
+    for (int64_t rank = 0; rank < 2; ++rank) {
+      own[static_cast<size_t>(rank)] += c10::multiply_integers(spec.local_sizes({entry.storage[0].coordinate(), rank}));
+    }
   }
+  EXPECT_EQ(elements.size(), 3);  // `transformer` on both stages, and the head
+  for (const auto& [group, own] : elements) {
+    EXPECT_LE(std::abs(own[0] - own[1]), longest_row) << group.first;
+  }
+  EXPECT_EQ(Plan::from_json(plan.json()), plan);
+}
+
+// ... in parts, which are put together there.
+TEST(PipelineStyle, ATiedWeightThatFsdpCutsIsFetchedToo) {
+  models::GptConfig config;
+  config.vocab_size = 64, config.dim = 32, config.layers = 2, config.heads = 4, config.max_seq = 16;
+  const auto plan = plan_model(describe(*models::Gpt(config)), {.mesh = layout::Mesh::parse("pp=2,fsdp=2")});
+  const ParameterPlan* entry = plan.find("transformer.wte.weight");
+  EXPECT_EQ(layout::str(plan.mesh, entry->storage), "{pp: On(0), fsdp: S(0)}");
+  ASSERT_TRUE(entry->compute && entry->gradient);
+  EXPECT_EQ(layout::str(plan.mesh, *entry->compute), "{pp: R, fsdp: R}");
+  EXPECT_EQ(layout::str(plan.mesh, *entry->gradient), "{pp: On(0), fsdp: S(0)}");
+  EXPECT_EQ(entry->group, "");
 }
 
 TEST(PipelineStyle, SaysWhichStagesAreEmpty) {
