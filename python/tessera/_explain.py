@@ -4,6 +4,7 @@ import json
 import os
 import sys
 import threading
+import traceback
 from pathlib import Path
 
 from torch.nn.modules import module as torch_modules
@@ -109,9 +110,14 @@ class _ModuleHooks:
             self._recorder.leave()
 
 
+def _hidden():
+    """Where code is that is not the program's."""
+    return tuple(f"{Path(sys.modules[name].__file__).parent}/" for name in _PACKAGES)
+
+
 def _line_finder():
     """A function that says which line of the program calls the operator: `transformers/models/llama/modeling_llama.py:123`."""
-    hidden = tuple(f"{Path(sys.modules[name].__file__).parent}/" for name in _PACKAGES)
+    hidden = _hidden()
     names = {}  # of files
 
     def line():
@@ -126,6 +132,14 @@ def _line_finder():
         return ""
 
     return line
+
+
+def line_of(error):
+    """The line of the program that it comes from."""
+    frames = traceback.extract_tb(error.__traceback__)
+    hidden = _hidden()
+    own = [frame for frame in frames if not frame.filename.startswith(hidden)]
+    return f"{_short_name(own[-1].filename)}:{own[-1].lineno}, `{own[-1].line}`" if own else ""
 
 
 if _C.is_compared():

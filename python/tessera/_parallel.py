@@ -9,6 +9,8 @@ import torch
 
 from tessera import _C
 from tessera._added import Added
+from tessera._arguments import named_tensors, with_tensors
+from tessera._microbatches import StepForward
 from tessera._random import has_drawn_since, stream_of_rank
 from tessera._ranks import ensure_rank, in_rank, rank
 from tessera._recompute import Forward, OffloadedForward, modules_to_offload, modules_to_recompute
@@ -36,7 +38,8 @@ def is_deferred(value: torch.Tensor | torch.nn.Module) -> bool:
 def generate_plan(model: torch.nn.Module, devices: int | None = None, *, mesh: _C.Mesh | str | None = None, sequence_parallel: bool = False,
                   sharding: str = "parameters", storage_dtype: torch.dtype | None = None, compute_dtype: torch.dtype | None = None,
                   reduce_dtype: torch.dtype | None = None, recompute: str | Sequence[str] = (), recompute_keep: str | Sequence[str] = (),
-                  offload: str | Sequence[str] = (), heads: int = 0, kv_heads: int = 0, lattice: str = "") -> _C.Plan:
+                  offload: str | Sequence[str] = (), schedule: str = "", stages_per_rank: int = 0, heads: int = 0, kv_heads: int = 0,
+                  lattice: str = "") -> _C.Plan:
     """A plan from rules for `devices` ranks (all of the job, unless said otherwise), or for a mesh such as "dp=2,tp=2".
 
     Each axis of a mesh has a role by its name: dp (or dp_replicate) cuts the batch, fsdp (or dp_shard) the batch and what is kept of parameters,
@@ -47,14 +50,16 @@ def generate_plan(model: torch.nn.Module, devices: int | None = None, *, mesh: _
     read them, and what they read beside them, in `compute_dtype`; gradients are merged over ranks in `reduce_dtype` (None: as the model has them, and
     as they are stored). Modules whose dotted names match a pattern of `recompute` ("model.layers.*") keep only their inputs for backward, and run
     again there, but for results of the operators that `recompute_keep` names ("scaled_dot_product_attention", "mm"), which are kept. What modules that
-    match a pattern of `offload` save for backward lies in a file until then (`set_offload_folder`). Heads are read from the model where it says them. The lattice is that of `numerics("exact", ...)`; only a plan that is made before or
+    match a pattern of `offload` save for backward lies in a file until then (`set_offload_folder`). On a pp axis, which cuts the model into stages,
+    `schedule` says in which order they share a step's micro-batches ("gpipe", "1f1b", "interleaved"; parallelize's `microbatches`), and `stages_per_rank`
+    how many a rank has (0: as the schedule has them); without a pp axis both say nothing. Heads are read from the model where it says them. The lattice is that of `numerics("exact", ...)`; only a plan that is made before or
     elsewhere is told it. Print the plan to see what is cut, and why not.
     """
     ensure_rank()
     parsed = _C.Mesh(mesh) if isinstance(mesh, str) else mesh
     dtypes = dtype_names(storage_dtype, compute_dtype, reduce_dtype)
     blocks = [[names] if isinstance(names, str) else list(names) for names in (recompute, recompute_keep, offload)]
-    plan = _C.generate_plan(model, devices, parsed, sequence_parallel, sharding, dtypes, blocks, heads, kv_heads, lattice, [], [])
+    plan = _C.generate_plan(model, devices, parsed, sequence_parallel, sharding, dtypes, blocks, (schedule, stages_per_rank), heads, kv_heads, lattice, [], [])
     if mesh is None and plan.mesh.ndim > 0 and (not in_rank() or rank() == 0):
         print(f"tessera: {plan.notes[0]}", file=sys.stderr)
     return plan
@@ -65,7 +70,7 @@ def dtype_names(storage=None, compute=None, reduce=None):
 
 
 def parallelize(model: Model, plan: _C.Plan | _C.Mesh | str, optimizer: torch.optim.Optimizer | None = None, *, accumulate: int = 1,
-                batch: str = "whole") -> Model:
+                batch: str = "whole", microbatches: int = 1, keep_outputs: str | Sequence[str] = ()) -> Model:
     """Makes the model's parameters and buffers DTensors as the plan says, in place, and returns the model.
 
     A mesh, or text such as "dp=2,tp=2", stands for generate_plan(model, mesh=mesh).
@@ -73,8 +78,16 @@ def parallelize(model: Model, plan: _C.Plan | _C.Mesh | str, optimizer: torch.op
     placed too. Adapters that peft puts on it later are cut with their layers, as the model is called next. From now on the model's forward cuts the tensors it is given over the plan's batch axes; every rank passes the
     whole batch, which calls 1, 2, 4, 8, ... of the model compare over the ranks. With batch="local" each data rank passes its own
     rows instead, as a DistributedSampler gives them, some more than others or none; in the order of the data ranks they are the
-    batch, and losses are means over all of them. A step is `accumulate` forward passes with gradients. Collective over the plan's
-    mesh.
+    batch, and losses are means over all of them. A step is `accumulate` forward passes with gradients.
+
+    With `microbatches`, or a plan with a schedule, a forward call with gradients is a whole step where the model computes its loss (returns it, or
+    an output with `.loss`): it cuts its batch into so many micro-batches, runs forward and backward of each as the schedule says, and returns the step's mean
+    loss, whose `backward()` deposits the gradients. They are those of the whole batch, ignored targets (-100) included, if the loss is a mean over the
+    samples, or over the targets that count in cross_entropy or nll_loss. The returned output has the loss alone, and those that `keep_outputs` names: each a
+    list of the micro-batches' tensors. Calls without gradients, and those of a model whose loss is computed outside of it, are ordinary forward passes; a
+    warning tells of the latter. The forward runs once more for each micro-batch and stage of the rank, and may not read values of other stages.
+
+    Collective over the plan's mesh.
     """
     ensure_rank()
     plan = plan if isinstance(plan, _C.Plan) else generate_plan(model, mesh=plan)
@@ -86,8 +99,20 @@ def parallelize(model: Model, plan: _C.Plan | _C.Mesh | str, optimizer: torch.op
         module.forward = OffloadedForward(module)
     if optimizer:
         place_state_of(optimizer)
-    _Forward(passes, accumulate, batch).watch(model)
+    whole = _whole_steps(model, passes.plan, accumulate, batch, microbatches, keep_outputs)
+    _Forward(passes, accumulate, batch, whole).watch(model)
     return model
+
+
+def _whole_steps(model, plan, accumulate, batch, microbatches, keep):
+    """Has the model's forward be a whole step, if it is to be one."""
+    if microbatches < 1 or (microbatches > 1 and accumulate > 1):
+        raise ValueError(f"[parallelize] microbatches={microbatches}, accumulate={accumulate}; accepted: microbatches from 1 on, which cut the step's batch, or accumulate, the "
+                         "passes that the program makes a step of")
+    if microbatches == 1 and not plan.schedule:
+        return None
+    model.forward = StepForward(model, _C.WholeStep(plan, microbatches, batch), microbatches, [keep] if isinstance(keep, str) else list(keep))
+    return model.forward
 
 
 def place_state_of(optimizer):
@@ -136,8 +161,9 @@ def forwards_of(model):
 class _Forward:
     """Stands around the root module's forward."""
 
-    def __init__(self, passes, accumulate, batch):
+    def __init__(self, passes, accumulate, batch, whole=None):
         self.passes, self.accumulate, self.batch = passes, accumulate, batch  # "whole" or "local"
+        self.whole = whole  # the module's forward where calls are whole steps
         self._has_begun = False
         self._added = Added()
         self._stream = None  # of random numbers as the pass began, where what it draws is worth a warning
@@ -146,6 +172,9 @@ class _Forward:
     def set_micro_batches(self, count):
         if count == self.accumulate:
             return
+        if self.whole:
+            raise NotImplementedError(f"[parallelize] microbatches={self.whole.micro_batches}, and a trainer that gives {count} batches a step; accepted: one, of all "
+                                      "of the step's samples, which is cut into micro-batches")
         step = self.passes.step
         self.passes.end()
         _C.set_check_plain(False)  # what a pass began, and only its next one would end
@@ -161,8 +190,11 @@ class _Forward:
             self._depth += 1
             return args, kwargs
         self._added.place(self.passes, module)
-        given = {**{f"argument {i}": value for i, value in enumerate(args)}, **kwargs}
-        tensors = [found for name, value in given.items() for found in _tensors_in(value, name)]
+        if self.whole and self.whole.takes(self.passes, module, args, kwargs):
+            self.whole.passes = self.passes
+            self._depth = 1
+            return args, kwargs
+        tensors = list(named_tensors(args, kwargs))
         if self.batch == "local" and not self._has_begun:
             warn_of_same_rows(self.passes.plan, [tensor for _, tensor in tensors])
         self._has_begun = True
@@ -175,31 +207,15 @@ class _Forward:
         self._depth = 1
         depends = self.accumulate > 1 and torch.is_grad_enabled() and _C.is_exact()  # on `accumulate`, of what a step draws
         self._stream = stream_of_rank() if depends else None
-        return _with_tensors((args, kwargs), iter(placed))
+        return with_tensors((args, kwargs), iter(placed))
 
     def end(self, module, args, output):
         self._depth = max(0, self._depth - 1)
         if self._depth == 0:
+            if self.whole:
+                self.whole.passes = None
             self.passes.end()
             if self._stream is not None and has_drawn_since(self._stream):
                 warnings.warn(f"[parallelize] numerics exact, accumulate={self.accumulate}: this pass draws random numbers as plain PyTorch does, one micro-batch after the "
                               "other. They are the same on every mesh, and others for another `accumulate`; tessera.set_generator(\"counter\") gives a sample the same "
                               "ones in any micro-batch", stacklevel=2)
-
-
-def _tensors_in(value, name):
-    """The tensors in tuples, lists and dicts, in order, with their names. Other objects (a key/value cache) are left alone."""
-    if isinstance(value, torch.Tensor):
-        yield name, value
-    elif type(value) in (tuple, list, dict):
-        for key, item in value.items() if type(value) is dict else enumerate(value):
-            yield from _tensors_in(item, f"{name}[{key!r}]")
-
-
-def _with_tensors(value, placed):
-    """The same value with the next of `placed` for each of them."""
-    if isinstance(value, torch.Tensor):
-        return next(placed)
-    if type(value) is dict:
-        return {key: _with_tensors(item, placed) for key, item in value.items()}
-    return type(value)(_with_tensors(item, placed) for item in value) if type(value) in (tuple, list) else value

@@ -46,14 +46,24 @@ void ForwardPasses::finish_step() {
   passes_ = (passes_ + micro_batches_ - 1) / micro_batches_ * micro_batches_;
 }
 
-void ForwardPasses::check(const std::vector<dtensor::NamedValue>& batch) {
-  RankState& state = RankState::require();
+int64_t ForwardPasses::give_step() {
+  const int64_t given = step();
+  end_checks();
+  set_step(given + 1);
+  return given;
+}
+
+void ForwardPasses::end_checks() {
   if (std::exchange(checks_operands_, false)) {
-    state.watch.set_checks_plain(false);
+    RankState::require().watch.set_checks_plain(false);
   }
+}
+
+void ForwardPasses::check(const std::vector<dtensor::NamedValue>& batch) {
+  end_checks();
   if (calls_.next()) {
     verify_same(batch);
-    checks_operands_ = !state.watch.set_checks_plain(true);
+    checks_operands_ = !RankState::require().watch.set_checks_plain(true);
   }
 }
 

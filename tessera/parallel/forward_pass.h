@@ -52,6 +52,9 @@ class ForwardPasses {
   // the last backward. Between two steps it does nothing.
   void finish_step();
 
+  // The next step's passes run elsewhere (WholeStep): its number, and from now on the one after it is next.
+  int64_t give_step();
+
   const plan::Plan& plan() const { return plan_; }
 
  private:
@@ -70,6 +73,7 @@ class ForwardPasses {
   bool is_local() const { return rows_ == Batch::kLocal && !plan_.batch_axes.empty(); }
 
   void check(const std::vector<dtensor::NamedValue>& batch);
+  void end_checks();
   void verify_same(const std::vector<dtensor::NamedValue>& batch) const;
 
   plan::Plan plan_;

@@ -8,6 +8,7 @@
 #include <torch/csrc/autograd/variable.h>
 
 #include "tessera/base/error.h"
+#include "tessera/base/hints.h"
 #include "tessera/dtensor/dispatch/outside_job.h"
 #include "tessera/dtensor/front/dtensor.h"
 #include "tessera/dtensor/state/observer.h"
@@ -189,27 +190,35 @@ Job::Job(std::shared_ptr<torch::nn::Module> model, plan::Plan plan, Loss loss, J
 }
 
 at::Tensor Job::run(const std::vector<at::Tensor>& batch) {
-  TESSERA_CHECK(!batch.empty() && batch[0].dim() >= 1,
-                "[job] expected the step's batch: tensors with the samples along dim 0");
-  const int64_t samples = batch[0].size(0);
   std::vector<dtensor::NamedValue> values;
   for (const at::Tensor& tensor : batch) {
-    TESSERA_CHECK(tensor.dim() >= 1 && tensor.size(0) == samples,
-                  "[job] the batch's tensors disagree on the number of samples: ", samples, " and ", tensor.sizes());
     values.push_back({c10::str("tensor ", values.size()), tensor});
+  }
+  return run_named(values);
+}
+
+at::Tensor Job::run_named(const std::vector<dtensor::NamedValue>& batch) {
+  TESSERA_CHECK(!batch.empty() && batch[0].tensor.dim() >= 1,
+                "[job] expected the step's batch: tensors with the samples along dim 0");
+  const int64_t samples = batch[0].tensor.size(0);
+  for (const dtensor::NamedValue& value : batch) {
+    TESSERA_CHECK(value.tensor.dim() >= 1 && value.tensor.size(0) == samples,
+                  "[job] the batch's tensors disagree on the number of samples: ", samples, " and ",
+                  value.tensor.sizes());
   }
   const bool is_checked = state_->calls.next();
   if (state_->options.batch == Batch::kLocal && !state_->plan.batch_axes.empty()) {
-    return run_local(values, is_checked);
+    return run_local(batch, is_checked);
   }
   if (is_checked) {
-    verify_same_batch(values, state_->plan, "job",
-                      "{.batch = Batch::kLocal} of the job, or job.run_rows(samples, read)");
+    verify_same_batch(batch, state_->plan, "job",
+                      base::in_language("{.batch = Batch::kLocal} of the job, or job.run_rows(samples, read)",
+                                        "tessera.parallelize(..., batch=\"local\")"));
   }
   return run_rows(samples, [&](int64_t begin, int64_t end) {
     std::vector<at::Tensor> rows;
-    for (const at::Tensor& tensor : batch) {
-      rows.push_back(tensor.narrow(0, begin, end - begin));
+    for (const dtensor::NamedValue& value : batch) {
+      rows.push_back(value.tensor.narrow(0, begin, end - begin));
     }
     return rows;
   });

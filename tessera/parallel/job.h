@@ -60,6 +60,8 @@ class Job {
     return run({at::Tensor(batch)...});
   }
   at::Tensor run(const std::vector<at::Tensor>& batch);
+  // ... whose tensors errors call by these names.
+  at::Tensor run_named(const std::vector<dtensor::NamedValue>& batch);
 
   // As `run`, but this rank reads only the samples it works on: `read` is called once for every micro-batch.
   at::Tensor run_rows(int64_t samples, const ReadRows& read);

@@ -6,6 +6,7 @@
 #include "tessera/parallel/forward_pass.h"
 #include "tessera/parallel/generate_plan.h"
 #include "tessera/parallel/place.h"
+#include "tessera/parallel/whole_step.h"
 #include "tessera/plan/adapter_entries.h"
 #include "tessera/plan/recomputed.h"
 #include "tessera/python/bind.h"
@@ -15,17 +16,19 @@ namespace tessera::python {
 namespace {
 
 using parallel::ForwardPasses;
+using parallel::WholeStep;
 using plan::Plan;
 using Named = std::vector<std::pair<std::string, at::Tensor>>;
 using Dtypes = std::array<std::string, 3>;                                 // of storage, computation and reduction
+using Pipeline = std::pair<std::string, int64_t>;                          // schedule, stages of a rank
 using Groups = std::vector<std::tuple<std::string, std::string, Dtypes>>;  // pattern, sharding, dtypes
 
 plan::Precision precision_of(const Dtypes& dtypes) { return plan::parse_precision(dtypes[0], dtypes[1], dtypes[2]); }
 
 Plan generate_plan(const py::object& model, std::optional<int64_t> devices, const std::optional<layout::Mesh>& mesh,
                    bool sequence_parallel, const std::string& sharding, const Dtypes& dtypes,
-                   const std::array<std::vector<std::string>, 3>& blocks, int64_t heads, int64_t kv_heads,
-                   const std::string& lattice, const Groups& groups, std::vector<std::string> whole) {
+                   const std::array<std::vector<std::string>, 3>& blocks, const Pipeline& pipeline, int64_t heads,
+                   int64_t kv_heads, const std::string& lattice, const Groups& groups, std::vector<std::string> whole) {
   plan::PlanOptions options;
   const auto* context = comm::RankContext::current();
   options.devices = devices ? *devices : context ? context->world_size : 1;
@@ -38,6 +41,7 @@ Plan generate_plan(const py::object& model, std::optional<int64_t> devices, cons
   }
   options.whole = std::move(whole);
   options.recompute = blocks[0], options.recompute_keep = blocks[1], options.offload = blocks[2];
+  options.schedule = pipeline.first, options.stages_per_rank = pipeline.second;
   options.heads = heads;
   options.kv_heads = kv_heads;
   if (!lattice.empty()) {
@@ -94,7 +98,8 @@ ForwardPasses forward_passes(const Plan& plan, int64_t micro_batches, const std:
 }
 
 // A model refers to its passes, so that whoever pickles one comes here.
-py::object refuse_pickle(const ForwardPasses&) {
+template <typename Passes>
+py::object refuse_pickle(const Passes&) {
   TORCH_CHECK_TYPE(false,
                    "a model that was parallelized cannot be pickled: each rank has its part of it. Write "
                    "torch.save(tessera.full_state_dict(model), path), "
@@ -104,12 +109,31 @@ py::object refuse_pickle(const ForwardPasses&) {
 
 ForwardPasses copy(const ForwardPasses& passes, const py::args&) { return passes.of_copy(); }
 
-std::vector<at::Tensor> begin(ForwardPasses& passes, const Named& batch) {
+std::vector<dtensor::NamedValue> values_of(const Named& batch) {
   std::vector<dtensor::NamedValue> values;
   for (const auto& [name, tensor] : batch) {
     values.push_back({name, tensor});
   }
-  return passes.begin(values);
+  return values;
+}
+
+std::vector<at::Tensor> begin(ForwardPasses& passes, const Named& batch) { return passes.begin(values_of(batch)); }
+
+std::unique_ptr<WholeStep> whole_step(const Plan& plan, int64_t micro_batches, const std::string& batch) {
+  return std::make_unique<WholeStep>(plan, micro_batches, parse_batch(batch));
+}
+
+std::unique_ptr<WholeStep> copy_step(const WholeStep& step, const py::args&) {
+  return std::make_unique<WholeStep>(step.plan(), step.micro_batches(), step.rows());
+}
+
+at::Tensor run_step(WholeStep& whole, int64_t step, const Named& batch, const std::vector<at::Tensor>& parameters,
+                    const py::function& forward) {
+  const py::gil_scoped_release unlocked;
+  return whole.run(step, values_of(batch), parameters, [&](const std::vector<at::Tensor>& given) {
+    const py::gil_scoped_acquire locked;
+    return forward(given).cast<at::Tensor>();
+  });
 }
 
 // Recorded between `__enter__` and `__exit__`.
@@ -132,6 +156,8 @@ void bind_models(py::module_& module) {
       .def_readonly("recompute", &Plan::recompute, "Patterns over names of modules that run again in backward.")
       .def_readonly("recompute_keep", &Plan::recompute_keep, "Operators in them whose results are kept.")
       .def_readonly("offload", &Plan::offload, "Patterns over names of modules whose saved activations are offloaded.")
+      .def_readonly("schedule", &Plan::schedule, "By which the stages of the pp axis share a step's micro-batches.")
+      .def_readonly("stages_per_rank", &Plan::stages_per_rank, "Of that schedule.")
       .def_readonly("notes", &Plan::notes, "What could not be divided, and why.")
       .def("json", &Plan::json, "The plan as text, one line an entry.")
       .def_static("from_json", &Plan::from_json, "The plan that `json` wrote, or a person.")
@@ -153,11 +179,21 @@ void bind_models(py::module_& module) {
       .def("more_rows", &ForwardPasses::more_rows, Unlocked())
       .def("end", &ForwardPasses::end)
       .def("finish_step", &ForwardPasses::finish_step)
+      .def("give_step", &ForwardPasses::give_step)
       .def("__copy__", &copy)
       .def("__deepcopy__", &copy)
-      .def("__reduce__", &refuse_pickle)
+      .def("__reduce__", &refuse_pickle<ForwardPasses>)
       .def_property("step", &ForwardPasses::step, &ForwardPasses::set_step)
       .def_property_readonly("plan", &ForwardPasses::plan);
+  py::class_<WholeStep>(module, "WholeStep")
+      .def(py::init(&whole_step))
+      .def("run", &run_step)
+      .def("tell_targets", &WholeStep::tell_targets, Unlocked())
+      .def("tell_share", &WholeStep::tell_share)
+      .def_property_readonly("first_sample", &WholeStep::first_sample)
+      .def("__copy__", &copy_step)
+      .def("__deepcopy__", &copy_step)
+      .def("__reduce__", &refuse_pickle<WholeStep>);
   module.def("recomputed_modules",
              [](const Plan& plan, const py::object& model) { return plan::recomputed_modules(plan, describe(model)); });
   module.def("offloaded_modules",

@@ -166,6 +166,9 @@ void bind_tensors(py::module_& module) {
   module.def("set_generator", &set_generator);
   module.def("initial_seed", [] { return dtensor::RankState::require().random.seed(); });
   module.def("set_numerics", &set_numerics);
+  module.def("is_noted", [](const at::Tensor& tensor) {
+    return dtensor::RankState::require().is_noted(spec_for(tensor, "is_noted"));
+  });
   module.def("is_exact", &is_exact, "Whether this rank computes in exact numerics.");
   module.def("plan_of", &plan_of);
   module.def("keep_plan", &keep_plan);

@@ -1,0 +1,40 @@
+// How many targets count in the mean losses of a step.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "tessera/dtensor/dispatch/same_values.h"
+#include "tessera/layout/origin.h"
+
+namespace tessera::parallel {
+
+// The integers among a step's batch, any of which its losses may take for targets: as they are, or from the second
+// position on (the next tokens), with or without an ignored one in place of the last. So the targets of all
+// micro-batches are counted before the first has passed. One per step; plain tensors, which it does not copy.
+class StepTargets {
+ public:
+  // Of these tensors, with all of the step's samples along dim 0.
+  explicit StepTargets(const std::vector<dtensor::NamedValue>& batch);
+
+  // The name of one that has targets to ignore, as libtorch numbers them (-100).
+  const std::optional<std::string>& has_ignored() const { return has_ignored_; }
+
+  struct Counts {
+    int64_t of_pass = 0, of_step = 0;
+    bool operator==(const Counts&) const = default;
+  };
+
+  // Of a loss with these targets, whole, in the pass over `samples` samples of which `origin` says which they are.
+  // Nothing if they are none of the batch's, and none is ignored; throws if one is.
+  std::optional<Counts> count(const at::Tensor& targets, int64_t ignored, int64_t samples,
+                              const layout::Origin* origin) const;
+
+ private:
+  std::vector<dtensor::NamedValue> integers_;
+  std::optional<std::string> has_ignored_;
+};
+
+}  // namespace tessera::parallel
