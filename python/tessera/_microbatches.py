@@ -10,6 +10,7 @@ from torch.nn import functional
 from tessera import _C
 from tessera._arguments import named_tensors, with_tensors
 from tessera._explain import line_of
+from tessera._random import has_drawn_since, stream_of_rank
 
 _running = threading.local()  # .step: the step whose micro-batch this thread computes the loss of
 
@@ -96,6 +97,7 @@ class StepForward:
     def _run(self, args, kwargs):
         passes, self.passes = self.passes, None
         kept = {}  # by the first sample of the micro-batch
+        stream = stream_of_rank() if self.micro_batches > 1 and _C.is_exact() else None
         outer, _running.step = getattr(_running, "step", None), self.step
         is_alone = False
         shares = kwargs.get("num_items_in_batch") is not None
@@ -119,6 +121,10 @@ class StepForward:
             loss = self.step.run(passes.give_step(), list(named_tensors(args, kwargs)), parameters, forward)
         finally:
             _running.step = outer
+        if stream is not None and has_drawn_since(stream):
+            warnings.warn(f"[parallelize] numerics exact, microbatches={self.micro_batches}: this step draws random numbers as plain PyTorch does, one micro-batch after the "
+                          "other. They are the same for every schedule, and others for another number of micro-batches or of data ranks; "
+                          "tessera.set_generator(\"counter\") gives a sample the same ones in any micro-batch", stacklevel=3)
         if is_alone:
             return loss
         return StepOutput(loss, {name: [of_batch[name] for _, of_batch in sorted(kept.items())] for name in self.keep})

@@ -55,14 +55,22 @@ StepTargets::StepTargets(const std::vector<dtensor::NamedValue>& batch) {
 std::optional<StepTargets::Counts> StepTargets::count(const at::Tensor& targets, int64_t ignored, int64_t samples,
                                                       const layout::Origin* origin) const {
   const dtensor::LocalScope plain;
+  std::optional<Counts> found;
+  const auto consider = [&](const at::Tensor& of_step) {
+    const Counts counts{counted(targets, ignored), counted(of_step, ignored)};
+    found = found && found->of_step <= counts.of_step ? found : counts;
+  };
   for (const dtensor::NamedValue& value : integers_) {
     const at::Tensor own = rows_of(value.tensor, samples, origin);
     if (are_same(targets, own)) {
-      return Counts{counted(targets, ignored), counted(value.tensor, ignored)};
+      consider(value.tensor);
     }
     if (are_next(targets, own, ignored)) {
-      return Counts{counted(targets, ignored), counted(next_tokens(value.tensor), ignored)};
+      consider(next_tokens(value.tensor));
     }
+  }
+  if (found) {
+    return found;
   }
   TESSERA_CHECK(counted(targets, ignored) == targets.numel(),
                 "[micro-batches] targets of a mean loss, ", targets.sizes(), ", some of them ignored (", ignored,

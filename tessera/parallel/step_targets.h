@@ -27,8 +27,10 @@ class StepTargets {
     bool operator==(const Counts&) const = default;
   };
 
-  // Of a loss with these targets, whole, in the pass over `samples` samples of which `origin` says which they are.
-  // Nothing if they are none of the batch's, and none is ignored; throws if one is.
+  // Of a loss with these targets, whole, in the pass over `samples` samples of which `origin` says which they are: by
+  // the integers that are the same there, and of several those that count least in the step. A loss must find the same
+  // number for the step in all of its passes. Nothing if the targets are none of the batch's, and none is ignored;
+  // throws if one is.
   std::optional<Counts> count(const at::Tensor& targets, int64_t ignored, int64_t samples,
                               const layout::Origin* origin) const;
 

@@ -119,7 +119,7 @@ int64_t WholeStep::first_sample() const { return layout::sample_of_row(pass_.ori
 void WholeStep::tell_targets(const at::Tensor& targets, int64_t ignored) {
   RankState& rank = RankState::require();
   const at::NoGradGuard no_grad;
-  pass_.has_counts = true;
+  const size_t loss = pass_.losses++;
   if (rank.exact.step_tokens() > 0 && !given_.is_announced) {
     return;  // the program counts
   }
@@ -127,6 +127,7 @@ void WholeStep::tell_targets(const at::Tensor& targets, int64_t ignored) {
   const StepTargets::Counts counts = found.value_or(StepTargets::Counts{pass_.samples, pass_.of_samples});
   const bool is_exact = rank.exact.lattice().has_value();
   verify_one_weight(counts, is_exact);
+  verify_same_count(loss, counts.of_step);
   pass_.counts = counts;
   if (is_exact && found) {
     rank.exact.set_step_tokens(counts.of_step);
@@ -149,9 +150,19 @@ void WholeStep::verify_one_weight(const StepTargets::Counts& counts, bool is_exa
                 "): their sum has no one weight. Accepted: losses over the same targets; microbatches=1");
 }
 
+void WholeStep::verify_same_count(size_t loss, int64_t of_step) {
+  if (loss == given_.counts.size()) {
+    given_.counts.push_back(of_step);
+  }
+  TESSERA_CHECK(loss < given_.counts.size() && given_.counts[loss] == of_step,
+                "[micro-batches] targets that are now one tensor of the batch and now another: the samples from ",
+                first_sample(), " on are of ", of_step, " in the step (rank ", RankState::require().ctx.rank,
+                "). Accepted: a batch in which one tensor has the targets; microbatches=1");
+}
+
 void WholeStep::verify_told() const {
   const std::optional<std::string>& ignored = given_.targets.has_ignored();
-  TESSERA_CHECK(!ignored || pass_.has_counts || pass_.is_share, "[micro-batches] `", ignored.value_or(""),
+  TESSERA_CHECK(!ignored || pass_.losses > 0 || pass_.is_share, "[micro-batches] `", ignored.value_or(""),
                 "` has targets to ignore (-100), and the model does not take their mean by cross_entropy or nll_loss of "
                 "torch.nn.functional: which of them count in a micro-batch is not known (rank ",
                 RankState::require().ctx.rank,

@@ -54,14 +54,16 @@ class WholeStep {
     int64_t samples = 0, of_samples = 0;  // of those of the step
     const layout::Origin* origin = nullptr;
     std::optional<StepTargets::Counts> counts = std::nullopt;
-    bool is_share = false, has_counts = false;
+    size_t losses = 0;  // that were told
+    bool is_share = false;
   };
   // What a call was given.
   struct Given {
     const Forward* forward = nullptr;
     std::vector<std::optional<at::Tensor>> whole = {};  // by their place in the batch; nothing: samples
     StepTargets targets = StepTargets({});
-    bool is_announced = false;  // their number, which exact sums divide by
+    std::vector<int64_t> counts = {};  // of the step, by the losses of a pass
+    bool is_announced = false;         // ... to exact sums, which divide by it
   };
   struct Parameters;
 
@@ -71,6 +73,8 @@ class WholeStep {
   at::Tensor weighed(const at::Tensor& loss) const;
   void verify_told() const;
   void verify_one_weight(const StepTargets::Counts& counts, bool is_exact) const;
+  // ... as in the passes before.
+  void verify_same_count(size_t loss, int64_t of_step);
 
   std::shared_ptr<Parameters> parameters_;
   Job job_;
