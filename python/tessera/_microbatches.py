@@ -91,7 +91,7 @@ class StepForward:
             self._has_told = True
             warnings.warn(f"[parallelize] microbatches={self.micro_batches}: {type(model).__name__} {why}, so all forwards run, then all backwards: the whole batch at once, "
                           "one stage after the other. A forward that returns the loss, or an output with `.loss` (models of transformers do, given labels), runs "
-                          "as the micro-batches of a schedule", stacklevel=5)
+                          "as the micro-batches of a schedule", stacklevel=7)
         return False
 
     def _run(self, args, kwargs):
@@ -124,7 +124,7 @@ class StepForward:
         if stream is not None and has_drawn_since(stream):
             warnings.warn(f"[parallelize] numerics exact, microbatches={self.micro_batches}: this step draws random numbers as plain PyTorch does, one micro-batch after the "
                           "other. They are the same for every schedule, and others for another number of micro-batches or of data ranks; "
-                          "tessera.set_generator(\"counter\") gives a sample the same ones in any micro-batch", stacklevel=3)
+                          "tessera.set_generator(\"counter\") gives a sample the same ones in any micro-batch", stacklevel=6)
         if is_alone:
             return loss
         return StepOutput(loss, {name: [of_batch[name] for _, of_batch in sorted(kept.items())] for name in self.keep})

@@ -53,12 +53,14 @@ StepTargets::StepTargets(const std::vector<dtensor::NamedValue>& batch) {
 }
 
 std::optional<StepTargets::Counts> StepTargets::count(const at::Tensor& targets, int64_t ignored, int64_t samples,
-                                                      const layout::Origin* origin) const {
+                                                      const layout::Origin* origin,
+                                                      std::optional<int64_t> of_step) const {
   const dtensor::LocalScope plain;
   std::optional<Counts> found;
-  const auto consider = [&](const at::Tensor& of_step) {
-    const Counts counts{counted(targets, ignored), counted(of_step, ignored)};
-    found = found && found->of_step <= counts.of_step ? found : counts;
+  const auto consider = [&](const at::Tensor& all) {
+    const Counts counts{counted(targets, ignored), counted(all, ignored)};
+    const bool is_better = !found || (of_step ? counts.of_step == *of_step : counts.of_step < found->of_step);
+    found = is_better ? counts : found;
   };
   for (const dtensor::NamedValue& value : integers_) {
     const at::Tensor own = rows_of(value.tensor, samples, origin);

@@ -28,11 +28,11 @@ class StepTargets {
   };
 
   // Of a loss with these targets, whole, in the pass over `samples` samples of which `origin` says which they are: by
-  // the integers that are the same there, and of several those that count least in the step. A loss must find the same
-  // number for the step in all of its passes. Nothing if the targets are none of the batch's, and none is ignored;
-  // throws if one is.
+  // the integers that are the same there. Of several those that count `of_step` in the step, as the loss found in the
+  // passes before, or else least. Nothing if the targets are none of the batch's, and none is ignored; throws if one
+  // is.
   std::optional<Counts> count(const at::Tensor& targets, int64_t ignored, int64_t samples,
-                              const layout::Origin* origin) const;
+                              const layout::Origin* origin, std::optional<int64_t> of_step) const;
 
  private:
   std::vector<dtensor::NamedValue> integers_;

@@ -123,7 +123,9 @@ void WholeStep::tell_targets(const at::Tensor& targets, int64_t ignored) {
   if (rank.exact.step_tokens() > 0 && !given_.is_announced) {
     return;  // the program counts
   }
-  const auto found = given_.targets.count(dtensor::full_tensor(targets), ignored, pass_.samples, pass_.origin);
+  const auto before = loss < given_.counts.size() ? std::optional(given_.counts[loss]) : std::nullopt;
+  const auto found =
+      given_.targets.count(dtensor::full_tensor(targets), ignored, pass_.samples, pass_.origin, before);
   const StepTargets::Counts counts = found.value_or(StepTargets::Counts{pass_.samples, pass_.of_samples});
   const bool is_exact = rank.exact.lattice().has_value();
   verify_one_weight(counts, is_exact);
