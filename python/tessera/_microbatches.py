@@ -134,9 +134,9 @@ class StepForward:
             value = output.get(name) if isinstance(output, dict) else getattr(output, name, None)
             if not isinstance(value, torch.Tensor):
                 raise ValueError(f"[parallelize] keep_outputs: `{name}` of {type(output).__name__} is no tensor ({type(value).__name__}); accepted: names of tensors in it")
-            of_batch = kept.setdefault(self.step.first_sample, {})
-            if name not in of_batch or _C.is_noted(value):
-                of_batch[name] = value.detach()
+            of_batch, value = kept.setdefault(self.step.first_sample, {}), value.detach()
+            if name not in of_batch or _C.is_noted(value):  # of the walks over a micro-batch one has it
+                of_batch[name] = value
 
 
 def _loss_in(output):
