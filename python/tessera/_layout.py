@@ -57,12 +57,14 @@ class Partial(metaclass=_OfKind):
 
 
 class On(metaclass=_OfKind):
-    """The rank at `coordinate` of a mesh axis holds the whole tensor; the others hold nothing. Operators on it run there."""
+    """The rank at `coordinate` of a mesh axis holds the whole tensor; the others hold nothing. Operators on it run there.
+
+    `stage` says which of a pipeline's stages it is, where a rank has several."""
 
     _kinds = ("on",)
 
-    def __new__(cls, coordinate):
-        return _C.on(coordinate)
+    def __new__(cls, coordinate, stage=None):
+        return _C.on(coordinate, stage)
 
 
 DeviceMesh = _C.Mesh

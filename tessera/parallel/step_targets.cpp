@@ -74,8 +74,8 @@ std::optional<StepTargets::Counts> StepTargets::count(const at::Tensor& targets,
   if (found) {
     return found;
   }
-  TESSERA_CHECK(counted(targets, ignored) == targets.numel(),
-                "[micro-batches] targets of a mean loss, ", targets.sizes(), ", some of them ignored (", ignored,
+  TESSERA_CHECK(counted(targets, ignored) == targets.numel(), "[micro-batches] targets of a mean loss, ",
+                targets.sizes(), ", some of them ignored (", ignored,
                 "), that are none of the step's batch: how many count in the other micro-batches is not known (rank ",
                 dtensor::RankState::require().ctx.rank,
                 "). Accepted: targets that are in the batch, as they are or from the second position on; targets of "

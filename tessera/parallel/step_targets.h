@@ -31,8 +31,8 @@ class StepTargets {
   // the integers that are the same there. Of several those that count `of_step` in the step, as the loss found in the
   // passes before, or else least. Nothing if the targets are none of the batch's, and none is ignored; throws if one
   // is.
-  std::optional<Counts> count(const at::Tensor& targets, int64_t ignored, int64_t samples,
-                              const layout::Origin* origin, std::optional<int64_t> of_step) const;
+  std::optional<Counts> count(const at::Tensor& targets, int64_t ignored, int64_t samples, const layout::Origin* origin,
+                              std::optional<int64_t> of_step) const;
 
  private:
   std::vector<dtensor::NamedValue> integers_;

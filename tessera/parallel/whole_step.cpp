@@ -88,9 +88,9 @@ std::vector<NamedValue> WholeStep::take(const std::vector<NamedValue>& batch, co
   std::vector<NamedValue> rows;
   for (const NamedValue& value : batch) {
     const bool is_row = value.tensor.dim() > 0 && value.tensor.size(0) == own;
-    given_.whole.push_back(is_row ? std::nullopt
-                                  : std::optional(dtensor::distribute(value.tensor, mesh,
-                                                                      layout::Placements(mesh.ndim()))));
+    given_.whole.push_back(
+        is_row ? std::nullopt
+               : std::optional(dtensor::distribute(value.tensor, mesh, layout::Placements(mesh.ndim()))));
     if (is_row) {
       rows.push_back(value);
     }
@@ -124,8 +124,7 @@ void WholeStep::tell_targets(const at::Tensor& targets, int64_t ignored) {
     return;  // the program counts
   }
   const auto before = loss < given_.counts.size() ? std::optional(given_.counts[loss]) : std::nullopt;
-  const auto found =
-      given_.targets.count(dtensor::full_tensor(targets), ignored, pass_.samples, pass_.origin, before);
+  const auto found = given_.targets.count(dtensor::full_tensor(targets), ignored, pass_.samples, pass_.origin, before);
   const StepTargets::Counts counts = found.value_or(StepTargets::Counts{pass_.samples, pass_.of_samples});
   const bool is_exact = rank.exact.lattice().has_value();
   verify_one_weight(counts, is_exact);
@@ -164,11 +163,12 @@ void WholeStep::verify_same_count(size_t loss, int64_t of_step) {
 
 void WholeStep::verify_told() const {
   const std::optional<std::string>& ignored = given_.targets.has_ignored();
-  TESSERA_CHECK(!ignored || pass_.losses > 0 || pass_.is_share, "[micro-batches] `", ignored.value_or(""),
-                "` has targets to ignore (-100), and the model does not take their mean by cross_entropy or nll_loss of "
-                "torch.nn.functional: which of them count in a micro-batch is not known (rank ",
-                RankState::require().ctx.rank,
-                "). Accepted: those; num_items_in_batch for models that divide by it; microbatches=1");
+  TESSERA_CHECK(
+      !ignored || pass_.losses > 0 || pass_.is_share, "[micro-batches] `", ignored.value_or(""),
+      "` has targets to ignore (-100), and the model does not take their mean by cross_entropy or nll_loss of "
+      "torch.nn.functional: which of them count in a micro-batch is not known (rank ",
+      RankState::require().ctx.rank,
+      "). Accepted: those; num_items_in_batch for models that divide by it; microbatches=1");
 }
 
 at::Tensor WholeStep::weighed(const at::Tensor& loss) const {

@@ -32,8 +32,8 @@ class WholeStep {
 
   // The tensors of `batch` that have as many rows as the first one are samples, which are cut; the others every
   // micro-batch is given whole. All are plain. Collective over the plan's mesh.
-  at::Tensor run(int64_t step, const std::vector<dtensor::NamedValue>& batch,
-                 const std::vector<at::Tensor>& parameters, const Forward& forward);
+  at::Tensor run(int64_t step, const std::vector<dtensor::NamedValue>& batch, const std::vector<at::Tensor>& parameters,
+                 const Forward& forward);
 
   // Inside of `forward`: the model takes a mean over those of these targets that are not `ignored`. Collective over the
   // axes that cut them.
