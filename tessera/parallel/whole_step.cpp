@@ -4,6 +4,7 @@
 #include <utility>
 
 #include <ATen/ops/mul.h>
+#include <c10/util/ScopeExit.h>
 #include <torch/nn/module.h>
 
 #include "tessera/base/error.h"
@@ -76,9 +77,8 @@ at::Tensor WholeStep::run(int64_t step, const std::vector<NamedValue>& batch, co
   const AnnouncedTokens announced;
   parameters_->hold(parameters);
   job_.set_step(step);
-  const at::Tensor loss = job_.run_named(take(batch, forward));
-  given_ = {};
-  return loss;
+  const auto forget = c10::make_scope_exit([this] { given_ = {}; });
+  return job_.run_named(take(batch, forward));
 }
 
 std::vector<NamedValue> WholeStep::take(const std::vector<NamedValue>& batch, const Forward& forward) {
@@ -118,6 +118,9 @@ int64_t WholeStep::first_sample() const { return layout::sample_of_row(pass_.ori
 
 void WholeStep::tell_targets(const at::Tensor& targets, int64_t ignored) {
   RankState& rank = RankState::require();
+  if (rank.pass.is_recomputing()) {
+    return;  // told before
+  }
   const at::NoGradGuard no_grad;
   const size_t loss = pass_.losses++;
   if (rank.exact.step_tokens() > 0 && !given_.is_announced) {

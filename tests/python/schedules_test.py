@@ -218,6 +218,54 @@ class LoopTest(unittest.TestCase):
         torch.testing.assert_close(got, loss.item(), rtol=1e-12, atol=0)
         self.assertLessEqual(furthest(parts, {name: p.grad for name, p in model.named_parameters()}), 1e-12)
 
+    def test_gradients_add_and_hooks_run_once(self):
+        model, ids, labels = made()
+        for _ in range(2):
+            model(ids, labels).backward()
+        want = {name: p.grad for name, p in model.named_parameters()}
+
+        def body(*run):
+            own = placed(made()[0], *run)
+            seen = []
+            own.head.weight.register_hook(lambda gradient: seen.append(gradient.shape))
+            for _ in range(2):
+                own(ids, labels).backward()
+            return len(seen), gradients(own)
+
+        calls, parts = on_ranks(body, ("pp=2", "1f1b", 4))
+        self.assertEqual(calls, 2)
+        self.assertLessEqual(furthest(parts, want), 1e-12)
+
+    def test_recomputed_layers(self):
+        """Those of the loss too."""
+        class Inside(nn.Module):
+            def __init__(self, net):
+                super().__init__()
+                self.net = net
+
+            def forward(self, ids, labels):
+                return self.net(ids, labels)
+
+        model, ids, labels = made(ignored=0.3)
+        model = Inside(model)
+        loss = model(ids, labels)
+        loss.backward()
+        want = {name: p.grad for name, p in model.named_parameters()}
+
+        def body(mesh, schedule, microbatches, recompute):
+            own = copy.deepcopy(model)
+            own.zero_grad()
+            tessera.parallelize(own, tessera.generate_plan(own, mesh=mesh, schedule=schedule, recompute=recompute), microbatches=microbatches)
+            found = own(ids, labels)
+            found.backward()
+            return found.item(), gradients(own)
+
+        for recompute in ("net.layers.*", "net"):
+            with self.subTest(recompute=recompute):
+                got, parts = on_ranks(lambda *run, recompute=recompute: body(*run, recompute), ("pp=2", "1f1b", 4))
+                torch.testing.assert_close(got, loss.item(), rtol=1e-12, atol=0)
+                self.assertLessEqual(furthest(parts, want), 1e-12)
+
     def test_rows_of_each_rank(self):
         model, ids, labels = made(ignored=0.3)
         loss = model(ids, labels)
