@@ -26,6 +26,7 @@ void ConfigOptions::add_to(CLI::App& command) {
   command.add_option("--numerics", numerics, "exact or fast: train.numerics");
   command.add_option("--lattice", lattice, "batch=8,sequence=1,feature=8: train.lattice, of numerics exact");
   command.add_option("--seed", seed, "train.seed");
+  command.add_option("--microbatches", micro_batches, "of a step: train.accumulate");
   command.add_option("--set", sets, "section.key=value: change one field; may be repeated")->allow_extra_args(false);
 }
 
@@ -36,6 +37,9 @@ train::Config ConfigOptions::read() const {
   }
   if (seed) {
     train::set_field(result, c10::str("train.seed=", *seed));
+  }
+  if (micro_batches) {
+    train::set_field(result, c10::str("train.accumulate=", *micro_batches));
   }
   for (const auto& [field, text] :
        {std::pair("train.dtype", &dtype), {"train.numerics", &numerics}, {"train.lattice", &lattice}}) {
@@ -49,6 +53,7 @@ train::Config ConfigOptions::read() const {
 void PlacedOptions::add_to(CLI::App& command) {
   ConfigOptions::add_to(command);
   command.add_option("--mesh", meshes, "dp=2,tp=2: parallel.mesh; sets the number of ranks too")->expected(1);
+  command.add_option("--schedule", schedule, "of the stages of pp: gpipe, 1f1b, ...: parallel.schedule");
   command.add_option("--ranks", ranks, "parallel.ranks; without --mesh the mesh is chosen")->check(at_least(1));
 }
 
@@ -59,6 +64,9 @@ train::Config PlacedOptions::read() const {
     train::set_field(result, c10::str("parallel.ranks=", ranks.value_or(0)));
   } else {
     place_launched(result);
+  }
+  if (!schedule.empty()) {
+    train::set_field(result, c10::str("parallel.schedule=", schedule));
   }
   if (steps) {
     train::set_field(result, c10::str("train.steps=", *steps));

@@ -18,7 +18,7 @@ namespace tessera::cli {
 struct ConfigOptions {
   std::string config;
   std::string dtype, numerics, lattice;
-  std::optional<int64_t> seed;
+  std::optional<int64_t> seed, micro_batches;
   std::vector<std::string> sets;
 
   void add_to(CLI::App& command);
@@ -30,6 +30,7 @@ struct ConfigOptions {
 // The same for a job of ranks: on which mesh.
 struct PlacedOptions : ConfigOptions {
   std::vector<std::string> meshes;
+  std::string schedule;
   std::optional<int64_t> ranks, steps;  // `steps`: only train has an option for it
 
   void add_to(CLI::App& command);

@@ -81,6 +81,14 @@ std::vector<std::string> axes_of(const Mesh& mesh, AxisRole role) {
   return names;
 }
 
+int64_t ranks_along(const Mesh& mesh, AxisRole role) {
+  int64_t size = 1;
+  for (const std::string& name : axes_of(mesh, role)) {
+    size *= mesh.axis(mesh.axis_index(name)).size;
+  }
+  return size;
+}
+
 std::vector<std::string> batch_axes_of(const Mesh& mesh) {
   std::vector<std::string> names = axes_of(mesh, AxisRole::kData);
   const std::vector<std::string> sharded = axes_of(mesh, AxisRole::kSharded);

@@ -28,6 +28,9 @@ void verify_roles(const Mesh& mesh);
 // The names of the axes of this role, slowest first. Throws as verify_roles.
 std::vector<std::string> axes_of(const Mesh& mesh, AxisRole role);
 
+// How many coordinates those axes have together; 1 if there are none. Throws as verify_roles.
+int64_t ranks_along(const Mesh& mesh, AxisRole role);
+
 // The axes that cut the batch, in the order in which they do, slowest first: all that only replicate parameters, then
 // those that shard them, so that the ranks which share a copy hold neighbouring samples. Throws as verify_roles.
 std::vector<std::string> batch_axes_of(const Mesh& mesh);

@@ -87,7 +87,8 @@ Step::Paused Step::pause() {
   Paused paused{std::exchange(rank.pass, dtensor::Pass()),
                 std::exchange(rank.engine.gathered, dtensor::GatherCache(&dtensor::Rare::gathered))};
   Before before = *std::exchange(before_, std::nullopt);
-  rank.pass.sites.restore({}, paused.pass.sites.passes());
+  // What stands between passes is named as after the pass that began last, on every rank.
+  rank.pass.sites.restore(paused.pass.sites.position(), paused.pass.sites.passes());
   rank.pass.set_region(std::move(before.region));
   rank.pass.set_means(before.means);
   if (before.outer) {

@@ -6,6 +6,7 @@
 
 #include <ATen/SequenceNumber.h>
 #include <ATen/ops/mul.h>
+#include <ATen/record_function.h>
 #include <torch/csrc/autograd/autograd.h>
 
 #include "tessera/base/error.h"
@@ -110,6 +111,7 @@ class PassRunner {
       const Action& action = list_.actions[i];
       const bool goes_on = i + 1 < list_.actions.size() && is_backward_of(list_.actions[i + 1], action);
       const WalkScope scope(state_, list_, action);
+      RECORD_USER_SCOPE(schedule::to_string(action));
       if (programs) {
         programs->begin(action);
       }

@@ -37,6 +37,14 @@ int64_t Rows::size_of(int64_t index) const {
   return full * most_of(index) + (full < blocks_ ? samples_of_block(full, index).size() : 0);
 }
 
+int64_t Rows::filled() const {
+  int64_t index = 0;
+  while (index < micro_batches_ && size_of(index) > 0) {
+    ++index;
+  }
+  return index;
+}
+
 layout::Placements Rows::placements(int64_t index) const {
   layout::Placements result(mesh_.ndim());
   const int64_t size = size_of(index), most = most_of(index);

@@ -29,6 +29,8 @@ class Rows {
   int64_t micro_batches() const { return micro_batches_; }
   // Samples in micro-batch `index`; the last ones may have none.
   int64_t size_of(int64_t index) const;
+  // How many micro-batches have samples: the first ones.
+  int64_t filled() const;
 
   // Of a tensor with the samples of micro-batch `index` along dim 0.
   layout::Placements placements(int64_t index) const;

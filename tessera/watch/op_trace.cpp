@@ -64,8 +64,10 @@ OpTrace::Where OpTrace::where_is(dtensor::RankState& state) {
   const auto* parameter = state.pass.sites.parameter();
   const auto site = parameter != nullptr ? parameter->name : std::string();
   const auto node = torch::autograd::get_current_node();
-  if (!node && after_backward_) {
-    merge_waiting(state);  // before the program writes to its gradients, which share memory with the sums
+  if (!node && (after_backward_ || (is_scheduled_ && !state.pass.region()))) {
+    if (!state.ctx.walk.is_scheduled) {
+      merge_waiting(state);  // before the program writes to its gradients, which share memory with the sums
+    }
     return {OpPhase::kUpdate, site};
   }
   if (!node) {
@@ -73,6 +75,7 @@ OpTrace::Where OpTrace::where_is(dtensor::RankState& state) {
     return {OpPhase::kForward, site};
   }
   after_backward_ = true;
+  is_scheduled_ = state.ctx.walk.is_scheduled;
   const auto known = site_of_node_.find(node->sequence_nr());
   return {OpPhase::kBackward, known != site_of_node_.end() ? known->second : site};
 }
@@ -83,6 +86,9 @@ void OpTrace::add(dtensor::RankState& state, const Where& where, const std::stri
   const auto kind = c10::str(is_inside_ ? "inside " : "", name_of(where.phase), " ", where.site, " ", op, " ",
                              meta.spec->dtype, " ", meta.spec->ndim(), " ", output);
   const auto key = c10::str(kind, " #", occurrences_[kind]++);
+  if (!state.is_noted(meta.spec)) {
+    return;  // another walk over this micro-batch says it
+  }
   const auto [entry, is_first] = by_key_.try_emplace(key, records_.size());
   if (is_first) {
     operators_ += std::exchange(is_new_, false);
@@ -112,14 +118,16 @@ void OpTrace::keep(OpRecord& record, const at::Tensor& value) {
   }
 }
 
-// A handle of our own, so that what the program does with its handle stays between them; the program's sites do not see
-// it made. In backward a later micro-batch's sum goes on where the earlier one's stopped.
+// A handle of our own, so that what the program does with its handle stays between them; the program does not see it
+// made. In backward a later micro-batch's sum goes on where the earlier one's stopped.
 void OpTrace::wait_for(dtensor::RankState& state, size_t record, const at::Tensor& handle) {
   const auto point = state.point();
+  const comm::Program program = state.ctx.program;
   const auto own = handle.view(handle.sizes());
   auto& sum = waiting_[record];
   sum = sum.defined() && state.exact.continuation() == nullptr ? sum.add(own) : own;
   state.go_to(point);
+  state.ctx.program = program;
 }
 
 void OpTrace::merge_waiting(dtensor::RankState& state) {
@@ -127,6 +135,7 @@ void OpTrace::merge_waiting(dtensor::RankState& state) {
     return;
   }
   const auto point = state.point();
+  const comm::Program program = state.ctx.program;
   for (size_t i = 0; i < records_.size(); ++i) {
     if (waiting_[i].defined()) {
       dtensor::to_local(waiting_[i]);  // merges it
@@ -135,6 +144,7 @@ void OpTrace::merge_waiting(dtensor::RankState& state) {
     }
   }
   state.go_to(point);
+  state.ctx.program = program;
 }
 
 void OpTrace::finish() {

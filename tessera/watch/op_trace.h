@@ -84,6 +84,7 @@ class OpTrace : public dtensor::OpObserver {
   std::unordered_map<uint64_t, std::string> site_of_node_;  // by sequence number
   uint64_t pass_ = 0;
   bool is_new_ = false, after_backward_ = false, is_merged_ = false, is_inside_ = false;
+  bool is_scheduled_ = false;  // backward has run in a pipeline's schedule
   int64_t operators_ = 0;
 };
 

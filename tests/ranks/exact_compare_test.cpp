@@ -81,7 +81,15 @@ class ExactCompare : public testing::Test {
   std::filesystem::path folder_;
 };
 
-const std::vector<std::string> kLayouts = {"1", "dp=2", "tp=2", "dp=2,tp=2", "1;accumulate=2", "dp=3;accumulate=3"};
+const std::vector<std::string> kLayouts = {"1",
+                                           "dp=2",
+                                           "tp=2",
+                                           "dp=2,tp=2",
+                                           "1;accumulate=2",
+                                           "dp=3;accumulate=3",
+                                           "pp=2;accumulate=2",
+                                           "pp=2;accumulate=3;schedule=1f1b",
+                                           "pp=2,tp=2;accumulate=3;schedule=interleaved"};
 
 TEST_F(ExactCompare, BothModelsHaveTheSameBitsOnEveryLayout) {
   for (const char* kind : {"llama", "gpt"}) {

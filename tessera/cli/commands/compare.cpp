@@ -16,17 +16,20 @@ struct CompareArguments {
   ConfigOptions config;
   std::vector<std::string> arguments;
   bool as_processes = false;
-  std::vector<std::string> meshes;
+  std::vector<std::string> meshes, schedules;
   int64_t steps = 20;
   double tolerance = 0;
   bool is_json = false;
 };
 
 // Options of a configuration say nothing to a program, which takes its own after `--`.
-void verify_program_options(const ConfigOptions& given) {
+void verify_program_options(const CompareArguments& arguments) {
+  const ConfigOptions& given = arguments.config;
   for (const auto& [name, is_given] : {std::pair("--dtype", !given.dtype.empty()),
                                        {"--lattice", !given.lattice.empty()},
                                        {"--seed", given.seed.has_value()},
+                                       {"--microbatches", given.micro_batches.has_value()},
+                                       {"--schedule", !arguments.schedules.empty()},
                                        {"--set", !given.sets.empty()}}) {
     TESSERA_CHECK_AS(ConfigError, !is_given, "[compare] ", name, " is for a configuration, and ", given.config,
                      " is a program; accepted: the program's own arguments after --");
@@ -37,7 +40,7 @@ void verify_program_options(const ConfigOptions& given) {
 
 int run_compare_program(const CompareArguments& arguments, std::ostream& out) {
   const auto& given = arguments.config;
-  verify_program_options(given);
+  verify_program_options(arguments);
   train::ProgramOptions options{.command = train::command_of(given.config, arguments.arguments),
                                 .steps = arguments.steps,
                                 .as_processes = arguments.as_processes};
@@ -60,10 +63,7 @@ int run_compare(const CompareArguments& arguments, std::ostream& out) {
                    " is a configuration, which takes no arguments of a program; accepted: "
                    "train.py or a program that may be executed");
   const auto base = train::with_vocabulary(arguments.config.read());
-  std::vector<train::Side> sides;
-  for (const auto& mesh : arguments.meshes) {
-    sides.push_back(train::parse_side(base, mesh));
-  }
+  const auto sides = train::parse_sides(base, arguments.meshes, arguments.schedules);
   const auto print = [&](const auto& comparison) {
     out << (arguments.is_json ? comparison.json() + "\n" : comparison.text());
   };
@@ -93,7 +93,10 @@ Command add_compare(CLI::App& program) {
   app->add_option("--mesh", arguments->meshes,
                   "a layout, at least twice: 1, dp=2,tp=2, \"tp=2;sp;regather;accumulate=2;section.key=value\"")
       ->allow_extra_args(false);
-  app->add_option("--steps", arguments->steps, "steps of the schedule or the program, 20 if not given");
+  app->add_option("--schedule", arguments->schedules,
+                  "of the stages of meshes with pp: gpipe, 1f1b, ...; each of several on each such mesh")
+      ->allow_extra_args(false);
+  app->add_option("--steps", arguments->steps, "steps of the run or the program, 20 if not given");
   app->add_option("--tolerance", arguments->tolerance, "largest relative error; by the dtype if not given");
   app->add_flag("--processes", arguments->as_processes, "each rank of the program a process, as by tessera launch");
   app->add_flag("--json", arguments->is_json, "print one JSON object");

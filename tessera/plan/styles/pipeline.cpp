@@ -64,7 +64,10 @@ class PipelineStyle {
   void set_schedule(const std::string& name, int64_t stages_per_rank) {
     const int64_t per_rank = stages_per_rank > 0 ? stages_per_rank : schedule::family_of(name).per_rank;
     const schedule::Sizes sizes{.ranks = ranks(), .micro_batches = 2 * ranks(), .per_rank = per_rank};
-    rank_of_stage_ = schedule::make_schedule(name, sizes).rank_of_stage;
+    const schedule::Schedule all = schedule::make_schedule(name, sizes);
+    TESSERA_CHECK_AS(PlanError, all.chains == 1, "[generate_plan] schedule ", name,
+                     " holds every stage twice; accepted: a schedule that holds each once, such as dualpipev");
+    rank_of_stage_ = all.rank_of_stage;
     draft_.plan.schedule = name;
     draft_.plan.stages_per_rank = per_rank;
   }

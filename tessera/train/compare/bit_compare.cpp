@@ -108,8 +108,12 @@ std::vector<watch::OpRecord> trace_step(const Side& side, int64_t step) {
   record_side(side, step, [&](size_t rank) { return Watcher(traces[rank], step); });
   auto all = traces[0].records();
   for (size_t rank = 1; rank < traces.size(); ++rank) {
-    for (size_t i = 0; i < all.size(); ++i) {
-      all[i].hash += traces[rank].records().at(i).hash;
+    std::unordered_map<std::string, uint64_t> hashes;  // in a schedule ranks do things in different orders
+    for (const watch::OpRecord& record : traces[rank].records()) {
+      hashes[record.key] = record.hash;
+    }
+    for (watch::OpRecord& record : all) {
+      record.hash += hashes.at(record.key);
     }
   }
   return all;

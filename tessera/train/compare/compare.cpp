@@ -8,6 +8,8 @@
 #include "tessera/base/text.h"
 #include "tessera/comm/threads/run_ranks.h"
 #include "tessera/dtensor/front/dtensor.h"
+#include "tessera/layout/axis_role.h"
+#include "tessera/layout/mesh.h"
 #include "tessera/train/run/loop.h"
 #include "tessera/train/run/setup.h"
 
@@ -135,6 +137,12 @@ SideResult result_of(const Side& side, const Run& a, const Run& b, double tolera
   return result;
 }
 
+// Whether the mesh of a side has stages, and its text does not say their schedule.
+bool wants_schedule(const std::string& text) {
+  const auto mesh = layout::Mesh::parse(base::trim(base::split(text, ';').front()));
+  return layout::ranks_along(mesh, layout::AxisRole::kPipeline) > 1 && text.find("schedule=") == std::string::npos;
+}
+
 }  // namespace
 
 Side parse_side(const Config& base, const std::string& text) {
@@ -152,14 +160,32 @@ Side parse_side(const Config& base, const std::string& text) {
       side.config.parallel.keep_gathered = false;
     } else if (option.starts_with("accumulate=")) {
       set_field(side.config, "train." + option);
+    } else if (option.starts_with("schedule=")) {
+      set_field(side.config, "parallel." + option);
     } else {
       TESSERA_CHECK_AS(ConfigError, option.find('.') < option.find('='), "[compare] \"", option, "\" in \"", text,
-                       "\" is no option of a side; accepted: sp, regather, accumulate=2, section.key=value");
+                       "\" is no option of a side; accepted: sp, regather, accumulate=2, schedule=1f1b, "
+                       "section.key=value");
       set_field(side.config, option);
     }
   }
   verify_run(side.config);
   return side;
+}
+
+std::vector<Side> parse_sides(const Config& base, const std::vector<std::string>& texts,
+                              const std::vector<std::string>& schedules) {
+  std::vector<Side> sides;
+  for (const std::string& text : texts) {
+    if (schedules.empty() || !wants_schedule(text)) {
+      sides.push_back(parse_side(base, text));
+      continue;
+    }
+    for (const std::string& schedule : schedules) {
+      sides.push_back(parse_side(base, text + ";schedule=" + schedule));
+    }
+  }
+  return sides;
 }
 
 void verify_sides(const std::vector<Side>& sides, int64_t steps) {

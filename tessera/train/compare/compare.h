@@ -17,9 +17,14 @@ struct Side {
 };
 
 // `MESH[;option]...`: the mesh (`dp=2,tp=2`, or `1`) and what else differs: `sp` for sequence parallelism, `regather`
-// for not keeping gathered activations, `accumulate=2`, or any `section.key=value`. Throws ConfigError with the
-// accepted form.
+// for not keeping gathered activations, `accumulate=2`, `schedule=1f1b`, or any `section.key=value`. Throws ConfigError
+// with the accepted form.
 Side parse_side(const Config& base, const std::string& text);
+
+// The sides of these texts. One whose mesh has stages and whose text names no schedule stands there once for each of
+// `schedules`, if there are any.
+std::vector<Side> parse_sides(const Config& base, const std::vector<std::string>& texts,
+                              const std::vector<std::string>& schedules);
 
 // Throws ConfigError unless there are two sides, each of which has so many steps.
 void verify_sides(const std::vector<Side>& sides, int64_t steps);

@@ -12,6 +12,8 @@
 #include "tessera/base/text.h"
 #include "tessera/layout/axis_role.h"
 #include "tessera/plan/dtypes.h"
+#include "tessera/plan/rows.h"
+#include "tessera/schedule/families/family.h"
 
 namespace tessera::train {
 namespace {
@@ -104,6 +106,8 @@ std::vector<Field> fields(Config& config) {
       {"parallel.mesh", &parallel.mesh, {}},
       {"parallel.sequence_parallel", &parallel.sequence_parallel, {}},
       {"parallel.sharding", &parallel.sharding, one_of({"state", "gradients", "parameters", "secondary"})},
+      {"parallel.schedule", &parallel.schedule, {}},
+      {"parallel.stages_per_rank", &parallel.stages_per_rank, at_least(0)},
       {"parallel.keep_gathered", &parallel.keep_gathered, {}},
       {"parallel.plan", &parallel.plan, {}},
   };
@@ -331,17 +335,15 @@ int64_t Config::ranks() const {
 
 void Config::verify_lattice() const {
   const layout::Mesh own = mesh();
-  int64_t tp = 1;
-  for (const auto& axis : layout::axes_of(own, layout::AxisRole::kTensor)) {
-    tp *= own.axis(own.axis_index(axis)).size;
-  }
+  const int64_t tp = layout::ranks_along(own, layout::AxisRole::kTensor);
   const auto verify_ranks = [](int64_t ranks, const char* kind, const char* what, int64_t leaves) {
     TESSERA_CHECK_AS(ConfigError, ranks <= leaves, "[config] numerics exact: ", ranks, " ranks cut ", what,
                      ", of which the lattice has ", leaves, leaves == 1 ? " leaf" : " leaves",
                      "; accepted: a lattice with at least ", ranks, ", as in --lattice ", kind, "=", ranks,
                      " (the same for every run to be compared), a smaller mesh, or --numerics fast");
   };
-  verify_ranks(own.size() / tp, "batch", "the samples of a step", train.lattice.batch);
+  verify_ranks(layout::ranks_along(own, layout::AxisRole::kData) * layout::ranks_along(own, layout::AxisRole::kSharded),
+               "batch", "the samples of a step", train.lattice.batch);
   verify_ranks(tp, "feature", "features", train.lattice.feature);
   if (parallel.sequence_parallel) {
     verify_ranks(tp, "sequence", "positions (sequence parallelism)", train.lattice.sequence);
@@ -360,6 +362,23 @@ void Config::verify_optimizer() const {
   has_no_effect("eps", has_eps || optimizer.eps == defaults.eps, "\"adamw\"");
   TESSERA_CHECK_AS(ConfigError, train.min_lr <= optimizer.lr, "[config] train.min_lr ", train.min_lr,
                    " is above optimizer.lr ", optimizer.lr, "; accepted: a floor of at most the peak");
+}
+
+void Config::verify_schedule(const layout::Mesh& own, const std::string& name, int64_t stages_per_rank) const {
+  schedule::family_of(name);
+  const int64_t ranks = layout::ranks_along(own, layout::AxisRole::kPipeline);
+  if (ranks == 1) {
+    return;
+  }
+  const auto lattice = is_exact() ? std::optional(train.lattice) : std::nullopt;
+  const plan::Rows rows(own, layout::batch_axes_of(own), train.batch, train.accumulate,
+                        plan::sample_unit(train.batch, lattice));
+  try {
+    schedule::make_schedule(name, {.ranks = ranks, .micro_batches = rows.filled(), .per_rank = stages_per_rank});
+  } catch (const ConfigError& error) {
+    TESSERA_THROW(ConfigError, "[config] mesh {", own.str(), "} with train.batch ", train.batch,
+                  " and train.accumulate ", train.accumulate, ": ", base::message_of(error));
+  }
 }
 
 void Config::verify() const {
@@ -389,7 +408,8 @@ void Config::verify() const {
                    "\"; accepted: leave it out, or a .bin file of tokens");
   for (const auto& [field, value, key] : {std::tuple("recompute.modules", recompute.modules, "recompute"),
                                           std::tuple("recompute.keep", recompute.keep, "recompute_keep"),
-                                          std::tuple("offload.activations", offload.activations, "offload")}) {
+                                          std::tuple("offload.activations", offload.activations, "offload"),
+                                          std::tuple("parallel.schedule", parallel.schedule, "schedule")}) {
     TESSERA_CHECK_AS(ConfigError, value.empty() || parallel.plan.empty(), "[config] ", field,
                      " has no effect beside parallel.plan; accepted: leave it out, and say \"", key,
                      "\" in the plan file");
@@ -414,6 +434,12 @@ void Config::verify() const {
   TESSERA_CHECK_AS(ConfigError, train.batch >= train.accumulate, "[config] train.batch ", train.batch,
                    " is smaller than train.accumulate ", train.accumulate,
                    "; accepted: at least one sample for each micro-batch");
+  TESSERA_CHECK_AS(ConfigError, parallel.stages_per_rank == 0 || !parallel.schedule.empty(),
+                   "[config] parallel.stages_per_rank has no effect without parallel.schedule; accepted: leave it out, "
+                   "or parallel.schedule = \"interleaved\"");
+  if (!parallel.schedule.empty()) {
+    verify_schedule(mesh(), parallel.schedule, parallel.stages_per_rank);
+  }
   verify_optimizer();
   if (is_exact()) {
     verify_lattice();

@@ -96,6 +96,10 @@ struct ParallelConfig {
   std::string mesh;   // dp=2,tp=2; empty: chosen for the ranks
   bool sequence_parallel = false;
   std::string sharding = "parameters";  // what fsdp axes cut: state, gradients as well, or parameters as well
+  // How the stages of a pp axis share the micro-batches (train.accumulate) of a step: gpipe, 1f1b, ...; empty: one
+  // after the other. It says how many stages a rank has unless stages_per_rank does (0). Without pp it says nothing.
+  std::string schedule;
+  int64_t stages_per_rank = 0;
   bool keep_gathered = true;
   std::string plan;  // a plan file instead of a generated plan; relative to the folder of the configuration file
 };
@@ -123,6 +127,8 @@ struct Config {
   void verify() const;
   // ... of [optimizer] alone.
   void verify_optimizer() const;
+  // ... if there is no such schedule, or a step has not as many micro-batches as it wants for the stages of a mesh.
+  void verify_schedule(const layout::Mesh& mesh, const std::string& name, int64_t stages_per_rank) const;
 
  private:
   // ... if the mesh cuts what the lattice has fewer leaves of.

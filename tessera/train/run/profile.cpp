@@ -13,6 +13,7 @@
 #include "tessera/comm/core/context.h"
 #include "tessera/comm/core/gather_texts.h"
 #include "tessera/dtensor/state/state.h"
+#include "tessera/schedule/action.h"
 #include "tessera/trace/spans.h"
 
 namespace tessera::train {
@@ -20,13 +21,16 @@ namespace {
 
 const char kKey = 0;  // of the context's slot
 constexpr const char* kPhase = "phase";
+constexpr const char* kPass = "pass";
 constexpr const char* kCompute = "compute";
 constexpr const char* kCommunication = "communication";
 
 // What a callback's begin leaves for its end.
 struct Begun : at::ObserverContext {
-  explicit Begun(std::shared_ptr<Profiler::Recording> recording) : recording(std::move(recording)) {}
+  Begun(std::shared_ptr<Profiler::Recording> recording, bool is_pass)
+      : recording(std::move(recording)), is_pass(is_pass) {}
   std::shared_ptr<Profiler::Recording> recording;
+  bool is_pass;
 };
 
 }  // namespace
@@ -41,8 +45,9 @@ class Profiler::Recording : public comm::Watcher, public std::enable_shared_from
     auto& context = comm::RankContext::require();
     context.slot(&kKey) = shared_from_this();
     context.watchers.push_back(shared_from_this());
-    handle_ = at::addThreadLocalCallback(at::RecordFunctionCallback(on_function, on_function_end)
-                                             .scopes({at::RecordScope::FUNCTION, at::RecordScope::BACKWARD_FUNCTION}));
+    handle_ = at::addThreadLocalCallback(
+        at::RecordFunctionCallback(on_function, on_function_end)
+            .scopes({at::RecordScope::FUNCTION, at::RecordScope::BACKWARD_FUNCTION, at::RecordScope::USER_SCOPE}));
   }
 
   void end_step() {
@@ -78,13 +83,19 @@ class Profiler::Recording : public comm::Watcher, public std::enable_shared_from
     if (!recording) {
       return nullptr;
     }
-    recording->begin(function.name(), kCompute, -1, function.scope() == at::RecordScope::BACKWARD_FUNCTION);
-    return std::make_unique<Begun>(std::move(recording));
+    const bool is_pass = function.scope() == at::RecordScope::USER_SCOPE && recording->depth_ == 0;
+    if (is_pass) {
+      recording->begin_pass(function.name());
+    } else {
+      recording->begin(function.name(), kCompute, -1, function.scope() == at::RecordScope::BACKWARD_FUNCTION);
+    }
+    return std::make_unique<Begun>(std::move(recording), is_pass);
   }
 
   static void on_function_end(const at::RecordFunction&, at::ObserverContext* begun) {
     if (begun != nullptr) {
-      static_cast<Begun*>(begun)->recording->end();
+      const auto& [recording, is_pass] = *static_cast<Begun*>(begun);
+      is_pass ? recording->end_pass() : recording->end();
     }
   }
 
@@ -100,13 +111,27 @@ class Profiler::Recording : public comm::Watcher, public std::enable_shared_from
     spans_.end();
   }
 
-  // Backward lasts until the next micro-batch begins: what is done with its gradients is a part of it.
+  // Phases are inside of passes, or beside them.
+  void begin_pass(std::string_view name) {
+    set_phase(nullptr);
+    spans_.begin(name, kPass);
+    const auto action = schedule::try_parse_action(name);
+    is_in_pass_ = true, is_backward_ = action && action->kind != schedule::ActionKind::kForward;
+  }
+
+  void end_pass() {
+    set_phase(nullptr);
+    spans_.end();
+    is_in_pass_ = false;
+  }
+
+  // Backward lasts until the next pass begins: what is done with its gradients is a part of it.
   const char* phase_now(bool is_node) {
     if (is_updating_) {
       return "update";
     }
     const auto passes = dtensor::RankState::require().pass.sites.passes();
-    is_backward_ = is_node || torch::autograd::get_current_node() || (is_backward_ && passes == pass_);
+    is_backward_ = is_node || torch::autograd::get_current_node() || (is_backward_ && (is_in_pass_ || passes == pass_));
     pass_ = passes;
     return is_backward_ ? "backward" : "forward";
   }
@@ -128,7 +153,7 @@ class Profiler::Recording : public comm::Watcher, public std::enable_shared_from
   at::CallbackHandle handle_ = 0;
   int64_t depth_ = 0;            // of operators and collectives
   const char* phase_ = nullptr;  // a literal of phase_now
-  bool is_updating_ = false, is_backward_ = false;
+  bool is_updating_ = false, is_backward_ = false, is_in_pass_ = false;
   uint64_t pass_ = 0;
 };
 

@@ -22,9 +22,10 @@ struct ProfiledSteps {
 ProfiledSteps parse_profiled_steps(std::string_view text);
 
 // Records these steps on one rank, and passes everything on to `inner`. After the last of them rank 0 writes the file:
-// a lane for each rank with its steps, their phases (forward, backward, update), libtorch's operators inside of them as
-// deep as they call each other and autograd's nodes (category compute), and collectives with their bytes
-// (communication). Every rank must have one, and the run as many steps. The numbers of the run stay the same; profiled
+// a lane for each rank with its steps, the passes of their micro-batches (category pass: `2F0` is the forward pass of
+// micro-batch 0 through stage 2), their phases (forward, backward, update), libtorch's operators inside of them as deep
+// as they call each other and autograd's nodes (category compute), and collectives with their bytes (communication).
+// Every rank must have one, and the run as many steps. The numbers of the run stay the same; profiled
 // steps are slower. Throws DataError on a disk that fails.
 class Profiler : public Observer {
  public:

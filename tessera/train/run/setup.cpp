@@ -66,6 +66,9 @@ plan::Plan read_plan(const Config& config) {
   TESSERA_CHECK_AS(ConfigError, plan.mesh == config.mesh(), "[config] the plan \"", config.parallel.plan,
                    "\" is for mesh {", plan.mesh.str(), "}, but parallel.mesh is {", config.mesh().str(),
                    "}; accepted: the same mesh in both");
+  if (!plan.schedule.empty()) {
+    config.verify_schedule(plan.mesh, plan.schedule, plan.stages_per_rank);
+  }
   return plan;
 }
 
@@ -132,6 +135,8 @@ plan::Plan make_plan(const Config& config, const torch::nn::Module& model) {
       .sequence_parallel = config.parallel.sequence_parallel,
       .sharding = plan::parse_sharding(config.parallel.sharding),
       .precision = plan::parse_precision(config.precision.storage, config.precision.compute, config.precision.reduce),
+      .schedule = config.parallel.schedule,
+      .stages_per_rank = config.parallel.stages_per_rank,
       .recompute = words_of(config.recompute.modules),
       .recompute_keep = words_of(config.recompute.keep),
       .offload = words_of(config.offload.activations),

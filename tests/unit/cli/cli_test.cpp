@@ -74,22 +74,24 @@ TEST_F(Cli, TheFlagsAreTheseAndNoOthers) {
       "ckpt reshard: --help from to --mesh --in-slices\n"
       "ckpt export-hf: --help from to --dtype\n"
       "ckpt import-hf: --help from to --step --dtype\n"
-      "compare: --help config --dtype --numerics --lattice --seed --set arguments --mesh --steps --tolerance "
-      "--processes --json\n"
-      "estimate: --help config --dtype --numerics --lattice --seed --set --mesh --ranks --rank --memory --json\n"
-      "explain: --help config --dtype --numerics --lattice --seed --set --mesh --ranks --step --rank --width --json\n"
+      "compare: --help config --dtype --numerics --lattice --seed --microbatches --set arguments --mesh --schedule "
+      "--steps --tolerance --processes --json\n"
+      "estimate: --help config --dtype --numerics --lattice --seed --microbatches --set --mesh --schedule --ranks "
+      "--rank --memory --json\n"
+      "explain: --help config --dtype --numerics --lattice --seed --microbatches --set --mesh --schedule --ranks "
+      "--step --rank --width --json\n"
       "generate: --help run --prompt --max-tokens --temperature --top-k --top-p --seed\n"
       "info: --help\n"
       "launch: --help --ranks --log-dir --grace command\n"
-      "plan: --help config --dtype --numerics --lattice --seed --set --mesh --ranks\n"
+      "plan: --help config --dtype --numerics --lattice --seed --microbatches --set --mesh --schedule --ranks\n"
       "schedule: --help\n"
       "schedule show: --help name --stages --microbatches --chunks --vocabulary --costs --svg --trace --csv "
       "--communication\n"
       "schedule verify: --help name --stages --microbatches --chunks --vocabulary --buffers --peak\n"
       "schedule replay: --help name --stages --microbatches --chunks --vocabulary --costs --json\n"
       "trace: --help flights\n"
-      "train: --help config --dtype --numerics --lattice --seed --set --mesh --ranks --steps --metrics --ledger --out "
-      "--replace --save-every --keep --resume --init-from --profile --quiet\n");
+      "train: --help config --dtype --numerics --lattice --seed --microbatches --set --mesh --schedule --ranks --steps "
+      "--metrics --ledger --out --replace --save-every --keep --resume --init-from --profile --quiet\n");
 }
 
 TEST_F(Cli, ExplainSaysWhatAStepDoes) {
@@ -182,6 +184,12 @@ TEST_F(Cli, AFailedRunLeavesOneParagraph) {
       {{"compare", config, "--mesh", "1", "--mesh", "tp=2", "--numerics", "exact", "--tolerance", "1e-3"},
        "leave it out, or --numerics fast"},
       {{"compare", config, "--mesh", "1"}, "at least two"},
+      {{"train", config, "--schedule", "1f2b"}, "no schedule \"1f2b\"; accepted: gpipe, 1f1b, interleaved, "},
+      {{"train", config, "--schedule", "zb-h"}, "; did you mean \"zb-h1\"?"},
+      {{"train", config, "--microbatches", "0"}, "train.accumulate = 0; accepted: a whole number of at least 1"},
+      {{"train", config, "--mesh", "pp=2", "--schedule", "dualpipev", "--microbatches", "3"},
+       "mesh {pp=2} with train.batch 4 and train.accumulate 3: [schedule] dualpipev of 2 micro-batches on 2 ranks, "
+       "which wants 2 micro-batches a rank or more; accepted: 4 micro-batches on 2 ranks"},
       {{"compare", config, "--mesh", "1", "--mesh", "tp=2;sp"},
        "2 ranks cut positions (sequence parallelism), of which the lattice has 1 leaf; accepted: a lattice with at "
        "least 2"},

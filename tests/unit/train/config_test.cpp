@@ -162,6 +162,15 @@ TEST(Config, ContradictionsAreRefused) {
       {{"offload.activations=model.layers.*", "parallel.plan=plan.json"},
        {"offload.activations has no effect beside parallel.plan", "\"offload\" in the plan file"}},
       {{"offload.folder=/tmp"}, {"offload.folder has no effect without offload.activations"}},
+      {{"parallel.schedule=1f2b"}, {"there is no schedule \"1f2b\"", "did you mean \"1f1b\"?"}},
+      {{"parallel.schedule=1f1b", "parallel.plan=plan.json"},
+       {"parallel.schedule has no effect beside parallel.plan", "\"schedule\" in the plan file"}},
+      {{"parallel.stages_per_rank=2"}, {"parallel.stages_per_rank has no effect without parallel.schedule"}},
+      {{"parallel.schedule=1f1b", "parallel.stages_per_rank=2", "parallel.mesh=pp=4"},
+       {"1f1b with 2 stages on each rank; accepted: 1"}},
+      // Three samples each: of seven micro-batches six have some.
+      {{"parallel.schedule=dualpipev", "parallel.mesh=pp=4", "train.batch=16", "train.accumulate=7"},
+       {"mesh {pp=4} with train.batch 16 and train.accumulate 7: [schedule] dualpipev of 6 micro-batches on 4 ranks"}},
       {{"optimizer.momentum=0.9"}, {"optimizer.momentum has no effect on adamw", "optimizer.name = \"sgd\""}},
       {{"optimizer.name=sgd"}, {"optimizer.betas has no effect on sgd", "\"adamw\" or \"lion\""}},
       {{"optimizer.name=lion", "optimizer.eps=1e-6"}, {"optimizer.eps has no effect on lion", "\"adamw\""}},
@@ -232,7 +241,7 @@ TEST(Config, EveryFieldCanBeSetToItself) {
   // The one list of fields names every field once.
   const auto names = field_names();
   EXPECT_EQ(std::set<std::string>(names.begin(), names.end()).size(), names.size());
-  EXPECT_EQ(names.size(), 53u);
+  EXPECT_EQ(names.size(), 55u);
 }
 
 }  // namespace
