@@ -123,5 +123,25 @@ TEST(LongPasses, RefuseAGraphThatIsForgotten) {
               "the gradient of a graph whose record is gone");
 }
 
+// A schedule takes the gradients of one pass while older ones are open.
+TEST(LongPass, NodesOfOpenPassesStayKnown) {
+  const auto is_known_after = [](int64_t kept_from) {
+    ForwardPlans plans;
+    dtensor::CallPlan plan;
+    plan.is_kept = true;
+    for (uint64_t node = 0; node < 20; ++node) {
+      plans.record(node, plan, node);
+    }
+    plans.keep_from(kept_from);
+    plans.find(19);
+    for (uint64_t node = 20; node < 2 * ForwardPlans::kFewest; ++node) {
+      plans.record(node, plan, node);
+    }
+    return plans.peek(3) != nullptr;
+  };
+  EXPECT_TRUE(is_known_after(0));
+  EXPECT_FALSE(is_known_after(10));
+}
+
 }  // namespace
 }  // namespace tessera::ranks::long_pass_test

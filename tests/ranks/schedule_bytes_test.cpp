@@ -95,7 +95,7 @@ std::vector<double> said_of(const std::string& schedule) {
 // In units of what one micro-batch leaves on a stage.
 TEST(ScheduleBytes, PeaksAreThoseOfTheLists) {
   constexpr double kUnit = 10.0 * kWidth * sizeof(float) * kBlocks / kStages;
-  const std::vector<std::string> few = {"gpipe", "1f1b", "v-half", "v-min"},
+  const std::vector<std::string> few = {"gpipe", "1f1b", "zb-h1", "v-half", "v-min"},
                                  all = {"gpipe", "1f1b",   "interleaved", "zb-h1", "zb-h2",
                                         "zbv",   "1f1b-v", "v-half",      "v-min", "dualpipev"};
   for (const std::string& name : is_full() ? all : few) {

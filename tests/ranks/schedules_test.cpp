@@ -58,6 +58,8 @@ TEST(Schedules, InFastHaveOneDevicesBits) {
                               {"pp=2", false, 1, kShards, "v-min"},
                               {"pp=2", false, 1, kShards, "dualpipev"}});
   expect_same<models::Gpt>(on_one_thread, gpt(3, false), 3, {{"pp=2", false, 1, kShards, "1f1b"}});
+  expect_same<models::Gpt>(on_one_thread, gpt(3, true), 4,
+                           {{"pp=2", false, 1, kShards, "zb-h1"}, {"pp=2", false, 1, kShards, "zbv"}});
 }
 
 TEST(Schedules, InExactHaveOneHash) {

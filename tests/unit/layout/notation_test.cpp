@@ -28,7 +28,8 @@ TEST(Notation, OfPlacements) {
       {Partial(ReduceOp::kProd), "P(prod)"},
       {Partial(ReduceOp::kAvg), "P(avg)"},
       {On(0), "On(0)"},
-      {On(17), "On(17)"}};
+      {On(17), "On(17)"},
+      {On(0, 3), "On(0;3)"}};
   for (const auto& [placement, text] : cases) {
     EXPECT_EQ(placement.str(), text);
     EXPECT_EQ(parse_placement(text), placement);

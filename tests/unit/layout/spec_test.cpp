@@ -63,6 +63,9 @@ TEST(Spec, OnIsHeldAtOneCoordinate) {
   EXPECT_THROW(spec.with({On(3), Replicate()}), c10::Error);
   EXPECT_FALSE(is_layout_of(mesh, {On(3), Replicate()}, {8, 6}));
   EXPECT_NE(On(1), On(0));
+  EXPECT_NE(On(1), On(1, 0));
+  EXPECT_EQ(On(1), On(1, 1));
+  EXPECT_NE(On(1).hash(), On(1, 0).hash());
   EXPECT_NE(On(1).hash(), On(0).hash());
   EXPECT_NE(On(1), Shard(1));
 }
