@@ -26,6 +26,9 @@ class StepOutput:
     def __getitem__(self, key):
         return tuple(vars(self).values())[key] if isinstance(key, (int, slice)) else getattr(self, key)
 
+    def __contains__(self, name):
+        return name in vars(self)
+
     def __getattr__(self, name):
         if name.startswith("__"):
             raise AttributeError(name)

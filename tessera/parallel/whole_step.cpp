@@ -179,7 +179,7 @@ at::Tensor WholeStep::weighed(const at::Tensor& loss) const {
     return loss;
   }
   const int64_t samples = pass_.samples, total = pass_.of_samples;
-  if (pass_.is_share) {
+  if (pass_.is_share && pass_.losses == 0) {
     return samples == total ? loss : at::mul(loss, static_cast<double>(total) / static_cast<double>(samples));
   }
   if (!pass_.counts || pass_.counts->of_pass * total == pass_.counts->of_step * samples) {

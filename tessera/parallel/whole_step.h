@@ -38,7 +38,8 @@ class WholeStep {
   // Inside of `forward`: the model takes a mean over those of these targets that are not `ignored`. Collective over the
   // axes that cut them.
   void tell_targets(const at::Tensor& targets, int64_t ignored);
-  // ... or the loss is the micro-batch's share of the step's mean, by a number that the program gave the model.
+  // ... or, unless it takes a mean, its loss is the micro-batch's share of the step's, by a number that the program
+  // gave the model.
   void tell_share() { pass_.is_share = true; }
 
   // ... and the first of the step's samples that the pass is over.

@@ -11,15 +11,14 @@ import os
 import subprocess
 import sys
 import unittest
-import warnings
 from pathlib import Path
 
 import tessera
 import torch
 from folders import in_folder
 from models_test import build, furthest, gradients, results_of
+from pipelined import made, on_ranks, placed
 from torch import nn
-from torch.nn import functional as F
 from wide import doubles
 from zoo import ZOO
 
@@ -31,17 +30,38 @@ RUNS = (("pp=2", "1f1b", 3), ("pp=2", "interleaved", 2))
 MORE = (("1", "", 4), ("pp=2", "", 3), ("pp=2", "gpipe", 4), ("pp=4", "1f1b", 4), ("pp=2,dp=2", "1f1b", 2), ("pp=2,tp=2", "1f1b", 3))
 PROGRAM = Path(__file__).parent / "schedules_program.py"
 
+FAILS = """
+import os
+import sys
+from pathlib import Path
+
+import tessera
+import torch
+from pipelined import Net, made, placed
+
+passes = []
+
+
+def inside(index, x):
+    if torch.is_grad_enabled() and tessera.rank() == 1 and index == 2:
+        passes.append(index)
+        if len(passes) == 3:
+            ENDS
+    return x
+
+
+tessera.join(deadline=60)
+model, ids, labels = made(Net, inside)
+try:
+    placed(model, "pp=2", "1f1b", 4)(ids, labels)
+except Exception as error:
+    (Path(sys.argv[1]) / f"rank{tessera.rank()}").write_text(str(error))
+    raise
+"""
+
 
 def runs():
     return RUNS + (MORE if os.environ.get("TESSERA_FULL") else ())
-
-
-def on_ranks(body, run):
-    return tessera.run_ranks(lambda: body(*run), tessera.Mesh(run[0]).size())
-
-
-def placed(model, mesh, schedule, microbatches, optimizer=None, **options):
-    return tessera.parallelize(model, tessera.generate_plan(model, mesh=mesh, schedule=schedule), optimizer, microbatches=microbatches, **options)
 
 
 def clip_in_two(parameters, most):
@@ -74,34 +94,6 @@ def step(model, batch, optimizer, clip=nn.utils.clip_grad_norm_, most=0.5):
     seen = [loss.item(), norm.item()]
     assert seen[1] > most
     return seen
-
-
-class Net(nn.Module):
-    """Its loss inside, or its scores; `inside` is called between its layers."""
-
-    def __init__(self, inside=lambda index, x: x):
-        super().__init__()
-        self.table = nn.Embedding(16, 8)
-        self.layers = nn.ModuleList(nn.Sequential(nn.LayerNorm(8), nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 8)) for _ in range(4))
-        self.head = nn.Linear(8, 16)
-        self.inside = inside
-
-    def scores(self, ids):
-        x = self.table(ids)
-        for index, layer in enumerate(self.layers):
-            x = self.inside(index, x + layer(x))
-        return self.head(x)
-
-    def forward(self, ids, labels=None):
-        scores = self.scores(ids).flatten(0, 1)
-        return scores if labels is None else F.cross_entropy(scores, labels.flatten())
-
-
-def made(kind=Net, *inside, ignored=0.0):
-    torch.manual_seed(0)
-    model, ids, labels = kind(*inside).double(), torch.randint(16, (7, 5)), torch.randint(16, (7, 5))
-    labels[torch.rand(labels.shape) < ignored] = -100
-    return model, ids, labels
 
 
 class WholeBatchTest(unittest.TestCase):
@@ -291,7 +283,7 @@ class LoopTest(unittest.TestCase):
             output = model(**batch)
             with torch.no_grad():
                 whole = model(**batch).logits
-            assert output["loss"] is output.loss is output[0] and len(output.logits) == 2
+            assert output["loss"] is output.loss is output[0] and len(output.logits) == 2 and "logits" in output and "past_key_values" not in output
             assert torch.equal(torch.cat([tessera.full_tensor(each) for each in output.logits]), tessera.full_tensor(whole))
             with self.assertRaisesRegex(AttributeError, r"`past_key_values` of a training step in micro-batches.*keep_outputs"):
                 output.past_key_values
@@ -299,200 +291,6 @@ class LoopTest(unittest.TestCase):
 
         for run in (("pp=2", "1f1b", 2), ("pp=2", "interleaved", 2)):
             self.assertTrue(on_ranks(body, run))
-
-
-class LossTest(unittest.TestCase):
-    """Which mean the step's loss is."""
-
-    def check(self, loss_of, run, ignored):
-        model, ids, labels = made(loss_of, ignored=ignored)
-        want = model(ids, labels)
-        want.backward()
-
-        def body(*run):
-            own = placed(copy.deepcopy(model), *run)
-            own.zero_grad()
-            loss = own(ids, labels)
-            loss.backward()
-            return loss.item(), gradients(own)
-
-        got, parts = on_ranks(body, run)
-        torch.testing.assert_close(got, want.item(), rtol=1e-12, atol=0)
-        self.assertLessEqual(furthest(parts, {name: p.grad for name, p in model.named_parameters()}), 1e-12)
-
-    def test_targets_that_count(self):
-        class Next(Net):
-            def forward(self, ids, labels):
-                return F.cross_entropy(self.scores(ids)[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
-
-        class Log(Net):
-            def forward(self, ids, labels):
-                return nn.NLLLoss()(self.scores(ids).log_softmax(-1).flatten(0, 1), labels.flatten())
-
-        class Other(Net):
-            def forward(self, ids, labels):  # the words 3 are ignored
-                return F.cross_entropy(self.scores(ids).flatten(0, 1), ids.flatten(), ignore_index=3)
-
-        for kind, ignored in ((Net, 0.0), (Net, 0.4), (Next, 0.4), (Log, 0.4), (Other, 0.0)):
-            for run in (("pp=2", "1f1b", 3), ("pp=2,dp=2", "1f1b", 2), ("1", "", 4)):
-                with self.subTest(kind=kind.__name__, ignored=ignored, run=run):
-                    self.check(kind, run, ignored)
-
-    def test_the_model_divides_by_what_it_is_told(self):
-        """As transformers' models do, given num_items_in_batch."""
-        with doubles():
-            model, batch = build(ZOO["llama"], torch.float64)
-            loss, want = results_of(copy.deepcopy(model), batch)
-            count = int((batch["labels"][:, 1:] != -100).sum())
-
-            def body(*run):
-                own = placed(copy.deepcopy(model), *run)
-                found = own(**batch, num_items_in_batch=count).loss
-                found.backward()
-                return found.item(), gradients(own)
-
-            got, parts = on_ranks(body, ("pp=2", "1f1b", 3))
-            self.assertLessEqual(abs(got - loss) / abs(loss), 1e-12)
-            self.assertLessEqual(furthest(parts, want), 1e-12)
-
-    def test_a_loss_outside_of_the_model(self):
-        model, ids, labels = made()
-
-        def steps(own):
-            for _ in range(2):
-                loss = F.cross_entropy(own(ids), labels.flatten())
-                loss.backward()
-            return loss.item(), {name: tessera.full_tensor(p.grad) for name, p in own.named_parameters()}
-
-        with warnings.catch_warnings(record=True) as told:
-            warnings.simplefilter("always")
-            got, parts = on_ranks(lambda *run: steps(placed(copy.deepcopy(model), *run)), ("pp=2", "1f1b", 4))
-        notes = [note for note in told if "Net does not return a loss, so all forwards run, then all backwards" in str(note.message)]
-        self.assertEqual((len(notes), notes[0].filename), (2, __file__))  # once on each rank
-        loss, want = steps(model)
-        torch.testing.assert_close(got, loss, rtol=1e-12, atol=0)
-        self.assertLessEqual(furthest(parts, want), 1e-12)
-
-
-class RefusalTest(unittest.TestCase):
-    def refused(self, kind, *inside, ignored=0.0, run=("pp=2", "1f1b", 4), **options):
-        """What the first rank's error says, or another's that it was woken by."""
-        model, ids, labels = made(kind, *inside, ignored=ignored)
-
-        def body(*run):
-            placed(model if run[0] == "1" else copy.deepcopy(model), *run, **options)(ids, labels).backward()
-
-        with self.assertRaises(Exception) as raised:
-            tessera.run_ranks(lambda: body(*run), tessera.Mesh(run[0]).size(), deadline=60)
-        return f"{type(raised.exception).__name__}: {raised.exception}"
-
-    def test_a_value_that_another_stage_has(self):
-        for read in (lambda x: x.sum().item(), lambda x: x.tolist(), lambda x: x[x > 0]):
-            def inside(index, x, read=read):
-                if index == 1:
-                    read(x)
-                return x
-
-            told = self.refused(Net, inside)
-            self.assertRegex(told, r"\[(item -> _local_scalar_dense|full_tensor|index -> nonzero)\] a broadcast over axis pp inside of a pipeline's schedule, of micro-batch 0")
-            self.assertRegex(told, r"in (.*/)?schedules_test\.py:\d+, `for read in \(lambda x")
-
-    def test_a_value_of_the_batch_is_read(self):
-        def inside(index, x):
-            return x * (1 + torch.arange(3).sum().item())
-
-        model, ids, labels = made(Net, inside)
-        got = on_ranks(lambda *run: placed(copy.deepcopy(model), *run)(ids, labels).item(), ("pp=2", "1f1b", 4))
-        torch.testing.assert_close(got, model(ids, labels).item(), rtol=1e-12, atol=0)
-
-    def test_an_exception_inside_of_a_stage(self):
-        for rank in (0, 1):
-            passes = []
-
-            def inside(index, x, rank=rank, passes=passes):
-                if torch.is_grad_enabled() and tessera.rank() == rank and index == 2:
-                    passes.append(index)
-                    if len(passes) == 3:
-                        raise ValueError("on purpose")
-                return x
-
-            self.assertEqual(self.refused(Net, inside), "ValueError: on purpose")
-
-    def test_nan(self):
-        def inside(index, x):
-            return x * float("nan") if index == 1 else x
-
-        model, ids, labels = made(Net, inside)
-        self.assertTrue(on_ranks(lambda *run: placed(copy.deepcopy(model), *run)(ids, labels).isnan().item(), ("pp=2", "1f1b", 4)))
-
-        def found(*run):
-            with tessera.find_nan():
-                placed(copy.deepcopy(model), *run)(ids, labels)
-
-        with self.assertRaisesRegex(RuntimeError, r"\[find_nan\] aten::\w+ gave NaN on rank 1 \(.*layers\.2\.0 at .*schedules_test\.py:\d+\)"):
-            on_ranks(found, ("pp=2", "1f1b", 4))
-
-    def test_means_of_which_no_weight_is_known(self):
-        class Masked(Net):
-            def forward(self, ids, labels):
-                each = F.cross_entropy(self.scores(ids).flatten(0, 1), labels.flatten(), reduction="none")
-                return each.sum() / (labels != -100).sum()
-
-        class Weighted(Net):
-            def forward(self, ids, labels):
-                return F.cross_entropy(self.scores(ids).flatten(0, 1), labels.flatten(), self.head.bias.detach().abs())
-
-        class Strange(Net):
-            def forward(self, ids, labels):
-                return F.cross_entropy(self.scores(ids).flatten(0, 1), labels.flip(1).flatten())
-
-        class Two(Net):
-            def forward(self, ids, labels):
-                scores = self.scores(ids).flatten(0, 1)
-                return F.cross_entropy(scores, labels.flatten()) + F.cross_entropy(scores, ids.flatten())
-
-        for kind, why in ((Masked, "`argument 1` has targets to ignore"), (Weighted, "weights of classes"), (Strange, "none of the step's batch"),
-                          (Two, "two mean losses of one model")):
-            with self.subTest(kind=kind.__name__):
-                self.assertRegex(self.refused(kind, ignored=0.4), why)
-
-    def test_a_micro_batch_without_a_target_that_counts(self):
-        """Its mean is 0 / 0 in `fast`; in `exact` it is a share of the step's."""
-        model, ids, labels = made()
-        labels[6:] = -100
-        want = model(ids, labels).item()
-
-        def body(numerics):
-            tessera.numerics(numerics, "batch=7")
-            return placed(copy.deepcopy(model), "pp=2", "1f1b", 4)(ids, labels).item()
-
-        with self.assertRaisesRegex(RuntimeError, "all targets of samples from 6 on are ignored"):
-            tessera.run_ranks(lambda: body("fast"), 2)
-        torch.testing.assert_close(tessera.run_ranks(lambda: body("exact"), 2), want, rtol=1e-12, atol=0)
-
-    def test_batch_norm(self):
-        class Normed(Net):
-            def __init__(self):
-                super().__init__()
-                self.norm = nn.BatchNorm1d(16)
-
-            def forward(self, ids, labels):
-                return F.cross_entropy(self.norm(self.scores(ids).flatten(0, 1)), labels.flatten())
-
-        self.assertRegex(self.refused(Normed), r"`norm` \(BatchNorm1d\) takes the statistics of each micro-batch")
-
-    def test_settings(self):
-        self.assertRegex(self.refused(Net, accumulate=2), "microbatches=4, accumulate=2; accepted")
-        self.assertRegex(self.refused(Net, run=("pp=2", "1f1b", 0)), "microbatches=0")
-        self.assertRegex(self.refused(Net, run=("pp=2", "1f2b", 2)), "1f2b")
-        self.assertRegex(self.refused(Net, keep_outputs="logits"), "`logits` of Tensor is no tensor|`logits` of DTensor is no tensor")
-
-    def test_the_plan_says_its_schedule(self):
-        def body():
-            plan = tessera.generate_plan(Net(), mesh="pp=2", schedule="interleaved", stages_per_rank=2)
-            return plan.schedule, plan.stages_per_rank, tessera.Plan.from_json(plan.json()) == plan, '"schedule": "interleaved"' in plan.json()
-
-        self.assertEqual(tessera.run_ranks(body, 2), ("interleaved", 2, True, True))
 
 
 class ProgramTest(unittest.TestCase):
@@ -514,20 +312,37 @@ class ProgramTest(unittest.TestCase):
 
     @in_folder
     def test_processes(self, folder):
-        environment = {**os.environ, "PYTHONPATH": f"{Path(__file__).parent}:{os.environ.get('PYTHONPATH', '')}"}
-        self.start(environment, PROGRAM, folder)
+        self.start(PROGRAM, folder)
         want = self.numbers_of(folder / "rank0")
         program = folder / "pipeline.py"
         program.write_text("\n".join(self.pipelined()))
-        self.start(environment, "-m", "torch.distributed.run", "--nproc-per-node", "4", program, folder, "pp=4", "1f1b", "3")
+        self.start("-m", "torch.distributed.run", "--nproc-per-node", "4", program, folder, "pp=4", "1f1b", "3")
         for rank in range(4):
             got = self.numbers_of(folder / f"rank{rank}")
             self.assertEqual([name for name, _ in got], [name for name, _ in want])
             for (name, number), (_, wanted) in zip(got, want, strict=True):
                 self.assertLessEqual(abs(number / wanted - 1), 1e-9, name)  # three steps of AdamW, which divides by roots
 
-    def start(self, environment, *command):
-        done = subprocess.run([sys.executable, *map(str, command)], capture_output=True, text=True, timeout=300, env=environment)
+    @in_folder
+    def test_a_process_that_throws_or_ends(self, folder):
+        """Inside of a stage: every rank has an error, long before its deadline."""
+        for ends in ("raise ValueError('on purpose')", "os._exit(9)"):
+            with self.subTest(ends=ends):
+                program = folder / "fails.py"
+                program.write_text(FAILS.replace("ENDS", ends))
+                done = subprocess.run([sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", program, folder], capture_output=True, text=True,
+                                      timeout=60, env=self.environment())
+                self.assertNotEqual(done.returncode, 0)
+                self.assertRegex((folder / "rank0").read_text(), r"rank 1 (has finished|failed)")
+                self.assertEqual([path.name for path in sorted(folder.glob("rank*"))], ["rank0", "rank1"] if "raise" in ends else ["rank0"])
+                for path in folder.glob("rank*"):
+                    path.unlink()
+
+    def environment(self):
+        return {**os.environ, "PYTHONPATH": f"{Path(__file__).parent}:{os.environ.get('PYTHONPATH', '')}"}
+
+    def start(self, *command):
+        done = subprocess.run([sys.executable, *map(str, command)], capture_output=True, text=True, timeout=300, env=self.environment())
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
 
     def numbers_of(self, path):
