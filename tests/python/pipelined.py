@@ -35,8 +35,8 @@ class Net(nn.Module):
         return scores if labels is None else F.cross_entropy(scores, labels.flatten())
 
 
-def made(kind=Net, *inside, ignored=0.0):
+def made(kind=Net, *inside, ignored=0.0, samples=7):
     torch.manual_seed(0)
-    model, ids, labels = kind(*inside).double(), torch.randint(16, (7, 5)), torch.randint(16, (7, 5))
+    model, ids, labels = kind(*inside).double(), torch.randint(16, (samples, 5)), torch.randint(16, (samples, 5))
     labels[torch.rand(labels.shape) < ignored] = -100
     return model, ids, labels
