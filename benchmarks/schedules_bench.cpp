@@ -1,4 +1,5 @@
-// Steps of pipelines whose messages take 20 ms, beside what a replay of their lists says; and what an operator of another stage costs.
+// Steps of pipelines whose messages take 20 ms, beside what a replay of their lists says; and what an operator of
+// another stage costs.
 //
 // Kernels sleep instead of computing, so that as many ranks as stages run side by side on any number of cores.
 #include <chrono>
@@ -57,7 +58,8 @@ struct DelayedWork final : comm::Work {
   Delays& delays;
   Delays::Key key;
 
-  DelayedWork(comm::WorkPtr work, Delays& all, const Delays::Key& own) : inner(std::move(work)), delays(all), key(own) {}
+  DelayedWork(comm::WorkPtr work, Delays& all, const Delays::Key& own)
+      : inner(std::move(work)), delays(all), key(own) {}
   void wait() override {
     inner->wait();
     delays.wait(key);
@@ -83,7 +85,9 @@ class DelayedGroup final : public comm::Communicator {
   comm::WorkPtr all_to_all(std::vector<at::Tensor> outputs, std::vector<at::Tensor> inputs) override {
     return inner_->all_to_all(std::move(outputs), std::move(inputs));
   }
-  comm::WorkPtr broadcast(at::Tensor tensor, int64_t root) override { return inner_->broadcast(std::move(tensor), root); }
+  comm::WorkPtr broadcast(at::Tensor tensor, int64_t root) override {
+    return inner_->broadcast(std::move(tensor), root);
+  }
   comm::WorkPtr send(at::Tensor tensor, int64_t to, int64_t tag) override {
     delays_.send({rank(), to, tag, sent_[{to, tag}]++});
     return inner_->send(std::move(tensor), to, tag);
@@ -94,7 +98,8 @@ class DelayedGroup final : public comm::Communicator {
   }
   void barrier() override { inner_->barrier(); }
   std::vector<comm::NodeSum> merge(const comm::Merge& merge) override { return inner_->merge(merge); }
-  std::shared_ptr<comm::Communicator> split(const std::vector<std::vector<int64_t>>& groups, std::string name) override {
+  std::shared_ptr<comm::Communicator> split(const std::vector<std::vector<int64_t>>& groups,
+                                            std::string name) override {
     return std::make_shared<DelayedGroup>(inner_->split(groups, std::move(name)), delays_);
   }
 
@@ -181,8 +186,8 @@ double step_of(const std::string& name, int64_t ranks, int64_t micro_batches, in
 
 int main(int argc, char** argv) {
   const int repeats = argc > 1 ? std::atoi(argv[1]) : 3;
-  std::printf("a step whose passes sleep %ld ms a rank and whose messages take %ld, of m micro-batches\n\n", kPass.count(),
-              kMessage.count());
+  std::printf("a step whose passes sleep %ld ms a rank and whose messages take %ld, of m micro-batches\n\n",
+              kPass.count(), kMessage.count());
   std::printf("| schedule | ranks | m | step, ms | replay, ms | step / replay |\n|---|---|---|---|---|---|\n");
   for (const auto& [ranks, micro_batches] : {std::pair<int64_t, int64_t>{2, 8}, {4, 8}}) {
     for (const char* name : {"gpipe", "1f1b", "interleaved", "zb-h1", "zbv", "v-half"}) {

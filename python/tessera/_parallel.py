@@ -51,7 +51,7 @@ def generate_plan(model: torch.nn.Module, devices: int | None = None, *, mesh: _
     as they are stored). Modules whose dotted names match a pattern of `recompute` ("model.layers.*") keep only their inputs for backward, and run
     again there, but for results of the operators that `recompute_keep` names ("scaled_dot_product_attention", "mm"), which are kept. What modules that
     match a pattern of `offload` save for backward lies in a file until then (`set_offload_folder`). On a pp axis, which cuts the model into stages,
-    `schedule` says in which order they share a step's micro-batches ("gpipe", "1f1b", "interleaved"; parallelize's `microbatches`), and `stages_per_rank`
+    `schedule` says in which order they share a step's micro-batches ("1f1b", "zbv", ...: docs/guide/pipelines.md; parallelize's `microbatches`), and `stages_per_rank`
     how many a rank has (0: as the schedule has them); without a pp axis both say nothing. Heads are read from the model where it says them. The lattice is that of `numerics("exact", ...)`; only a plan that is made before or
     elsewhere is told it. Print the plan to see what is cut, and why not.
     """

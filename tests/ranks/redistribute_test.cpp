@@ -237,6 +237,8 @@ class Counter : public comm::Watcher {
       case comm::Kind::kAllGather: bytes += all * (members - 1); break;
       case comm::Kind::kReduceScatter: bytes += all * (members - 1) / members; break;
       case comm::Kind::kAllToAll: bytes += all - static_cast<int64_t>(call.inputs[me].nbytes()); break;
+      case comm::Kind::kSend: bytes += all; break;
+      case comm::Kind::kReceive: break;
       case comm::Kind::kBroadcast: bytes += me == call.peer ? all * (members - 1) : 0; break;
       default: ADD_FAILURE() << "unexpected " << call.str();
     }
@@ -273,6 +275,7 @@ TEST(Redistribute, MovesTheBytesOfTheTable) {
         {"S(0)", "On(1)", p - 1, p},
         {"On(1)", "S(1)", p - 1, p},
         {"On(0)", "On(1)", 1, 1},
+        {"On(0)", "On(0;3)", 0, 1},
         {"On(1)", "R", p - 1, 1},
         {"P", "On(1)", p - 1, 1},
         {"R", "On(0)", 0, 1},

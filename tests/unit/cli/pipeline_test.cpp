@@ -128,7 +128,7 @@ TEST_F(Pipeline, AStageMayBeEmpty) {
 }
 
 TEST_F(Pipeline, WhatRanInAStepIsTheSchedule) {
-  for (const char* name : {"gpipe", "1f1b", "interleaved"}) {
+  for (const char* name : {"gpipe", "1f1b", "interleaved", "zb-h1", "zbv", "v-half", "dualpipev"}) {
     SCOPED_TRACE(name);
     const auto trained = on_config("train", {"--mesh", "pp=2", "--schedule", name, "--steps", "2", "--quiet", "--out",
                                              path("run"), "--replace", "--profile", "2"});
