@@ -124,7 +124,7 @@ class RefusalTest(unittest.TestCase):
                 return x
 
             told = self.refused(Net, inside)
-            self.assertRegex(told, r"\[(item -> _local_scalar_dense|full_tensor|index -> nonzero)\] a broadcast over axis pp inside of a pipeline's schedule, of micro-batch 0")
+            self.assertRegex(told, r"\[(item -> _local_scalar_dense|full_tensor|index -> nonzero)\] reads a value of another stage, by a broadcast over pp, inside of a pipeline's schedule \(rank \d, micro-batch 0\)")
             self.assertRegex(told, r"in (.*/)?whole_step_test\.py:\d+, `for read in \(lambda x")
 
     def test_a_value_of_the_batch_is_read(self):
