@@ -318,9 +318,10 @@ Outcome run_ranks(const std::string& op, const std::vector<c10::IValue>& args, c
       operands.push_back(distribute(tensors[i].first, decision.layouts.operands[i]));
     }
     std::vector<std::map<Coord, at::Tensor>> parts(expected.size());
+    const Spec home = homes->outside(call.spec(0));
     for (int64_t rank : specs.front()->mesh.ranks()) {
       const Coord coord = *specs.front()->mesh.coord_of(rank);
-      if (!homes->runs(coord)) {
+      if (!home->holds(coord)) {
         continue;
       }
       std::vector<at::Tensor> locals;

@@ -5,8 +5,7 @@
 #include <torch/torch.h>
 
 #include "tessera/parallel/job.h"
-#include "tests/ranks/support.h"
-#include "tests/ranks/training_run.h"
+#include "tests/ranks/stage_runs.h"
 
 namespace tessera::ranks::schedule_faults_test {
 namespace {
@@ -115,22 +114,15 @@ TEST(ScheduleFaults, AStepAfterARefusedOneIsRight) {
   EXPECT_TRUE(at::equal(gradient_after(false), gradient_after(true)));
 }
 
-models::LlamaConfig llama(int64_t layers) {
-  models::LlamaConfig config;
-  config.vocab_size = 64, config.dim = 32, config.layers = layers, config.heads = 4, config.kv_heads = 4,
-  config.hidden = 48, config.max_seq = 16;
-  return config;
-}
-
 // 7 samples in micro-batches of 3, 3 and 1; 2 layers and so 4 parts on 8 stages, of which some are empty.
 TEST(ScheduleFaults, OddSizesHaveOneDevicesBits) {
   Setting setting{.steps = 2, .batch = 7, .threads = 1};
   for (const int64_t layers : {6, 2}) {
-    const Curve one = train<models::Llama>(setting, llama(layers), {.accumulate = 3});
+    const Curve one = train<models::Llama>(setting, stage_llama(layers), {.accumulate = 3});
     for (const char* schedule : {"gpipe", "1f1b", "interleaved", "zbv"}) {
       SCOPED_TRACE(c10::str(schedule, ", ", layers, " layers"));
       const Case c{"pp=4", false, 3, plan::Sharding::kParameters, schedule};
-      EXPECT_EQ(difference(one, train<models::Llama>(setting, llama(layers), c)), "");
+      EXPECT_EQ(difference(one, train<models::Llama>(setting, stage_llama(layers), c)), "");
     }
   }
 }

@@ -1,9 +1,7 @@
 // Schedules and sizes that do not go together well: batches that micro-batches do not divide, stages without layers,
 // micro-batches that a schedule's rule refuses.
 #include "tessera/base/error.h"
-#include "tessera/optim/clip.h"
-#include "tests/ranks/support.h"
-#include "tests/ranks/training_run.h"
+#include "tests/ranks/stage_runs.h"
 
 namespace tessera::ranks::schedule_sizes_test {
 namespace {
@@ -11,20 +9,7 @@ namespace {
 constexpr auto kAllShards = plan::Sharding::kParameters;
 
 Setting setting_of(int64_t batch, std::optional<sums::Lattice> lattice) {
-  return {.steps = 2,
-          .batch = batch,
-          .lattice = lattice,
-          .threads = 1,
-          .clip = [](const std::vector<at::Tensor>& parameters) {
-            return full_tensor(optim::clip_grad_norm(parameters, 0.5)).item().toDouble();
-          }};
-}
-
-models::LlamaConfig small_llama(int64_t layers) {
-  models::LlamaConfig config;
-  config.vocab_size = 64, config.dim = 32, config.layers = layers, config.heads = 8, config.kv_heads = 8,
-  config.hidden = 48, config.max_seq = 16;
-  return config;
+  return {.steps = 2, .batch = batch, .lattice = lattice, .threads = 1, .clip = clip_to_half};
 }
 
 struct Sizes {
@@ -44,29 +29,29 @@ void expect_one_devices_bits(const models::LlamaConfig& config, std::optional<su
 
 TEST(ScheduleSizes, BatchesThatDoNotDivide) {
   for (const char* name : {"gpipe", "1f1b", "interleaved"}) {
-    expect_one_devices_bits(small_llama(3), {}, {"pp=2", name, 7, 3});
-    expect_one_devices_bits(small_llama(3), {}, {"pp=2", name, 7, 4});   // of 2, 2, 2 and 1 samples
-    expect_one_devices_bits(small_llama(3), {}, {"pp=3", name, 16, 7});  // the last has none
+    expect_one_devices_bits(stage_llama(3), {}, {"pp=2", name, 7, 3});
+    expect_one_devices_bits(stage_llama(3), {}, {"pp=2", name, 7, 4});   // of 2, 2, 2 and 1 samples
+    expect_one_devices_bits(stage_llama(3), {}, {"pp=3", name, 16, 7});  // the last has none
   }
   const sums::Lattice lattice{.batch = 8, .sequence = 1, .feature = 8};
-  expect_one_devices_bits(small_llama(3), lattice, {"pp=2,dp=2", "1f1b", 7, 3});
-  expect_one_devices_bits(small_llama(3), lattice, {"dp=2,pp=2,tp=2", "interleaved", 10, 3});
+  expect_one_devices_bits(stage_llama(3), lattice, {"pp=2,dp=2", "1f1b", 7, 3});
+  expect_one_devices_bits(stage_llama(3), lattice, {"dp=2,pp=2,tp=2", "interleaved", 10, 3});
 }
 
-TEST(ScheduleSizes, OneMicroBatch) { expect_one_devices_bits(small_llama(2), {}, {"pp=2", "1f1b", 4, 1}); }
+TEST(ScheduleSizes, OneMicroBatch) { expect_one_devices_bits(stage_llama(2), {}, {"pp=2", "1f1b", 4, 1}); }
 
 // A model of one layer is an embedding, the layer, a norm and a head.
 TEST(ScheduleSizes, MoreStagesThanLayers) {
   for (const char* name : {"gpipe", "1f1b", "interleaved"}) {
-    expect_one_devices_bits(small_llama(1), {}, {"pp=4", name, 6, 3});
+    expect_one_devices_bits(stage_llama(1), {}, {"pp=4", name, 6, 3});
   }
-  expect_one_devices_bits(small_llama(1), {}, {"pp=8", "1f1b", 6, 3});
+  expect_one_devices_bits(stage_llama(1), {}, {"pp=8", "1f1b", 6, 3});
 }
 
 TEST(ScheduleSizes, TooFewMicroBatchesAreRefused) {
   const Setting setting = setting_of(3, {});
   try {
-    train<models::Llama>(setting, small_llama(4), {"pp=2", false, 4, kAllShards, "dualpipev"});
+    train<models::Llama>(setting, stage_llama(4), {"pp=2", false, 4, kAllShards, "dualpipev"});
     FAIL() << "three micro-batches were run by dualpipev";
   } catch (const ConfigError& error) {
     EXPECT_NE(std::string(error.what())

@@ -7,8 +7,7 @@
 #include <unistd.h>
 
 #include "tessera/optim/clip.h"
-#include "tests/ranks/support.h"
-#include "tests/ranks/training_run.h"
+#include "tests/ranks/stage_runs.h"
 #include "tests/support/counting_allocator.h"
 
 namespace tessera::ranks::sharded_stages_test {
@@ -33,9 +32,7 @@ models::GptConfig gpt(bool is_tied, at::ScalarType dtype = at::kFloat) {
 constexpr sums::Lattice kLattice = {.batch = 12, .sequence = 4, .feature = 4};
 
 Setting setting(std::optional<sums::Lattice> lattice) {
-  return {.steps = 3, .batch = 12, .lattice = lattice, .clip = [](const std::vector<at::Tensor>& parameters) {
-            return full_tensor(optim::clip_grad_norm(parameters, 0.5)).item().toDouble();
-          }};
+  return {.steps = 3, .batch = 12, .lattice = lattice, .clip = clip_to_half};
 }
 
 template <typename Model, typename Config, typename Check>
@@ -122,16 +119,8 @@ TEST(ShardedStages, ACheckpointMovesBetweenMeshes) {
                                                                   {"pp=2,fsdp=2", "1"},      {"fsdp=3", "pp=2,fsdp=2"},
                                                                   {"pp=2", "fsdp=2,pp=2"},   {"1", "pp=2,fsdp=3"}};
   for (const auto& [from, to] : moves) {
-    SCOPED_TRACE(c10::str(from, " -> ", to));
-    Setting first = setting(kLattice), second = first;
-    first.steps = 1, first.save_to = second.load_from = (folder / from).string();
     std::filesystem::remove_all(folder);
-    train<models::Gpt>(first, gpt(true), {from});
-    const Curve rest = train<models::Gpt>(second, gpt(true), {to});
-    EXPECT_TRUE(std::equal(rest.losses.begin(), rest.losses.end(), whole.losses.begin() + 1));
-    for (const auto& [name, value] : whole.parameters) {
-      EXPECT_TRUE(at::equal(value, rest.parameters.at(name))) << name;
-    }
+    expect_goes_on<models::Gpt>(setting(kLattice), gpt(true), folder.string(), from, to, whole);
   }
   std::filesystem::remove_all(folder);
 }

@@ -5,8 +5,7 @@
 
 #include "tessera/optim/clip.h"
 #include "tessera/plan/stages.h"
-#include "tests/ranks/support.h"
-#include "tests/ranks/training_run.h"
+#include "tests/ranks/stage_runs.h"
 
 namespace tessera::ranks::stages_test {
 namespace {
@@ -14,37 +13,16 @@ namespace {
 constexpr int64_t kSteps = 3;
 
 Setting setting(std::optional<sums::Lattice> lattice) {
-  return {.steps = kSteps, .batch = 6, .lattice = lattice, .clip = [](const std::vector<at::Tensor>& parameters) {
-            return full_tensor(optim::clip_grad_norm(parameters, 0.5)).item().toDouble();
-          }};
+  return {.steps = kSteps, .batch = 6, .lattice = lattice, .clip = clip_to_half};
 }
 
-models::LlamaConfig llama(bool is_tied = false) {
-  models::LlamaConfig config;
-  config.vocab_size = 64, config.dim = 32, config.layers = 3, config.heads = 8, config.kv_heads = 8, config.hidden = 48,
-  config.max_seq = 16, config.tie_embeddings = is_tied;
-  return config;
-}
+models::LlamaConfig llama(bool is_tied = false) { return stage_llama(3, is_tied); }
 
-models::GptConfig gpt(bool is_tied) {
-  models::GptConfig config;
-  config.vocab_size = 64, config.dim = 32, config.layers = 3, config.heads = 8, config.max_seq = 16,
-  config.dropout = 0.1, config.tie_embeddings = is_tied;
-  return config;
-}
+models::GptConfig gpt(bool is_tied) { return stage_gpt(3, is_tied); }
 
 template <typename Model, typename Config>
 void expect_same(const Setting& setting, const Config& config, const std::vector<Case>& cases, int64_t accumulate = 1) {
-  const Curve one = train<Model>(setting, config, {.accumulate = accumulate});
-  EXPECT_GT(*std::min_element(one.norms.begin(), one.norms.end()), 0.5);  // clipping bites
-  for (const Case& c : cases) {
-    SCOPED_TRACE(c.str());
-    try {
-      EXPECT_EQ(difference(one, train<Model>(setting, config, c)), "");
-    } catch (const std::exception& error) {
-      ADD_FAILURE() << error.what();
-    }
-  }
+  expect_one_ranks_bits<Model>(setting, config, accumulate, cases);
 }
 
 // The kernels of libtorch add in another order on other numbers of threads.
@@ -94,15 +72,7 @@ TEST(Stages, ACheckpointMovesBetweenNumbersOfStages) {
   const auto folder = std::filesystem::temp_directory_path() / ("tessera_stages_" + std::to_string(::getpid()));
   const Curve whole = train<models::Gpt>(setting(sums::Lattice()), gpt(true), {});
   for (const auto& [from, to] : {std::pair("pp=2", "pp=4"), {"pp=4", "1"}, {"tp=2", "pp=2,tp=2"}}) {
-    SCOPED_TRACE(c10::str(from, " -> ", to));
-    Setting first = setting(sums::Lattice()), second = first;
-    first.steps = 1, first.save_to = second.load_from = (folder / from).string();
-    train<models::Gpt>(first, gpt(true), {from});
-    const Curve rest = train<models::Gpt>(second, gpt(true), {to});
-    EXPECT_TRUE(std::equal(rest.losses.begin(), rest.losses.end(), whole.losses.begin() + 1));
-    for (const auto& [name, value] : whole.parameters) {
-      EXPECT_TRUE(at::equal(value, rest.parameters.at(name))) << name;
-    }
+    expect_goes_on<models::Gpt>(setting(sums::Lattice()), gpt(true), folder.string(), from, to, whole);
   }
   std::filesystem::remove_all(folder);
 }

@@ -8,11 +8,11 @@
 #include "tessera/base/hash.h"
 #include "tessera/base/hints.h"
 #include "tessera/dtensor/dispatch/executors.h"
+#include "tessera/dtensor/dispatch/rule_call.h"
 #include "tessera/dtensor/exact/exact_plan.h"
 #include "tessera/dtensor/plan/call_shapes.h"
 #include "tessera/dtensor/plan/wishes.h"
 #include "tessera/dtensor/record/arguments.h"
-#include "tessera/dtensor/state/explicit_mode.h"
 #include "tessera/dtensor/view/views.h"
 #include "tessera/rules/engine/homes.h"
 #include "tessera/rules/engine/propagate.h"
@@ -24,48 +24,6 @@ namespace {
 
 using c10::IValue;
 using layout::Placements;
-
-const layout::Mesh& mesh_of(const OpInfo& info, c10::ArrayRef<IValue> args) {
-  const layout::Mesh* mesh = nullptr;
-  for_each_tensor(args, [&](const at::Tensor& tensor, int, int) {
-    if (!is_dtensor(tensor)) {
-      return;
-    }
-    const Spec& spec = meta_of(tensor)->spec;
-    TESSERA_CHECK(!mesh || *mesh == spec->mesh, "[", info.name,
-                  "] the operands live on different meshes: ", mesh->str(), " and ", spec->mesh.str(),
-                  ". Redistribute one of them to the other's mesh first.");
-    mesh = &spec->mesh;
-  });
-  TESSERA_ASSERT(mesh);
-  return *mesh;
-}
-
-rules::Call make_call(const OpInfo& info, c10::ArrayRef<IValue> args) {
-  rules::Call call;
-  call.name = info.name;
-  call.schema = &info.op.schema();
-  call.args = args.vec();
-  call.operands.reserve(args.size());
-  const layout::Mesh& mesh = mesh_of(info, args);
-  for_each_tensor(args, [&](const at::Tensor& tensor, int arg, int) {
-    rules::Operand operand;
-    operand.arg = arg;
-    operand.is_written = info.args[arg].written;
-    if (is_dtensor(tensor)) {
-      operand.spec = meta_of(tensor)->spec;
-      const ParameterInfo* parameter = meta_of(tensor)->parameter;
-      operand.is_parameter = parameter != nullptr;
-      operand.is_fetched = parameter && parameter->gather && !parameter->gather->fetched.empty();
-    } else {
-      operand.is_plain = true;
-      operand.is_number = tensor.unsafeGetTensorImpl()->is_wrapped_number();
-      operand.spec = Spec::make(mesh, Placements(mesh.ndim()), tensor.sizes(), tensor.strides(), tensor.scalar_type());
-    }
-    call.operands.push_back(std::move(operand));
-  });
-  return call;
-}
 
 bool writes_plain(const rules::Call& call) {
   return std::any_of(call.operands.begin(), call.operands.end(),
@@ -87,24 +45,6 @@ void rewrite_sizes(const rules::FactorMap& map, const layout::Coord& coord, Call
       plan.rewritten.emplace_back(size.arg, local.at(size.dim));
     }
   }
-}
-
-uint64_t program_key_of(const rules::Call& call) {
-  uint64_t key = base::hash_string(call.name);
-  for (const rules::Operand& operand : call.operands) {
-    key = base::hash_combine(key, operand.spec->hash);
-  }
-  for (const IValue& value : call.args) {
-    if (value.isInt()) {
-      key = base::hash_combine(key, static_cast<uint64_t>(value.toInt()));
-    }
-    if (value.isIntList()) {
-      for (int64_t item : value.toIntVector()) {
-        key = base::hash_combine(key, static_cast<uint64_t>(item));
-      }
-    }
-  }
-  return key;
 }
 
 // Whether a tensor of these sizes has these factors.
@@ -424,8 +364,8 @@ class Planner {
       return false;
     }
     const CallPlan::Output& output = plan_->outputs[0];
-    const auto operand = parameter_of_gradient(*forward_, output.spec->sizes);
-    return operand && !forward_->gather_of(*operand) && !rules::holds_samples(output.spec->labels) &&
+    const auto [stored, gather] = parameter_of_output(0, /*like=*/-1);
+    return stored && !gather &&
            layout::sent_to(output.spec->placements, output.final_spec->placements) == output.spec->placements;
   }
 
@@ -484,15 +424,6 @@ class Planner {
 };
 
 }  // namespace
-
-void check_explicit(const RankState& state, const OpInfo& info, c10::ArrayRef<IValue> args, const CallPlan& plan) {
-  for (const CallPlan::OperandMove& action : plan.moves) {
-    if (action.move->communicates) {
-      check_explicit(state, rules::describe(make_call(info, args)), info.argument_name(action.arg, action.item),
-                     *action.move);
-    }
-  }
-}
 
 CallPlan& plan_of(const Invocation& call) {
   RankState& state = *call.state;

@@ -11,11 +11,13 @@
 #include "tessera/dtensor/dispatch/outside_job.h"
 #include "tessera/dtensor/dispatch/plain_operands.h"
 #include "tessera/dtensor/dispatch/planner.h"
+#include "tessera/dtensor/dispatch/rule_call.h"
 #include "tessera/dtensor/dispatch/saved_results.h"
 #include "tessera/dtensor/exact/carry.h"
 #include "tessera/dtensor/exact/exact_plan.h"
 #include "tessera/dtensor/exact/pending.h"
 #include "tessera/dtensor/record/arguments.h"
+#include "tessera/dtensor/state/explicit_mode.h"
 #include "tessera/dtensor/state/observer.h"
 #include "tessera/dtensor/view/views.h"
 #include "tessera/kernels/base/threads.h"
@@ -168,6 +170,17 @@ class InBody {
   std::optional<KeptCall> kept_;
 };
 
+// Throws in explicit mode (warns in kWarn) if the plan moves operands, which the program did not write; shows the line
+// to write.
+void check_moves(const Invocation& call, const CallPlan& plan) {
+  for (const CallPlan::OperandMove& action : plan.moves) {
+    if (action.move->communicates) {
+      check_explicit(*call.state, rules::describe(make_call(call.info, call.arguments())),
+                     call.info.argument_name(action.arg, action.item), *action.move);
+    }
+  }
+}
+
 void run_special(Invocation& call) {
   InBody body(call, /*runs_as_others=*/true);
   if (body.take()) {
@@ -238,7 +251,7 @@ void run_slowly(Invocation& call, CallPlan& plan) {
     threads.emplace();  // it has a rule, and so the same bits (Note [Threads])
   }
   if (call.flags & kAsksForMoves) {
-    check_explicit(*call.state, call.info, call.arguments(), plan);
+    check_moves(call, plan);
   }
   call.state->ctx.program.note(call.info.name.c_str(), plan.program_key);
   if ((call.flags & kPending) && run_carried(call, plan)) {

@@ -171,9 +171,9 @@ at::Tensor finish_step(const CompiledStep& step, IssuedStep issued) {
 at::Tensor run_step(comm::RankContext& ctx, const CompiledStep& step, const at::Tensor& local, const char* op) {
   if (step.collective != nullptr) {
     check_meets(ctx, step, op);
-  }
-  if (step.collective != nullptr && is_noted(ctx.walk, step)) {
-    ctx.ledger.record(step.collective, step.axis_name, op, step.bytes);
+    if (is_noted(ctx.walk, step)) {
+      ctx.ledger.record(step.collective, step.axis_name, op, step.bytes);
+    }
   }
   if (!ctx.walk.runs(step.home_axis, step.home)) {
     return at::empty({0}, local.options());  // a value of another of this rank's stages

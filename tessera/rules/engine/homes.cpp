@@ -86,11 +86,6 @@ Homes::Homes(const Call& call, const layout::Spec& forward) {
   }
 }
 
-bool Homes::runs(const layout::Coord& coord) const {
-  return std::all_of(axes_.begin(), axes_.end(),
-                     [&](const HomeAxis& home) { return home.place.holds(coord[home.axis]); });
-}
-
 Placements Homes::inside(Placements placements) const {
   for (const HomeAxis& home : axes_) {
     if (home.place.is_on() || placements[home.axis].is_on()) {

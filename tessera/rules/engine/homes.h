@@ -24,8 +24,6 @@ class Homes {
 
   // No operand is On.
   bool empty() const { return axes_.empty(); }
-  // Whether the rank at `coord` runs the call.
-  bool runs(const layout::Coord& coord) const;
 
   // The call and the wishes for it as rules see them: Replicate on the axes of the home. Plain operands are so already.
   void take_home(Call& call) const;
