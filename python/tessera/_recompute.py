@@ -95,7 +95,7 @@ class Forward:
         if self.module.training and getattr(self.module, "gradient_checkpointing", False):
             raise RuntimeError(f"[recompute] `{self.name}` is recomputed by the plan and by gradient_checkpointing_enable(); accepted: one of the two")
         before = self._writes()
-        result = _run(self.forward, f"the forward of `{self.name}`", args, kwargs, self.keep)
+        result = _run(self.forward, f"the forward of `{self.name}`", args, kwargs, self.keep, list(self.module.parameters()))
         for name, writes in self._writes().items():
             if torch.is_grad_enabled() and writes != before[name]:
                 raise RuntimeError(f"[recompute] the forward of `{self.name}` writes to its buffer `{name}`, and would do so once more when it runs again in "
@@ -117,7 +117,7 @@ class OffloadedForward:
         return offload(self.forward, *args, **kwargs)
 
 
-def _run(function, name, args, kwargs, keep):
+def _run(function, name, args, kwargs, keep, parameters=()):
     if not torch.is_grad_enabled():
         return function(*args, **kwargs)
     tensors, given = _taken_apart((args, kwargs))
@@ -131,7 +131,7 @@ def _run(function, name, args, kwargs, keep):
             found.append(shell)
         return results
 
-    results = _C.recompute(body, tensors, keep)
+    results = _C.recompute(body, tensors, keep, parameters)
     for value, old, new in zip(given.others, before, given.contents(), strict=True):
         if len(old) != len(new) or any(a is not b for a, b in zip(old, new)):
             raise RuntimeError(f"[recompute] {name} changes a {type(value).__name__} that it is given, and would change it once more when it runs again in "

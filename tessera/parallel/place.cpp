@@ -367,7 +367,8 @@ void place(torch::nn::Module& model, const plan::Plan& plan, torch::optim::Optim
   const auto offloaded = blocks_of(model, plan::offloaded_modules(plan, tree), "offloaded");
   place_verified(tensors, plan, optimizer);
   for (dtensor::Recomputable* block : recomputed) {
-    block->set_recomputed(true, {.keep = plan.recompute_keep});
+    const auto* module = dynamic_cast<const torch::nn::Module*>(block);
+    block->set_recomputed(true, {.keep = plan.recompute_keep, .parameters = module->parameters()});
   }
   for (dtensor::Recomputable* block : offloaded) {
     block->set_offloaded(true);

@@ -86,10 +86,10 @@ std::function<std::vector<at::Tensor>(const std::vector<at::Tensor>&)> body_of(c
 }
 
 std::vector<at::Tensor> recompute(const py::function& function, const std::vector<at::Tensor>& inputs,
-                                  const std::vector<std::string>& keep) {
+                                  const std::vector<std::string>& keep, const std::vector<at::Tensor>& parameters) {
   const auto body = body_of(function);
   const py::gil_scoped_release unlocked;
-  return dtensor::recompute(body, inputs, {.keep = keep});
+  return dtensor::recompute(body, inputs, {.keep = keep, .parameters = parameters});
 }
 
 std::vector<at::Tensor> offload(const py::function& function, const std::vector<at::Tensor>& inputs) {

@@ -10,8 +10,9 @@ def on_ranks(body, run):
     return tessera.run_ranks(lambda: body(*run), tessera.Mesh(run[0]).size())
 
 
-def placed(model, mesh, schedule, microbatches, optimizer=None, **options):
-    return tessera.parallelize(model, tessera.generate_plan(model, mesh=mesh, schedule=schedule), optimizer, microbatches=microbatches, **options)
+def placed(model, mesh, schedule, microbatches, optimizer=None, recompute=(), **options):
+    plan = tessera.generate_plan(model, mesh=mesh, schedule=schedule, recompute=recompute)
+    return tessera.parallelize(model, plan, optimizer, microbatches=microbatches, **options)
 
 
 class Net(nn.Module):

@@ -12,11 +12,11 @@
 namespace tessera::ranks::schedule_bytes_test {
 namespace {
 
-constexpr int64_t kWidth = 16, kStages = 4, kMicroBatches = 8, kBlocks = 96;
+constexpr int64_t kWidth = 16, kStages = 4, kMicroBatches = 8;
 
 // Keeps 10 tensors of its width for backward: what goes into both products (1 and 4), into gelu (4) and into sin. Its
 // weight pass needs as many: what goes into both products, and the gradients of what comes out (4 and 1).
-struct BlockImpl : torch::nn::Module {
+struct BlockImpl : torch::nn::Module, dtensor::Recomputable {
   BlockImpl() : up(options(kWidth, 4 * kWidth)), down(options(4 * kWidth, kWidth)) {
     register_module("up", up);
     register_module("down", down);
@@ -24,7 +24,9 @@ struct BlockImpl : torch::nn::Module {
   static torch::nn::LinearOptions options(int64_t in, int64_t out) {
     return torch::nn::LinearOptions(in, out).bias(false);
   }
-  at::Tensor forward(const at::Tensor& x) { return x + down(at::gelu(up(x))).sin(); }
+  at::Tensor forward(const at::Tensor& x) {
+    return dtensor::run_block(*this, x, [this](const at::Tensor& in) { return in + down(at::gelu(up(in))).sin(); });
+  }
 
   torch::nn::Linear up, down;
 };
@@ -56,12 +58,14 @@ struct Measured {
   trace::Ledger ledger;
 };
 
-Measured step_of(const std::string& schedule, int64_t rows) {
+Measured step_of(const std::string& schedule, int64_t blocks, int64_t rows,
+                 const std::vector<std::string>& recompute = {}) {
   support::count_allocations();
   Measured measured{.peaks = std::vector<int64_t>(kStages), .ledger = {}};
   run_on(Mesh({{"pp", kStages}}), [&](int64_t rank) {
-    auto model = parallel::deferred([&] { return Tower(kBlocks); });
-    const auto plan = parallel::generate_plan(*model, {.mesh = Mesh({{"pp", kStages}}), .schedule = schedule});
+    auto model = parallel::deferred([&] { return Tower(blocks); });
+    const auto plan = parallel::generate_plan(
+        *model, {.mesh = Mesh({{"pp", kStages}}), .schedule = schedule, .recompute = recompute});
     auto job = parallel::parallelize(model, plan, {.accumulate = kMicroBatches});
     const at::Tensor batch = at::ones({rows * kMicroBatches, kWidth});
     job(batch).backward();  // gradients are there from now on
@@ -78,9 +82,9 @@ Measured step_of(const std::string& schedule, int64_t rows) {
 }
 
 // What a row more of each micro-batch adds: activations, and neither parameters nor gradients.
-std::vector<double> bytes_of_rows(const std::string& schedule) {
+std::vector<double> bytes_of_rows(const std::string& schedule, int64_t blocks) {
   constexpr int64_t kFew = 32, kMany = 96;
-  const auto few = step_of(schedule, kFew).peaks, many = step_of(schedule, kMany).peaks;
+  const auto few = step_of(schedule, blocks, kFew).peaks, many = step_of(schedule, blocks, kMany).peaks;
   std::vector<double> added;
   for (size_t rank = 0; rank < few.size(); ++rank) {
     added.push_back(static_cast<double>(many[rank] - few[rank]) / (kMany - kFew));
@@ -94,12 +98,13 @@ std::vector<double> said_of(const std::string& schedule) {
 
 // In units of what one micro-batch leaves on a stage.
 TEST(ScheduleBytes, PeaksAreThoseOfTheLists) {
+  constexpr int64_t kBlocks = 96;  // so many that what is not a block's counts little
   constexpr double kUnit = 10.0 * kWidth * sizeof(float) * kBlocks / kStages;
   const std::vector<std::string> few = {"gpipe", "1f1b", "zb-h1", "v-half", "v-min"},
                                  all = {"gpipe", "1f1b",   "interleaved", "zb-h1", "zb-h2",
                                         "zbv",   "1f1b-v", "v-half",      "v-min", "dualpipev"};
   for (const std::string& name : is_full() ? all : few) {
-    const std::vector<double> own = bytes_of_rows(name), said = said_of(name);
+    const std::vector<double> own = bytes_of_rows(name, kBlocks), said = said_of(name);
     for (size_t rank = 0; rank < own.size(); ++rank) {
       EXPECT_NEAR(own[rank] / kUnit / said[rank], 1, 0.05) << name << ", rank " << rank;
     }
@@ -108,7 +113,7 @@ TEST(ScheduleBytes, PeaksAreThoseOfTheLists) {
 
 // Of 8 micro-batches of 4 rows each: what crosses from stage to stage, forward and backward, between ranks.
 TEST(ScheduleBytes, BoundaryValuesCrossOnceInEachDirection) {
-  constexpr int64_t kRows = 4, kValue = kRows * kWidth * 4;
+  constexpr int64_t kBlocks = 16, kRows = 4, kValue = kRows * kWidth * 4;
   const auto boundaries_of = [](const std::string& name) -> int64_t {
     const std::vector<int64_t> ranks =
         schedule::make_schedule(name, {.ranks = kStages, .micro_batches = kMicroBatches}).rank_of_stage;
@@ -121,10 +126,21 @@ TEST(ScheduleBytes, BoundaryValuesCrossOnceInEachDirection) {
   EXPECT_EQ(boundaries_of("zbv"), 2 * boundaries_of("1f1b"));
   for (const char* name : {"gpipe", "1f1b", "interleaved", "zb-h1", "zbv", "dualpipev"}) {
     SCOPED_TRACE(name);
-    const trace::Ledger ledger = step_of(name, kRows).ledger;
+    const trace::Ledger ledger = step_of(name, kBlocks, kRows).ledger;
     EXPECT_EQ(ledger.calls_of("send", "pp"), 2 * boundaries_of(name) * kMicroBatches);
     // The ledger has the mean over the line.
     EXPECT_EQ(kStages * ledger.bytes_of("send", "pp"), 2 * boundaries_of(name) * kMicroBatches * kValue);
+  }
+}
+
+// A block that runs again reads what came from the stage before it, which is not sent again.
+TEST(ScheduleBytes, RecomputedBlocksSendNothingAgain) {
+  for (const char* name : {"1f1b", "zbv"}) {
+    SCOPED_TRACE(name);
+    const trace::Ledger once = step_of(name, 16, 4).ledger, again = step_of(name, 16, 4, {"layers.*"}).ledger;
+    EXPECT_GT(once.calls_of("send", "pp"), 0);
+    EXPECT_EQ(again.calls_of("send", "pp"), once.calls_of("send", "pp"));
+    EXPECT_EQ(again.bytes_of("send", "pp"), once.bytes_of("send", "pp"));
   }
 }
 

@@ -65,6 +65,19 @@ at::Tensor gathered_view(RankState& state, const char* op, Meta* meta) {
   return order.empty() ? gathered_parameter(state, op, held) : gathered_parameter(state, op, meta->root).permute(order);
 }
 
+// Ranks run a body again one after the other, each in its own backward pass, and send each other what it reads. A rank
+// of several stages does so in the pass of each of them: another stage of its own would be asked for a value that only
+// a later pass makes.
+void check_sends(const RankState& state, const char* op, const Meta& meta, const Spec& to) {
+  const comm::Walk& walk = state.ctx.walk;
+  TESSERA_CHECK(
+      !state.pass.is_recomputing() || walk.stage == comm::Walk::kAllStages || meta.parameter, "[", op,
+      "] a recomputed body sends a value of its own from one stage to another (", meta.spec.str(), " to ", to.str(),
+      ", rank ", state.ctx.rank, ", stage ", walk.stage, ", micro-batch ", walk.micro_batch,
+      "), which a schedule that gives ranks several stages has no place for. Recompute modules that lie on "
+      "one stage, such as single layers (`model.layers.*`), or choose a schedule of one stage a rank (1f1b).");
+}
+
 // The value at other coordinates of the axes on which it is On. Whoever reads it there once keeps it as long as it
 // lives, for those that read it later and for backward; it comes from where it was sent last, from stage to stage.
 at::Tensor sent_part(RankState& state, const char* op, Meta& meta, const Spec& to) {
@@ -75,6 +88,7 @@ at::Tensor sent_part(RankState& state, const char* op, Meta& meta, const Spec& t
   if (meta.parameter && meta.spec->holds(coord) && to->holds(coord)) {
     return meta.local;  // of one of this rank's stages at another, whichever runs
   }
+  check_sends(state, op, meta, to);
   const GatheredCopy* last = meta.last_sent();
   const bool goes_on = last && layout::sent_to(last->spec->placements, to->placements) == to->placements;
   const Move& move = *state.engine.moves.find_or_plan(goes_on ? last->spec : meta.spec, to);

@@ -78,7 +78,7 @@ class Planner {
         reads_values_(!call.info.is_view && !call.info.row.needs_no_value),
         reads_gathered_(has_gathered_ && reads_values_ && call.reads_gathered()),
         call_(make_call(info_, args_)),
-        homes_(call_, forward_result(forward_)),
+        homes_(call_, call.is_in_derivative(), forward_result(forward_)),
         plan_(std::make_unique<CallPlan>()) {}
 
   std::unique_ptr<CallPlan> run() {

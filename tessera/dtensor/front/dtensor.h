@@ -95,11 +95,14 @@ void set_step_tokens(int64_t tokens);
 // Compares plain tensors that meet DTensors across ranks (slow; for finding programs that are not one program).
 void set_check_plain(bool on);
 
-// What a recomputed body keeps besides its inputs.
+// What a recomputed body keeps besides its inputs, and where it runs.
 struct RecomputeOptions {
   // Operators whose results the second run takes instead of computing them again, by their names: `aten::mm`, `mm`, or
   // what programs call them (rules/families/operators_named.h).
   std::vector<std::string> keep = {};
+  // Those of the module whose forward it is. Where they are all on one stage, inputs that want a gradient and lie on
+  // another are brought there first, so that the second run sends nothing.
+  std::vector<at::Tensor> parameters = {};
 };
 
 // Throws PlanError, with the nearest name, if one of these means no operator whose results can be kept.

@@ -258,6 +258,42 @@ struct Recompute final : Node {
   std::string name() const override { return "RecomputeBackward"; }
 };
 
+// The place of all parameters that are On, by axis; Replicate where there are none, or at two places.
+layout::Placements stage_of(const Tensors& parameters, const layout::Mesh& mesh) {
+  layout::Placements places(mesh.ndim());
+  for (int64_t axis = 0; axis < mesh.ndim(); ++axis) {
+    bool is_at_one = true;
+    for (const at::Tensor& parameter : parameters) {
+      if (!is_dtensor(parameter) || meta_of(parameter)->spec->mesh != mesh) {
+        continue;
+      }
+      const layout::Placement& place = meta_of(parameter)->spec->placements[axis];
+      is_at_one &= !place.is_on() || !places[axis].is_on() || place == places[axis];
+      places[axis] = place.is_on() ? place : places[axis];
+    }
+    places[axis] = is_at_one ? places[axis] : layout::Replicate();
+  }
+  return places;
+}
+
+bool has_on(const layout::Placements& placements) {
+  return std::any_of(placements.begin(), placements.end(), [](const auto& each) { return each.is_on(); });
+}
+
+// The inputs, on the stage of the parameters.
+Tensors brought(const Tensors& inputs, const Tensors& parameters) {
+  Tensors all = inputs;
+  for (at::Tensor& input : all) {
+    if (!input.defined() || !input.requires_grad() || !is_dtensor(input) || !has_on(spec_of(input)->placements)) {
+      continue;
+    }
+    const layout::Spec& spec = spec_of(input);
+    const auto there = layout::sent_to(spec->placements, stage_of(parameters, spec->mesh));
+    input = there == spec->placements ? input : redistribute(input, there);
+  }
+  return all;
+}
+
 // The first run. What it is to keep is told to `kept`, which stays null where that is nothing.
 Tensors run_first(const Body& body, const Tensors& fresh, const RecomputeOptions& options,
                   std::unique_ptr<KeptResults>& kept) {
@@ -280,10 +316,11 @@ void verify_operators_to_keep(const std::vector<std::string>& names) {
   }
 }
 
-Tensors recompute(const Body& body, const Tensors& inputs, const RecomputeOptions& options) {
+Tensors recompute(const Body& body, const Tensors& given, const RecomputeOptions& options) {
   if (!at::GradMode::is_enabled()) {
-    return body(inputs);
+    return body(given);
   }
+  const Tensors inputs = brought(given, options.parameters);
   Entry entry(RankState::require());
   const Tensors fresh = cut_off(inputs);
   const uint64_t first = at::sequence_number::peek();

@@ -25,13 +25,14 @@ struct Home {
   Placement place = {};  // no On: nobody has said it
   Say say = Say::kFetched;
 
-  bool gives_way_to(const Placement& other, Say of_other) const {
-    return !place.is_on() || of_other > say || (of_other == say && other.stage > place.stage);
+  bool gives_way_to(const Placement& other, Say of_other, bool is_derivative) const {
+    const bool is_farther = is_derivative ? other.stage < place.stage : other.stage > place.stage;
+    return !place.is_on() || of_other > say || (of_other == say && is_farther);
   }
 };
 
 // Where the call runs on an axis on which some operand is On: there, or everywhere (Replicate).
-Placement home_of(const Call& call, const layout::Spec& forward, int64_t axis) {
+Placement home_of(const Call& call, bool is_derivative, const layout::Spec& forward, int64_t axis) {
   Home home;
   if (forward && forward->placements[axis].is_on()) {
     home = {forward->placements[axis], Say::kForward};
@@ -48,7 +49,7 @@ Placement home_of(const Call& call, const layout::Spec& forward, int64_t axis) {
     const bool clashes = say == Say::kWritten && home.say == Say::kWritten && home.place != placement;
     TESSERA_CHECK(!clashes, "[", call.name, "] writes at two places of axis ", operand.spec->mesh.axis(axis).name, ": ",
                   home.place.str(), " and ", placement.str(), ". Redistribute one of them to the other's place first.");
-    if (home.gives_way_to(placement, say)) {
+    if (home.gives_way_to(placement, say, is_derivative)) {
       home = {placement, say};
     }
   }
@@ -73,7 +74,7 @@ void take_away(Placements& placements, int64_t axis) {
 
 }  // namespace
 
-Homes::Homes(const Call& call, const layout::Spec& forward) {
+Homes::Homes(const Call& call, bool is_derivative, const layout::Spec& forward) {
   const auto is_everywhere = [](const Operand& operand) { return operand.spec->is_everywhere; };
   if (std::all_of(call.operands.begin(), call.operands.end(), is_everywhere)) {
     return;
@@ -81,7 +82,7 @@ Homes::Homes(const Call& call, const layout::Spec& forward) {
   const layout::Spec known = forward && forward->mesh == call.spec(0)->mesh ? forward : layout::Spec();
   for (int64_t axis = 0; axis < call.spec(0)->mesh.ndim(); ++axis) {
     if (has_on(call, axis)) {
-      axes_.push_back({axis, home_of(call, known, axis)});
+      axes_.push_back({axis, home_of(call, is_derivative, known, axis)});
     }
   }
 }

@@ -13,14 +13,15 @@ namespace tessera::rules {
 //
 // On an axis where an operand is On, the call runs at one coordinate alone: that of an operand that is written, else,
 // in a derivative, that of the forward call, else that of a parameter, else the latest stage of all but of parameters
-// that are fetched, else the latest of those. So the gradient of what is On is computed where the value was. The other
-// operands move there, and its results are On there. Where an operand is written that is not On, what is On becomes
-// Replicate instead, and the call runs on all ranks.
+// that are fetched, else the latest of those. So the gradient of what is On is computed where the value was. In a
+// derivative whose forward call is not known (a sum of what a recomputed body gives) the earliest stage takes the place
+// of the latest: gradients go back. The other operands move there, and its results are On there. Where an operand is
+// written that is not On, what is On becomes Replicate instead, and the call runs on all ranks.
 class Homes {
  public:
   // `forward`: a result of the forward call, if this is its derivative. Throws if operands are written at two
   // coordinates of an axis.
-  explicit Homes(const Call& call, const layout::Spec& forward = {});
+  explicit Homes(const Call& call, bool is_derivative = false, const layout::Spec& forward = {});
 
   // No operand is On.
   bool empty() const { return axes_.empty(); }
