@@ -124,7 +124,7 @@ def place_asked(model):
         raise ValueError(f"[fully_shard] {type(model).__name__}: reshard_after_forward is {' and '.join(map(str, sorted(near)))} for parts of it; accepted: one number")
     mesh = _C.with_near_ranks(mesh, near.pop()) if near else mesh
     groups = [(name, each.sharding, each.dtypes) for name, each in calls.items() if name]
-    plan = _C.generate_plan(model, None, mesh, False, call.sharding, call.dtypes, [[], [], []], ("", 0), 0, 0, "", groups, [name for name, p in named if id(p) in ignored])
+    plan = _C.generate_plan(model, None, mesh, False, call.sharding, call.dtypes, [[], [], []], ("", 0, 0), 0, 0, "", groups, [name for name, p in named if id(p) in ignored])
     for each in calls.values():
         each.is_placed = True
     parallelize(model, plan, batch="local")

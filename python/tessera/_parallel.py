@@ -38,8 +38,8 @@ def is_deferred(value: torch.Tensor | torch.nn.Module) -> bool:
 def generate_plan(model: torch.nn.Module, devices: int | None = None, *, mesh: _C.Mesh | str | None = None, sequence_parallel: bool = False,
                   sharding: str = "parameters", storage_dtype: torch.dtype | None = None, compute_dtype: torch.dtype | None = None,
                   reduce_dtype: torch.dtype | None = None, recompute: str | Sequence[str] = (), recompute_keep: str | Sequence[str] = (),
-                  offload: str | Sequence[str] = (), schedule: str = "", stages_per_rank: int = 0, heads: int = 0, kv_heads: int = 0,
-                  lattice: str = "") -> _C.Plan:
+                  offload: str | Sequence[str] = (), schedule: str = "", stages_per_rank: int = 0, vocabulary: int = 0, heads: int = 0,
+                  kv_heads: int = 0, lattice: str = "") -> _C.Plan:
     """A plan from rules for `devices` ranks (all of the job, unless said otherwise), or for a mesh such as "dp=2,tp=2".
 
     Each axis of a mesh has a role by its name: dp (or dp_replicate) cuts the batch, fsdp (or dp_shard) the batch and what is kept of parameters,
@@ -52,14 +52,15 @@ def generate_plan(model: torch.nn.Module, devices: int | None = None, *, mesh: _
     again there, but for results of the operators that `recompute_keep` names ("scaled_dot_product_attention", "mm"), which are kept. What modules that
     match a pattern of `offload` save for backward lies in a file until then (`set_offload_folder`). On a pp axis, which cuts the model into stages,
     `schedule` says in which order they share a step's micro-batches ("1f1b", "zbv", ...: docs/guide/pipelines.md; parallelize's `microbatches`), and `stages_per_rank`
-    how many a rank has (0: as the schedule has them); without a pp axis both say nothing. Heads are read from the model where it says them. The lattice is that of `numerics("exact", ...)`; only a plan that is made before or
+    how many a rank has (0: as the schedule has them). `vocabulary` cuts embedding and head over the stages, with 1 or 2 barriers of the schedule's passes for
+    them (0: they are on the first stage and the last). Without a pp axis all three say nothing. Heads are read from the model where it says them. The lattice is that of `numerics("exact", ...)`; only a plan that is made before or
     elsewhere is told it. Print the plan to see what is cut, and why not.
     """
     ensure_rank()
     parsed = _C.Mesh(mesh) if isinstance(mesh, str) else mesh
     dtypes = dtype_names(storage_dtype, compute_dtype, reduce_dtype)
     blocks = [[names] if isinstance(names, str) else list(names) for names in (recompute, recompute_keep, offload)]
-    plan = _C.generate_plan(model, devices, parsed, sequence_parallel, sharding, dtypes, blocks, (schedule, stages_per_rank), heads, kv_heads, lattice, [], [])
+    plan = _C.generate_plan(model, devices, parsed, sequence_parallel, sharding, dtypes, blocks, (schedule, stages_per_rank, vocabulary), heads, kv_heads, lattice, [], [])
     if mesh is None and plan.mesh.ndim > 0 and (not in_rank() or rank() == 0):
         print(f"tessera: {plan.notes[0]}", file=sys.stderr)
     return plan

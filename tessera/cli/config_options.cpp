@@ -27,6 +27,8 @@ void ConfigOptions::add_to(CLI::App& command) {
   command.add_option("--lattice", lattice, "batch=8,sequence=1,feature=8: train.lattice, of numerics exact");
   command.add_option("--seed", seed, "train.seed");
   command.add_option("--microbatches", micro_batches, "of a step: train.accumulate");
+  command.add_option("--vocabulary", vocabulary,
+                     "1 or 2: embedding and head are cut over the stages of pp: parallel.vocabulary");
   command.add_option("--set", sets, "section.key=value: change one field; may be repeated")->allow_extra_args(false);
 }
 
@@ -40,6 +42,9 @@ train::Config ConfigOptions::read() const {
   }
   if (micro_batches) {
     train::set_field(result, c10::str("train.accumulate=", *micro_batches));
+  }
+  if (vocabulary) {
+    train::set_field(result, c10::str("parallel.vocabulary=", *vocabulary));
   }
   for (const auto& [field, text] :
        {std::pair("train.dtype", &dtype), {"train.numerics", &numerics}, {"train.lattice", &lattice}}) {

@@ -18,7 +18,7 @@ namespace tessera::cli {
 struct ConfigOptions {
   std::string config;
   std::string dtype, numerics, lattice;
-  std::optional<int64_t> seed, micro_batches;
+  std::optional<int64_t> seed, micro_batches, vocabulary;
   std::vector<std::string> sets;
 
   void add_to(CLI::App& command);

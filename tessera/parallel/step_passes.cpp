@@ -15,6 +15,7 @@
 #include "tessera/dtensor/front/group_gradients.h"
 #include "tessera/dtensor/state/observer.h"
 #include "tessera/dtensor/state/state.h"
+#include "tessera/layout/vocabulary.h"
 #include "tessera/schedule/families/family.h"
 
 namespace tessera::parallel {
@@ -24,6 +25,20 @@ namespace {
 using dtensor::RankState;
 using schedule::Action;
 using schedule::ActionKind;
+
+// What one walk has in it: a stage, or a part of the vocabulary.
+int64_t walked_place_of(const Action& action) {
+  switch (action.kind) {
+    case ActionKind::kHead:
+    case ActionKind::kHeadBackward: return layout::kHead;
+    case ActionKind::kEmbed:
+    case ActionKind::kEmbedBackward: return layout::kLookup;
+    default: return action.stage;
+  }
+}
+
+// Whether the rank's walks are of one stage, or part, alone.
+bool tells_apart(const PassList& list) { return list.rank_stages.size() > 1 || list.vocabulary > 0; }
 
 // Ranks of a schedule execute the same walks in different orders: what they executed is compared as a sum over walks,
 // without what comes late, which only the ranks of a stage have.
@@ -41,8 +56,8 @@ class WalkedPrograms {
     start_ = program_.hash = base::hash_combine(before_.hash, static_cast<uint64_t>(action.micro_batch));
     program_.count = before_.count;
   }
-  void end(const Action& action) {
-    if (action.kind == ActionKind::kWeight) {
+  void end(bool is_late) {
+    if (is_late) {
       return;
     }
     sum_ += program_.hash - start_;
@@ -63,10 +78,11 @@ class WalkScope {
       return;
     }
     comm::Walk walk{.is_scheduled = true, .micro_batch = action.micro_batch, .axis = list.axis};
-    walk.puts_off_weights = action.kind == ActionKind::kInput;
-    if (list.rank_stages.size() > 1) {
-      walk.stage = action.stage;
-      walk.keeps_books = action.stage == list.rank_stages.front();
+    walk.puts_off_weights =
+        action.kind == ActionKind::kInput || (action.kind == ActionKind::kHead && list.vocabulary == 1);
+    if (tells_apart(list)) {
+      walk.stage = walked_place_of(action);
+      walk.keeps_books = walk.stage == list.rank_stages.front();
     }
     state.begin_walk(std::move(walk));
   }
@@ -117,7 +133,7 @@ class PassRunner {
       }
       run(action, goes_on);
       if (programs) {
-        programs->end(action);
+        programs->end(is_weight_half(action));
       }
       hold(result_.gradients, std::exchange(gradients_, {}));
     }
@@ -148,18 +164,40 @@ class PassRunner {
                                  : walks_.emplace(k, Walks{passes_.batch(k), state_.random}).first->second;
   }
 
+  static Key key_of(const Action& action) { return {walked_place_of(action), action.micro_batch}; }
+
+  // Whether it is a backward pass over the graph of this action, if that is a forward pass.
   static bool is_backward_of(const Action& action, const Action& forward) {
-    return (action.kind == ActionKind::kBackward || action.kind == ActionKind::kInput) &&
-           action.stage == forward.stage && action.micro_batch == forward.micro_batch;
+    const bool is_backward = action.kind == ActionKind::kBackward || action.kind == ActionKind::kInput ||
+                             action.kind == ActionKind::kHeadBackward || action.kind == ActionKind::kEmbedBackward;
+    return is_backward && key_of(action) == key_of(forward);
+  }
+
+  bool is_weight_half(const Action& action) const {
+    return action.kind == ActionKind::kWeight || (action.kind == ActionKind::kHeadBackward && list_.vocabulary == 1);
   }
 
   void run(const Action& action, bool goes_on) {
+    if (is_weight_half(action)) {
+      return weights(action);
+    }
     switch (action.kind) {
-      case ActionKind::kForward: return forward(action, goes_on);
+      case ActionKind::kForward:
+      case ActionKind::kEmbed: return forward(action, goes_on);
+      case ActionKind::kHead: return head(action, goes_on);
       case ActionKind::kBackward:
-      case ActionKind::kInput: return backward(action);
-      case ActionKind::kWeight: return weights(action);
+      case ActionKind::kHeadBackward:
+      case ActionKind::kEmbedBackward: return backward(action);
+      case ActionKind::kInput: return input(action);
       default: TESSERA_CHECK(false, "[job] a schedule with ", action, ", which a job does not run");
+    }
+  }
+
+  void head(const Action& action, bool goes_on) {
+    const bool goes_back = list_.vocabulary == 1 && !passes_.parameters.empty();
+    forward(action, goes_on || goes_back);
+    if (goes_back) {
+      input(action);
     }
   }
 
@@ -176,10 +214,10 @@ class PassRunner {
     if (walks.count++ > 0) {
       state_.random = here;
     }
-    if (walks.count == std::max<size_t>(list_.rank_stages.size(), 1)) {
+    if (walks.count == std::max<size_t>(list_.rank_stages.size(), 1) + (list_.vocabulary > 0 ? 2 : 0)) {
       walks_.erase(k);
     }
-    if (const at::Tensor loss = forward.loss.detach(); is_ours(loss)) {
+    if (const at::Tensor loss = forward.loss.detach(); is_ours(loss) || is_of_head(action, loss)) {
       result_.losses[static_cast<size_t>(k)] = loss;
     }
     if (passes_.parameters.empty()) {
@@ -188,12 +226,12 @@ class PassRunner {
     if (!goes_on) {
       forward.paused = step_.pause();
     }
-    open_.insert_or_assign(Key(action.stage, k), std::move(forward));
+    open_.insert_or_assign(key_of(action), std::move(forward));
     keep_nodes();
   }
 
   void backward(const Action& action) {
-    auto entry = open_.extract(Key(action.stage, action.micro_batch));
+    auto entry = open_.extract(key_of(action));
     TESSERA_CHECK(!entry.empty(), "[job] a schedule with ", action, " before its forward pass");
     keep_nodes();
     Forward& forward = entry.mapped();
@@ -207,19 +245,21 @@ class PassRunner {
       // Sums that wait are put together from all walks.
       const bool waits =
           gradient.defined() && dtensor::is_dtensor(gradient) && dtensor::meta_of(gradient)->is_pending();
-      if (gradient.defined() && !waits && !is_ours(gradient)) {
+      if (gradient.defined() && (is_of_part(gradient) || (!waits && !is_ours(gradient)))) {
         gradient.reset();
       }
     }
     step_.end_pass();
-    if (action.kind == ActionKind::kInput) {
-      put_aside(action);
-    }
+  }
+
+  void input(const Action& action) {
+    backward(action);
+    put_aside(action);
   }
 
   // Of an input pass: the gradients whose calls were put off.
   void put_aside(const Action& action) {
-    std::vector<at::Tensor>& late = late_[Key(action.stage, action.micro_batch)];
+    std::vector<at::Tensor>& late = late_[key_of(action)];
     late.resize(gradients_.size());
     for (size_t i = 0; i < gradients_.size(); ++i) {
       if (gradients_[i].defined() && dtensor::is_dtensor(gradients_[i]) &&
@@ -230,7 +270,7 @@ class PassRunner {
   }
 
   void weights(const Action& action) {
-    auto entry = late_.extract(Key(action.stage, action.micro_batch));
+    auto entry = late_.extract(key_of(action));
     TESSERA_CHECK(!entry.empty(), "[job] a schedule with ", action, " before its input pass");
     gradients_ = std::move(entry.mapped());
     const dtensor::Continuation continuation(state_, result_.gradients);
@@ -251,10 +291,23 @@ class PassRunner {
 
   // Whether the walk that runs says what this value is: of the walks over one micro-batch one does.
   bool is_ours(const at::Tensor& value) const {
-    if (list_.rank_stages.size() <= 1 || !dtensor::is_dtensor(value)) {
-      return true;
-    }
-    return state_.is_noted(dtensor::meta_of(value)->spec);
+    return !tells_apart(list_) || !dtensor::is_dtensor(value) || state_.is_noted(dtensor::meta_of(value)->spec);
+  }
+
+  const layout::Placement& place_on_axis(const at::Tensor& value) const {
+    const layout::Spec& spec = dtensor::meta_of(value)->spec;
+    return spec->placements[spec->mesh.axis_index(list_.axis)];
+  }
+
+  // A loss that all ranks have, for they computed it together.
+  bool is_of_head(const Action& action, const at::Tensor& loss) const {
+    return action.kind == ActionKind::kHead && dtensor::is_dtensor(loss) && !place_on_axis(loss).is_on();
+  }
+
+  // Whether the gradient is that of a part of the vocabulary in a walk that has it not.
+  bool is_of_part(const at::Tensor& gradient) const {
+    return list_.vocabulary > 0 && dtensor::is_dtensor(gradient) &&
+           layout::is_of_vocabulary(place_on_axis(gradient).stage);
   }
 
   // What backward passes that are to come must know of their forward calls.
@@ -270,12 +323,23 @@ class PassRunner {
   Step& step_;
   const PassList& list_;
   const StepPasses& passes_;
-  std::map<Key, Forward> open_;                  // by stage and micro-batch
+  std::map<Key, Forward> open_;                  // by stage, or part, and micro-batch
   std::map<Key, std::vector<at::Tensor>> late_;  // of input passes whose weight pass has not come
   std::map<int64_t, Walks> walks_;               // by micro-batch
   std::vector<at::Tensor> gradients_;            // of the pass that ran last
   StepResult result_;
 };
+
+// What is cut over the stages has passes.
+void verify_vocabulary(const plan::Plan& plan, size_t axis) {
+  for (const plan::ParameterPlan& entry : plan.parameters) {
+    TESSERA_CHECK_AS(ConfigError, plan.vocabulary > 0 || !entry.storage[axis].is_shard(), "[job] schedule ",
+                     plan.schedule, ", whose passes are of one stage each, and \"", entry.pattern, "\" is ",
+                     layout::str(plan.mesh, entry.storage),
+                     ", which is cut over the stages; accepted: a plan that says \"vocabulary\": 1 (or 2), or no "
+                     "schedule");
+  }
+}
 
 }  // namespace
 
@@ -294,14 +358,17 @@ PassList scheduled_passes(const plan::Plan& plan, int64_t micro_batches) {
   const auto axis = plan.pipeline_axis();
   TESSERA_CHECK_AS(ConfigError, axis, "[job] schedule ", plan.schedule, " on mesh {", plan.mesh.str(),
                    "}; accepted: a mesh with a pp axis");
-  const schedule::Schedule all = schedule::make_schedule(
-      plan.schedule,
-      {.ranks = plan.mesh.axis(*axis).size, .micro_batches = micro_batches, .per_rank = plan.stages_per_rank});
+  verify_vocabulary(plan, static_cast<size_t>(*axis));
+  const schedule::Schedule all = schedule::make_schedule(plan.schedule, {.ranks = plan.mesh.axis(*axis).size,
+                                                                         .micro_batches = micro_batches,
+                                                                         .per_rank = plan.stages_per_rank,
+                                                                         .barriers = plan.vocabulary});
   const int64_t own = RankState::require().ctx.coord(plan.mesh)[static_cast<size_t>(*axis)];
   return {.actions = all.ranks[static_cast<size_t>(own)],
           .is_scheduled = true,
           .axis = plan.mesh.axis(*axis).name,
-          .rank_stages = all.stages_of(own)};
+          .rank_stages = all.stages_of(own),
+          .vocabulary = plan.vocabulary};
 }
 
 StepResult run_passes(Step& step, const PassList& list, const StepPasses& passes) {

@@ -40,6 +40,8 @@ struct PassList {
   bool is_scheduled = false;              // ranks do different lists: a pipeline's schedule
   std::string axis = {};                  // whose coordinates have the stages
   std::vector<int64_t> rank_stages = {};  // this rank's, in ascending order; one or none: they are not told apart
+  // Of parameters that are cut over the stages (Plan::vocabulary), which have passes of their own; 0: none have.
+  int64_t vocabulary = 0;
 };
 
 // Forward and backward of one micro-batch after the other; or forward alone.
@@ -51,7 +53,10 @@ PassList scheduled_passes(const plan::Plan& plan, int64_t micro_batches);
 
 // Runs them inside of `step`, which has begun. In a schedule every pass walks the whole program, in which operators of
 // other stages do nothing: what they would compute comes as a message where it is read, so passes wait for each other
-// by that alone. Collective over the mesh.
+// by that alone. Ranks meet in passes of the head. Collective over the mesh.
+//
+// With one barrier HEAD_F takes the head's forward pass and the input half of its backward, and HEAD_B is its weight
+// half; with two they are its forward and its backward.
 StepResult run_passes(Step& step, const PassList& list, const StepPasses& passes);
 
 }  // namespace tessera::parallel

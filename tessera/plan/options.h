@@ -64,6 +64,10 @@ struct PlanOptions {
   // pp axis of several ranks it says nothing.
   std::string schedule = "";
   int64_t stages_per_rank = 0;
+  // Tables of tokens and the head are cut over the stages of the pp axis instead of standing on the first one and the
+  // last: 1 or 2, the barriers of a schedule's passes for them (schedule/vocabulary.h). 0: they are not. Without a pp
+  // axis of several ranks it says nothing.
+  int64_t vocabulary = 0;
   // Modules that run again in backward: patterns (Plan::recompute).
   std::vector<std::string> recompute = {};
   // ... of which results of these operators are kept (Plan::recompute_keep).

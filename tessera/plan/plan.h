@@ -48,8 +48,8 @@ struct ParameterPlan {
 
 // A plan: a value, serialised as JSON with a version, one line per entry so that two plans diff line by line.
 struct Plan {
-  static constexpr int kVersion =
-      4;  // 3: without schedule; 2: without dtypes, recompute; 1: without compute, kept, gradient
+  static constexpr int kVersion = 5;  // 4: without vocabulary; 3: without schedule; 2: without dtypes, recompute; 1:
+                                      // without compute, kept, gradient
 
   layout::Mesh mesh;
   // Axes that cut the batch, slowest first: of the mesh, and of that role (layout/axis_role.h).
@@ -66,6 +66,9 @@ struct Plan {
   // after the other. A rank has so many of the stages.
   std::string schedule = "";
   int64_t stages_per_rank = 1;
+  // Parameters that are cut over the stages (`{pp: S(0)}`) have passes of their own in the schedule, with so many
+  // barriers (schedule/vocabulary.h); 0: it has no such passes.
+  int64_t vocabulary = 0;
   // How many bytes of gathered activations a rank may keep so that nobody gathers them twice (for Q, K and V; for
   // backward).
   int64_t keep_gathered_bytes = int64_t{1} << 30;

@@ -102,8 +102,8 @@ class Reader {
 
   Plan read() {
     static const std::vector<std::string> kKeys = {
-        "version",        "mesh",    "ranks",    "batch_axes",      "parameters",          "recompute",
-        "recompute_keep", "offload", "schedule", "stages_per_rank", "keep_gathered_bytes", "notes"};
+        "version", "mesh",     "ranks",           "batch_axes", "parameters",          "recompute", "recompute_keep",
+        "offload", "schedule", "stages_per_rank", "vocabulary", "keep_gathered_bytes", "notes"};
     check(root_.is_object(), 1, "the plan is no object {...}");
     for (const auto& [key, unused] : root_.items()) {
       check_key(key, kKeys, key_lines_[key]);
@@ -191,6 +191,11 @@ class Reader {
     }
     check(plan.stages_per_rank >= 1, line_of("stages_per_rank"), plan.stages_per_rank,
           " stages on each rank; accepted: at least 1");
+    if (root_.contains("vocabulary")) {
+      plan.vocabulary = get<int64_t>(root_, "vocabulary", line_of("vocabulary"));
+      check(plan.vocabulary >= 0 && plan.vocabulary <= 2, line_of("vocabulary"), plan.vocabulary,
+            " barriers of the vocabulary; accepted: 0 to 2");
+    }
   }
 
   layout::Mesh read_mesh() {
@@ -273,6 +278,9 @@ std::string Plan::json() const {
   if (!schedule.empty()) {
     text +=
         "  \"schedule\": " + quoted(schedule) + ",\n  \"stages_per_rank\": " + std::to_string(stages_per_rank) + ",\n";
+  }
+  if (vocabulary > 0) {
+    text += "  \"vocabulary\": " + std::to_string(vocabulary) + ",\n";
   }
   text += "  \"keep_gathered_bytes\": " + std::to_string(keep_gathered_bytes) + ",\n";
   text +=

@@ -1,4 +1,6 @@
 // Plans, and models on a mesh.
+#include <tuple>
+
 #include "tessera/base/error.h"
 #include "tessera/comm/core/context.h"
 #include "tessera/layout/axis_role.h"
@@ -20,7 +22,7 @@ using parallel::WholeStep;
 using plan::Plan;
 using Named = std::vector<std::pair<std::string, at::Tensor>>;
 using Dtypes = std::array<std::string, 3>;                                 // of storage, computation and reduction
-using Pipeline = std::pair<std::string, int64_t>;                          // schedule, stages of a rank
+using Pipeline = std::tuple<std::string, int64_t, int64_t>;                // schedule, stages of a rank, vocabulary
 using Groups = std::vector<std::tuple<std::string, std::string, Dtypes>>;  // pattern, sharding, dtypes
 
 plan::Precision precision_of(const Dtypes& dtypes) { return plan::parse_precision(dtypes[0], dtypes[1], dtypes[2]); }
@@ -41,7 +43,7 @@ Plan generate_plan(const py::object& model, std::optional<int64_t> devices, cons
   }
   options.whole = std::move(whole);
   options.recompute = blocks[0], options.recompute_keep = blocks[1], options.offload = blocks[2];
-  options.schedule = pipeline.first, options.stages_per_rank = pipeline.second;
+  std::tie(options.schedule, options.stages_per_rank, options.vocabulary) = pipeline;
   options.heads = heads;
   options.kv_heads = kv_heads;
   if (!lattice.empty()) {
@@ -158,6 +160,8 @@ void bind_models(py::module_& module) {
       .def_readonly("offload", &Plan::offload, "Patterns over names of modules whose saved activations are offloaded.")
       .def_readonly("schedule", &Plan::schedule, "By which the stages of the pp axis share a step's micro-batches.")
       .def_readonly("stages_per_rank", &Plan::stages_per_rank, "Of that schedule.")
+      .def_readonly("vocabulary", &Plan::vocabulary,
+                    "Barriers of that schedule's passes for a cut vocabulary; 0: none.")
       .def_readonly("notes", &Plan::notes, "What could not be divided, and why.")
       .def("json", &Plan::json, "The plan as text, one line an entry.")
       .def_static("from_json", &Plan::from_json, "The plan that `json` wrote, or a person.")

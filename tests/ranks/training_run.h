@@ -29,10 +29,12 @@ struct Case {
   int64_t accumulate = 1;
   plan::Sharding sharding = plan::Sharding::kParameters;
   std::string schedule = "";
+  int64_t vocabulary = 0;
 
   std::string str() const {
     return mesh + (sequence_parallel ? " sp" : "") + " accumulate " + std::to_string(accumulate) + " shards " +
-           plan::name_of(sharding) + (schedule.empty() ? "" : " schedule " + schedule);
+           plan::name_of(sharding) + (schedule.empty() ? "" : " schedule " + schedule) +
+           (vocabulary == 0 ? "" : " vocabulary " + std::to_string(vocabulary));
   }
 };
 
@@ -152,6 +154,7 @@ Curve train(const Setting& setting, const Config& config, const Case& c) {
                                                            .sharding = c.sharding,
                                                            .precision = setting.precision,
                                                            .schedule = c.schedule,
+                                                           .vocabulary = c.vocabulary,
                                                            .recompute = setting.recompute,
                                                            .recompute_keep = setting.recompute_keep,
                                                            .offload = setting.offload,

@@ -29,6 +29,7 @@ void verify_program_options(const CompareArguments& arguments) {
                                        {"--lattice", !given.lattice.empty()},
                                        {"--seed", given.seed.has_value()},
                                        {"--microbatches", given.micro_batches.has_value()},
+                                       {"--vocabulary", given.vocabulary.has_value()},
                                        {"--schedule", !arguments.schedules.empty()},
                                        {"--set", !given.sets.empty()}}) {
     TESSERA_CHECK_AS(ConfigError, !is_given, "[compare] ", name, " is for a configuration, and ", given.config,

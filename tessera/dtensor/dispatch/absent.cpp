@@ -6,6 +6,7 @@
 
 #include "tessera/dtensor/exact/carry.h"
 #include "tessera/dtensor/record/arguments.h"
+#include "tessera/layout/vocabulary.h"
 
 namespace tessera::dtensor {
 
@@ -33,6 +34,32 @@ void give_nothing(const OpInfo& info, const CallPlan& plan, std::vector<IValue>&
     }
     stack.emplace_back(std::move(list));
   }
+}
+
+bool take_own_term(Invocation& call) {
+  const comm::Walk& walk = call.state->ctx.walk;
+  if (!layout::is_of_vocabulary(walk.stage) || call.info.row.carry != rules::Carry::kAdd || call.info.writes) {
+    return false;
+  }
+  const auto place_of = [&](const IValue& value) -> const layout::Placement* {
+    if (!value.isTensor() || !is_dtensor(value.toTensor())) {
+      return nullptr;
+    }
+    const layout::Spec& spec = meta_of(value.toTensor())->spec;
+    return &spec->placements[spec->mesh.axis_index(walk.axis)];
+  };
+  const layout::Placement *left = place_of(call.args()[0]), *right = place_of(call.args()[1]);
+  if (!left || !right || left->is_on() == right->is_on()) {
+    return false;
+  }
+  const layout::Placement &own = left->is_on() ? *right : *left, &other = left->is_on() ? *left : *right;
+  if (own.is_replicate() || !layout::is_of_vocabulary(other.stage)) {
+    return false;
+  }
+  IValue term = call.args()[left->is_on() ? 1 : 0];
+  torch::jit::drop(call.stack, call.info.num_args());
+  call.stack.push_back(std::move(term));
+  return true;
 }
 
 Placements without_on(Placements placements) {

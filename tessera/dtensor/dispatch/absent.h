@@ -4,6 +4,7 @@
 #include <utility>
 #include <vector>
 
+#include "tessera/dtensor/dispatch/invocation.h"
 #include "tessera/dtensor/plan/call_plan.h"
 #include "tessera/dtensor/record/op_info.h"
 #include "tessera/dtensor/state/state.h"
@@ -12,6 +13,10 @@ namespace tessera::dtensor {
 
 // What a call leaves where it does not run: parts of no elements. The stack holds the arguments.
 void give_nothing(const OpInfo& info, const CallPlan& plan, std::vector<c10::IValue>& stack);
+
+// In a walk of a part of the vocabulary (layout/vocabulary.h): whether the call adds what that part makes of a
+// parameter's gradient to what another part makes of it, in a walk of its own. Then the first alone is on the stack.
+bool take_own_term(Invocation& call);
 
 // The placements with Replicate where they are On.
 layout::Placements without_on(layout::Placements placements);

@@ -74,9 +74,12 @@ at::Tensor wrap_output(Running& run, const CallPlan::Output& output, at::Tensor 
   if (output.move) {
     local = run_move(run.call.state->ctx, *output.move, local, run.call.info.name.c_str());
   }
+  if (C10_UNLIKELY(output.hand_on != nullptr)) {
+    local = run_move(run.call.state->ctx, *output.hand_on, local, run.call.info.name.c_str());
+  }
   auto meta = c10::make_intrusive<Meta>();
   meta->local = std::move(local);
-  meta->spec = output.final_spec;
+  meta->spec = output.result_spec();
   meta->origin = run.call.scan.origin;
   if (!output.is_view || !run.base) {
     return wrap(std::move(meta), output.prototype);

@@ -6,6 +6,7 @@
 #include "tessera/dtensor/record/arguments.h"
 #include "tessera/dtensor/record/interception.h"
 #include "tessera/dtensor/view/views.h"
+#include "tessera/layout/vocabulary.h"
 
 namespace tessera::dtensor {
 
@@ -65,17 +66,52 @@ at::Tensor gathered_view(RankState& state, const char* op, Meta* meta) {
   return order.empty() ? gathered_parameter(state, op, held) : gathered_parameter(state, op, meta->root).permute(order);
 }
 
+// `spec`, on axes on which it is On as `to`.
+Spec at_places(const Spec& spec, const Spec& to) {
+  layout::Placements places = spec->placements;
+  for (size_t axis = 0; axis < places.size(); ++axis) {
+    places[axis] = places[axis].is_on() ? to->placements[axis] : places[axis];
+  }
+  return spec.with(places);
+}
+
+// ... and on the others.
+Spec at_own_places(const Spec& spec, const Spec& to) {
+  layout::Placements places = to->placements;
+  for (size_t axis = 0; axis < places.size(); ++axis) {
+    places[axis] = spec->placements[axis].is_on() ? spec->placements[axis] : places[axis];
+  }
+  return spec.with(places);
+}
+
+// Whether it goes from a stage to what all stages read (layout/vocabulary.h): in one layout, however ranks take it.
+bool goes_to_all(const Spec& from, const Spec& there) {
+  for (size_t axis = 0; axis < from->placements.size(); ++axis) {
+    const layout::Placement &own = from->placements[axis], &place = there->placements[axis];
+    if (own.is_on() && place != own && (!place.is_on() || layout::is_of_vocabulary(place.stage))) {
+      return true;
+    }
+  }
+  return false;
+}
+
+// Whether a value at one place gets to the other by messages alone.
+bool is_way(const layout::Placements& from, const layout::Placements& to) {
+  return std::equal(from.begin(), from.end(), to.begin(), to.end(),
+                    [](const layout::Placement& a, const layout::Placement& b) { return a.is_on() || a == b; });
+}
+
 // Ranks run a body again one after the other, each in its own backward pass, and send each other what it reads. A rank
-// of several stages does so in the pass of each of them: another stage of its own would be asked for a value that only
-// a later pass makes.
+// of several stages, or parts of a vocabulary, does so in the pass of each of them: another one of its own would be
+// asked for a value that only a later pass makes.
 void check_sends(const RankState& state, const char* op, const Meta& meta, const Spec& to) {
   const comm::Walk& walk = state.ctx.walk;
-  TESSERA_CHECK(
-      !state.pass.is_recomputing() || walk.stage == comm::Walk::kAllStages || meta.parameter, "[", op,
-      "] a recomputed body sends a value of its own from one stage to another (", meta.spec.str(), " to ", to.str(),
-      ", rank ", state.ctx.rank, ", stage ", walk.stage, ", micro-batch ", walk.micro_batch,
-      "), which a schedule that gives ranks several stages has no place for. Recompute modules that lie on "
-      "one stage, such as single layers (`model.layers.*`), or choose a schedule of one stage a rank (1f1b).");
+  TESSERA_CHECK(!state.pass.is_recomputing() || walk.stage == comm::Walk::kAllStages || meta.parameter, "[", op,
+                "] a recomputed body sends a value of its own from one stage to another (", meta.spec.str(), " to ",
+                to.str(), ", rank ", state.ctx.rank, ", stage ", walk.stage, ", micro-batch ", walk.micro_batch,
+                "), which a schedule that gives ranks several stages, or cuts the vocabulary, has no place for. "
+                "Recompute modules that lie on one stage, such as single layers (`model.layers.*`), or choose a "
+                "schedule of one stage a rank (1f1b) without a cut vocabulary.");
 }
 
 // The value at other coordinates of the axes on which it is On. Whoever reads it there once keeps it as long as it
@@ -90,7 +126,7 @@ at::Tensor sent_part(RankState& state, const char* op, Meta& meta, const Spec& t
   }
   check_sends(state, op, meta, to);
   const GatheredCopy* last = meta.last_sent();
-  const bool goes_on = last && layout::sent_to(last->spec->placements, to->placements) == to->placements;
+  const bool goes_on = last && is_way(last->spec->placements, to->placements);
   const Move& move = *state.engine.moves.find_or_plan(goes_on ? last->spec : meta.spec, to);
   at::Tensor part = run_move(state.ctx, move, goes_on ? last->part : meta.local, op);
   // A parameter is read in every walk: those of this rank's other stages leave it to the one that sends or receives.
@@ -111,8 +147,7 @@ at::Tensor sent_whole(RankState& state, const char* op, Meta& meta, const Spec& 
 at::Tensor sent_view(RankState& state, const char* op, Meta& meta, const Spec& to, bool gathers) {
   if (meta.parameter && meta.root && meta.root->parameter == meta.parameter && !meta.derived()) {
     if (const auto order = permutation_of(meta, *meta.root); !order.empty()) {
-      const Spec& from = meta.root->spec;
-      const Spec there = from.with(layout::sent_to(from->placements, to->placements));
+      const Spec there = at_places(meta.root->spec, to);
       const at::Tensor part = sent_whole(state, op, *meta.root, there, gathers);
       return state.has_part(there) ? part.permute(order) : part;
     }
@@ -124,7 +159,7 @@ at::Tensor sent(RankState& state, const char* op, const CallPlan::OperandMove& a
   const LocalScope scope;
   const Move& move = *action.move;
   Meta* meta = meta_of(tensor);
-  const Spec there = move.from.with(layout::sent_to(move.from->placements, move.to->placements));
+  const Spec there = at_places(meta->spec, action.there);
   at::Tensor part = sent_view(state, op, *meta, there, action.gathers_parameter);
   if (there == move.to || action.gathers_parameter) {
     return part;
@@ -149,13 +184,17 @@ at::Tensor moved(RankState& state, const char* op, const CallPlan::OperandMove& 
   }
   if (move.from->has_partial) {
     // Merged once, however many operators read it: the same logical value stays in the tensor, in its dtype.
-    const Spec merged = move.to.with_dtype(move.from->dtype);
-    const Move& merge = move.casts ? *state.engine.moves.find_or_plan(move.from, merged) : move;
+    const bool is_sent = action.there && goes_to_all(move.from, action.there);
+    const Spec merged = is_sent ? at_own_places(move.from, move.to) : move.to.with_dtype(move.from->dtype);
+    const Move& merge = move.casts || is_sent ? *state.engine.moves.find_or_plan(move.from, merged) : move;
     meta->replace(run_move(state.ctx, merge, meta->local, op), merged);
     drop_unseen_base(*meta);
+    if (is_sent) {
+      return sent(state, op, action, tensor);
+    }
     return move.casts ? meta->local.to(move.to->dtype) : meta->local;
   }
-  if (action.sends) {
+  if (action.there) {
     return sent(state, op, action, tensor);
   }
   if (action.gathers_parameter) {

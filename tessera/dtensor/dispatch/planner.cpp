@@ -14,6 +14,7 @@
 #include "tessera/dtensor/plan/wishes.h"
 #include "tessera/dtensor/record/arguments.h"
 #include "tessera/dtensor/view/views.h"
+#include "tessera/layout/vocabulary.h"
 #include "tessera/rules/engine/homes.h"
 #include "tessera/rules/engine/propagate.h"
 #include "tessera/rules/exact/exact.h"
@@ -78,7 +79,7 @@ class Planner {
         reads_values_(!call.info.is_view && !call.info.row.needs_no_value),
         reads_gathered_(has_gathered_ && reads_values_ && call.reads_gathered()),
         call_(make_call(info_, args_)),
-        homes_(call_, call.is_in_derivative(), forward_result(forward_)),
+        homes_(call_, call.is_in_derivative(), forward_result(forward_), state_.ctx.walk.stage),
         plan_(std::make_unique<CallPlan>()) {}
 
   std::unique_ptr<CallPlan> run() {
@@ -127,6 +128,7 @@ class Planner {
       add_moves(decided, map.like);
     }
     add_outputs(decided);
+    hand_on();
     place_gradients(map.like);
     plan_->makes_parameter_gradient = makes_parameter_gradient();
     plan_->is_absent = !homes_.empty() && !state_.has_part(homes_.outside(call_.spec(0)));
@@ -141,6 +143,7 @@ class Planner {
         plan_->exact->sample->terms = homes_.outside(plan_->exact->sample->terms);
       }
     }
+    hand_on();  // from where merges leave it
     return std::move(plan_);
   }
 
@@ -307,20 +310,61 @@ class Planner {
       if (!stays && static_cast<int>(index) != like) {
         const Spec wanted = from.with(to->placements).with_dtype(to->dtype);
         const GatherPolicy* policy = plan_->gather_of(index);
-        const Placements there = layout::sent_to(from->placements, to->placements);
-        const bool gathers = policy && wanted == read_spec(from.with(there), *policy);
-        const bool sends = there != from->placements;
-        plan_->moves.push_back({arg, item, state_.engine.moves.find_or_plan(from, wanted), gathers, sends});
+        const Spec there = from.with(homes_.sent(from->placements, to->placements));
+        const bool gathers = policy && wanted == read_spec(there, *policy);
+        const bool sends = there != from;
+        plan_->moves.push_back(
+            {arg, item, state_.engine.moves.find_or_plan(from, wanted), gathers, sends ? there : Spec()});
       }
     });
   }
 
   // Where nothing runs, only what others wait for has to be done. Those who gather a parameter have it.
   void forget_local_moves() {
-    std::erase_if(plan_->moves, [](const CallPlan::OperandMove& action) {
-      return (action.gathers_parameter && !action.sends) ||
+    std::erase_if(plan_->moves, [&](const CallPlan::OperandMove& action) {
+      return (action.gathers_parameter && !action.there) || homes_.leaves(action.move->from) ||
              (!action.move->communicates && !action.move->from->has_partial);
     });
+  }
+
+  // How the plan wants it; what is handed on to a stage stays on that axis as it is until then.
+  Placements wanted_of(const Spec& made) const {
+    Placements wants = *wants_->output;
+    const Spec to = homes_.handed_on(made);
+    for (size_t axis = 0; axis < wants.size(); ++axis) {
+      wants[axis] = to->placements[axis] == made->placements[axis] ? wants[axis] : made->placements[axis];
+    }
+    return wants;
+  }
+
+  // What is made for a stage where all take part goes there at once, when it lies on other axes as it will: rows of a
+  // table to the first one, the gradient of what the head read to where that was made.
+  void hand_on() {
+    for (size_t i = 0; i < plan_->outputs.size(); ++i) {
+      CallPlan::Output& output = plan_->outputs[i];
+      const Spec to = forward_ ? given_back(output.final_spec) : homes_.handed_on(output.final_spec);
+      if (call_.outputs[i].written_operand < 0) {
+        output.hand_on = to == output.final_spec ? nullptr : state_.engine.moves.find_or_plan(output.final_spec, to);
+      }
+    }
+  }
+
+  Spec given_back(const Spec& gradient) const {
+    const bool has_samples = rules::holds_samples(gradient->labels);
+    for (const Spec& operand : forward_->operands) {
+      if (operand->sizes != gradient->sizes || rules::holds_samples(operand->labels) != has_samples ||
+          operand->mesh != gradient->mesh) {
+        continue;
+      }
+      Placements placements = gradient->placements;
+      for (size_t axis = 0; axis < placements.size(); ++axis) {
+        const bool is_elsewhere = placements[axis].is_on() && !layout::is_of_vocabulary(placements[axis].stage);
+        placements[axis] =
+            operand->placements[axis].is_on() && !is_elsewhere ? operand->placements[axis] : placements[axis];
+      }
+      return gradient.with(placements);
+    }
+    return gradient;
   }
 
   // Gradients of parameters that are kept in parts go there as soon as they are computed, where the plan says so. Sums
@@ -382,7 +426,7 @@ class Planner {
       output.is_view = call_.outputs[i].is_view;
       output.detached_view = detached;
       if (wants_ && wants_->output && defined_[i]) {
-        output.final_spec = homes_.outside(with_wish(decided.outputs[i], *wants_->output));
+        output.final_spec = homes_.outside(with_wish(decided.outputs[i], wanted_of(decided.outputs[i])));
       }
       if (!(output.final_spec == output.spec)) {
         output.move = state_.engine.moves.find_or_plan(output.spec, output.final_spec);

@@ -27,12 +27,24 @@ std::optional<Placements> forward_layout(const CallPlan* forward, const Spec& ou
       Placements wanted = without_partial(operand->placements);
       for (size_t axis = 0; axis < wanted.size() && holds_samples; ++axis) {
         const bool is_on = wanted[axis].is_on() || output->placements[axis].is_on();
-        wanted[axis] = is_on ? output->placements[axis] : wanted[axis];
+        wanted[axis] = !is_on                                  ? wanted[axis]
+                       : output->placements[axis].is_partial() ? layout::Replicate()
+                                                               : output->placements[axis];
       }
       return wanted;
     }
   }
   return std::nullopt;
+}
+
+// What is added up on the way to a stage is not merged before.
+Spec with_sums_handed_on(const CallPlan::Output& output) {
+  Placements placements = output.final_spec->placements;
+  for (size_t axis = 0; axis < placements.size(); ++axis) {
+    const bool goes = output.hand_on->from->placements[axis] != output.hand_on->to->placements[axis];
+    placements[axis] = goes ? output.spec->placements[axis] : placements[axis];
+  }
+  return output.final_spec.with(placements);
 }
 
 // Whether a tensor with these labels holds some of the step's samples.
@@ -80,14 +92,17 @@ void plan_exact(RankState& state, const OpInfo& info, const rules::Call& call, c
       continue;
     }
     const Spec merged = output.spec.with(without_partial(output.spec->placements));
+    NodePlan* node = i == 0 && plan.exact ? plan.exact->node.get() : nullptr;
     if (output.final_spec == output.spec) {
       const auto wished = forward_layout(forward, output.spec);
       output.final_spec = wished ? merged.with(*wished) : merged;
+      if (output.hand_on && !node) {
+        output.final_spec = with_sums_handed_on(output);
+      }
     }
     if (plan.exact && i == 0) {
       output.spec = merged;
     }
-    NodePlan* node = i == 0 && plan.exact ? plan.exact->node.get() : nullptr;
     std::vector<int64_t> axes;
     if (node) {
       std::transform(node->axes.begin(), node->axes.end(), std::back_inserter(axes),

@@ -42,6 +42,10 @@ class StepCompiler {
       done_.bytes = static_cast<int64_t>(std::llround(step_.bytes));
     }
     find_home();
+    if (step_.axis >= 0) {
+      done_.from = step_.from, done_.to = step_.to;
+      done_.is_at_from = gives(index()), done_.is_at_to = takes(index());
+    }
     if (takes_part()) {
       box_before_ = step_.before.local_ranges(coord_before_);
       box_after_ = step_.after.local_ranges(coord_after_);
@@ -97,7 +101,7 @@ class StepCompiler {
       case StepKind::kAllToAll:
       case StepKind::kGather:
       case StepKind::kScatter: return all_to_all();
-      case StepKind::kSend: return send();
+      case StepKind::kSend: done_.action = Action::kSend; return;
       case StepKind::kBroadcast: return broadcast();
       case StepKind::kExchange: return exchange();
       case StepKind::kDrop: done_.action = takes(index()) ? Action::kKeep : Action::kForget; return;
@@ -153,12 +157,6 @@ class StepCompiler {
     done_.action = Action::kBroadcast;
     done_.root = step_.from.coordinate();
     done_.gives_part = index() == done_.root;
-  }
-
-  void send() {
-    done_.action = Action::kSend;
-    done_.from = step_.from, done_.to = step_.to;
-    done_.is_at_from = gives(index()), done_.is_at_to = takes(index());
   }
 
   void partialize() {

@@ -45,7 +45,7 @@ struct CompiledStep {
   int64_t root = 0;                              // of a broadcast
   bool gives_part = true;                        // kBroadcast: this rank is the root
 
-  // kSend: the places between which the part goes, and whether this rank is at each of them.
+  // Of a step over one axis: the placements between which the value goes, and whether this rank holds it in each.
   layout::Placement from = {}, to = {};
   bool is_at_from = false, is_at_to = false;
   // Where on another axis the tensor is (On), if it is, and whether this rank is there.

@@ -1,11 +1,14 @@
 #include "tessera/dtensor/move/run_step.h"
 
 #include <limits>
+#include <optional>
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
 
 #include "tessera/base/error.h"
+#include "tessera/dtensor/move/hand_over.h"
+#include "tessera/layout/vocabulary.h"
 
 namespace tessera::dtensor {
 
@@ -62,18 +65,12 @@ at::Tensor run_local(const CompiledStep& step, const at::Tensor& local) {
   }
 }
 
-// Between two ranks there are as many as a schedule has stages and micro-batches: communicators count by tag.
-int64_t tag_of(const comm::RankContext& ctx, const CompiledStep& step) {
-  return (ctx.broken_schedules << 48) + (ctx.walk.micro_batch << 28) + (static_cast<int64_t>(step.from.stage) << 14) +
-         step.to.stage;
-}
-
 // Between stages of one rank, which run one after the other, the part waits in its own box.
 IssuedStep issue_send(comm::RankContext& ctx, comm::Communicator& group, const CompiledStep& step,
                       const at::Tensor& local) {
   const bool gives = step.is_at_from && ctx.walk.runs(step.axis_name, step.from);
   const bool takes = step.is_at_to && ctx.walk.runs(step.axis_name, step.to);
-  const int64_t tag = tag_of(ctx, step);
+  const int64_t tag = tag_between(ctx, step.from.stage, step.to.stage);
   IssuedStep issued;
   if (gives && takes) {
     issued.result = local;
@@ -96,6 +93,9 @@ IssuedStep issue_send(comm::RankContext& ctx, comm::Communicator& group, const C
 
 // Whether this walk notes the step in the ledger: each rank notes what it does, and once what others do.
 bool is_noted(const comm::Walk& walk, const CompiledStep& step) {
+  if (layout::is_of_vocabulary(step.from.stage) || layout::is_of_vocabulary(step.to.stage)) {
+    return false;  // what goes to a part and comes from it is noted in its walk
+  }
   if (step.action == Action::kSend && (step.is_at_from || step.is_at_to)) {
     return walk.runs(step.axis_name, step.is_at_from ? step.from : step.to);
   }
@@ -108,7 +108,8 @@ bool is_noted(const comm::Walk& walk, const CompiledStep& step) {
 // Ranks that are elsewhere in the program do not come to a collective.
 void check_meets(const comm::RankContext& ctx, const CompiledStep& step, const char* op) {
   const bool meets_stages = step.axis < 0 || step.axis_name == ctx.walk.axis;
-  TESSERA_CHECK(!ctx.walk.is_scheduled || step.action == Action::kSend || !meets_stages, "[", op,
+  const bool is_met = !meets_stages || ctx.walk.stage == layout::kHead;
+  TESSERA_CHECK(!ctx.walk.is_scheduled || step.action == Action::kSend || is_met, "[", op,
                 "] reads a value of another stage, by a ", step.collective, " over ", step.axis_name,
                 ", inside of a pipeline's schedule (rank ", ctx.rank, ", micro-batch ", ctx.walk.micro_batch,
                 "): the ranks of other stages are elsewhere in the program. Read it after the step, or run the step "
@@ -169,16 +170,19 @@ at::Tensor finish_step(const CompiledStep& step, IssuedStep issued) {
 }
 
 at::Tensor run_step(comm::RankContext& ctx, const CompiledStep& step, const at::Tensor& local, const char* op) {
-  if (step.collective != nullptr) {
-    check_meets(ctx, step, op);
-    if (is_noted(ctx.walk, step)) {
-      ctx.ledger.record(step.collective, step.axis_name, op, step.bytes);
-    }
+  if (step.collective != nullptr && is_noted(ctx.walk, step)) {
+    ctx.ledger.record(step.collective, step.axis_name, op, step.bytes);
   }
   if (!ctx.walk.runs(step.home_axis, step.home)) {
     return at::empty({0}, local.options());  // a value of another of this rank's stages
   }
-  return finish_step(step, issue_step(ctx, step, local));
+  if (std::optional<at::Tensor> part = try_hand_over(ctx, step, local)) {
+    return *std::move(part);
+  }
+  if (step.collective != nullptr) {
+    check_meets(ctx, step, op);
+  }
+  return left_for_stage(ctx, step, finish_step(step, issue_step(ctx, step, local)));
 }
 
 }  // namespace tessera::dtensor

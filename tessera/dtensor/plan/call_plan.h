@@ -33,7 +33,7 @@ struct CallPlan {
     int item = -1;  // of a tensor list
     MovePtr move;
     bool gathers_parameter = false;  // as its GatherPolicy says
-    bool sends = false;              // from one coordinate of an axis to another
+    layout::Spec there = {};         // where it is sent first, from a coordinate of an axis, and stays; null: nowhere
   };
   struct Output {
     layout::Spec spec;
@@ -42,7 +42,10 @@ struct CallPlan {
     bool detached_view = false;   // a view whose operand had to communicate
     MovePtr move;                 // to the layout that the plan wants
     layout::Spec final_spec;      // after `move`
+    MovePtr hand_on = {};         // from there to a stage, of what all stages made for it
     mutable Prototype prototype;  // of the result
+
+    const layout::Spec& result_spec() const { return hand_on ? hand_on->to : final_spec; }
   };
 
   Executor execute = nullptr;  // chosen when all else is decided

@@ -22,6 +22,7 @@ void PlanCache::keep(CallPlan& plan) {
   for (const CallPlan::Output& output : plan.outputs) {
     output.spec.keep();
     output.final_spec.keep();
+    output.result_spec().keep();
   }
 }
 

@@ -18,9 +18,9 @@ rules::Wishes wishes_of(const rules::Call& call, const CallPlan* forward) {
       continue;
     }
     for (const CallPlan::Output& output : forward->outputs) {
-      if (output.defined && output.final_spec->sizes == call.operands[i].spec->sizes) {
+      if (output.defined && output.result_spec()->sizes == call.operands[i].spec->sizes) {
         const GatherPolicy* gather = output.is_view ? forward->gather_of(0) : nullptr;
-        wishes.operands[i] = (gather ? gathered(output.final_spec, gather->read) : output.final_spec)->placements;
+        wishes.operands[i] = (gather ? gathered(output.result_spec(), gather->read) : output.result_spec())->placements;
         break;
       }
     }

@@ -2,6 +2,8 @@
 
 #include <utility>
 
+#include "tessera/layout/vocabulary.h"
+
 namespace tessera::dtensor {
 
 RankState* RankState::current() {
@@ -45,7 +47,13 @@ bool RankState::is_noted(const layout::Spec& spec) const {
   const layout::Coord& coord = ctx.coord(spec->mesh);
   for (int64_t axis = 0; axis < spec->mesh.ndim(); ++axis) {
     const layout::Placement& place = spec->placements[axis];
-    if (place.is_on() && place.holds(coord[axis]) && spec->mesh.axis(axis).name == ctx.walk.axis) {
+    if (spec->mesh.axis(axis).name != ctx.walk.axis || place.is_replicate()) {
+      continue;
+    }
+    if (!place.is_on() || layout::is_of_vocabulary(place.stage)) {
+      return !place.is_on() && layout::is_of_vocabulary(ctx.walk.stage);
+    }
+    if (place.holds(coord[axis])) {
       return ctx.walk.runs(ctx.walk.axis, place);
     }
   }

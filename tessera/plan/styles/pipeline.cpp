@@ -1,11 +1,13 @@
 // Pipeline stages: each parameter is on one coordinate of the pp axis, layers in their order, so that stages cost
 // alike.
 //
-// A tied parameter is where it is read first; operators of other stages fetch it, and its gradient goes home.
+// A tied parameter is where it is read first; operators of other stages fetch it, and its gradient goes home. Tables of
+// tokens and the head may be cut over all stages instead.
 #include <algorithm>
 #include <map>
 
 #include "tessera/base/error.h"
+#include "tessera/base/text.h"
 #include "tessera/plan/draft.h"
 #include "tessera/plan/stages.h"
 #include "tessera/schedule/families/family.h"
@@ -20,6 +22,9 @@ class PipelineStyle {
       if (may_be_head(table)) {
         add_head(table.weight());
       }
+    }
+    if (draft.options.vocabulary > 0) {
+      cut_vocabulary();
     }
     std::vector<double> costs;
     for (const ModelPart& part : parts_) {
@@ -63,13 +68,15 @@ class PipelineStyle {
   // Which rank has which stage is the schedule's to say, whatever the number of micro-batches.
   void set_schedule(const std::string& name, int64_t stages_per_rank) {
     const int64_t per_rank = stages_per_rank > 0 ? stages_per_rank : schedule::family_of(name).per_rank;
-    const schedule::Sizes sizes{.ranks = ranks(), .micro_batches = 2 * ranks(), .per_rank = per_rank};
+    const schedule::Sizes sizes{
+        .ranks = ranks(), .micro_batches = 2 * ranks(), .per_rank = per_rank, .barriers = draft_.options.vocabulary};
     const schedule::Schedule all = schedule::make_schedule(name, sizes);
     TESSERA_CHECK_AS(PlanError, all.chains == 1, "[generate_plan] schedule ", name,
                      " holds every stage twice; accepted: a schedule that holds each once, such as dualpipev");
     rank_of_stage_ = all.rank_of_stage;
     draft_.plan.schedule = name;
     draft_.plan.stages_per_rank = per_rank;
+    draft_.plan.vocabulary = draft_.options.vocabulary;
   }
 
   // A table of tokens that no product of its size stands beside: a C++ model may read it at its end, which its modules
@@ -84,6 +91,57 @@ class PipelineStyle {
       return std::any_of(group.columns.begin(), group.columns.end(), is_as_wide) ||
              (group.row && is_as_wide(*group.row));
     });
+  }
+
+  // What is cut over all stages is on none of them, and costs each as much.
+  void cut_vocabulary() {
+    TESSERA_CHECK_AS(PlanError, draft_.options.vocabulary <= 2, "[generate_plan] a vocabulary with ",
+                     draft_.options.vocabulary, " barriers; accepted: 1 or 2, or 0 where it is not cut");
+    TESSERA_CHECK_AS(PlanError, draft_.wide_axes(layout::AxisRole::kSharded).empty(),
+                     "[generate_plan] a vocabulary that is cut over stages on mesh {", draft_.plan.mesh.str(),
+                     "}, of which an axis shards parameters; accepted: axes pp, dp and tp");
+    std::vector<std::string> cut;
+    for (const EmbeddingInfo& table : draft_.roles.embeddings) {
+      if (table.is_position) {
+        continue;
+      }
+      cut_over_stages(table.weight(), 0, table.rows, /*is_table=*/true, cut);
+      for (const LinearGroup& group : draft_.roles.groups) {
+        for (const LinearInfo& head : group.columns) {
+          if (!group.row && head.out == table.rows) {
+            cut_over_stages(head.weight(), head.out_dim(), head.out, /*is_table=*/false, cut);
+            cut_over_stages(head.bias(), head.first_dim(), head.out, /*is_table=*/false, cut);
+          }
+        }
+      }
+    }
+    std::erase_if(parts_, [](const ModelPart& part) { return part.parameters.empty() && part.tied.empty(); });
+    TESSERA_CHECK_AS(PlanError, !cut.empty(),
+                     "[generate_plan] a vocabulary that is cut over stages, and the model has no table of tokens; "
+                     "accepted: a model with one, or no option vocabulary");
+    draft_.note(c10::str(base::join(cut, ", "), ": cut over the ", ranks(), " ranks of ",
+                         draft_.plan.mesh.axis(static_cast<int64_t>(axis_)).name));
+  }
+
+  // The parameter of this name, if it is one of the model's, leaves its parts. Its dim `dim` is the vocabulary.
+  void cut_over_stages(const std::string& name, int64_t dim, int64_t rows, bool is_table,
+                       std::vector<std::string>& cut) {
+    const auto all = draft_.parameters();
+    const auto named = std::find_if(all.begin(), all.end(), [&](const NamedTensor& own) { return own.name == name; });
+    if (named == all.end() || std::find(cut.begin(), cut.end(), name) != cut.end()) {
+      return;
+    }
+    cut.push_back(name);
+    const auto& lattice = draft_.options.lattice;
+    const int64_t unit = lattice ? sums::leaf_unit(rows, lattice->feature) : 1;
+    draft_.entry(name).storage[axis_] = layout::Shard(dim, {.unit = unit});
+    const int64_t elements = named->tensor.numel();
+    for (ModelPart& part : parts_) {
+      const auto own = static_cast<int64_t>(std::erase(part.parameters, name));
+      const auto tied = static_cast<int64_t>(std::erase(part.tied, name));
+      part.elements -= own * elements;
+      part.cost -= static_cast<double>(own * (is_table ? elements / rows : elements) + tied * elements);
+    }
   }
 
   void add_head(const std::string& weight) {

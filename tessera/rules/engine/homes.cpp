@@ -3,6 +3,8 @@
 #include <utility>
 
 #include "tessera/base/error.h"
+#include "tessera/layout/axis_role.h"
+#include "tessera/layout/vocabulary.h"
 
 namespace tessera::rules {
 
@@ -61,6 +63,46 @@ bool has_on(const Call& call, int64_t axis) {
                      [&](const Operand& operand) { return operand.spec->placements[axis].is_on(); });
 }
 
+bool is_written(const Call& call) {
+  return std::any_of(call.operands.begin(), call.operands.end(), [](const Operand& o) { return o.is_written; });
+}
+
+// The part of a vocabulary that the call is, where what it reads is cut over the stages of the axis; 0: none.
+int32_t vocabulary_part_of(const Call& call, const layout::Spec& forward, int64_t axis) {
+  if (call.spec(0)->mesh.axis(axis).name != layout::name_of(layout::AxisRole::kPipeline) || is_written(call)) {
+    return 0;
+  }
+  if (forward) {
+    const Placement& made = forward->placements[axis];
+    const bool is_here = std::none_of(call.operands.begin(), call.operands.end(), [&](const Operand& operand) {
+      return layout::is_of_vocabulary(operand.spec->placements[axis].stage);
+    });
+    return (made.is_shard() || made.is_partial()) && has_on(call, axis) && is_here ? layout::kHead : 0;
+  }
+  const auto is_cut = [&](const Operand& operand) { return operand.spec->placements[axis].is_shard(); };
+  const auto is_cut_parameter = [&](const Operand& operand) { return operand.is_parameter && is_cut(operand); };
+  if (std::none_of(call.operands.begin(), call.operands.end(), is_cut_parameter)) {
+    return 0;
+  }
+  if (has_on(call, axis)) {
+    return layout::kHead;
+  }
+  // Rows of a parameter for the samples of a batch; what only looks at parameters is no part of the program.
+  const auto is_sample = [](const Operand& o) { return !o.is_parameter && !o.spec->labels.empty(); };
+  const bool is_lookup = std::any_of(call.operands.begin(), call.operands.end(), is_sample) &&
+                         std::all_of(call.operands.begin(), call.operands.end(),
+                                     [&](const Operand& o) { return o.is_parameter || !is_cut(o); });
+  return is_lookup ? layout::kLookup : 0;
+}
+
+// Where that runs: on all ranks, or in another walk.
+Placement place_of_part(const Call& call, const layout::Spec& forward, int64_t axis, int32_t part, int64_t stage) {
+  if (stage < 0 || stage == part || forward) {
+    return layout::Replicate();
+  }
+  return layout::On(part == layout::kHead ? home_of(call, false, forward, axis).coordinate() : 0, part);
+}
+
 // Without the cut of an axis. Given places at which others cut its dim may be those of the run that it left: these cut
 // evenly.
 void take_away(Placements& placements, int64_t axis) {
@@ -74,14 +116,12 @@ void take_away(Placements& placements, int64_t axis) {
 
 }  // namespace
 
-Homes::Homes(const Call& call, bool is_derivative, const layout::Spec& forward) {
-  const auto is_everywhere = [](const Operand& operand) { return operand.spec->is_everywhere; };
-  if (std::all_of(call.operands.begin(), call.operands.end(), is_everywhere)) {
-    return;
-  }
+Homes::Homes(const Call& call, bool is_derivative, const layout::Spec& forward, int64_t stage) {
   const layout::Spec known = forward && forward->mesh == call.spec(0)->mesh ? forward : layout::Spec();
   for (int64_t axis = 0; axis < call.spec(0)->mesh.ndim(); ++axis) {
-    if (has_on(call, axis)) {
+    if (const int32_t part = vocabulary_part_of(call, known, axis)) {
+      axes_.push_back({axis, place_of_part(call, known, axis, part, stage), part});
+    } else if (has_on(call, axis)) {
       axes_.push_back({axis, home_of(call, is_derivative, known, axis)});
     }
   }
@@ -129,6 +169,32 @@ layout::Spec Homes::outside(const layout::Spec& inside) const {
     }
   }
   return inside.with(placements);
+}
+
+Placements Homes::sent(const Placements& from, const Placements& to) const {
+  Placements there = layout::sent_to(from, to);
+  for (const HomeAxis& home : axes_) {
+    const auto axis = static_cast<size_t>(home.axis);
+    there[axis] = home.part != 0 && there[axis].is_on() ? to[axis] : there[axis];
+  }
+  return there;
+}
+
+layout::Spec Homes::handed_on(const layout::Spec& result) const {
+  Placements placements = result->placements;
+  for (const HomeAxis& home : axes_) {
+    if (home.part == layout::kLookup) {
+      placements[home.axis] = layout::On(0);
+    }
+  }
+  return result.with(placements);
+}
+
+bool Homes::leaves(const layout::Spec& operand) const {
+  return std::any_of(axes_.begin(), axes_.end(), [&](const HomeAxis& home) {
+    return home.place.is_on() && layout::is_of_vocabulary(home.place.stage) &&
+           operand->placements[home.axis].is_shard();
+  });
 }
 
 }  // namespace tessera::rules

@@ -17,11 +17,14 @@ namespace tessera::rules {
 // derivative whose forward call is not known (a sum of what a recomputed body gives) the earliest stage takes the place
 // of the latest: gradients go back. The other operands move there, and its results are On there. Where an operand is
 // written that is not On, what is On becomes Replicate instead, and the call runs on all ranks.
+//
+// A parameter that is cut over the stages of a pipeline (layout/vocabulary.h) is read on all ranks, too: what is On a
+// stage becomes Replicate. In a walk of one stage alone such a call is at a place of the vocabulary.
 class Homes {
  public:
-  // `forward`: a result of the forward call, if this is its derivative. Throws if operands are written at two
-  // coordinates of an axis.
-  explicit Homes(const Call& call, bool is_derivative = false, const layout::Spec& forward = {});
+  // `forward`: a result of the forward call, if this is its derivative. `stage`: the one that runs alone, or a place of
+  // the vocabulary; negative: all. Throws if operands are written at two coordinates of an axis.
+  explicit Homes(const Call& call, bool is_derivative = false, const layout::Spec& forward = {}, int64_t stage = -1);
 
   // No operand is On.
   bool empty() const { return axes_.empty(); }
@@ -33,10 +36,21 @@ class Homes {
   // The layout that a layout inside is.
   layout::Spec outside(const layout::Spec& inside) const;
 
+  // The layout in which a value that the call reads stays there, on its way from one layout to another: at another
+  // coordinate, or, of what all stages read, everywhere.
+  layout::Placements sent(const layout::Placements& from, const layout::Placements& to) const;
+
+  // The layout in which what the call makes is handed on to a stage: rows of a vocabulary to the first one.
+  layout::Spec handed_on(const layout::Spec& result) const;
+
+  // Whether the operand is cut over stages, and the call does not run here: it is not moved.
+  bool leaves(const layout::Spec& operand) const;
+
  private:
   struct HomeAxis {
     int64_t axis;
     layout::Placement place;  // On, or Replicate: the call runs everywhere
+    int32_t part = 0;         // of the vocabulary, if it is of that
   };
   layout::Placements inside(layout::Placements placements) const;
 

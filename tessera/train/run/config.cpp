@@ -108,6 +108,7 @@ std::vector<Field> fields(Config& config) {
       {"parallel.sharding", &parallel.sharding, one_of({"state", "gradients", "parameters", "secondary"})},
       {"parallel.schedule", &parallel.schedule, {}},
       {"parallel.stages_per_rank", &parallel.stages_per_rank, at_least(0)},
+      {"parallel.vocabulary", &parallel.vocabulary, at_least(0)},
       {"parallel.keep_gathered", &parallel.keep_gathered, {}},
       {"parallel.plan", &parallel.plan, {}},
   };
@@ -364,7 +365,8 @@ void Config::verify_optimizer() const {
                    " is above optimizer.lr ", optimizer.lr, "; accepted: a floor of at most the peak");
 }
 
-void Config::verify_schedule(const layout::Mesh& own, const std::string& name, int64_t stages_per_rank) const {
+void Config::verify_schedule(const layout::Mesh& own, const std::string& name, int64_t stages_per_rank,
+                             int64_t vocabulary) const {
   schedule::family_of(name);
   const int64_t ranks = layout::ranks_along(own, layout::AxisRole::kPipeline);
   if (ranks == 1) {
@@ -374,7 +376,8 @@ void Config::verify_schedule(const layout::Mesh& own, const std::string& name, i
   const plan::Rows rows(own, layout::batch_axes_of(own), train.batch, train.accumulate,
                         plan::sample_unit(train.batch, lattice));
   try {
-    schedule::make_schedule(name, {.ranks = ranks, .micro_batches = rows.filled(), .per_rank = stages_per_rank});
+    schedule::make_schedule(
+        name, {.ranks = ranks, .micro_batches = rows.filled(), .per_rank = stages_per_rank, .barriers = vocabulary});
   } catch (const ConfigError& error) {
     TESSERA_THROW(ConfigError, "[config] mesh {", own.str(), "} with train.batch ", train.batch,
                   " and train.accumulate ", train.accumulate, ": ", base::message_of(error));
@@ -437,8 +440,13 @@ void Config::verify() const {
   TESSERA_CHECK_AS(ConfigError, parallel.stages_per_rank == 0 || !parallel.schedule.empty(),
                    "[config] parallel.stages_per_rank has no effect without parallel.schedule; accepted: leave it out, "
                    "or parallel.schedule = \"interleaved\"");
+  TESSERA_CHECK_AS(ConfigError, parallel.vocabulary <= 2, "[config] parallel.vocabulary ", parallel.vocabulary,
+                   "; accepted: 1 or 2 barriers, or 0, where embedding and head are not cut over stages");
+  TESSERA_CHECK_AS(ConfigError, parallel.vocabulary == 0 || parallel.plan.empty(),
+                   "[config] parallel.vocabulary has no effect beside parallel.plan; accepted: leave it out, and say "
+                   "\"vocabulary\" in the plan file");
   if (!parallel.schedule.empty()) {
-    verify_schedule(mesh(), parallel.schedule, parallel.stages_per_rank);
+    verify_schedule(mesh(), parallel.schedule, parallel.stages_per_rank, parallel.vocabulary);
   }
   verify_optimizer();
   if (is_exact()) {

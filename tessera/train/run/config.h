@@ -100,6 +100,9 @@ struct ParallelConfig {
   // after the other. It says how many stages a rank has unless stages_per_rank does (0). Without pp it says nothing.
   std::string schedule;
   int64_t stages_per_rank = 0;
+  // Embedding and head are cut over the stages of a pp axis, in a schedule with so many barriers: 1 or 2; 0: they are
+  // on the first and the last.
+  int64_t vocabulary = 0;
   bool keep_gathered = true;
   std::string plan;  // a plan file instead of a generated plan; relative to the folder of the configuration file
 };
@@ -128,7 +131,8 @@ struct Config {
   // ... of [optimizer] alone.
   void verify_optimizer() const;
   // ... if there is no such schedule, or a step has not as many micro-batches as it wants for the stages of a mesh.
-  void verify_schedule(const layout::Mesh& mesh, const std::string& name, int64_t stages_per_rank) const;
+  void verify_schedule(const layout::Mesh& mesh, const std::string& name, int64_t stages_per_rank,
+                       int64_t vocabulary) const;
 
  private:
   // ... if the mesh cuts what the lattice has fewer leaves of.

@@ -67,7 +67,7 @@ plan::Plan read_plan(const Config& config) {
                    "\" is for mesh {", plan.mesh.str(), "}, but parallel.mesh is {", config.mesh().str(),
                    "}; accepted: the same mesh in both");
   if (!plan.schedule.empty()) {
-    config.verify_schedule(plan.mesh, plan.schedule, plan.stages_per_rank);
+    config.verify_schedule(plan.mesh, plan.schedule, plan.stages_per_rank, plan.vocabulary);
   }
   return plan;
 }
@@ -137,6 +137,7 @@ plan::Plan make_plan(const Config& config, const torch::nn::Module& model) {
       .precision = plan::parse_precision(config.precision.storage, config.precision.compute, config.precision.reduce),
       .schedule = config.parallel.schedule,
       .stages_per_rank = config.parallel.stages_per_rank,
+      .vocabulary = config.parallel.vocabulary,
       .recompute = words_of(config.recompute.modules),
       .recompute_keep = words_of(config.recompute.keep),
       .offload = words_of(config.offload.activations),

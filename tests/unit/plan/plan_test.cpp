@@ -120,7 +120,7 @@ TEST(Plan, JsonRoundTripsRandomPlans) {
 TEST(Plan, JsonIsOneLinePerEntry) {
   EXPECT_EQ(small_plan().json(),
             "{\n"
-            "  \"version\": 4,\n"
+            "  \"version\": 5,\n"
             "  \"mesh\": \"dp=2,tp=2\",\n"
             "  \"batch_axes\": [\"dp\"],\n"
             "  \"keep_gathered_bytes\": 1073741824,\n"
@@ -245,8 +245,8 @@ TEST(Plan, VerifyNamesWhatDoesNotFit) {
 TEST(Plan, FromJsonNamesTheLine) {
   const auto good = small_plan().json();
   const std::vector<std::array<std::string, 3>> cases = {
-      {"\"version\": 4", "\"version\": 5", "line 2: version 5 is none of 1 to 4, which is the newest"},
-      {"\"version\": 4", "\"version\": \"one\"", "line 2: \"version\" cannot be \"one\""},
+      {"\"version\": 5", "\"version\": 6", "line 2: version 6 is none of 1 to 5, which is the newest"},
+      {"\"version\": 5", "\"version\": \"one\"", "line 2: \"version\" cannot be \"one\""},
       {"\"mesh\": \"dp=2,tp=2\"", "\"mesh\": \"dp=2,tp\"", "line 3: [mesh] \"dp=2,tp\" is no mesh"},
       {"\"mesh\"", "\"meshes\"", "line 3: unknown key \"meshes\"; did you mean \"mesh\"?"},
       {"\"storage\": \"{tp: S(1)}\"", "\"storage\": \"{tp: Q}\"",

@@ -187,6 +187,28 @@ TEST(PipelineStyle, ATiedWeightThatFsdpCutsIsFetchedToo) {
   EXPECT_EQ(entry->group, "");
 }
 
+// The layers alone are balanced, and the vocabulary is everybody's.
+TEST(PipelineStyle, CutsAVocabularyOverAllStages) {
+  const auto plan = plan_model(describe(*models::Llama(llama(false))),
+                               {.mesh = layout::Mesh::parse("pp=2,tp=2"), .schedule = "v-half", .vocabulary = 2});
+  EXPECT_EQ(storage(plan, "model.embed_tokens.weight"), "{pp: S(0), tp: S(0)}");
+  EXPECT_EQ(storage(plan, "lm_head.weight"), "{pp: S(0), tp: S(0)}");
+  EXPECT_EQ(storage(plan, "model.norm.weight"), "{pp: On(0;3), tp: R}");
+  EXPECT_EQ(plan.vocabulary, 2);
+  for (const char* note : {"model.embed_tokens.weight, lm_head.weight: cut over the 2 ranks of pp",
+                           "stage 0 (rank 0): model.layers.0, 8768 parameters, 25% of the cost"}) {
+    EXPECT_NE(std::find(plan.notes.begin(), plan.notes.end(), note), plan.notes.end()) << base::join(plan.notes, "\n");
+  }
+  EXPECT_EQ(Plan::from_json(plan.json()), plan);
+
+  models::GptConfig config;
+  config.vocab_size = 64, config.dim = 32, config.layers = 2, config.heads = 4, config.max_seq = 16;
+  const auto tied = plan_model(describe(*models::Gpt(config)), {.mesh = layout::Mesh::parse("pp=2"), .vocabulary = 1});
+  EXPECT_EQ(storage(tied, "transformer.wte.weight"), "{pp: S(0)}");
+  EXPECT_FALSE(tied.find("transformer.wte.weight")->compute);
+  EXPECT_EQ(storage(tied, "transformer.wpe.weight"), "{pp: On(0)}");
+}
+
 TEST(PipelineStyle, SaysWhichStagesAreEmpty) {
   ModuleTree tree;
   tree.kind = ModuleTree::Kind::kLinear;

@@ -9,6 +9,7 @@
 #include "tessera/schedule/passes.h"
 #include "tessera/schedule/picture.h"
 #include "tessera/schedule/replay.h"
+#include "tessera/schedule/results.h"
 #include "tessera/schedule/verify.h"
 
 namespace tessera::schedule::vocabulary_test {
@@ -91,6 +92,79 @@ TEST(ScheduleVocabulary, TheEmbeddingIsAFewForwardsAhead) {
     EXPECT_LE(most, 3);
     EXPECT_EQ(ahead, 0);
   }
+}
+
+// Whether all ranks come to their ends where those that do an action of these kinds wait for the others to do it too.
+bool ends_if_ranks_meet_in(const Schedule& schedule, const std::vector<ActionKind>& kinds) {
+  ResultTable<char> done(schedule, false);
+  std::vector<size_t> at(schedule.ranks.size());
+  const auto next_of = [&](size_t rank) {
+    return at[rank] < schedule.ranks[rank].size() ? &schedule.ranks[rank][at[rank]] : nullptr;
+  };
+  const auto can_begin = [&](const Action& action) {
+    const auto needs = needs_of(schedule, action);
+    return std::all_of(needs.begin(), needs.end(), [&](const Result& need) { return done[need]; });
+  };
+  const auto finish = [&](size_t rank) {
+    for (const Result& result : results_of(*next_of(rank))) {
+      done[result] = true;
+    }
+    ++at[rank];
+  };
+  bool moves = true;
+  while (moves) {
+    moves = false;
+    for (size_t rank = 0; rank < at.size(); ++rank) {
+      const Action* own = next_of(rank);
+      if (!own || !can_begin(*own)) {
+        continue;
+      }
+      if (std::find(kinds.begin(), kinds.end(), own->kind) == kinds.end()) {
+        finish(rank);
+        moves = true;
+        continue;
+      }
+      const Action meant = *own;
+      bool all_are_here = true;
+      for (size_t other = 0; other < at.size(); ++other) {
+        const Action* action = next_of(other);
+        all_are_here &= action && action->kind == meant.kind && action->micro_batch == meant.micro_batch;
+      }
+      for (size_t other = 0; other < at.size() && all_are_here; ++other) {
+        finish(other);
+        moves = true;
+      }
+    }
+  }
+  for (size_t rank = 0; rank < at.size(); ++rank) {
+    if (next_of(rank)) {
+      return false;
+    }
+  }
+  return true;
+}
+
+// As a job's ranks do, for the sums over the vocabulary. The control: in those of the embedding they could not.
+TEST(ScheduleVocabulary, RanksMayMeetInPassesOfTheHead) {
+  bool is_stuck = false;
+  for (const char* name : {"1f1b", "v-half"}) {
+    for (int64_t ranks = 2; ranks <= 8; ++ranks) {
+      for (const int64_t micro_batches : {1, 2, 3, 5, 8, 13, 24}) {
+        for (const int64_t barriers : {1, 2}) {
+          const auto schedule =
+              make_schedule(name, {.ranks = ranks, .micro_batches = micro_batches, .barriers = barriers});
+          std::vector<ActionKind> kinds = {ActionKind::kHead};
+          if (barriers == 2) {
+            kinds.push_back(ActionKind::kHeadBackward);
+          }
+          EXPECT_TRUE(ends_if_ranks_meet_in(schedule, kinds)) << name << " " << ranks << " " << micro_batches;
+          kinds.push_back(ActionKind::kEmbed);
+          is_stuck |= !ends_if_ranks_meet_in(schedule, kinds);
+        }
+      }
+    }
+  }
+  EXPECT_TRUE(is_stuck);
 }
 
 TEST(ScheduleVocabulary, WhatIsLeftOutOrEarlyIsRefused) {
