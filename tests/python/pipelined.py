@@ -10,8 +10,8 @@ def on_ranks(body, run):
     return tessera.run_ranks(lambda: body(*run), tessera.Mesh(run[0]).size())
 
 
-def placed(model, mesh, schedule, microbatches, optimizer=None, recompute=(), **options):
-    plan = tessera.generate_plan(model, mesh=mesh, schedule=schedule, recompute=recompute)
+def placed(model, mesh, schedule, microbatches, optimizer=None, recompute=(), vocabulary=0, **options):
+    plan = tessera.generate_plan(model, mesh=mesh, schedule=schedule, recompute=recompute, vocabulary=vocabulary)
     return tessera.parallelize(model, plan, optimizer, microbatches=microbatches, **options)
 
 

@@ -117,10 +117,10 @@ class WholeBatchTest(unittest.TestCase):
                         self.assertEqual(parts.keys(), want.keys())
                         self.assertLessEqual(furthest(parts, want), 1e-12)
 
-    def check_bits(self, name, numerics, one, runs, clip=nn.utils.clip_grad_norm_, recompute=()):
+    def check_bits(self, name, numerics, one, runs, clip=nn.utils.clip_grad_norm_, recompute=(), vocabulary=0):
         def body(*run):
             model, batch, optimizer = begin(name, numerics)
-            placed(model, *run, optimizer, recompute if run != one else ())
+            placed(model, *run, optimizer, recompute if run != one else (), vocabulary)
             seen = [number for _ in range(2) for number in step(model, batch, optimizer, clip)]
             return seen, whole_state(model)
 
@@ -138,6 +138,12 @@ class WholeBatchTest(unittest.TestCase):
     def test_recomputed_layers_of_llama(self):
         # Its norm is written out: what that makes before it reads its weight would be on the stage before.
         self.check_bits("llama", ("exact", LATTICE), ONE, [("pp=2", "1f1b", 4), ("pp=2", "zbv", 4), ("pp=2", "", 1)], recompute="model.layers.*")
+
+    def test_a_cut_vocabulary(self):
+        for name in ("llama", "gpt2"):
+            for barriers in (1, 2):
+                runs = [("pp=2", "1f1b", 4), ("pp=2", "v-half", 4), ("pp=2", "", 1)]
+                self.check_bits(name, ("exact", LATTICE), ONE, runs, vocabulary=barriers)
 
     def test_a_recomputed_part_of_two_stages_is_refused_where_ranks_have_several(self):
         def body(*run):
