@@ -4,6 +4,7 @@
 #include <cstdio>
 #include <filesystem>
 #include <memory>
+#include <unordered_map>
 
 #include <dlfcn.h>
 #include <execinfo.h>
@@ -63,6 +64,17 @@ std::vector<std::string> lines_of(const std::string& file, const std::string& ad
   return base::split(text, '\n');
 }
 
+// `PROGRAM+0x1234` of the call that returns there; empty if it is a library's.
+std::string program_call(const void* frame) {
+  Dl_info info;
+  if (dladdr(frame, &info) == 0 || !info.dli_fname || is_of_library(info.dli_fname)) {
+    return "";
+  }
+  // Of the call, which ends one byte before.
+  return fmt::format("{}+{:#x}", info.dli_fname,
+                     static_cast<const char*>(frame) - static_cast<const char*>(info.dli_fbase) - 1);
+}
+
 }  // namespace
 
 void set_call_locate(Places::Locate new_locate) { locate() = std::move(new_locate); }
@@ -73,17 +85,18 @@ std::string call_place() {
   }
   std::array<void*, kMostFrames> frames;
   const int count = backtrace(frames.data(), static_cast<int>(frames.size()));
+  thread_local std::unordered_map<const void*, std::string> known;  // dladdr searches every symbol of a library
   std::string place;
   size_t calls = 0;
   for (int i = 0; i < count && calls < kMostCalls; ++i) {
-    Dl_info info;
-    if (dladdr(frames[static_cast<size_t>(i)], &info) == 0 || !info.dli_fname || is_of_library(info.dli_fname)) {
-      continue;
+    const void* frame = frames[static_cast<size_t>(i)];
+    auto found = known.find(frame);
+    if (found == known.end()) {
+      found = known.emplace(frame, program_call(frame)).first;
     }
-    // Of the call, which ends one byte before.
-    const auto offset =
-        static_cast<const char*>(frames[static_cast<size_t>(i)]) - static_cast<const char*>(info.dli_fbase) - 1;
-    place += fmt::format("{}{}+{:#x}", calls++ == 0 ? "" : ";", info.dli_fname, offset);
+    if (!found->second.empty()) {
+      place += (calls++ == 0 ? "" : ";") + found->second;
+    }
   }
   return place;
 }

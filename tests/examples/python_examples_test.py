@@ -15,7 +15,10 @@ import unittest
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT / "tests" / "python"), str(ROOT / "examples" / "python")]
+import warm_python  # noqa: E402
 PRETRAIN, FINETUNE = (ROOT / "examples" / "python" / name for name in ("pretrain.py", "finetune.py"))
+HAS_PEFT = importlib.util.find_spec("accelerate") and importlib.util.find_spec("peft")
 SIZES = ("--width", "32", "--numerics", "exact")
 
 # What Slurm's srun gives the processes of a step, here all on this machine.
@@ -40,7 +43,7 @@ def losses(*command, **more):
 
 
 def pretrain(steps, *words):
-    return losses(sys.executable, PRETRAIN, *SIZES, "--steps", steps, *words)
+    return losses(warm_python.executable(), PRETRAIN, *SIZES, "--steps", steps, *words)
 
 
 class PretrainTest(unittest.TestCase):
@@ -59,14 +62,14 @@ class PretrainTest(unittest.TestCase):
 
     def test_goes_on_on_another_mesh(self):
         saved = pretrain(2, "--ranks", 4, "--mesh", "fsdp=2,tp=2", "--checkpoints", self.run_folder, "--save-every", 2)
-        rest = losses(sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", 2, PRETRAIN, *SIZES, "--steps", 4, "--mesh", "dp=2",
+        rest = losses(warm_python.executable(), "-m", "torch.distributed.run", "--nproc-per-node", 2, PRETRAIN, *SIZES, "--steps", 4, "--mesh", "dp=2",
                       "--checkpoints", self.run_folder)
         self.assertEqual(saved + rest, self.whole)
 
     def test_under_slurm(self):
         tools = self.run_folder.parent / "bin"
         tools.mkdir()
-        for name, text in (("srun", SRUN), ("python", f'#!/bin/bash\nexec {sys.executable} "$@"\n')):
+        for name, text in (("srun", SRUN), ("python", f'#!/bin/bash\nexec {warm_python.executable()} "$@"\n')):
             (tools / name).write_text(text)
             (tools / name).chmod(0o755)
         seen = losses("bash", ROOT / "examples" / "slurm" / "pretrain.sbatch", *SIZES, RANKS="4", MESH="dp=2,tp=2", STEPS="4", RUN=str(self.run_folder),
@@ -74,7 +77,7 @@ class PretrainTest(unittest.TestCase):
         self.assertEqual(seen, self.whole)
 
 
-@unittest.skipUnless(importlib.util.find_spec("accelerate") and importlib.util.find_spec("peft"), "accelerate or peft is not installed")
+@unittest.skipUnless(HAS_PEFT, "accelerate or peft is not installed")
 class FinetuneTest(unittest.TestCase):
     def setUp(self):
         holder = tempfile.TemporaryDirectory()
@@ -83,19 +86,19 @@ class FinetuneTest(unittest.TestCase):
 
     def check(self, *words):
         common = (*words, "--numerics", "exact", "--steps", 4, "--save-every", 2)
-        whole = losses(sys.executable, FINETUNE, *common, "--out", self.folder / "whole")
+        whole = losses(warm_python.executable(), FINETUNE, *common, "--out", self.folder / "whole")
         self.assertEqual([step for step, _ in whole], ["1", "2", "3", "4"])
         self.assertLess(float(whole[-1][1]), float(whole[0][1]))
-        meshed = losses(sys.executable, FINETUNE, *common, "--out", self.folder / "meshed", "--ranks", 4, "--mesh", "dp=2,tp=2")
+        meshed = losses(warm_python.executable(), FINETUNE, *common, "--out", self.folder / "meshed", "--ranks", 4, "--mesh", "dp=2,tp=2")
         self.assertEqual(meshed, whole)
-        rest = losses(sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", 2, FINETUNE, *common, "--out", self.folder / "rest", "--mesh", "fsdp=2",
+        rest = losses(warm_python.executable(), "-m", "torch.distributed.run", "--nproc-per-node", 2, FINETUNE, *common, "--out", self.folder / "rest", "--mesh", "fsdp=2",
                       "--resume", self.folder / "meshed" / "checkpoint-2")
         self.assertEqual(rest, whole[2:])
         return {file.name for file in (self.folder / "rest").iterdir()}
 
     def test_whole(self):
         self.assertIn("model.safetensors", self.check())
-        again = losses(sys.executable, FINETUNE, "--model", self.folder / "rest", "--steps", 1, "--out", self.folder / "again")
+        again = losses(warm_python.executable(), FINETUNE, "--model", self.folder / "rest", "--steps", 1, "--out", self.folder / "again")
         self.assertEqual(len(again), 1)
 
     def test_adapters(self):
@@ -106,4 +109,5 @@ if __name__ == "__main__":
     if not importlib.util.find_spec("transformers"):
         print("skipped: transformers is not installed")
         sys.exit(77)
+    warm_python.begin("pretrain", *(["finetune"] if HAS_PEFT else []), "transformers.models.gpt2.modeling_gpt2")
     unittest.main()

@@ -7,7 +7,6 @@ Usage: accelerator_test.py [unittest's arguments]
 import importlib.util
 import json
 import os
-import subprocess
 import sys
 import tempfile
 import unittest
@@ -20,6 +19,7 @@ if importlib.util.find_spec("accelerate") is None:
 
 import tessera
 import torch
+import warm_python
 from accelerate.utils import ProjectConfiguration
 from accelerator_program import Net, Run, main
 from safetensors.torch import load_file
@@ -106,12 +106,11 @@ class AcceleratorTest(unittest.TestCase):
         whole, resumed = (json.loads(line) for line in lines_of(PROGRAM, *runs, timeout=300) if line.startswith("["))
         self.assertEqual(whole, threads)
         self.assertEqual(resumed, [line for line in threads if line["epoch"] == 1])
-        launch = [sys.executable, "-m", "accelerate.commands.accelerate_cli", "launch"]
+        launch = ["-m", "accelerate.commands.accelerate_cli", "launch"]
         text = json.dumps(vars(runs[0]))
-        done = subprocess.run([*launch, "--multi_gpu", "--num_processes", "2", "--main_process_port", "0", PROGRAM, text], capture_output=True, text=True,
-                              timeout=300)
+        done = warm_python.run([*launch, "--multi_gpu", "--num_processes", "2", "--main_process_port", "0", PROGRAM, text], timeout=300)
         self.assertEqual(json.loads(done.stdout.splitlines()[-1]), threads, done.stderr)
-        done = subprocess.run([*launch, "--cpu", "--num_processes", "2", PROGRAM, text], capture_output=True, text=True, timeout=300)  # starts one
+        done = warm_python.run([*launch, "--cpu", "--num_processes", "2", PROGRAM, text], timeout=300)  # starts one
         self.assertIn("in a program without ranks; accepted: a launcher (torchrun --nproc-per-node 2", done.stderr)
 
     def test_files(self):
@@ -174,5 +173,6 @@ class AcceleratorTest(unittest.TestCase):
 
 
 if __name__ == "__main__":
+    warm_python.begin()
     warnings.simplefilter("ignore")
     unittest.main()

@@ -6,8 +6,6 @@ Usage: checkpoint_test.py [unittest's arguments]
 """
 
 import os
-import subprocess
-import sys
 import tempfile
 import unittest
 import warnings
@@ -15,6 +13,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed.checkpoint as dcp
+import warm_python
 
 PROGRAM = Path(__file__).parent / "checkpoint_program.py"
 SIZES = {"even": (8, 6), "uneven": (5, 3), "short": (3, 2), "blocks": (12, 4), "both": (12, 8), "nested": (12, 4), "all": (4, 3), "owner": (4, 3),
@@ -41,8 +40,7 @@ class CheckpointTest(unittest.TestCase):
             folder = Path(name)
             dcp.save(values(), checkpoint_id=folder / "plain")
             torch.save(trained(), folder / "plain.pt")
-            done = subprocess.run([sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "4", PROGRAM, folder], capture_output=True, text=True,
-                                  timeout=400, env={**os.environ, "TORCH_DISTRIBUTED_DEBUG": "OFF"})
+            done = warm_python.torchrun(4, [PROGRAM, folder], timeout=400, env={**os.environ, "TORCH_DISTRIBUTED_DEBUG": "OFF"})
             self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
             self.assertEqual(done.stdout.split(), ["refused", "layouts", "plain", "training", "later", "whole"], done.stdout + done.stderr)
             self.check_by_plain_pytorch(folder / "layouts")
@@ -64,5 +62,6 @@ class CheckpointTest(unittest.TestCase):
 
 
 if __name__ == "__main__":
+    warm_python.begin()
     warnings.simplefilter("ignore")
     unittest.main()

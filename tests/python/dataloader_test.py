@@ -9,8 +9,6 @@ import collections
 import itertools
 import json
 import pickle
-import subprocess
-import sys
 import tempfile
 import unittest
 import warnings
@@ -18,6 +16,7 @@ from pathlib import Path
 
 import tessera
 import torch
+import warm_python
 from dataloader_program import MESHES, Counted, Stream, data_coordinate, digest, make_model, ranks_of, train
 from torch.utils.data import DataLoader, DistributedSampler, RandomSampler, WeightedRandomSampler
 
@@ -141,8 +140,7 @@ class DataLoaderTest(unittest.TestCase):
         want = run_on("1", lambda: train("1", 13, 6, whole=True))
         for mesh in ("dp=3", "dp=2,tp=2"):
             with self.subTest(mesh=mesh):
-                done = subprocess.run([sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks_of(mesh)), PROGRAM, mesh], capture_output=True,
-                                      text=True, timeout=600)
+                done = warm_python.torchrun(ranks_of(mesh), [PROGRAM, mesh], timeout=600)
                 self.assertEqual((done.returncode, done.stdout.split()), (0, [digest(want)]), done.stdout + done.stderr)
 
     def test_going_on_at_another_degree(self):
@@ -494,4 +492,5 @@ class RefusalTest(unittest.TestCase):
             run_on("tp=2", lambda: train("tp=2", 4, 4))
 
 if __name__ == "__main__":
+    warm_python.begin()
     unittest.main()

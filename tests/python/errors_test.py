@@ -6,7 +6,6 @@ Usage: errors_test.py [unittest's arguments]
 
 import copy
 import pickle
-import subprocess
 import sys
 import tempfile
 import threading
@@ -15,6 +14,7 @@ import warnings
 
 import tessera
 import torch
+import warm_python
 from waits import WAYS, outcome
 
 KINDS = (tessera.CommTimeout, tessera.DivergenceError, tessera.RankFailed, tessera.Stopped)
@@ -85,8 +85,7 @@ class ErrorsTest(unittest.TestCase):
     def test_processes(self):
         for other, kind in (("fails", "RankFailed 1"), ("is_late", "CommTimeout None"), ("has_ended", "DivergenceError None")):
             with self.subTest(other=other), tempfile.TemporaryDirectory() as folder:
-                done = subprocess.run([sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "errors_program.py", other, folder],
-                                      cwd=sys.path[0], capture_output=True, text=True, timeout=100)
+                done = warm_python.torchrun(2, ["errors_program.py", other, folder], cwd=sys.path[0], timeout=100)
                 self.assertIn(f"rank 0: {kind}: ", done.stdout, done.stderr)
 
     def test_the_kinds_are_those_of_torch(self):
@@ -104,5 +103,6 @@ class ErrorsTest(unittest.TestCase):
 
 
 if __name__ == "__main__":
+    warm_python.begin()
     warnings.simplefilter("ignore")
     unittest.main()

@@ -6,8 +6,6 @@ Usage: fully_shard_test.py [unittest's arguments]
 """
 
 import copy
-import subprocess
-import sys
 import tempfile
 import unittest
 from pathlib import Path
@@ -15,6 +13,7 @@ from pathlib import Path
 import tessera
 import torch
 import toy_transformer
+import warm_python
 from tessera._parallel import passes_of
 from toy_transformer import make, shard, tokens_of, train
 
@@ -37,8 +36,7 @@ def plan_group(line):
 
 
 def torchrun(library, *mesh, ranks=2):
-    done = subprocess.run([sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks), PROGRAM, library, *mesh], capture_output=True, text=True,
-                          timeout=200)
+    done = warm_python.torchrun(ranks, [PROGRAM, library, *mesh], timeout=200)
     if done.returncode != 0:
         raise RuntimeError(done.stdout + done.stderr)
     lines = done.stdout.split()
@@ -218,4 +216,5 @@ class FullyShardTest(unittest.TestCase):
 
 
 if __name__ == "__main__":
+    warm_python.begin()
     unittest.main()

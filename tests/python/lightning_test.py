@@ -21,6 +21,7 @@ if importlib.util.find_spec("pytorch_lightning") is None:
 
 import tessera
 import torch
+import warm_python
 from lightning_program import Run, main
 from runs import lines_of, on_threads
 
@@ -109,6 +110,7 @@ def _logged(log):
 
 
 if __name__ == "__main__":
+    warm_python.begin()
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     unittest.main()

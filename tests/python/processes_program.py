@@ -123,4 +123,5 @@ def main(folder, *options):
     tessera.full_state_dict(placed[0])
 
 
-main(*sys.argv[1:])
+if __name__ == "__main__":
+    main(*sys.argv[1:])

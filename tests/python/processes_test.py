@@ -5,21 +5,16 @@ derivatives in forward mode, which rank threads refuse.
 Usage: processes_test.py [unittest's arguments]
 """
 
-import subprocess
-import sys
 import tempfile
 import unittest
-from pathlib import Path
-
 import forward_mode
-
-PROGRAM = Path(__file__).parent / "processes_program.py"
+import processes_program
+import warm_python
 
 
 def torchrun(*options):
     with tempfile.TemporaryDirectory() as folder:
-        return subprocess.run([sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", PROGRAM, folder, *options], capture_output=True,
-                              text=True, timeout=200)
+        return warm_python.torchrun(2, [processes_program.__file__, folder, *options], timeout=200)
 
 
 class ProcessesTest(unittest.TestCase):
@@ -62,4 +57,5 @@ class ProcessesTest(unittest.TestCase):
 
 
 if __name__ == "__main__":
+    warm_python.begin()
     unittest.main()

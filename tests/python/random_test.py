@@ -14,6 +14,7 @@ import warnings
 
 import tessera
 import torch
+import warm_python
 import zoo
 from runs import lines_of, run_given
 from transformers import AutoModelForCausalLM
@@ -193,4 +194,5 @@ if __name__ == "__main__":
     if "RANK" in os.environ:
         run_given(draws, Draws)
         sys.exit()
+    warm_python.begin()
     unittest.main()

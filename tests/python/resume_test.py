@@ -16,6 +16,7 @@ import warnings
 from pathlib import Path
 
 import tessera
+import warm_python
 from resume_program import Run, train
 from runs import lines_of
 
@@ -114,5 +115,6 @@ class ResumeTest(unittest.TestCase):
 
 
 if __name__ == "__main__":
+    warm_python.begin()
     warnings.simplefilter("ignore")
     unittest.main()

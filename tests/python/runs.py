@@ -1,12 +1,12 @@
-"""Runs of a program, dataclasses with a mesh: on rank threads, and by processes of torchrun, which are given them as JSON."""
+"""Runs of a program, dataclasses with a mesh: on rank threads, and by processes of torchrun (warm_python.py), which are given them as JSON."""
 
 import dataclasses
 import json
-import subprocess
 import sys
 import warnings
 
 import tessera
+import warm_python
 
 
 def on_threads(main, run):
@@ -27,7 +27,6 @@ def lines_of(program, *runs, timeout):
     """What rank 0 of `program` prints, which is given these runs, one after the other in one job."""
     ranks = tessera.Mesh(runs[0].mesh).size()
     texts = [json.dumps(dataclasses.asdict(run)) for run in runs]
-    done = subprocess.run([sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks), program, *texts], capture_output=True, text=True,
-                          timeout=timeout)
+    done = warm_python.torchrun(ranks, [program, *texts], timeout=timeout)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout.splitlines()

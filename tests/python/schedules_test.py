@@ -8,13 +8,12 @@ Usage: schedules_test.py [unittest's arguments]; with TESSERA_FULL=1 on more lay
 import copy
 import difflib
 import os
-import subprocess
-import sys
 import unittest
 from pathlib import Path
 
 import tessera
 import torch
+import warm_python
 from folders import in_folder
 from models_test import build, furthest, gradients, results_of
 from pipelined import Net, made, on_ranks, placed
@@ -355,11 +354,11 @@ class ProgramTest(unittest.TestCase):
 
     @in_folder
     def test_processes(self, folder):
-        self.start(PROGRAM, folder)
+        self.check(warm_python.run([PROGRAM, folder], timeout=300, env=self.environment()))
         want = self.numbers_of(folder / "rank0")
         program = folder / "pipeline.py"
         program.write_text("\n".join(self.pipelined()))
-        self.start("-m", "torch.distributed.run", "--nproc-per-node", "4", program, folder, "pp=4", "1f1b", "3")
+        self.check(warm_python.torchrun(4, [program, folder, "pp=4", "1f1b", "3"], timeout=300, env=self.environment()))
         for rank in range(4):
             got = self.numbers_of(folder / f"rank{rank}")
             self.assertEqual([name for name, _ in got], [name for name, _ in want])
@@ -373,8 +372,7 @@ class ProgramTest(unittest.TestCase):
             with self.subTest(ends=ends):
                 program = folder / "fails.py"
                 program.write_text(FAILS.replace("ENDS", ends))
-                done = subprocess.run([sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", program, folder], capture_output=True, text=True,
-                                      timeout=60, env=self.environment())
+                done = warm_python.torchrun(2, [program, folder], timeout=60, env=self.environment())
                 self.assertNotEqual(done.returncode, 0)
                 self.assertRegex((folder / "rank0").read_text(), r"rank 1 (has finished|failed)")
                 self.assertEqual([path.name for path in sorted(folder.glob("rank*"))], ["rank0", "rank1"] if "raise" in ends else ["rank0"])
@@ -384,8 +382,7 @@ class ProgramTest(unittest.TestCase):
     def environment(self):
         return {**os.environ, "PYTHONPATH": f"{Path(__file__).parent}:{os.environ.get('PYTHONPATH', '')}"}
 
-    def start(self, *command):
-        done = subprocess.run([sys.executable, *map(str, command)], capture_output=True, text=True, timeout=300, env=self.environment())
+    def check(self, done):
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
 
     def numbers_of(self, path):
@@ -393,4 +390,5 @@ class ProgramTest(unittest.TestCase):
 
 
 if __name__ == "__main__":
+    warm_python.begin()
     unittest.main()

@@ -19,6 +19,7 @@ if not all(map(importlib.util.find_spec, ("trl", "datasets", "peft"))):
 
 import datasets
 import tessera
+import warm_python
 from clm_program import make_model
 from sft_program import Run, main
 from runs import lines_of, on_threads
@@ -86,6 +87,7 @@ def _steps(log):
 
 
 if __name__ == "__main__":
+    warm_python.begin()
     warnings.simplefilter("ignore")
     datasets.disable_progress_bars()
     unittest.main()

@@ -22,6 +22,7 @@ if not all(map(importlib.util.find_spec, ("datasets", "webdataset"))):
 
 import datasets
 import tessera
+import warm_python
 import webdataset
 from dataloader_program import data_coordinate
 from dataloader_test import on_each
@@ -133,4 +134,5 @@ class StreamsTest(unittest.TestCase):
 
 
 if __name__ == "__main__":
+    warm_python.begin()
     unittest.main()

@@ -21,6 +21,7 @@ if importlib.util.find_spec("accelerate") is None:
 
 import tessera
 import torch
+import warm_python
 from clm_program import Run, main, make_model, rows_of
 from runs import lines_of, on_threads
 from wide import doubles
@@ -157,5 +158,6 @@ class TrainerTest(unittest.TestCase):
 
 
 if __name__ == "__main__":
+    warm_python.begin()
     warnings.simplefilter("ignore")
     unittest.main()
