@@ -5,7 +5,8 @@ Usage: python benchmarks/python/transformers5.py [--width 64 256] [--steps 30] [
 
 Both are processes over Gloo under torchrun, one thread each, and run the same loop on the same rows; the lines in which the loop differs from one device's are counted
 in this file, between `# lines` and `# end`. Prints a table: loss and gradients in float64 against one device, without dropout and with it (attention, 0.1); milliseconds
-of a step in float32, the least, the two taking turns; a checkpoint after two steps, resumed on another mesh, whose next losses must be those of the run that went on.
+of a step in float32, the least, the two taking turns; a checkpoint after two steps, resumed on another mesh, whose next losses must be those of the run that went on,
+with the milliseconds that saving and loading took, once each, on the first rank.
 """
 
 import argparse
@@ -172,7 +173,7 @@ def timed(library, mesh, folder, steps):
 
 
 def resumed(library, mesh, folder, checkpoint, begins):
-    """The first half saves after two steps and says the next two losses; the second half loads and says them."""
+    """The first half saves after two steps and says the next two losses; the second half loads and says them. Before them the milliseconds."""
     import torch
     is_tessera = library == "tessera"
     program = made(library, folder if begins or is_tessera else checkpoint, mesh)
@@ -180,10 +181,10 @@ def resumed(library, mesh, folder, checkpoint, begins):
     if begins:
         for index in range(2):
             step(program, batch_of(index), optimizer)
-        program.save(checkpoint, optimizer)
-    else:
-        program.load(checkpoint, optimizer)
-    return [step(program, batch_of(index), optimizer) for index in (2, 3)]
+    begin = time.perf_counter()
+    (program.save if begins else program.load)(checkpoint, optimizer)
+    took = 1e3 * (time.perf_counter() - begin)
+    return [took, *(step(program, batch_of(index), optimizer) for index in (2, 3))]
 
 
 def run_on_rank(library, task, mesh, arguments):
@@ -244,9 +245,10 @@ def row_of(library, mesh, folder, widths, steps, plain_times):
         times.append(failed or f"{min(took):.1f} ({min(took) / plain_times[width]:.2f})")
     went_on = run(library, "resumed", mesh, f"{folder}/{widths[0]} 0.0", checkpoint, True)
     again = run(library, "resumed", OTHER[mesh], f"{folder}/{widths[0]} 0.0", checkpoint, False)
-    is_same = not isinstance(went_on, str) and not isinstance(again, str) and max(abs(a - b) for a, b in zip(went_on, again, strict=True))
-    resume = went_on if isinstance(went_on, str) else again if isinstance(again, str) else f"on {OTHER[mesh]}: losses differ by {is_same:.1e}"
-    return [f"{library}, {mesh}", f"{lines_of(library, mesh, False)}, {lines_of(library, mesh, True)}", *numbers, *times, resume]
+    failed = next((each for each in (went_on, again) if isinstance(each, str)), None)
+    resume = [failed, ""] if failed else [f"on {OTHER[mesh]}: losses differ by {max(abs(a - b) for a, b in zip(went_on[1:], again[1:], strict=True)):.1e}",
+                                          f"{went_on[0]:.0f}, {again[0]:.0f}"]
+    return [f"{library}, {mesh}", f"{lines_of(library, mesh, False)}, {lines_of(library, mesh, True)}", *numbers, *times, *resume]
 
 
 def main():
@@ -271,8 +273,8 @@ def main():
         plain_times = {width: min(run("plain", "timed", "", f"{folder}/{width} 0.0", arguments.steps) for _ in range(ROUNDS)) for width in arguments.width}
         print(f"transformers {transformers.__version__}, torch {torch.__version__}; one device: "
               + ", ".join(f"{took:.1f} ms at width {width}" for width, took in plain_times.items()))
-        print("| | lines, with a checkpoint | loss, worst gradient | ... with dropout | " + " | ".join(f"ms at {width} (of one device's)" for width in arguments.width) + " | resumed |")
-        print("|---" * (5 + len(arguments.width)) + "|")
+        print("| | lines, with a checkpoint | loss, worst gradient | ... with dropout | " + " | ".join(f"ms at {width} (of one device's)" for width in arguments.width) + " | resumed | ms to save, to load |")
+        print("|---" * (6 + len(arguments.width)) + "|")
         for mesh in MESHES:
             for library in LIBRARIES:
                 print("| " + " | ".join(row_of(library, mesh, folder, arguments.width, arguments.steps, plain_times)) + " |", flush=True)

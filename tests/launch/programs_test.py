@@ -15,6 +15,9 @@ import python_program
 import tessera
 from program import PROGRAM, ProgramTest, environment, processes_with
 
+sys.path.append(str(Path(__file__).resolve().parents[1] / "python"))
+import warm_python  # noqa: E402
+
 SCRIPT = Path(__file__).parent / "python_program.py"
 
 
@@ -22,8 +25,8 @@ class Programs(ProgramTest):
     def launch(self, *words, ranks=2, code=0, options=(), **more):
         return self.run_command(PROGRAM, "launch", "-n", ranks, *options, "--", *words, code=code, **more)
 
-    def python(self, *words, **more):
-        return self.launch(sys.executable, SCRIPT, *words, self.folder, **more)
+    def python(self, *words, python=None, **more):
+        return self.launch(python or warm_python.executable(), SCRIPT, *words, self.folder, **more)
 
     def check_none_is_left(self):
         self.assertEqual(processes_with(str(self.folder)), [])
@@ -42,7 +45,8 @@ class Programs(ProgramTest):
                 self.assertAlmostEqual(float.fromhex(number), want, delta=1e-12)
             for options in ((), ("with-group",)):
                 with self.subTest(ranks=ranks, options=options):
-                    bits, line = self.python(*options, ranks=ranks).stdout.splitlines()
+                    is_first = ranks == 2 and not options
+                    bits, line = self.python(*options, ranks=ranks, python=sys.executable if is_first else None).stdout.splitlines()
                     self.assertEqual(bits.split(), ["[0]", *threads])
                     self.assertEqual(line, f"[0] rank 0 of {ranks} of process 0")
 
@@ -98,4 +102,5 @@ class Programs(ProgramTest):
 
 
 if __name__ == "__main__":
+    warm_python.begin()
     unittest.main(argv=sys.argv[:1])

@@ -36,7 +36,7 @@ def main(*options):
     if "with-group" in options:
         torch.distributed.init_process_group("gloo")
     rank = tessera.rank()
-    bits = train()
+    bits = [] if "wait" in options else train()  # which imports much
     if rank == 0:
         print(*bits)
     print(f"rank {rank} of {tessera.world_size()} of process {os.environ['RANK']}")

@@ -11,6 +11,7 @@ import warnings
 
 import tessera
 import torch
+from sampling import sampled
 from wide import doubles
 from zoo import ZOO
 
@@ -71,25 +72,25 @@ def train(model, batch, optimizer, steps):
 
 
 class ModelTest(unittest.TestCase):
-    def compare(self, entry):
+    def compare(self, name, entry):
         with doubles():
             model, batch = build(entry, torch.float64)
             loss, want = results_of(copy.deepcopy(model), batch)
-            for layout in LAYOUTS:
+            for layout in sampled(LAYOUTS, 1, f"{name} double"):
                 with self.subTest(layout=layout):
                     got, parts = self.results_on(layout, model, batch)
                     self.assertLessEqual(abs(got - loss), 1e-12 * abs(loss))
                     self.assertEqual(parts.keys(), want.keys())
                     self.assertLessEqual(furthest(parts, want), 1e-12)
 
-    def compare_rounding(self, entry):
+    def compare_rounding(self, name, entry):
         """The gradients in float32 are as far from those in float64 as one device's are, on whatever processor."""
         model, batch = build(entry, torch.float32)
         _, by_one = results_of(copy.deepcopy(model), batch)
         with doubles():
             wide = {name: value.double() if value.is_floating_point() else value for name, value in batch.items()}
             _, want = results_of(copy.deepcopy(model).double(), wide)
-        for layout in LAYOUTS:
+        for layout in sampled(LAYOUTS, 1, f"{name} float"):
             with self.subTest(layout=layout):
                 _, by_many = self.results_on(layout, model, batch)
                 self.assertEqual(by_many.keys(), want.keys())
@@ -120,11 +121,11 @@ class ModelTest(unittest.TestCase):
 
             self.assertLessEqual(furthest(tessera.run_ranks(on_ranks, 4), want), 1e-9)
 
-    def compare_generation(self, entry):
+    def compare_generation(self, name, entry):
         """Greedy, with the cache."""
         model = entry.make()
         want = entry.generate(copy.deepcopy(model))
-        for layout in LAYOUTS:
+        for layout in sampled(LAYOUTS, 1, f"{name} generates"):
             with self.subTest(layout=layout):
                 self.assertTrue(torch.equal(self.generated_on(layout, entry, model), want))
 
@@ -145,9 +146,9 @@ class ModelTest(unittest.TestCase):
 
 def add_tests(name, entry):
     if entry.generate:
-        setattr(ModelTest, f"test_{name}_generates", lambda self: self.compare_generation(entry))
-    setattr(ModelTest, f"test_{name}_in_double", lambda self: self.compare(entry))
-    setattr(ModelTest, f"test_{name}_in_float", lambda self: self.compare_rounding(entry))
+        setattr(ModelTest, f"test_{name}_generates", lambda self: self.compare_generation(name, entry))
+    setattr(ModelTest, f"test_{name}_in_double", lambda self: self.compare(name, entry))
+    setattr(ModelTest, f"test_{name}_in_float", lambda self: self.compare_rounding(name, entry))
     setattr(ModelTest, f"test_{name}_trains", lambda self: self.compare_steps(entry))
 
 
