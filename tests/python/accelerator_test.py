@@ -17,11 +17,12 @@ if importlib.util.find_spec("accelerate") is None:
     print("skipped: accelerate is not installed (requirements.txt)")
     sys.exit(77)
 
+import accelerate
 import tessera
 import torch
 import warm_python
 from accelerate.utils import ProjectConfiguration
-from accelerator_program import Net, Run, main
+from accelerator_program import Net, Run, main, rows_of
 from safetensors.torch import load_file
 from tessera.accelerate import Accelerator
 from runs import lines_of, on_threads
@@ -160,6 +161,45 @@ class AcceleratorTest(unittest.TestCase):
         self.assertEqual({entry[:2] for entry in seen}, {(mine, f"checkpoint_{i}") for mine in (0, 1) for i in range(3)})
         self.assertEqual(sorted(os.listdir(self.folder / "checkpoints")), ["checkpoint_1", "checkpoint_2"])
         self.assertEqual(last, seen[-1][2])
+
+    def test_a_pipeline(self):
+        """Placed by the script, in micro-batches: losses and norms of one device; batches that are accumulated besides are refused."""
+        class Scored(torch.nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.layers = torch.nn.ModuleList(torch.nn.Linear(6, 6) for _ in range(4))
+
+            def forward(self, x, y):
+                for layer in self.layers:
+                    x = layer(x).tanh()
+                return torch.nn.functional.cross_entropy(x, y)
+
+        def train(accelerator, mesh="", schedule="", microbatches=1):
+            torch.manual_seed(0)
+            model = Scored().double()
+            if mesh:
+                tessera.parallelize(model, tessera.generate_plan(model, mesh=mesh, schedule=schedule), microbatches=microbatches)
+            rows = torch.utils.data.DataLoader(rows_of(20, 1, torch.float64), batch_size=4)
+            model, optimizer, rows = accelerator.prepare(model, torch.optim.AdamW(model.parameters(), 1e-2), rows)
+            seen = []
+            for x, y in rows:
+                with accelerator.accumulate(model):
+                    loss = model(x, y)
+                    accelerator.backward(loss)
+                    norm = accelerator.clip_grad_norm_(model.parameters(), 0.5) if accelerator.sync_gradients else torch.zeros(())
+                    seen += [accelerator.gather(loss.detach()).item(), norm.item()]
+                    optimizer.step()
+                    optimizer.zero_grad()
+            return torch.tensor(seen, dtype=torch.float64)
+
+        accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)  # of an earlier run
+        plain = train(accelerate.Accelerator(cpu=True))
+        for run in (("pp=2", "1f1b", 2), ("pp=2", "interleaved", 4), ("pp=2,dp=2", "1f1b", 2)):
+            with self.subTest(run=run):
+                found = tessera.run_ranks(lambda run=run: train(Accelerator(mesh=run[0]), *run), tessera.Mesh(run[0]).size())
+                torch.testing.assert_close(found, plain, rtol=1e-12, atol=1e-12)
+        with self.assertRaisesRegex(NotImplementedError, "microbatches=2, and a trainer that gives 2 batches a step; accepted: one"):
+            tessera.run_ranks(lambda: train(Accelerator(mesh="pp=2", gradient_accumulation_steps=2), "pp=2", "1f1b", 2), 2)
 
     def test_what_is_refused(self):
         def body():

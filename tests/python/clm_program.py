@@ -5,6 +5,7 @@ Usage: clm_program.py RUN...     RUN: the fields of Run as JSON; one after the o
 
 import dataclasses
 
+import tessera
 import torch
 from runs import run_given
 from tessera.transformers import Sharded
@@ -23,6 +24,8 @@ class Run:
     lattice: str = ""
     resume: str = ""    # a checkpoint
     adapters: bool = False
+    schedule: str = ""  # of a pipeline, for which the script places the model itself
+    microbatches: int = 1
     options: dict = dataclasses.field(default_factory=dict)
 
 
@@ -63,6 +66,8 @@ def main(run):
     model = tf.AutoModelForCausalLM.from_pretrained(run.model, dtype="auto")
     options = {"args": args, "train_dataset": rows_of(44, 1), "eval_dataset": rows_of(13, 2)}
     options |= {"model_init": lambda: with_adapters(run.model)} if run.adapters else {"model": model}
+    if run.schedule:
+        tessera.parallelize(model, tessera.generate_plan(model, mesh=run.mesh, schedule=run.schedule), microbatches=run.microbatches)
     if run.mesh:
         trainer = Meshed(**options, mesh=run.mesh, numerics=run.numerics, lattice=run.lattice)
     else:

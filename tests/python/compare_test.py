@@ -21,7 +21,6 @@ HERE = Path(__file__).resolve().parent
 TESSERA = Path(importlib.util.find_spec("tessera").origin).parent / "bin" / "tessera"  # which `python -m tessera` becomes
 SCRIPT = str(HERE / "compare_program.py")
 MESHES = ("--mesh", "1", "--mesh", "dp=2,tp=2")
-FULL = os.environ.get("TESSERA_FULL") == "1"
 
 
 def compare(program, *arguments, options=()):
@@ -94,17 +93,15 @@ class CompareTest(unittest.TestCase):
                 self.check_finds(done, source, fault, numerics)
 
     def test_numerics_of_the_run_take_the_place_of_the_programs(self):
-        done = compare(SCRIPT, options=("--numerics", "exact"))
-        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
-        self.assertIn("numerics exact, compared by bits", done.stdout)
+        same, found = compare_all([((SCRIPT,), ("--numerics", "exact")), ((SCRIPT, "--bug", "rule", "--numerics", "exact"), ("--numerics", "fast", "--json"))])
+        self.assertEqual(same.returncode, 0, same.stdout + same.stderr)
+        self.assertIn("numerics exact, compared by bits", same.stdout)
+        self.check_finds(found, SCRIPT, "rule", "fast")
 
     def test_ranks_as_processes(self):
-        cases = [((SCRIPT, "--numerics", "exact"), ("--processes",))]
-        cases += [((SCRIPT, "--bug", "batch", "--numerics", "exact"), ("--processes", "--json"))] if FULL else []
-        same, *found = compare_all(cases)
+        same, found = compare_all([((SCRIPT, "--numerics", "exact"), ("--processes",)), ((SCRIPT, "--bug", "plan"), ("--processes", "--numerics", "exact", "--json"))])
         self.assertEqual(same.returncode, 0, same.stdout + same.stderr)
-        for done in found:
-            self.check_finds(done, SCRIPT, "batch", "exact")
+        self.check_finds(found, SCRIPT, "plan", "exact")
 
     def test_what_cannot_be_compared_is_said(self):
         says = {

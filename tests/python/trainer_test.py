@@ -127,6 +127,23 @@ class TrainerTest(unittest.TestCase):
         seen = by_threads(self.run_of("mesh", mesh="tp=2", resume=str(self.folder / "plain" / "checkpoint-3"), **options))
         self.check_log(steps_of(seen), steps_of(plain), 1e-5)
 
+    def test_a_pipeline(self):
+        """Placed by the script, in micro-batches: the log of one device, also where the trainer computes the loss itself, and goes on on another mesh."""
+        self.base = make_model(self.folder / "undropped", dropout=0.0)
+        short = {"max_steps": 6, "save_steps": 3, "eval_steps": 3, "logging_steps": 1, "gradient_accumulation_steps": 1}
+        staged = {"mesh": "pp=2", "schedule": "1f1b", "microbatches": 2}
+        for name, options in (("whole", short), ("smooth", {**short, "label_smoothing_factor": 0.1})):
+            with self.subTest(name):
+                plain = main(self.run_of(f"plain {name}", options=options))
+                self.check_log(by_threads(self.run_of(name, options=options, **staged)), plain, 1e-5)
+        plain = main(self.run_of("plain", options=short))
+        for name, where in (("again", {**staged, "mesh": "pp=2,dp=2", "microbatches": 4}), ("cut", {"mesh": "tp=2"})):
+            with self.subTest(name):
+                seen = by_threads(self.run_of(name, options=short, resume=str(self.folder / "whole" / "checkpoint-3"), **where))
+                self.check_log(steps_of(seen), steps_of(plain), 1e-5)
+        with self.assertRaisesRegex(NotImplementedError, r"microbatches=2, and a trainer that gives 2 batches a step; accepted: one, of all of the step's samples"):
+            by_threads(self.run_of("accumulates", options={**short, "gradient_accumulation_steps": 2}, **staged))
+
     def test_the_best_model_is_loaded_at_the_end(self):
         best = {"load_best_model_at_end": True, "metric_for_best_model": "eval_loss", "save_total_limit": 1}
         plain = main(self.run_of("plain", options=best))
