@@ -7,6 +7,9 @@ import tempfile
 import unittest
 from pathlib import Path
 
+sys.path.append(str(Path(__file__).resolve().parents[1] / "python"))
+from sampling import sampled as sampled  # noqa: E402: for the tests here
+
 PROGRAM = Path(sys.argv[1]).resolve()
 
 MODEL = """

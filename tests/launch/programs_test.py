@@ -14,9 +14,7 @@ from pathlib import Path
 import python_program
 import tessera
 from program import PROGRAM, ProgramTest, environment, processes_with
-
-sys.path.append(str(Path(__file__).resolve().parents[1] / "python"))
-import warm_python  # noqa: E402
+import warm_python  # beside the tests of Python, where program.py looks too
 
 SCRIPT = Path(__file__).parent / "python_program.py"
 

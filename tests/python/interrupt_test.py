@@ -18,6 +18,7 @@ from pathlib import Path
 
 import tessera
 import torch
+import warm_python
 
 # How long ranks, none of which ends by itself, may take to end, and a program to come to its loop, in seconds.
 SOON = 20.0
@@ -90,7 +91,7 @@ def next_line(child):
 
 def start(lines):
     """A process that runs the lines, once a rank of it has begun."""
-    child = subprocess.Popen([sys.executable, "-c", PROGRAM + textwrap.dedent(lines)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    child = subprocess.Popen([warm_python.executable(), "-c", PROGRAM + textwrap.dedent(lines)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     watch = threading.Timer(STARTED, child.kill)
     watch.start()
     begun = next_line(child)
@@ -244,4 +245,5 @@ class InterruptTest(unittest.TestCase):
 
 
 if __name__ == "__main__":
+    warm_python.begin()
     unittest.main()
