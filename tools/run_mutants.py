@@ -94,7 +94,7 @@ class Copy:
         test, command = self.tests[name], self.command_of(name)
         is_google = Path(command[0]).parent == self.build / "bin"
         words = [f"--gtest_filter={cases}"] if is_google and cases and not cases.startswith("-") else cases.split()
-        environment = {**os.environ, **dict(item.split("=", 1) for item in self.property(test, "ENVIRONMENT", []))}
+        environment = {**os.environ, "TESSERA_CELLS": "all", **dict(item.split("=", 1) for item in self.property(test, "ENVIRONMENT", []))}
         process = subprocess.Popen([*command, *words], env=environment, start_new_session=True, text=True, errors="replace",
                                    stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
                                    cwd=self.property(test, "WORKING_DIRECTORY", str(self.build)))

@@ -1,7 +1,5 @@
 // Ranks as processes compute what the table of collectives says and what ranks as threads compute, bit for bit.
 #include <csignal>
-#include <cstdlib>
-#include <random>
 #include <sstream>
 #include <thread>
 
@@ -10,6 +8,7 @@
 #include "tessera/comm/threads/run_ranks.h"
 #include "tests/launch/bodies.h"
 #include "tests/launch/process_ranks.h"
+#include "tests/support/sampled.h"
 
 namespace tessera::launch::processes_test {
 namespace {
@@ -31,16 +30,12 @@ std::vector<std::string> on_threads(int64_t ranks, const std::string& body) {
 
 using Cell = std::tuple<std::string, int>;
 
-// Each body with as many ranks as are drawn, whose number the tests' names say; with TESSERA_FULL=1 with 2, 3 and 4.
+// Each body with as many ranks as are drawn, whose number the tests' names say.
 std::vector<Cell> cells() {
   std::vector<Cell> result;
-  std::random_device draw;
   for (const auto* body : {"collectives", "groups", "large", "messages", "merges"}) {
-    const int drawn = 2 + static_cast<int>(draw() % 3);
-    for (const int ranks : {2, 3, 4}) {
-      if (ranks == drawn || std::getenv("TESSERA_FULL")) {
-        result.emplace_back(body, ranks);
-      }
+    for (const int ranks : support::sampled(std::vector<int>{2, 3, 4}, 1, body)) {
+      result.emplace_back(body, ranks);
     }
   }
   return result;

@@ -1,10 +1,11 @@
-"""Of many cells a test runs some, drawn anew in each run: all of them with TESSERA_FULL=1, and the same again with the TESSERA_SEED that is printed."""
+"""Of many cells a test runs some, drawn anew in each run: all of them with TESSERA_FULL=1 or TESSERA_CELLS=all, and the same
+again with the TESSERA_SEED that is printed."""
 
 import os
 import random
 import sys
 
-IS_FULL = "TESSERA_FULL" in os.environ
+IS_FULL = "TESSERA_FULL" in os.environ or "TESSERA_CELLS" in os.environ
 SEED = int(os.environ.get("TESSERA_SEED", random.randrange(2**32)))
 if not IS_FULL:
     print(f"sampled with TESSERA_SEED={SEED}", file=sys.stderr)

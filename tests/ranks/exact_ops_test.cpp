@@ -4,6 +4,7 @@
 #include "tessera/rules/exact/exact.h"
 #include "tessera/rules/exact/exact_table.h"
 #include "tests/ranks/exact_samples.h"
+#include "tests/support/sampled.h"
 
 namespace tessera::ranks::exact_ops_test {
 namespace {
@@ -12,7 +13,7 @@ using dtensor::Numerics;
 using sums::Lattice;
 using rules::testing::Named;
 
-const char* const kMeshes[] = {"tp=2", "tp=3", "tp=4", "dp=2,tp=2"};
+const std::vector<const char*> kMeshes = {"tp=2", "tp=3", "tp=4", "dp=2,tp=2"};
 
 // The layouts in which the tensor is cut between leaves.
 std::vector<Placements> leaf_layouts(const Mesh& mesh, const at::Tensor& tensor, const Lattice& lattice) {
@@ -114,7 +115,7 @@ TEST(ExactOps, EveryOperatorOfTheTableHasTheBitsOfOneRank) {
       EXPECT_TRUE(expected[i].error.empty() || says(expected[i].error, "numerics exact"))
           << samples[i].op << ": " << expected[i].error;
     }
-    for (const char* mesh : kMeshes) {
+    for (const char* mesh : support::sampled(kMeshes, 2, c10::toString(dtype))) {
       check_layouts(samples, expected, mesh, tally);
     }
     for (const std::string& op : tally.refused) {
