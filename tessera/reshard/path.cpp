@@ -41,9 +41,11 @@ void append_moves(Path& path, const Spec& from, const Spec& to) {
       step.kind = StepKind::kExchange;
       step.axes = exchange_axes(from->mesh, at->placements, move.after);
     } else {
+      const int64_t first = move.axis >= 0 ? move.axis : move.axes.front();
       step.kind = move.rule->kind;
-      step.from = at->placements[move.axis];
-      step.to = step.after->placements[move.axis];
+      step.axes = move.axes;
+      step.from = at->placements[first];
+      step.to = step.after->placements[first];
     }
     at = step.after;
     append(path, std::move(step));

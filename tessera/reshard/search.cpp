@@ -69,6 +69,9 @@ class Search {
       for (size_t axis = 0; axis < to_.size(); ++axis) {
         expand_axis(best, axis);
       }
+      for (const JointChange& change : joint_changes(tensor_.mesh, nodes_[best].at, ordered_to_)) {
+        expand_joint(best, change);
+      }
       expand_exchange(best);
     }
   }
@@ -122,10 +125,33 @@ class Search {
     const Change change = change_of(tensor_, at, static_cast<int64_t>(axis), to);
     if (const StepRule* rule = find_step(change)) {
       add(node,
-          {rule, static_cast<int64_t>(axis), after_change(tensor_.mesh, at, static_cast<int64_t>(axis), to),
+          {rule,
+           static_cast<int64_t>(axis),
+           {},
+           after_change(tensor_.mesh, at, static_cast<int64_t>(axis), to),
            rule->bytes(change)},
           change.parts);
     }
+  }
+
+  void expand_joint(size_t node, const JointChange& joint) {
+    Placements after = nodes_[node].at;
+    Change change = change_of(tensor_, after, joint.axes.front(), after[joint.axes.front()]);
+    change.parts = 1;
+    for (const int64_t axis : joint.axes) {
+      change.parts *= tensor_.mesh.axes()[axis].size;
+      if (after[axis].is_shard() && axis != joint.axes.front()) {
+        change.line_bytes *= static_cast<double>(tensor_.mesh.axes()[axis].size);
+      }
+    }
+    std::vector<int64_t> from_outside = joint.axes;  // as they come to cut
+    std::stable_sort(from_outside.begin(), from_outside.end(),
+                     [&](int64_t a, int64_t b) { return ordered_to_[a].order < ordered_to_[b].order; });
+    for (const int64_t axis : from_outside) {
+      after = after_change(tensor_.mesh, after, axis, to_[axis]);
+    }
+    const StepRule& rule = step_of(joint.kind);
+    add(node, {&rule, -1, joint.axes, std::move(after), rule.bytes(change)}, change.parts);
   }
 
   // All cuts become those wanted, in one exchange. What is to be merged stays Partial; what shall be Partial waits.
@@ -147,7 +173,7 @@ class Search {
         ranks *= tensor_.mesh.axes()[axis].size;
       }
       const double bytes = exchange_bytes(tensor_, at, after);
-      add(node, {nullptr, -1, std::move(after), bytes}, ranks);
+      add(node, {nullptr, -1, {}, std::move(after), bytes}, ranks);
     }
   }
 
@@ -198,7 +224,7 @@ std::optional<Move> find_one_move(const SpecData& tensor, const Placements& from
   if (rule == nullptr) {
     return std::nullopt;
   }
-  Move move{rule, axis, after_change(tensor.mesh, from, axis, to[axis]), rule->bytes(change)};
+  Move move{rule, axis, {}, after_change(tensor.mesh, from, axis, to[axis]), rule->bytes(change)};
   return move.after == to ? std::optional(std::move(move)) : std::nullopt;
 }
 

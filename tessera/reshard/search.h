@@ -12,6 +12,7 @@ namespace tessera::reshard::detail {
 struct Move {
   const StepRule* rule = nullptr;
   int64_t axis = -1;
+  std::vector<int64_t> axes;  // instead, if several change
   Placements after;
   double bytes = 0;
 };

@@ -141,6 +141,19 @@ std::vector<bool> dims_of(const std::vector<int64_t>& axes, const Placements& fr
   return result;
 }
 
+// The axes whose cuts shall go, but for those inside of which another cut stays.
+std::vector<int64_t> gathered_axes(const Mesh& mesh, const Placements& from, const Placements& to) {
+  std::vector<int64_t> axes;
+  for (int64_t dim = 0; dim < layout::last_cut_dim(from) + 1; ++dim) {
+    const std::vector<int64_t> cutting = layout::axes_of_dim(mesh, from, dim);
+    for (size_t i = cutting.size(); i > 0 && to[cutting[i - 1]].is_replicate(); --i) {
+      axes.push_back(cutting[i - 1]);
+    }
+  }
+  std::sort(axes.begin(), axes.end());
+  return axes;
+}
+
 // Elements of the given dims that a rank lacks, averaged over the ranks of the given axes.
 double mean_missing(const SpecData& tensor, const Placements& from, const Placements& to,
                     const std::vector<int64_t>& axes, const std::vector<bool>& dims) {
@@ -203,6 +216,13 @@ std::string Step::str() const {
   const Placement now = to.is_shard() ? to_all[axis] : to;
   return std::string(name_of(kind)) + " " + after->mesh.axis(axis).name + ": " + from_all[axis].str() + " -> " +
          now.str();
+}
+
+std::vector<int64_t> Step::line_axes() const {
+  if (axis >= 0) {
+    return {axis};
+  }
+  return kind == StepKind::kExchange || kind == StepKind::kRelabel ? std::vector<int64_t>() : axes;
 }
 
 const char* name_of(StepKind kind) {
@@ -285,6 +305,35 @@ const StepRule* find_step(const Change& change) {
   const auto row =
       std::find_if(std::begin(kTable), std::end(kTable), [&](const StepRule& rule) { return rule.applies(change); });
   return row == std::end(kTable) ? nullptr : row;
+}
+
+const StepRule& step_of(StepKind kind) {
+  const auto row =
+      std::find_if(std::begin(kTable), std::end(kTable), [&](const StepRule& rule) { return rule.kind == kind; });
+  TESSERA_ASSERT(row != std::end(kTable), name_of(kind), " is not in the table");
+  return *row;
+}
+
+std::vector<JointChange> joint_changes(const Mesh& mesh, const Placements& from, const Placements& to) {
+  std::vector<JointChange> changes;
+  const auto add = [&](StepKind kind, std::vector<int64_t> axes) {
+    if (axes.size() > 1) {
+      changes.push_back({kind, std::move(axes)});
+    }
+  };
+  for (const ReduceOp op : {ReduceOp::kSum, ReduceOp::kProd, ReduceOp::kMax, ReduceOp::kMin, ReduceOp::kAvg}) {
+    std::vector<int64_t> whole, cut;
+    for (int64_t a = 0; a < mesh.ndim(); ++a) {
+      if (from[a].is_partial() && from[a].op == op) {
+        (to[a].is_replicate() ? whole : cut).push_back(a);
+      }
+    }
+    std::erase_if(cut, [&](int64_t a) { return !to[a].is_shard(); });
+    add(StepKind::kAllReduce, std::move(whole));
+    add(StepKind::kReduceScatter, std::move(cut));
+  }
+  add(StepKind::kAllGather, gathered_axes(mesh, from, to));
+  return changes;
 }
 
 double axis_bytes(const SpecData& tensor, int64_t axis, const Placement& to) {

@@ -33,14 +33,16 @@ enum class StepKind : uint8_t {
 
 // One step of a redistribution: the tensor goes from layout `before` to layout `after`.
 //
-// All but kExchange (and kRelabel between meshes) change one axis of one mesh; the ranks of each line of that axis work
-// together, and their boxes make one contiguous box: the axis is the innermost cut of its dim where it cuts.
+// All but kExchange (and kRelabel between meshes) change one axis of one mesh, or several that change alike: then it is
+// kAllReduce, kReduceScatter or kAllGather over the ranks that differ along these (layout::join_axes). The ranks of
+// each such line work together, and their boxes make one contiguous box: no other axis cuts a dim inside of those that
+// do.
 struct Step {
   StepKind kind = StepKind::kRelabel;
   int64_t axis = -1;  // the axis that changes; -1 where there is no one axis
-  std::vector<int64_t> axes =
-      {};               // of kExchange on one mesh: transfers stay inside the submesh of these axes. Else empty
-  Placement from = {};  // of `axis`
+  // Where several change alike: these. Of kExchange on one mesh: transfers stay inside their submesh. Else empty.
+  std::vector<int64_t> axes = {};
+  Placement from = {};  // of `axis`, or of the first of those that change alike
   Placement to = {};
   Spec before;
   Spec after;
@@ -49,8 +51,12 @@ struct Step {
   std::vector<int64_t> blocks = {};
   double bytes = 0;  // sent by a rank under ring algorithms, averaged over all ranks; an exchange of 0 is local
 
-  // `all_gather tp: S(0) -> R`; `exchange {dp: S(0), tp: R} -> {dp: R, tp: S(0)}`.
+  // `all_gather tp: S(0) -> R`; `all_reduce {dp: P, tp: P} -> {dp: R, tp: R}`; `exchange {dp: S(0), tp: R} -> {dp: R,
+  // tp: S(0)}`.
   std::string str() const;
+
+  // Along which the ranks of a line differ; empty of kExchange, and between meshes.
+  std::vector<int64_t> line_axes() const;
 };
 
 // `all_reduce`, `slice`, ...
@@ -88,6 +94,17 @@ c10::ArrayRef<StepRule> step_table();
 
 // The row that makes a change, or null when no single step does.
 const StepRule* find_step(const Change& change);
+// The row of this kind.
+const StepRule& step_of(StepKind kind);
+
+// Axes, in their order on the mesh, that one step of this kind changes.
+struct JointChange {
+  StepKind kind = StepKind::kAllReduce;
+  std::vector<int64_t> axes;
+};
+
+// What two axes or more may do at once on the way to `to`: merges of one op, and gathers.
+std::vector<JointChange> joint_changes(const Mesh& mesh, const Placements& from, const Placements& to);
 
 // Bytes per rank of what `axis` sends to become `to`, by the table: what a layout costs, asked axis by axis. Other axes
 // that cut its dim further in have their own turn: they count as if they were not there. Cuts into other blocks are

@@ -112,7 +112,7 @@ TEST(ScatteringMove, PartsAreCountedFromWhatTheRankHolds) {
     };
     dtensor::ScatteringMove way(state.ctx, state.engine.moves, spec({}, layout::Shard(0)),
                                 spec(layout::Shard(0, {.order = 1}), layout::Shard(0, {.order = 0})), {0});
-    const auto scatter = way.next(0).scatter;
+    const auto scatter = way.next({0}).scatter;
     ASSERT_TRUE(scatter);
     EXPECT_EQ(scatter->parts,
               (std::vector<layout::Range>{{0, 3}, {3, 5}}));  // rows [0, 5) of one half, [5, 10) of the other

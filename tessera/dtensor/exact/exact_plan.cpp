@@ -111,7 +111,7 @@ void plan_exact(RankState& state, const OpInfo& info, const rules::Call& call, c
     ScatteringMove way(state.ctx, state.engine.moves, output.spec, output.final_spec, std::move(axes));
     if (node) {
       for (NodePlan::Axis& axis : node->axes) {
-        axis.merging = way.next(axis.axis);
+        axis.merging = way.next({axis.axis});
       }
     }
     output.spec = way.now();

@@ -77,17 +77,23 @@ std::vector<MergePlan::Nodes> nodes_of_members(comm::Communicator& group, const 
   return comm::exchange_nodes(group, mine, first.root, first.options.device());
 }
 
-std::vector<Batch> batches_of(RankState& state, int64_t axis, const std::vector<int64_t>& merged_axes,
+// A merge over some axes, of several sums.
+struct Stage {
+  const std::vector<int64_t>& axes;
+  layout::JoinedAxes line;
+  comm::Communicator& group;
+};
+
+std::vector<Batch> batches_of(RankState& state, const Stage& stage, const std::vector<int64_t>& merged_axes,
                               const std::vector<RankMerge*>& merges, const JoinLimits& limits, const char* op) {
   const RankMerge& first = *merges.front();
-  const layout::Mesh mesh = first.way.now()->mesh;
-  comm::Communicator& group = state.ctx.axis(mesh, axis);
-  state.ctx.ledger.record("all_gather", mesh.axis(axis).name, op,
+  comm::Communicator& group = stage.group;
+  state.ctx.ledger.record("all_gather", stage.line.name, op,
                           sums::bytes_of_nodes(first.root) * static_cast<int64_t>(merges.size()) * (group.size() - 1));
   auto nodes = nodes_of_members(group, merges, merged_axes);
   std::vector<Batch> batches;
   for (size_t i = 0; i < merges.size(); ++i) {
-    MergedSum entry{merges[i], merges[i]->way.next(axis)};
+    MergedSum entry{merges[i], merges[i]->way.next(stage.axes)};
     const auto found = std::find_if(batches.begin(), batches.end(),
                                     [&](const Batch& batch) { return batch.takes(nodes[i], entry, limits); });
     if (found != batches.end()) {
@@ -103,8 +109,8 @@ std::vector<Batch> batches_of(RankState& state, int64_t axis, const std::vector<
 // One collective, and what the sums lie in.
 class Collective {
  public:
-  Collective(RankState& state, const layout::Mesh& mesh, int64_t axis, const Batch& batch, const char* op)
-      : state_(state), mesh_(mesh), axis_(axis), batch_(batch), op_(op), group_(state.ctx.axis(mesh, axis)) {}
+  Collective(RankState& state, const Stage& stage, const Batch& batch, const char* op)
+      : state_(state), line_(stage.line), batch_(batch), op_(op), group_(stage.group) {}
 
   void run() {
     if (batch_.entries.size() == 1) {
@@ -118,7 +124,7 @@ class Collective {
   std::vector<NodeSum> merged(const comm::Merge& merge) {
     const sums::Merging& merging = batch_.entries.front().merging;
     const comm::FlightLayouts layouts(state_.ctx, merging.from, merging.to);
-    return run_merge(state_.ctx, mesh_, axis_, op_, merge);
+    return run_merge(state_.ctx, line_, op_, merge);
   }
 
   void run_alone() {
@@ -201,30 +207,61 @@ class Collective {
   }
 
   RankState& state_;
-  const layout::Mesh& mesh_;
-  const int64_t axis_;
+  const layout::JoinedAxes& line_;
   const Batch& batch_;
   const char* const op_;
   comm::Communicator& group_;
 };
 
 bool have_one_way(const RankMerge& a, const RankMerge& b) {
-  return a.axes == b.axes && a.root == b.root && a.options.device() == b.options.device() &&
+  return a.stages == b.stages && a.root == b.root && a.options.device() == b.options.device() &&
          a.way.now()->mesh == b.way.now()->mesh;
 }
 
 void merge_alike(RankState& state, const std::vector<RankMerge*>& merges, const JoinLimits& limits, const char* op) {
   const layout::Mesh mesh = merges.front()->way.now()->mesh;
   std::vector<int64_t> merged_axes;
-  for (const int64_t axis : merges.front()->axes) {
-    for (const Batch& batch : batches_of(state, axis, merged_axes, merges, limits, op)) {
-      Collective(state, mesh, axis, batch, op).run();
+  for (const std::vector<int64_t>& axes : merges.front()->stages) {
+    layout::JoinedAxes line = layout::join_axes(mesh, axes);
+    const Stage stage{axes, line, state.ctx.axis(line.mesh, line.axis)};
+    for (const Batch& batch : batches_of(state, stage, merged_axes, merges, limits, op)) {
+      Collective(state, stage, batch, op).run();
       for (const MergedSum& entry : batch.entries) {
-        entry.merge->sizes = entry.sizes_at(state.ctx.axis(mesh, axis).rank());
+        entry.merge->sizes = entry.sizes_at(stage.group.rank());
         entry.merge->may_reuse = true;
       }
     }
-    merged_axes.push_back(axis);
+    merged_axes.insert(merged_axes.end(), axes.begin(), axes.end());
+  }
+}
+
+std::vector<int64_t> axes_of(const MergeStages& stages) {
+  std::vector<int64_t> axes;
+  for (const std::vector<int64_t>& stage : stages) {
+    axes.insert(axes.end(), stage.begin(), stage.end());
+  }
+  std::sort(axes.begin(), axes.end());
+  return axes;
+}
+
+layout::Spec end_of(ScatteringMove way, const MergeStages& stages) {
+  for (const std::vector<int64_t>& axes : stages) {
+    way.next(axes);
+  }
+  return way.now();
+}
+
+// A small sum goes along with others that are merged over the same axes one after the other: that adds bytes, and saves
+// a collective.
+void go_along(RankMerge& merge, const std::vector<RankMerge*>& others) {
+  if (MergedSum{&merge, {}}.bytes() > kSmallWhole) {
+    return;
+  }
+  for (const RankMerge* other : others) {
+    if (other->stages.size() > merge.stages.size() && axes_of(other->stages) == axes_of(merge.stages) &&
+        end_of(merge.way, other->stages) == end_of(merge.way, merge.stages)) {
+      merge.stages = other->stages;
+    }
   }
 }
 
@@ -234,6 +271,7 @@ void merge_over_ranks(RankState& state, const std::vector<RankMerge*>& merges, c
                       const char* op) {
   std::vector<std::vector<RankMerge*>> kinds;
   for (RankMerge* merge : merges) {
+    go_along(*merge, merges);
     const auto found =
         std::find_if(kinds.begin(), kinds.end(), [&](const auto& kind) { return have_one_way(*kind.front(), *merge); });
     if (found != kinds.end()) {

@@ -10,6 +10,7 @@
 #include "tessera/dtensor/exact/held_leaves.h"
 #include "tessera/dtensor/move/join_limits.h"
 #include "tessera/dtensor/plan/exact_sum.h"
+#include "tessera/dtensor/plan/merge_stages.h"
 
 namespace tessera::dtensor {
 
@@ -18,7 +19,7 @@ struct RankState;
 // One of them.
 struct RankMerge {
   ScatteringMove way;
-  std::vector<int64_t> axes;         // that it is merged over, in this order
+  MergeStages stages;                // over which axes it is merged
   sums::Node root;                   // of its tree
   std::vector<comm::NodeSum> mine;   // this rank's; once merged, its parts of those of all ranks
   std::vector<int64_t> sizes;        // of each
@@ -28,10 +29,10 @@ struct RankMerge {
   bool may_reuse = false;            // nobody else looks at the memory of `mine`
 };
 
-// Merges each over its axes. Those of one tree and the same axes are merged together: who has which nodes is said once
-// an axis, and those that ranks have the same nodes of lie end to end for one collective, within the limits. Sums are
-// added element by element, so each has the bits that it has alone. All ranks of the axes name the same sums in the
-// same order. Collective over the axes.
+// Merges each over its axes. Those of one tree and the same stages are merged together: who has which nodes is said
+// once a stage, and those that ranks have the same nodes of lie end to end for one collective, within the limits; small
+// ones go along where others have more stages. Sums are added element by element, so each has the bits that it has
+// alone. All ranks of the axes name the same sums in the same order. Collective over the axes.
 void merge_over_ranks(RankState& state, const std::vector<RankMerge*>& merges, const JoinLimits& limits,
                       const char* op);
 

@@ -198,8 +198,9 @@ RankMerge SampleSum::merge_of(RankState& state, const layout::Spec& to, std::vec
   for (const NodeSum& node : merged_) {
     wanted.without.push_back(node.node);
   }
-  return {.way = {state.ctx, state.engine.moves, rules::with_dtype(terms_, to->dtype), to, merge_axes_},
-          .axes = merge_axes_,
+  const ScatteringMove way(state.ctx, state.engine.moves, rules::with_dtype(terms_, to->dtype), to, merge_axes_);
+  return {.way = way,
+          .stages = merge_stages(way, merge_axes_, leaves_.root, static_cast<double>(bytes())),
           .root = leaves_.root,
           .mine = std::move(mine),
           .sizes = like_.sizes().vec(),
@@ -255,8 +256,8 @@ at::Tensor SampleSum::merged(RankState& state, const layout::Spec& to, const cha
   const bool has_all = !is_here(state) || (!merged_.empty() && is_merged());
   RankMerge merge = merge_of(state, to, has_all ? std::vector<NodeSum>() : nodes(), /*complete_ones_only=*/false);
   if (has_all) {
-    for (const int64_t axis : merge_axes_) {
-      merge.way.next(axis);
+    for (const std::vector<int64_t>& axes : merge.stages) {
+      merge.way.next(axes);
     }
   } else {
     merge_over_ranks(state, {&merge}, {}, op);

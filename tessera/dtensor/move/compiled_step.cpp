@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "tessera/base/error.h"
+#include "tessera/layout/joined_axes.h"
 
 namespace tessera::dtensor {
 
@@ -28,13 +29,12 @@ class StepCompiler {
   StepCompiler(const Step& step, int64_t rank)
       : step_(step),
         rank_(rank),
+        line_axes_(step.line_axes()),
         coord_before_(*step.before->mesh.coord_of(rank)),
         coord_after_(*step.after->mesh.coord_of(rank)) {}
 
   CompiledStep compile() {
-    done_.mesh = step_.before->mesh;
-    done_.axis = step_.axis;
-    done_.axis_name = step_.axis >= 0 ? done_.mesh.axis(step_.axis).name : done_.mesh.str();
+    find_group();
     const bool stays_on_rank =
         step_.kind == StepKind::kSend && step_.from.coordinate() == step_.to.coordinate();  // between its stages
     if (!reshard::is_local(step_.kind) && !stays_on_rank) {
@@ -50,7 +50,6 @@ class StepCompiler {
       box_before_ = step_.before.local_ranges(coord_before_);
       box_after_ = step_.after.local_ranges(coord_after_);
       done_.result_sizes = sizes_of(box_after_);
-      done_.parts = step_.axis >= 0 ? done_.mesh.axis(step_.axis).size : done_.mesh.size();
       compile_action();
       take_apart();
     }
@@ -58,10 +57,25 @@ class StepCompiler {
   }
 
  private:
+  void find_group() {
+    done_.mesh = step_.before->mesh;
+    done_.axis_name = done_.mesh.str();
+    done_.parts = done_.mesh.size();
+    if (!line_axes_.empty()) {
+      layout::JoinedAxes line = layout::join_axes(done_.mesh, line_axes_);
+      done_.mesh = line.mesh, done_.axis = line.axis, done_.axis_name = std::move(line.name);
+      done_.parts = done_.mesh.axis(done_.axis).size;
+    }
+  }
+
+  bool changes(size_t axis) const {
+    return std::find(line_axes_.begin(), line_axes_.end(), static_cast<int64_t>(axis)) != line_axes_.end();
+  }
+
   // Whether the line of this rank holds the tensor, by the axes that do not change.
   bool takes_part() const {
-    for (size_t axis = 0; axis < coord_before_.size() && step_.axis >= 0; ++axis) {
-      if (static_cast<int64_t>(axis) != step_.axis && !step_.before->placements[axis].holds(coord_before_[axis])) {
+    for (size_t axis = 0; axis < coord_before_.size() && !line_axes_.empty(); ++axis) {
+      if (!changes(axis) && !step_.before->placements[axis].holds(coord_before_[axis])) {
         return false;
       }
     }
@@ -71,9 +85,9 @@ class StepCompiler {
   void find_home() {
     for (size_t axis = 0; axis < coord_before_.size(); ++axis) {
       const layout::Placement& place = step_.before->placements[axis];
-      if (place.is_on() && static_cast<int64_t>(axis) != step_.axis) {
+      if (place.is_on() && !changes(axis)) {
         done_.home = place;
-        done_.home_axis = done_.mesh.axis(static_cast<int64_t>(axis)).name;
+        done_.home_axis = step_.before->mesh.axis(static_cast<int64_t>(axis)).name;
         done_.is_at_home &= place.holds(coord_before_[axis]);
       }
     }
@@ -186,10 +200,14 @@ class StepCompiler {
     }
   }
 
-  // Of the rank that stands at `index` of this line of the axis; and where on it this rank stands.
+  // Of the rank that stands at `index` of this line; and where on it this rank stands.
   Box box_at(const Spec& spec, int64_t index) const {
     Coord coord = coord_before_;
-    coord[step_.axis] = index;
+    for (size_t i = line_axes_.size(); i > 0; --i) {
+      const int64_t axis = line_axes_[i - 1], size = spec->mesh.axis(axis).size;
+      coord[axis] = index % size;
+      index /= size;
+    }
     return spec.local_ranges(coord);
   }
   bool gives(int64_t index) const { return step_.from.holds(index); }
@@ -198,6 +216,7 @@ class StepCompiler {
 
   const Step& step_;
   const int64_t rank_;
+  const std::vector<int64_t> line_axes_;
   const Coord coord_before_, coord_after_;
   Box box_before_, box_after_;
   CompiledStep done_;

@@ -10,23 +10,22 @@ namespace tessera::dtensor {
 namespace {
 
 using c10::IValue;
-using layout::Coord;
 using layout::Range;
 
 }  // namespace
 
-std::vector<comm::NodeSum> run_merge(comm::RankContext& ctx, const layout::Mesh& mesh, int64_t axis, const char* op,
+std::vector<comm::NodeSum> run_merge(comm::RankContext& ctx, const layout::JoinedAxes& line, const char* op,
                                      const comm::Merge& merge) {
-  comm::Communicator& group = ctx.axis(mesh, axis);
-  ctx.ledger.record("exact_merge", mesh.axis(axis).name, op, merge.bytes_sent(group.rank()));
+  comm::Communicator& group = ctx.axis(line.mesh, line.axis);
+  ctx.ledger.record("exact_merge", line.name, op, merge.bytes_sent(group.rank()));
   return group.merge(merge);
 }
 
-sums::Merging ScatteringMove::next(int64_t axis) {
+sums::Merging ScatteringMove::next(const std::vector<int64_t>& axes) {
   sums::Merging merging;
   merging.from = with_sums();
-  std::erase(left_, axis);
-  merging.scatter = scatter_over(axis);
+  std::erase_if(left_, [&](int64_t axis) { return std::find(axes.begin(), axes.end(), axis) != axes.end(); });
+  merging.scatter = scatter_over(axes);
   merging.to = with_sums();
   return merging;
 }
@@ -39,24 +38,30 @@ layout::Spec ScatteringMove::with_sums() const {
   return now_.with(placements);
 }
 
-std::optional<sums::Scatter> ScatteringMove::scatter_over(int64_t axis) {
-  const MovePtr move = rest();
-  if (!move || move->path.steps.empty()) {
+std::optional<sums::Scatter> ScatteringMove::scatter_over(const std::vector<int64_t>& axes) {
+  const layout::Spec before = now_;
+  int64_t dim = -1;
+  for (MovePtr move = rest(); move && !move->path.steps.empty(); move = rest()) {
+    const reshard::Step& step = move->path.steps.front();
+    const bool is_over_axes = std::find(axes.begin(), axes.end(), step.axis) != axes.end();
+    if (step.kind != reshard::StepKind::kSlice || !is_over_axes || !step.blocks.empty() ||
+        (dim >= 0 && step.to.dim != dim)) {
+      break;
+    }
+    dim = step.to.dim;
+    now_ = step.after;
+  }
+  if (dim < 0) {
     return std::nullopt;
   }
-  const reshard::Step& step = move->path.steps.front();
-  if (step.kind != reshard::StepKind::kSlice || step.axis != axis || !step.blocks.empty()) {
-    return std::nullopt;
-  }
-  const int64_t dim = step.to.dim;
-  Coord coord = ctx_.coord(step.before->mesh);
-  const Range whole = step.before.local_ranges(coord)[dim];
+  const layout::Mesh& mesh = before->mesh;
+  const Range whole = before.local_ranges(ctx_->coord(mesh))[dim];
   sums::Scatter scatter{.dim = dim};
-  for (coord[axis] = 0; coord[axis] < step.before->mesh.axis(axis).size; ++coord[axis]) {
-    const Range part = step.after.local_ranges(coord)[dim];
+  const layout::JoinedAxes line = layout::join_axes(mesh, axes);
+  for (const int64_t rank : line.mesh.line(line.axis, ctx_->coord(line.mesh))) {
+    const Range part = now_.local_ranges(*mesh.coord_of(rank))[dim];
     scatter.parts.push_back(part.size() == 0 ? Range{} : Range{part.begin - whole.begin, part.end - whole.begin});
   }
-  now_ = step.after;
   return scatter;
 }
 
@@ -108,8 +113,9 @@ at::Tensor run_node_sum(comm::RankContext& ctx, const ExactSum& sum, c10::ArrayR
       merge.sums.push_back(node.sum.contiguous());
     }
     const comm::FlightLayouts layouts(ctx, step.merging.from, step.merging.to);
-    mine = run_merge(ctx, sum.local.operands[0]->mesh, step.axis, op, merge);
-    sizes = merge.sizes_at(ctx.axis(sum.local.operands[0]->mesh, step.axis).rank());
+    const layout::Mesh& mesh = sum.local.operands[0]->mesh;
+    mine = run_merge(ctx, layout::join_axes(mesh, {step.axis}), op, merge);
+    sizes = merge.sizes_at(ctx.axis(mesh, step.axis).rank());
   }
   mine = comm::close_nodes(std::move(mine), plan.root);
   TESSERA_ASSERT(mine.size() == 1, mine.size(), " nodes are left of ", plan.root.str());

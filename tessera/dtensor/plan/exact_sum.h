@@ -8,6 +8,7 @@
 #include "tessera/comm/core/context.h"
 #include "tessera/comm/merge/exact_merge.h"
 #include "tessera/dtensor/move/redistribute.h"
+#include "tessera/layout/joined_axes.h"
 #include "tessera/rules/exact/sum_plan.h"
 
 namespace tessera::dtensor {
@@ -16,31 +17,32 @@ using rules::ExactSum;
 using sums::NodePlan;
 using sums::SamplePlan;
 
-// One merge over `axis` of `mesh` for `op`, noted in the ledger. Collective over the axis.
-std::vector<comm::NodeSum> run_merge(comm::RankContext& ctx, const layout::Mesh& mesh, int64_t axis, const char* op,
+// One merge over these axes for `op`, noted in the ledger. Collective over the axes.
+std::vector<comm::NodeSum> run_merge(comm::RankContext& ctx, const layout::JoinedAxes& line, const char* op,
                                      const comm::Merge& merge);
 
-// Sums on the way from their merges to a layout. Where the next step of the move would keep a slice of what an axis
-// merges, the merge over that axis scatters, so that no rank gets what it would drop.
+// Sums on the way from their merges to a layout. Where the next steps of the move would keep a slice of what axes
+// merge, the merge over these axes scatters, so that no rank gets what it would drop.
 class ScatteringMove {
  public:
   // From `from`, Replicate on each axis that will be merged: `axes`.
   ScatteringMove(comm::RankContext& ctx, Moves& moves, layout::Spec from, layout::Spec to, std::vector<int64_t> axes)
-      : ctx_(ctx), moves_(moves), now_(from), to_(to), left_(std::move(axes)) {}
+      : ctx_(&ctx), moves_(&moves), now_(from), to_(to), left_(std::move(axes)) {}
 
-  // The merge over `axis`. Asked once for each, in their order.
-  sums::Merging next(int64_t axis);
+  // The merge over these axes, given in their order on the mesh. Every axis is asked for once.
+  sums::Merging next(const std::vector<int64_t>& axes);
 
   // The layout after these merges, and the move that is left; null: none.
   const layout::Spec& now() const { return now_; }
-  MovePtr rest() const { return now_ == to_ ? nullptr : moves_.find_or_plan(now_, to_); }
+  const layout::Coord& coord() const { return ctx_->coord(now_->mesh); }  // of this rank
+  MovePtr rest() const { return now_ == to_ ? nullptr : moves_->find_or_plan(now_, to_); }
 
  private:
-  std::optional<sums::Scatter> scatter_over(int64_t axis);
+  std::optional<sums::Scatter> scatter_over(const std::vector<int64_t>& axes);
   layout::Spec with_sums() const;
 
-  comm::RankContext& ctx_;
-  Moves& moves_;
+  comm::RankContext* ctx_;
+  Moves* moves_;
   layout::Spec now_, to_;
   std::vector<int64_t> left_;  // axes
 };

@@ -121,12 +121,34 @@ TEST(Path, OrdersStepsByBytes) {
 TEST(Path, MovesOuterCutsOnlyWhenInnerOnesAreAway) {
   EXPECT_EQ(path_of("a=2,b=2", "{a: S(0), b: S(0)}", "{a: S(0)}", {8, 8}), "all_gather b: S(0) -> R");
   EXPECT_EQ(path_of("a=2,b=2", "{a: S(0@1), b: S(0@0)}", "{b: S(0)}", {8, 8}), "all_gather a: S(0@1) -> R");
-  EXPECT_EQ(path_of("a=2,b=2", "{a: S(0), b: S(0)}", "{}", {8, 8}), "all_gather b: S(0) -> R; all_gather a: S(0) -> R");
   EXPECT_EQ(path_of("a=2,b=2", "{a: S(0), b: S(0)}", "{b: S(0)}", {8, 8}),
             "exchange {a: S(0), b: S(0)} -> {a: R, b: S(0)}");
   EXPECT_EQ(path_of("a=2,b=2", "{a: S(0), b: S(0)}", "{a: S(0@1), b: S(0@0)}", {8, 8}),
             "exchange {a: S(0), b: S(0)} -> {a: S(0@1), b: S(0@0)}");
   EXPECT_EQ(path_of("a=2,b=2", "{}", "{a: S(0@1), b: S(0@0)}", {8, 8}), "slice b: R -> S(0); slice a: R -> S(0@1)");
+}
+
+// Of N ranks along axes of A, B, ...: 2 T (N-1)/N to merge, where one after the other sends 2 T (A-1)/A + 2 T (B-1)/B +
+// ...; T (N-1)/N to merge into parts or to gather, as one after the other, in one collective.
+TEST(Path, ChangesAxesThatWantTheSameAtOnce) {
+  const double tensor = 24 * 24 * 4;
+  for (const auto& [mesh, ranks] : {std::pair("a=2,b=2,c=1", 4), {"a=2,b=3,c=1", 6}, {"a=2,b=3,c=2", 12}}) {
+    const double share = static_cast<double>(ranks - 1) / ranks;
+    const auto bytes = [&](const char* from, const char* to) { return bytes_of(mesh, from, to, {24, 24}); };
+    EXPECT_DOUBLE_EQ(bytes("{a: P, b: P, c: P}", "{}"), 2 * tensor * share);
+    EXPECT_DOUBLE_EQ(bytes("{a: P, b: P, c: P}", "{a: S(0), b: S(1), c: S(0)}"), tensor * share);
+    EXPECT_DOUBLE_EQ(bytes("{a: S(0), b: S(1), c: S(0)}", "{}"), tensor * share);
+    EXPECT_EQ(plan_path(spec_of(mesh, "{a: P, b: P, c: P}", {24, 24}), spec_of(mesh, "{}", {24, 24})).steps.size(), 1u);
+  }
+  const Sizes sizes{8, 8};
+  EXPECT_EQ(path_of("a=2,b=2", "{a: P, b: P}", "{}", sizes), "all_reduce {a: P, b: P} -> {a: R, b: R}");
+  EXPECT_EQ(path_of("a=2,b=2", "{a: P, b: P}", "{a: S(0@1), b: S(0@0)}", sizes),
+            "reduce_scatter {a: P, b: P} -> {a: S(0@1), b: S(0@0)}");
+  EXPECT_EQ(path_of("a=2,b=2", "{a: S(0), b: S(0)}", "{}", sizes), "all_gather {a: S(0), b: S(0)} -> {a: R, b: R}");
+  // Only what wants the same: of one kind, to whole or to parts.
+  EXPECT_EQ(path_of("a=2,b=2", "{a: P, b: P(avg)}", "{}", sizes), "all_reduce a: P -> R; all_reduce b: P(avg) -> R");
+  EXPECT_EQ(path_of("a=2,b=2,c=2", "{a: P, b: P, c: P}", "{b: S(0)}", sizes),
+            "reduce_scatter b: P -> S(0); all_reduce {a: P, b: S(0), c: P} -> {a: R, b: S(0), c: R}");
 }
 
 TEST(Path, OfAnExchangeNamesItsAxes) {

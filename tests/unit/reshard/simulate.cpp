@@ -5,6 +5,8 @@
 
 #include <gtest/gtest.h>
 
+#include "tessera/layout/joined_axes.h"
+
 namespace tessera::reshard {
 
 using layout::ReduceOp;
@@ -123,10 +125,16 @@ Box line_box(const Spec& spec, const std::vector<int64_t>& line, bool is_shared)
   return box;
 }
 
+// The line of a step that passes through `rank`.
+std::vector<int64_t> line_of(const Step& step, int64_t rank) {
+  const layout::JoinedAxes line = layout::join_axes(step.before->mesh, step.line_axes());
+  return line.mesh.line(line.axis, *line.mesh.coord_of(rank));
+}
+
 // What the ranks of a line hold together, over `box`.
 std::vector<double> line_values(const Step& step, const std::vector<int64_t>& line, const Box& box,
                                 const Buffers& buffers) {
-  const Placement from = step.before->placements[step.axis];
+  const Placement from = step.from;
   std::vector<double> values(numel(box), from.is_partial() ? identity(from.op) : 0);
   for (int64_t rank : line) {
     const std::vector<double>& local = buffers.at(rank);
@@ -156,7 +164,7 @@ std::vector<double> run_on_rank(const Step& step, int64_t rank, const Buffers& b
   }
   const Coord coord = *step.after->mesh.coord_of(rank);
   const auto takes_part = [&](const Spec& spec) {
-    const auto line = spec->mesh.line(step.axis, coord);
+    const auto line = line_of(step, rank);
     return std::any_of(line.begin(), line.end(), [&](int64_t other) { return holds(spec, other); });
   };
   EXPECT_EQ(takes_part(step.before), takes_part(step.after));
@@ -185,7 +193,7 @@ std::vector<double> run_on_rank(const Step& step, int64_t rank, const Buffers& b
     put(result, after, local, before);
     return result;
   }
-  const auto line = step.before->mesh.line(step.axis, coord);
+  const auto line = line_of(step, rank);
   const Box whole = line_box(step.before, line, step.from.is_partial() || step.from.is_on());
   if (!holds(step.after, rank)) {
     return {};
