@@ -228,7 +228,7 @@ dtensor::GatherPolicy policy_of(const plan::ParameterPlan& entry) {
   policy.dtype = entry.compute_dtype;
   policy.merge_dtype = entry.reduce_dtype;
   policy.is_kept = entry.kept && (!policy.kept.empty() || policy.dtype);
-  policy.is_grouped = !entry.group.empty() && policy.read.size() == 1 && (!policy.is_kept || policy.keeps_all());
+  policy.is_grouped = !entry.group.empty() && !policy.read.empty();
   return policy;
 }
 
@@ -243,8 +243,7 @@ void attach(RankState& state, const plan::NamedTensor& named, const plan::Plan& 
   state.engine.parameters.add(named.tensor, std::move(info));
 }
 
-// Parameters of a group lie end to end and are gathered together, where their layouts at every time are alike and they
-// are on one stage.
+// Parameters of a group are gathered together, where their layouts at every time are alike and they are on one stage.
 void bind_groups(RankState& state, const std::vector<plan::NamedTensor>& tensors, const plan::Plan& plan) {
   struct Key {
     std::string name;
@@ -259,8 +258,8 @@ void bind_groups(RankState& state, const std::vector<plan::NamedTensor>& tensors
     if (!policy || !policy->is_grouped) {
       continue;
     }
-    const Key key{plan.group_of(named.name), named.tensor.scalar_type(), policy,
-                  place_of(dtensor::spec_of(named.tensor)->placements)};
+    const layout::Spec& stored = dtensor::spec_of(named.tensor);
+    const Key key{plan.group_of(named.name), named.tensor.scalar_type(), policy, place_of(stored->placements)};
     auto group = std::find_if(groups.begin(), groups.end(), [&](const auto& known) { return known.first == key; });
     if (group == groups.end()) {
       group = groups.insert(groups.end(), {key, {}});

@@ -33,8 +33,9 @@ struct ParameterPlan {
   // or P, merged once a step. Empty: P wherever ranks have sums of their own.
   std::optional<layout::Placements> gradient = std::nullopt;
   // Parameters that are gathered together, by one collective: those whose names begin with as many parts as this has,
-  // and alike (`layers.*`: a group for each layer). Their parts over the axis that is gathered must lie so that each
-  // rank has one run of all of them end to end, in the order of the model (plan/groups.h). Empty: gathered alone.
+  // and alike (`layers.*`: a group for each layer). Where one axis is gathered, their parts must lie so that each rank
+  // has one run of all of them end to end, in the order of the model (plan/groups.h). Where several axes are, or the
+  // rows of one are cut in blocks, they may lie anyhow, and are copied for the collective. Empty: gathered alone.
   std::string group = "";
   // Between steps; empty: as the model has it. A model that was loaded in 16 bits may be stored in float32 so.
   std::optional<at::ScalarType> storage_dtype = std::nullopt;

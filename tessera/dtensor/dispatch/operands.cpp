@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "tessera/dtensor/dispatch/absent.h"
+#include "tessera/dtensor/dispatch/step_gradients.h"
 #include "tessera/dtensor/record/arguments.h"
 #include "tessera/dtensor/record/interception.h"
 #include "tessera/dtensor/view/views.h"
@@ -181,6 +182,9 @@ at::Tensor moved(RankState& state, const char* op, const CallPlan::OperandMove& 
   }
   if (C10_UNLIKELY(meta->spec != move.from)) {  // ... and was merged to another layout
     return run_move(state.ctx, *state.engine.moves.find_or_plan(meta->spec, move.to), meta->local, op);
+  }
+  if (move.from->has_partial && merge_step_gradients(state, *meta)) {
+    return moved(state, op, action, tensor);
   }
   if (move.from->has_partial) {
     // Merged once, however many operators read it: the same logical value stays in the tensor, in its dtype.

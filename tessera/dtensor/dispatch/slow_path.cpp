@@ -13,6 +13,7 @@
 #include "tessera/dtensor/dispatch/planner.h"
 #include "tessera/dtensor/dispatch/rule_call.h"
 #include "tessera/dtensor/dispatch/saved_results.h"
+#include "tessera/dtensor/dispatch/step_gradients.h"
 #include "tessera/dtensor/exact/carry.h"
 #include "tessera/dtensor/exact/exact_plan.h"
 #include "tessera/dtensor/exact/pending.h"
@@ -92,8 +93,13 @@ void settle_operands(Invocation& call) {
       waiting.push_back(tensor);
     }
   });
-  if (waiting.size() > 1) {
-    merge_complete(*call.state, waiting, kSmallTogether, op);
+  std::vector<at::Tensor> together = waiting;
+  if (!waiting.empty()) {
+    const auto more = waiting_gradients(*call.state, *meta_of(waiting.front()));
+    together.insert(together.end(), more.begin(), more.end());
+  }
+  if (together.size() > 1) {
+    merge_complete(*call.state, together, kSmallTogether, op);
   }
   for (const at::Tensor& tensor : waiting) {
     settle(*call.state, *meta_of(tensor), op);

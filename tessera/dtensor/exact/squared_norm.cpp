@@ -400,6 +400,9 @@ std::vector<at::Tensor> squares_of(c10::ArrayRef<at::Tensor> tensors) {
   std::vector<std::unique_ptr<SquaredNorm>> norms(tensors.size());
   std::vector<SquaredNorm*> placed;
   std::optional<layout::Mesh> mesh;
+  if (RankState* state = RankState::current()) {
+    merge_complete(*state, tensors.vec(), kSmallTogether, kName);  // gradients of a loop, which nobody read yet
+  }
   for (size_t i = 0; i < tensors.size(); ++i) {
     if (!is_dtensor(tensors[i])) {
       squares[i] = squares_of_plain(tensors[i]);

@@ -31,13 +31,13 @@ bool merges_in_pass(const at::Tensor& parameter) {
          !info_of(parameter).gather->merged.empty();
 }
 
-// ... over the axis that a group gathers.
+// ... over the axes that a group gathers.
 bool merges_in_group(const at::Tensor& parameter) {
   if (!merges_in_pass(parameter) || !info_of(parameter).group) {
     return false;
   }
   const GatherPolicy& policy = *info_of(parameter).gather;
-  return std::find(policy.merged.begin(), policy.merged.end(), policy.read.front()) != policy.merged.end();
+  return std::includes(policy.merged.begin(), policy.merged.end(), policy.read.begin(), policy.read.end());
 }
 
 // Merged over all axes of its policy that it is not merged over yet.
@@ -51,6 +51,29 @@ at::Tensor merged_alone(RankState& state, const at::Tensor& parameter, at::Tenso
   const Spec to = wanted.with_dtype(found.spec->dtype);
   const MovePtr move = state.engine.moves.find_or_plan(found.spec, to);
   return wrap(run_move(state.ctx, *move, found.local, kCaller), to, found.origin);
+}
+
+// The same of those of a group, what is alike together; undefined ones are left alone.
+void merge_rest(RankState& state, const GatherGroup& group, std::vector<at::Tensor>& gradients) {
+  std::vector<size_t> moved;
+  std::vector<MovePtr> moves;
+  std::vector<at::Tensor> parts;
+  for (size_t i = 0; i < gradients.size(); ++i) {
+    if (!gradients[i].defined()) {
+      continue;
+    }
+    const at::Tensor parameter = group.parameter(i);
+    const Meta& found = *meta_of(gradients[i]);
+    const Spec wanted = merged_gradient(found.spec, meta_of(parameter)->spec, *info_of(parameter).gather);
+    if (const Spec to = wanted.with_dtype(found.spec->dtype); found.spec != to) {
+      moved.push_back(i), parts.push_back(found.local);
+      moves.push_back(state.engine.moves.find_or_plan(found.spec, to));
+    }
+  }
+  const auto merged = run_moves(state.ctx, moves, std::move(parts), kGroupTogether, kCaller);
+  for (size_t k = 0; k < moved.size(); ++k) {
+    gradients[moved[k]] = wrap(merged[k], moves[k]->to);
+  }
 }
 
 // Gives a gradient of this pass to whom it belongs.
@@ -70,13 +93,12 @@ void merge(RankState& state, GatherGroup& group) {
   std::vector<at::Tensor> waiting = group.release_waiting();
   merge_complete(state, waiting, kGroupTogether, kCaller);
   std::vector<at::Tensor> merged = group.merge_taken(state.ctx, state.engine.moves, kCaller);
+  merge_rest(state, group, merged);  // ... over what sequence parallelism cuts
   for (size_t i = 0; i < merged.size(); ++i) {
     if (waiting[i].defined()) {
       hand_over(state, group.parameter(i), std::move(waiting[i]));
     } else if (merged[i].defined()) {
-      const at::Tensor parameter = group.parameter(i);
-      // ... over what sequence parallelism cuts
-      hand_over(state, parameter, merged_alone(state, parameter, std::move(merged[i])));
+      hand_over(state, group.parameter(i), std::move(merged[i]));
     }
   }
 }
@@ -205,7 +227,7 @@ void merge_step(RankState& state, std::vector<at::Tensor>& gradients, const std:
       gradients[i].reset();
     }
   }
-  const std::vector<at::Tensor> merged = run_moves(state.ctx, moves, std::move(parts), kCaller);
+  const std::vector<at::Tensor> merged = run_moves(state.ctx, moves, std::move(parts), kSmallTogether, kCaller);
   for (size_t k = 0; k < moved.size(); ++k) {
     gradients[moved[k]] = wrap(merged[k], moves[k]->to);
   }

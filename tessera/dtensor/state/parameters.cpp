@@ -4,6 +4,8 @@
 #include <utility>
 
 #include "tessera/base/error.h"
+#include "tessera/dtensor/state/packed_group.h"
+#include "tessera/dtensor/state/run_group.h"
 
 namespace tessera::dtensor {
 
@@ -13,6 +15,7 @@ void PlacedParameters::add(const at::Tensor& tensor, ParameterInfo info) {
   ParameterInfo& added = all_.emplace_back(std::move(info));
   added.told_by = added.input || added.output ? static_cast<const void*>(&added) : added.gather;
   meta_of(tensor)->parameter = &added;
+  tensors_.emplace_back(tensor.getIntrusivePtr());
 }
 
 const GatherPolicy* PlacedParameters::find_or_add(GatherPolicy policy) {
@@ -25,8 +28,16 @@ const GatherPolicy* PlacedParameters::find_or_add(GatherPolicy policy) {
 
 void PlacedParameters::add_group(comm::RankContext& context, Moves& moves, const std::string& name,
                                  const std::vector<at::Tensor>& parameters) {
-  GatherGroup& group =
-      groups_.emplace_back(context, moves, name, parameters, *meta_of(parameters.front())->parameter->gather);
+  const GatherPolicy& policy = *meta_of(parameters.front())->parameter->gather;
+  const bool lie_in_run = std::all_of(parameters.begin(), parameters.end(), [&](const at::Tensor& parameter) {
+    return RunGroup::may_hold(meta_of(parameter)->spec, policy);
+  });
+  if (lie_in_run) {
+    groups_.push_back(std::make_unique<RunGroup>(context, moves, name, parameters, policy));
+  } else {
+    groups_.push_back(std::make_unique<PackedGroup>(context, moves, parameters, policy));
+  }
+  GatherGroup& group = *groups_.back();
   for (ParameterInfo& info : all_) {
     const auto found = std::find_if(parameters.begin(), parameters.end(), [&](const at::Tensor& parameter) {
       return meta_of(parameter)->parameter == &info;
@@ -35,6 +46,21 @@ void PlacedParameters::add_group(comm::RankContext& context, Moves& moves, const
       info.group = &group, info.member = static_cast<size_t>(found - parameters.begin());
     }
   }
+}
+
+std::vector<at::Tensor> PlacedParameters::with_gradients(const Meta& gradient) const {
+  std::vector<at::Tensor> found;
+  bool is_of_one = false;
+  for (const auto& weak : tensors_) {
+    if (auto alive = weak.lock()) {
+      const at::Tensor parameter(std::move(alive));
+      if (const at::Tensor& own = parameter.grad(); is_dtensor(own)) {
+        is_of_one |= meta_of(own) == &gradient;
+        found.push_back(parameter);
+      }
+    }
+  }
+  return is_of_one ? found : std::vector<at::Tensor>();
 }
 
 const ParameterInfo* PlacedParameters::find(uint64_t site) const {

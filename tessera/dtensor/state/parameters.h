@@ -2,6 +2,7 @@
 #pragma once
 
 #include <deque>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -22,17 +23,23 @@ class PlacedParameters {
   // The one object of this policy; null for one that gathers nothing.
   const GatherPolicy* find_or_add(GatherPolicy policy);
 
-  // Placed parameters that are read alike are gathered together from now on; see GatherGroup.
+  // Placed parameters that are read alike are gathered together from now on: a RunGroup where all may be in one, in
+  // this order, else a PackedGroup. Throws PlanError where a RunGroup does.
   void add_group(comm::RankContext& context, Moves& moves, const std::string& name,
                  const std::vector<at::Tensor>& parameters);
+
+  // Those that are alive and have a gradient, in the order in which they were placed, if `gradient` is that of one of
+  // them; else none.
+  std::vector<at::Tensor> with_gradients(const Meta& gradient) const;
 
   // By ParameterInfo::site; null if there is none.
   const ParameterInfo* find(uint64_t site) const;
 
  private:
   std::deque<ParameterInfo> all_;
+  std::vector<c10::weak_intrusive_ptr<c10::TensorImpl>> tensors_;  // of these
   std::deque<GatherPolicy> policies_;
-  std::deque<GatherGroup> groups_;
+  std::vector<std::unique_ptr<GatherGroup>> groups_;
 };
 
 }  // namespace tessera::dtensor

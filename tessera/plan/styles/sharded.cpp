@@ -54,8 +54,10 @@ class ShardedStyle {
       const std::string wanted = draft_.wanted_of(named).group, group = wanted.empty() ? group_of(named.name) : wanted;
       if (named.tensor.dim() == 0) {
         draft_.note(general(named.name) + " stays whole: it has no rows");
-      } else if (axes_.size() > 1 || !is_in(named.name, group) || leaves_group(draft_.entry(named.name))) {
-        plan_alone(named);
+      } else if (!is_in(named.name, group) || is_read_elsewhere(draft_.entry(named.name))) {
+        plan_even(named, "");
+      } else if (axes_.size() > 1 || row_blocks(draft_.entry(named.name).storage) > 1) {
+        plan_even(named, general(group));
       } else {
         groups[{group, named.tensor.scalar_type(), stage_of(draft_.entry(named.name))}].push_back(named);
       }
@@ -80,14 +82,13 @@ class ShardedStyle {
     return found == entry.storage.end() ? -1 : found->stage;
   }
 
-  // Rows that are cut in blocks leave a rank several runs. What other stages read they get in parts.
-  static bool leaves_group(const ParameterPlan& entry) {
-    return row_blocks(entry.storage) > 1 || entry.compute.has_value();
-  }
+  // What other stages read they get in parts.
+  static bool is_read_elsewhere(const ParameterPlan& entry) { return entry.compute.has_value(); }
 
-  // Cuts that are interleaved, or over several axes, leave a rank several runs: such a parameter is gathered alone, as
-  // is a tied one that is in its group by another name than its first, or is read on several stages.
-  void plan_alone(const NamedTensor& named) {
+  // Rows cut evenly. Cuts that are interleaved, or over several axes, leave a rank several runs: the group copies them.
+  // A tied parameter that is in its group by another name than its first, or one that is read on several stages, is in
+  // none and gathered alone.
+  void plan_even(const NamedTensor& named, const std::string& group) {
     ParameterPlan& entry = draft_.entry(named.name);
     const Placements compute = entry.storage;
     const Sharding sharding = draft_.wanted_of(named).sharding;
@@ -98,6 +99,7 @@ class ShardedStyle {
     for (const int64_t axis : axes) {
       entry.storage = cut_rows(mesh_, entry.storage, axis, layout::Shard(0, {.blocks = row_blocks(compute)}));
     }
+    entry.group = group;
     plan_states(entry, compute, sharding);
   }
 
