@@ -1,6 +1,5 @@
 // A vocabulary that is cut over the stages of a pipeline: one device's bits, and the order, the parameters and the
 // activations that its lists say.
-#include <ATen/record_function.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
@@ -8,13 +7,13 @@
 #include "tessera/schedule/memory.h"
 #include "tessera/schedule/replay.h"
 #include "tests/ranks/even_block.h"
+#include "tests/ranks/recorded_passes.h"
 #include "tests/ranks/stage_runs.h"
 #include "tests/support/counting_allocator.h"
 
 namespace tessera::ranks::vocabulary_test {
 namespace {
 
-using schedule::Action;
 using schedule::Schedule;
 
 constexpr auto kShards = plan::Sharding::kParameters;
@@ -98,16 +97,6 @@ TEST(Vocabulary, InFastIsAsNearAsOneDevice) {
   }
 }
 
-// What this rank's passes are called, in their order.
-thread_local std::vector<Action>* passes_seen = nullptr;
-
-std::unique_ptr<at::ObserverContext> keep_pass(const at::RecordFunction& span) {
-  if (const auto action = schedule::try_parse_action(span.name()); action && passes_seen) {
-    passes_seen->push_back(*action);
-  }
-  return nullptr;
-}
-
 // A step of each rank.
 struct Measured {
   Schedule ran;
@@ -145,17 +134,12 @@ Measured step_of(const Config& config, const Sizes& sizes, int64_t samples, int6
     }
     const at::Tensor ids = at::ones({samples * sizes.micro_batches, tokens}, at::kLong);
     job(ids, ids).backward();  // gradients are there from now on
-    auto& own = measured.ran.ranks[static_cast<size_t>(rank)];
-    own.clear();
-    passes_seen = &own;
-    const auto handle =
-        at::addThreadLocalCallback(at::RecordFunctionCallback(keep_pass).scopes({at::RecordScope::USER_SCOPE}));
+    const RecordedPasses recorded;
     const int64_t before = support::bytes_of(rank).live;
     support::reset_peak(rank);
     job(ids, ids).backward();
     measured.peaks[static_cast<size_t>(rank)] = support::bytes_of(rank).peak - before;
-    at::removeCallback(handle);
-    passes_seen = nullptr;
+    measured.ran.ranks[static_cast<size_t>(rank)] = recorded.actions();
   });
   return measured;
 }
