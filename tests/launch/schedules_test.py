@@ -3,7 +3,7 @@
 
 Each of the ten schedules on meshes with stages, tensor parallelism, sequence parallelism and data parallelism, models tied and not, with dropout,
 with recomputation, in micro-batches that are many or odd: in `exact` the bits of one rank, in `fast`, untied and without data parallelism, those of one
-rank over the same micro-batches.
+rank over the same micro-batches. A rank that is killed is named by all others.
 
 Usage: schedules_test.py TESSERA [all]     (the program; every cell and 20 steps instead of some that are drawn by a seed)
 """
@@ -12,9 +12,11 @@ import hashlib
 import json
 import os
 import random
+import signal
 import subprocess
 import sys
 import tempfile
+import time
 import unittest
 from pathlib import Path
 
@@ -43,6 +45,14 @@ EXACT = {
 FAST = {"llama": EXACT["llama"], "gpt, recomputed": EXACT["gpt, recomputed"]}
 
 
+def wait_until(is_so, seconds=60):
+    end = time.monotonic() + seconds
+    while not is_so():
+        if time.monotonic() > end:
+            raise TimeoutError(f"it was not so within {seconds} s")
+        time.sleep(0.01)
+
+
 def has_the_same_bits(side):
     """Of `compare`'s record of one side: in `exact` it says so, in `fast` it has the errors of everything."""
     if "same_bits" in side:
@@ -60,9 +70,13 @@ class Schedules(unittest.TestCase):
         (cls.folder / "text.txt").write_text("".join(f"line {i} of a text that repeats itself\n" for i in range(2000)))
         (cls.folder / "base.toml").write_text("[data]\nfile = \"text.txt\"\n")
 
-    def run_program(self, launcher, *words, settings):
+    @staticmethod
+    def command_of(launcher, *words, settings):
         sets = [word for name, value in {**COMMON, **settings}.items() for word in ("--set", f"{name}={value}")]
-        command = [str(word) for word in (*launcher, *words, *sets)]
+        return [str(word) for word in (*launcher, *words, *sets)]
+
+    def run_program(self, launcher, *words, settings):
+        command = self.command_of(launcher, *words, settings=settings)
         # libtorch adds the gradient of a layer norm's bias in as many parts as it has threads.
         done = subprocess.run(command, capture_output=True, text=True, timeout=1800, cwd=self.folder, env=environment(OMP_THREAD_LIMIT="1"))
         self.assertEqual(done.returncode, 0, " ".join(command) + "\n" + done.stdout + done.stderr)
@@ -114,6 +128,35 @@ class Schedules(unittest.TestCase):
         for ranks, mesh, schedule in cells if IS_FULL else cells[:1]:
             hashed = self.train(f"processes {mesh} {schedule}", mesh, schedule, steps=3, launcher=(PROGRAM, "launch", "-n", ranks, "--", PROGRAM))
             self.assertEqual(hashed, whole, (mesh, schedule))
+
+    def test_a_killed_rank_is_named_by_all_others(self):
+        """At any moment of training under any schedule; none of them hangs."""
+        chance = random.Random(f"{SEED} kills")
+        for trial in range(100 if IS_FULL else 2):
+            mesh, schedule = chance.choice(STAGES), chance.choice(SCHEDULES)
+            ranks = int(mesh.removeprefix("pp="))
+            culprit = chance.randrange(ranks)
+            with self.subTest(trial=trial, mesh=mesh, schedule=schedule, culprit=culprit):
+                said = self.kill_one(f"killed{trial}", ranks, culprit, chance.uniform(0, 0.5), "--mesh", mesh, "--schedule", schedule)
+                self.assertIn(f"rank {culprit} (pid ", said)
+                for rank in set(range(ranks)) - {culprit}:
+                    self.assertRegex(said, rf"\[comm\] rank {rank} was in .* when rank {culprit} failed: its process .* ended without a word")
+
+    def kill_one(self, out, ranks, culprit, after, *words):
+        """Kills a rank of a run `after` so many seconds from its first step on; what the launcher and the others say."""
+        settings, microbatches = EXACT["gpt, recomputed"]
+        command = self.command_of([PROGRAM, "launch", "-n", ranks, "--", PROGRAM], "train", "base.toml", "--quiet", "--steps", 10**6, "--out", out,
+                                  "--microbatches", microbatches, *words, settings=settings)
+        with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, cwd=self.folder, env=environment(OMP_THREAD_LIMIT="1")) as run:
+            steps = self.folder / out / "metrics.jsonl"
+            wait_until(lambda: steps.exists() and steps.stat().st_size > 0)
+            time.sleep(after)
+            children = Path(f"/proc/{run.pid}/task/{run.pid}/children").read_text().split()
+            self.assertEqual(len(children), ranks)
+            os.kill(int(children[culprit]), signal.SIGKILL)
+            said = run.communicate(timeout=30)[1]
+        self.assertNotEqual(run.returncode, 0)
+        return said
 
 
 if __name__ == "__main__":
