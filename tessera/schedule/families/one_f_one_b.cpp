@@ -2,6 +2,7 @@
 
 #include "tessera/schedule/families/family.h"
 #include "tessera/schedule/families/rank_passes.h"
+#include "tessera/schedule/passes.h"
 #include "tessera/schedule/vocabulary.h"
 
 namespace tessera::schedule {
@@ -20,7 +21,7 @@ Schedule make_one_f_one_b(const Sizes& sizes) {
     }
     schedule.ranks.push_back(passes.take());
   }
-  return sizes.barriers == 0 ? schedule : add_vocabulary(schedule, sizes.barriers);
+  return sizes.barriers == 0 ? schedule : add_vocabulary(split_backward(schedule), sizes.barriers);
 }
 
 }  // namespace

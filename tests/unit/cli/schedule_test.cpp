@@ -84,7 +84,7 @@ TEST_F(CliSchedule, EmbeddingAndHeadAreCutOverRanks) {
   EXPECT_TRUE(has(shown.out, "rank 0 |E0 F0    S0 T0")) << shown.out << shown.err;
   const auto json = nlohmann::json::parse(call({"schedule", "replay", "1f1b", "--vocabulary", "2", "--json"}).out);
   EXPECT_EQ(json.at("ranks").at(0).at("peak"), 6);
-  EXPECT_EQ(json.at("makespan"), 33);
+  EXPECT_EQ(json.at("makespan"), 30);
   EXPECT_TRUE(has(call({"schedule", "verify", "zbv", "--vocabulary", "1"}).err, "1 barriers; accepted: 0"));
   EXPECT_EQ(call({"schedule", "verify", "1f1b", "--vocabulary", "3"}).code, 2);
 }
