@@ -359,6 +359,61 @@ TEST(ExactGraphs, LookupsByIndex) {
   });
 }
 
+// The same along an inner dim, of a parameter, of a vector and of activations; some are read twice, one never.
+TEST(ExactGraphs, LookupsByIndexAlongInnerDims) {
+  const auto index_of = [](const at::Tensor& ids) { return at::indexing::TensorIndex(ids); };
+  check("parameters", [&](World& world) {
+    const at::Tensor w = world.parameter("w", {3, kClasses, kWidth}, layout::Shard(0)), v = world.parameter("v", {3});
+    Net net(world);
+    world.each_batch([&](const Batch& batch) {
+      const at::Tensor ids = at::arange(-kLength, 0).remainder(3) - 2;
+      const at::Tensor rows = w.index({Slice(), index_of(ids)}), scales = v.index({index_of(ids)});
+      net.loss_of(at::linear(net.hidden(batch.x + rows.sum(0) * scales.unsqueeze(1)), net.w2), batch.y).backward();
+    });
+    world.keep("w", w.grad()), world.keep("v", v.grad());
+    net.keep_gradients();
+  });
+  check("activations", [&](World& world) {
+    Net net(world);
+    world.each_batch([&](const Batch& batch) {
+      const at::Tensor ids = at::arange(kHidden) * 3 % (kHidden - 1), places = at::tensor({1, 0, 3, 3});
+      const at::Tensor h =
+          net.hidden(batch.x).index({Slice(), index_of(places)}).index({Slice(), Slice(), index_of(ids)});
+      net.loss_of(at::linear(h, net.w2), batch.y).backward();
+    });
+    net.keep_gradients();
+  });
+}
+
+// Sums over two dims of which neither has samples: a table of distances between positions, and a product over both dims
+// of two functions of parameters, cut along either.
+TEST(ExactGraphs, SumsOverSeveralDims) {
+  check("distances", [](World& world) {
+    const at::Tensor w = world.parameter("w", {5, kWidth}, layout::Shard(1));
+    Net net(world);
+    world.each_batch([&](const Batch& batch) {
+      const at::Tensor places = at::arange(kLength), distances = places.unsqueeze(1) - places + kLength - 1;
+      const at::Tensor mixed = at::einsum("qkw,bkw->bqw", {at::embedding(w, distances.clamp_max(4)), batch.x});
+      net.loss_of(at::linear(net.hidden(mixed), net.w2), batch.y).backward();
+    });
+    world.keep("w", w.grad());
+    net.keep_gradients();
+  });
+  for (const int64_t dim : {0, 1}) {
+    check(dim == 0 ? "first" : "second", [dim](World& world) {
+      const at::Tensor u = world.parameter("u", {8, 16, kWidth}, layout::Shard(dim)),
+                       v = world.parameter("v", {8, 16, kHidden}, layout::Shard(dim));
+      Net net(world);
+      world.each_batch([&](const Batch& batch) {
+        const at::Tensor added = at::einsum("abw,abh->hw", {u.tanh(), v.sin()});
+        net.loss_of(at::linear(at::linear(batch.x, net.w1 + added, net.b1).tanh(), net.w2), batch.y).backward();
+      });
+      world.keep("u", u.grad()), world.keep("v", v.grad());
+      net.keep_gradients();
+    });
+  }
+}
+
 // A row that pads gets no gradient, whichever rank holds it.
 TEST(ExactGraphs, LookupsWithARowForPadding) {
   check("padding", [](World& world) {

@@ -112,6 +112,13 @@ void keep_uncounted(const ExactRule& rule, const Call& call, FactorMap& map) {
   }
 }
 
+// The leaves of a sum over several dims are cut along the first.
+void keep_inner(const std::vector<int>& summed, FactorMap& map) {
+  for (size_t i = 1; i < summed.size(); ++i) {
+    map.factors[summed[i]].can_shard = false;
+  }
+}
+
 }  // namespace
 
 void keep_whole(const ExactRule& rule, const Call& call, const sums::Lattice& lattice, FactorMap& map) {
@@ -120,6 +127,9 @@ void keep_whole(const ExactRule& rule, const Call& call, const sums::Lattice& la
   const auto labels_of = [&](int factor) { return labels_of_factor(call, map, factor); };
   const bool of_samples = rule.sample && std::any_of(summed.begin(), summed.end(),
                                                      [&](int factor) { return counts_samples(labels_of(factor)); });
+  if (rule.node && !of_samples) {
+    keep_inner(summed, map);
+  }
   if (!rule.keeps_whole && !of_samples && !sums_whole_rows(call)) {
     for (const int factor : summed) {
       if (sums_vector_cut_inside_leaves(call, map, factor, lattice.feature)) {

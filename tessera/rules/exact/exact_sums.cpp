@@ -1,6 +1,8 @@
 // Sums in `exact` numerics: products, sums over dims, lookups that many tokens share.
 #include "tessera/rules/exact/exact_kernels.h"
 
+#include <numeric>
+
 #include <ATen/TensorOperators.h>
 #include <ATen/core/Reduction.h>
 #include <ATen/ops/div.h>
@@ -215,14 +217,23 @@ void embedding_sample(const ExactCall& call, c10::ArrayRef<IValue> args, const a
   add_tokens(call, args, {0, args[1].toTensor().numel()}, onto);
 }
 
-// That of a lookup whose indices may count from the end, into zeros that nobody else has.
+// That of a lookup along one dim, whose indices may count from the end, into zeros that nobody else has.
 void decompose_index_backward(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
   StackArgs args(op, stack);
-  const at::Tensor index = args["indices"].toListRef()[0].toTensor();
-  const int64_t rows = args.tensor("self").size(0);
+  const auto indices = args["indices"].toListRef();
+  const auto found = std::find_if(indices.begin(), indices.end(),
+                                  [](const IValue& index) { return index.isTensor() && index.toTensor().defined(); });
+  const at::Tensor self = args.tensor("self"), index = found->toTensor();
+  const int64_t dim = found - indices.begin(), rows = self.size(dim);
   const at::Tensor ids = at::where(index < 0, index + rows, index);
-  args.give_value(
-      at::embedding_dense_backward(args.tensor("values"), ids, rows, /*padding_idx=*/-1, /*scale_grad_by_freq=*/false));
+  // As a table whose rows are the other dims; those of a vector have one element.
+  std::vector<int64_t> behind(static_cast<size_t>(ids.dim())), in_front(behind.size());
+  std::iota(behind.begin(), behind.end(), dim);
+  std::iota(in_front.begin(), in_front.end(), 0);
+  const at::Tensor grad = args.tensor("values").unsqueeze(-1).movedim(behind, in_front);
+  const at::Tensor table = at::embedding_dense_backward(grad.flatten(ids.dim()), ids, rows, /*padding_idx=*/-1,
+                                                        /*scale_grad_by_freq=*/false);
+  args.give_value(table.unflatten(1, grad.sizes().slice(behind.size())).squeeze(-1).movedim(0, dim));
 }
 
 void decompose_sum(const c10::OperatorHandle& op, torch::jit::Stack& stack) {

@@ -113,14 +113,17 @@ class SumPlanner {
     return axes;
   }
 
+  // Of several dims the first is the tree's; a leaf has all elements of the others, which keep_whole() keeps whole.
   void plan_node() {
-    TESSERA_CHECK(summed_.size() == 1, "[", describe(call_), "] numerics exact: a sum over ", summed_.size(),
-                  " dims at once has no exact form here; sum one dim after the other");
     TESSERA_CHECK(sum_.rule->node, "[", describe(call_), "] numerics exact: this operator sums over samples only");
     const Summed& summed = summed_.front();
     auto plan = std::make_unique<NodePlan>();
     const int64_t leaves = leaves_of(summed);
     sum_.leaf = sums::leaf_unit(summed.extent, leaves);
+    for (auto inner = summed_.begin() + 1; inner != summed_.end(); ++inner) {
+      TESSERA_ASSERT(axes_of(*inner).empty(), describe(call_), " cuts dim ", inner->dim);
+      sum_.leaf *= inner->extent;
+    }
     plan->root = sums::root_of(summed.extent, leaves);
     add_dims(*plan, summed);
     std::vector<int64_t> merged;

@@ -315,12 +315,11 @@ bool has_no_mask(const Call& call) {
   });
 }
 
-// The gradient of `table[ids]`, which libtorch writes into zeros of its own. (Programs' writes are safe ones.)
+// The gradient of `table[ids]`, or of `x[:, ids]`, which libtorch writes into zeros of its own. (Programs' writes are
+// safe ones.)
 bool is_gradient_of_lookup(const Call& call) {
-  const auto indices = call.arg("indices").toListRef();
-  const bool is_of_rows =
-      !indices.empty() && indices[0].isTensor() && indices[0].toTensor().defined() && call.operands.size() == 3;
-  return call.flag("unsafe") && call.flag("accumulate") && call.dim_of(0) == 2 && is_of_rows && has_no_mask(call);
+  const bool has_one_index = call.operands.size() == 3;
+  return call.flag("unsafe") && call.flag("accumulate") && has_one_index && has_no_mask(call);
 }
 
 }  // namespace
