@@ -94,22 +94,53 @@ class WalkScope {
   RankState& state_;
 };
 
-// Adds a pass's gradients to those held.
-void hold(std::vector<at::Tensor>& held, const std::vector<at::Tensor>& gradients) {
-  const at::NoGradGuard no_grad;
-  held.resize(std::max(held.size(), gradients.size()));
-  for (size_t i = 0; i < gradients.size(); ++i) {
-    if (gradients[i].defined()) {
-      held[i] = held[i].defined() ? held[i].add(gradients[i]) : gradients[i];
+// The gradients of the passes so far, added up.
+class HeldGradients {
+ public:
+  explicit HeldGradients(const RankState& state) : state_(state) {}
+
+  void add(const std::vector<at::Tensor>& gradients) {
+    const at::NoGradGuard no_grad;
+    sums_.resize(std::max(sums_.size(), gradients.size()));
+    is_own_.resize(sums_.size());
+    for (size_t i = 0; i < gradients.size(); ++i) {
+      if (gradients[i].defined()) {
+        add(i, gradients[i]);
+      }
     }
   }
-}
+  std::vector<at::Tensor>& sums() { return sums_; }
+
+ private:
+  // In place into a sum that was made here: a pass may give one tensor to several parameters. What waits in `exact` is
+  // joined.
+  void add(size_t i, const at::Tensor& gradient) {
+    at::Tensor& sum = sums_[i];
+    if (!sum.defined()) {
+      sum = gradient;
+    } else if (is_own_[i] && lies_alike(sum, gradient)) {
+      sum.add_(gradient);
+    } else {
+      sum = sum.add(gradient);
+      is_own_[i] = !state_.exact.lattice();
+    }
+  }
+
+  static bool lies_alike(const at::Tensor& sum, const at::Tensor& gradient) {
+    return dtensor::is_dtensor(sum) && dtensor::is_dtensor(gradient) &&
+           dtensor::meta_of(sum)->spec == dtensor::meta_of(gradient)->spec;
+  }
+
+  const RankState& state_;
+  std::vector<at::Tensor> sums_;
+  std::vector<bool> is_own_;
+};
 
 class PassRunner {
  public:
   PassRunner(Step& step, const PassList& list, const StepPasses& passes)
-      : state_(RankState::require()), step_(step), list_(list), passes_(passes) {
-    result_.losses.resize(passes.samples.size());
+      : state_(RankState::require()), step_(step), list_(list), passes_(passes), held_(state_) {
+    losses_.resize(passes.samples.size());
   }
   ~PassRunner() {
     open_.clear();
@@ -135,9 +166,9 @@ class PassRunner {
       if (programs) {
         programs->end(is_weight_half(action));
       }
-      hold(result_.gradients, std::exchange(gradients_, {}));
+      held_.add(std::exchange(gradients_, {}));
     }
-    return std::move(result_);
+    return {std::move(losses_), std::move(held_.sums())};
   }
 
  private:
@@ -218,7 +249,7 @@ class PassRunner {
       walks_.erase(k);
     }
     if (const at::Tensor loss = forward.loss.detach(); is_ours(loss) || is_of_head(action, loss)) {
-      result_.losses[static_cast<size_t>(k)] = loss;
+      losses_[static_cast<size_t>(k)] = loss;
     }
     if (passes_.parameters.empty()) {
       return step_.end_pass();
@@ -273,7 +304,7 @@ class PassRunner {
     auto entry = late_.extract(key_of(action));
     TESSERA_CHECK(!entry.empty(), "[job] a schedule with ", action, " before its input pass");
     gradients_ = std::move(entry.mapped());
-    const dtensor::Continuation continuation(state_, result_.gradients);
+    const dtensor::Continuation continuation(state_, held_.sums());
     for (const at::Tensor& gradient : gradients_) {
       if (gradient.defined()) {
         dtensor::run_late(state_, *dtensor::meta_of(gradient), "weight pass");
@@ -284,7 +315,7 @@ class PassRunner {
   // In `exact` the sums over samples go on where those of the passes before stopped.
   std::vector<at::Tensor> gradients_of(const at::Tensor& loss) {
     dtensor::GradientsAside aside(state_, passes_.parameters);
-    const dtensor::Continuation continuation(state_, result_.gradients);
+    const dtensor::Continuation continuation(state_, held_.sums());
     return aside.with(
         torch::autograd::grad({loss}, passes_.parameters, {}, std::nullopt, false, /*allow_unused=*/true));
   }
@@ -327,7 +358,8 @@ class PassRunner {
   std::map<Key, std::vector<at::Tensor>> late_;  // of input passes whose weight pass has not come
   std::map<int64_t, Walks> walks_;               // by micro-batch
   std::vector<at::Tensor> gradients_;            // of the pass that ran last
-  StepResult result_;
+  std::vector<at::Tensor> losses_;
+  HeldGradients held_;
 };
 
 // What is cut over the stages has passes.

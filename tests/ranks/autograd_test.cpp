@@ -2,6 +2,7 @@
 // graphs.
 #include <torch/torch.h>
 
+#include "tessera/rules/engine/equation.h"
 #include "tests/ranks/support.h"
 
 namespace tessera::ranks::autograd_test {
@@ -121,6 +122,54 @@ TEST(Products, LinearOfAnyRank) {
           EXPECT_LE(error_of(full_tensor(dx.grad()), plain_x.grad()), 1e-13) << where;
           EXPECT_LE(error_of(full_tensor(dw.grad()), plain_w.grad()), 1e-13) << where;
           EXPECT_LE(error_of(full_tensor(db.grad()), plain_b.grad()), 1e-13) << where;
+        }
+      }
+    });
+  }
+}
+
+// In `fast` one rank runs what libtorch runs, where the product and the sum are one kernel too.
+TEST(Products, LinearOnOneRankHasTheBitsOfLibtorch) {
+  const Mesh one = Mesh::parse("a=1");
+  for (const Sizes& sizes : std::vector<Sizes>{{33, 70}, {3, 11, 70}, {2, 1, 3, 70}}) {
+    const at::Tensor x = waves(sizes, 0.9).to(at::kFloat), w = waves({50, 70}).to(at::kFloat),
+                     bias = waves({50}, 0.3).to(at::kFloat);
+    const auto results_of = [](const at::Tensor& input, const at::Tensor& weight, const at::Tensor& added) {
+      const std::vector<at::Tensor> leaves = {input.requires_grad_(), weight.requires_grad_(), added.requires_grad_()};
+      const at::Tensor found = at::linear(input, weight, added);
+      std::vector<at::Tensor> results = grad({found.square().sum()}, leaves);
+      results.push_back(found.detach());
+      return results;
+    };
+    const std::vector<at::Tensor> expected = results_of(x.clone(), w.clone(), bias.clone());
+    run_on(one, [&](int64_t) {
+      const auto found = results_of(distribute(x, one, "{}"), distribute(w, one, "{}"), distribute(bias, one, "{}"));
+      for (size_t i = 0; i < found.size(); ++i) {
+        EXPECT_TRUE(at::equal(full_tensor(found[i]), expected[i])) << sizes << " " << i;
+      }
+      const at::Tensor apart = at::linear(distribute(x, one, "{}"), distribute(w, one, "{}")) + bias;
+      EXPECT_LE(error_of(full_tensor(apart), expected.back()), 1e-6);
+    });
+  }
+}
+
+// Every addend that broadcasts to the last dims; of a sum that is cut, one rank adds it.
+TEST(Products, AddendsOfContractions) {
+  const at::Tensor x = waves({2, 3, 4}), w = waves({4, 6}, 0.7);
+  for (const Sizes& sizes : std::vector<Sizes>{{}, {6}, {1}, {3, 6}, {3, 1}, {2, 1, 6}}) {
+    const at::Tensor plain_added = waves(sizes, 0.3).requires_grad_();
+    const at::Tensor expected = at::matmul(x, w) + plain_added;
+    expected.square().sum().backward();
+    run_on(square(), [&](int64_t) {
+      for (const Placements& at_x : plain_layouts(square(), 3)) {
+        for (const char* at_w : {"{}", "{a: S(0)}", "{b: S(1)}", "{a: S(1), b: S(0)}"}) {
+          const at::Tensor added = distribute(plain_added.detach(), square(), "{}").requires_grad_();
+          const at::Tensor found = rules::contract(spread(x, square(), at_x), distribute(w, square(), at_w),
+                                                   "abk,kz->abz", std::nullopt, added);
+          found.square().sum().backward();
+          const std::string where = c10::str(sizes, layout::str(square(), at_x), at_w);
+          EXPECT_LE(error_of(full_tensor(found), expected), 1e-13) << where;
+          EXPECT_LE(error_of(full_tensor(added.grad()), plain_added.grad()), 1e-13) << where;
         }
       }
     });

@@ -385,6 +385,30 @@ TEST(Random, MicroBatchesDrawAsTheWholeBatch) {
       "one micro-batch");
 }
 
+// Draws are named by readings of parameters: whether the bias is added by the product's call or by one of its own.
+TEST(Random, MasksAreTheSameWhereABiasIsAddedApart) {
+  const Mesh mesh = Mesh::parse("a=2");
+  run_on(mesh, [&](int64_t) {
+    auto& state = dtensor::RankState::require();
+    at::Tensor w = distribute(waves({6, 6}), mesh, "{a: S(1)}"), bias = distribute(waves({6}), mesh, "{}");
+    state.engine.parameters.add(w, {.name = "w", .site = 42, .input = {}, .output = {}});
+    state.engine.parameters.add(bias, {.name = "b", .site = 43, .input = {}, .output = {}});
+    const auto masks_of = [&](bool apart) {
+      state.pass.sites.begin_pass();
+      std::vector<at::Tensor> masks;
+      at::Tensor x = distribute(waves({4, 6}), mesh, "{}");
+      for (int i = 0; i < 2; ++i) {
+        x = apart ? at::linear(x, w) + bias : at::linear(x, w, bias);
+        masks.push_back(full_tensor(at::dropout(at::ones_like(x), 0.5, true)));
+        x = at::linear(x, w);
+        masks.push_back(full_tensor(at::dropout(at::ones_like(x), 0.5, true)));
+      }
+      return at::stack(masks);
+    };
+    EXPECT_TRUE(at::equal(masks_of(true), masks_of(false)));
+  });
+}
+
 struct Trained {
   at::Tensor value, of_input, of_weight;
 };

@@ -1,9 +1,13 @@
 #include "tessera/dtensor/ops/contract.h"
 
+#include <numeric>
+
 #include <ATen/ops/add.h>
+#include <ATen/ops/addmm.h>
 #include <ATen/ops/bmm.h>
 #include <ATen/ops/einsum_native.h>
 #include <ATen/ops/mm.h>
+#include <ATen/ops/sum.h>
 #include <torch/csrc/autograd/functions/utils.h>
 #include <torch/csrc/autograd/saved_variable.h>
 #include <torch/library.h>
@@ -12,6 +16,7 @@
 #include "tessera/dtensor/record/kernel_registry.h"
 #include "tessera/dtensor/record/meta.h"
 #include "tessera/dtensor/record/node.h"
+#include "tessera/dtensor/state/state.h"
 #include "tessera/rules/engine/equation.h"
 
 namespace tessera::dtensor {
@@ -40,9 +45,9 @@ at::Tensor as_matrix(const at::Tensor& tensor, const std::vector<int64_t>& order
   return ordered.reshape(shape);
 }
 
-// The contraction of plain tensors by one mm or bmm.
+// The contraction of plain tensors by one mm or bmm; with an addend where libtorch's linear has one, by its addmm.
 at::Tensor contract_plain(const at::Tensor& a, const at::Tensor& b, c10::string_view text,
-                          const std::optional<at::Tensor>&) {
+                          const std::optional<at::Tensor>& like, const std::optional<at::Tensor>& addend) {
   const rules::Equation& equation = rules::Equation::of(text);
   TESSERA_CHECK(
       a.dim() == static_cast<int64_t>(equation.a.size()) && b.dim() == static_cast<int64_t>(equation.b.size()),
@@ -50,7 +55,13 @@ at::Tensor contract_plain(const at::Tensor& a, const at::Tensor& b, c10::string_
   const size_t batch = equation.batch.size();
   const at::Tensor left = as_matrix(a, equation.order_a, batch, equation.rows.size());
   const at::Tensor right = as_matrix(b, equation.order_b, batch, equation.summed.size());
-  at::Tensor product = batch == 0 ? at::mm(left, right) : at::bmm(left, right);
+  const bool adds_to_columns = batch == 0 && equation.columns.size() == 1 && equation.order_out.empty();
+  if (addend && !(adds_to_columns && addend->dim() == 1)) {
+    return at::add(contract_plain(a, b, text, like, std::nullopt), *addend);
+  }
+  at::Tensor product = addend       ? at::addmm(*addend, left, right)
+                       : batch == 0 ? at::mm(left, right)
+                                    : at::bmm(left, right);
   if (batch <= 1 && equation.rows.size() == 1 && equation.columns.size() == 1 && equation.order_out.empty()) {
     return product;
   }
@@ -71,14 +82,26 @@ at::Tensor contract_plain(const at::Tensor& a, const at::Tensor& b, c10::string_
 // A factor in a gradient.
 at::Tensor conjugate(const at::Tensor& saved) { return saved.is_complex() ? saved.conj() : saved; }
 
+// The gradient of what was added to the last dims.
+at::Tensor summed_to(const at::Tensor& grad, c10::IntArrayRef sizes) {
+  const auto count = grad.dim() - static_cast<int64_t>(sizes.size());
+  if (count == 0 || sizes != grad.sizes().slice(static_cast<size_t>(count))) {
+    return at::sum_to(grad, sizes);
+  }
+  c10::SmallVector<int64_t, 6> dims(static_cast<size_t>(count));
+  std::iota(dims.begin(), dims.end(), 0);
+  return at::sum(grad, dims);
+}
+
 // Keeps each operand only for the other's gradient.
 struct ContractBackward final : torch::autograd::Node {
   std::string gradient_a, gradient_b;  // equations
   SavedVariable a, b;
-  std::optional<at::Tensor> like_a, like_b;  // a parameter's gradient should lie as the parameter does
+  std::optional<at::Tensor> like_a, like_b;    // a parameter's gradient should lie as the parameter does
+  std::optional<std::vector<int64_t>> addend;  // its sizes
 
   variable_list apply(variable_list&& grads) override {
-    variable_list result(2);
+    variable_list result(addend ? 3 : 2);
     const at::Tensor& grad = grads.at(0);
     if (!grad.defined()) {
       return result;
@@ -88,6 +111,9 @@ struct ContractBackward final : torch::autograd::Node {
     }
     if (task_should_compute_output(1)) {
       result[1] = contract(grad, conjugate(a.unpack()), gradient_b, like_b);
+    }
+    if (addend && task_should_compute_output(2)) {
+      result[2] = summed_to(grad, *addend);
     }
     return result;
   }
@@ -110,15 +136,20 @@ std::optional<at::Tensor> like_parameter(const at::Tensor& operand) {
 
 // The result, and its node in the graph where gradients are wanted.
 at::Tensor contract_backwards(const at::Tensor& a, const at::Tensor& b, c10::string_view text,
-                              const std::optional<at::Tensor>& like) {
+                              const std::optional<at::Tensor>& like, const std::optional<at::Tensor>& addend) {
   const bool with_a = at::GradMode::is_enabled() && a.requires_grad(),
-             with_b = at::GradMode::is_enabled() && b.requires_grad();
-  if (!with_a && !with_b) {
+             with_b = at::GradMode::is_enabled() && b.requires_grad(),
+             with_addend = at::GradMode::is_enabled() && addend && addend->requires_grad();
+  if (!with_a && !with_b && !with_addend) {
     at::AutoDispatchBelowADInplaceOrView below;
-    return contract(a, b, text, like);
+    return contract(a, b, text, like, addend);
   }
   auto node = make_node<ContractBackward>();  // before the call: its sequence number names the forward plan
-  node->set_next_edges(torch::autograd::collect_next_edges(a, b));
+  node->set_next_edges(addend ? torch::autograd::collect_next_edges(a, b, *addend)
+                              : torch::autograd::collect_next_edges(a, b));
+  if (with_addend) {
+    node->addend = addend->sizes().vec();
+  }
   const rules::Equation& equation = rules::Equation::of(text);
   if (with_a) {
     node->gradient_a = equation.gradient_a;
@@ -133,7 +164,7 @@ at::Tensor contract_backwards(const at::Tensor& a, const at::Tensor& b, c10::str
   at::Tensor result;
   {
     at::AutoDispatchBelowADInplaceOrView below;
-    result = contract(a, b, text, like);
+    result = contract(a, b, text, like, addend);
   }
   torch::autograd::set_history(result, node);
   return result;
@@ -148,8 +179,11 @@ at::Tensor tangent_of_product(const at::Tensor& a, const at::Tensor& b, c10::str
 }
 
 at::Tensor contract_autograd(const at::Tensor& a, const at::Tensor& b, c10::string_view text,
-                             const std::optional<at::Tensor>& like) {
-  at::Tensor result = contract_backwards(a, b, text, like);
+                             const std::optional<at::Tensor>& like, const std::optional<at::Tensor>& addend) {
+  if (addend && (has_tangent(a) || has_tangent(b) || has_tangent(*addend))) {
+    return at::add(contract_autograd(a, b, text, like, std::nullopt), *addend);
+  }
+  at::Tensor result = contract_backwards(a, b, text, like, addend);
   if (has_tangent(a) || has_tangent(b)) {
     result._set_fw_grad(tangent_of_product(a, b, text), /*level=*/0, /*is_inplace_op=*/false);
   }
@@ -164,13 +198,37 @@ std::string letters(int64_t count, char first) {
   return text;
 }
 
+// Whether one contraction takes it as its addend: a row that is added to others of its dtype. In `exact` the sum is a
+// call of its own.
+bool is_row_of(const at::Tensor& bias, const at::Tensor& input, const at::Tensor& weight) {
+  const RankState* state = RankState::current();
+  return bias.dim() == 1 && bias.size(0) == weight.size(0) && input.dim() >= 2 &&
+         bias.scalar_type() == input.scalar_type() && !(state && state->exact.lattice());
+}
+
+// Random numbers are named by what was read, how often: the same where the sum is a call of its own.
+void note_reading(const at::Tensor& weight) {
+  RankState* state = RankState::current();
+  const ParameterInfo* parameter = is_dtensor(weight) ? meta_of(weight)->parameter : nullptr;
+  if (state && parameter && (!torch::autograd::get_current_node() || state->pass.is_recomputing())) {
+    state->pass.sites.note_read(parameter);
+  }
+}
+
 // linear(x, w, b) as a contraction over the last dims.
 at::Tensor linear(const at::Tensor& input, const at::Tensor& weight, const std::optional<at::Tensor>& bias) {
   TESSERA_CHECK(input.dim() >= 1 && weight.dim() == 2 && input.size(-1) == weight.size(1), "[linear] input ",
                 input.sizes(), " does not fit a weight of ", weight.sizes());
   const std::string rows = letters(input.dim() - 1, 'a');
-  const at::Tensor product = contract(input, weight, rows + "y,zy->" + rows + "z");
-  return bias && bias->defined() ? at::add(product, *bias) : product;
+  const std::string equation = rows + "y,zy->" + rows + "z";
+  if (!bias || !bias->defined()) {
+    return contract(input, weight, equation);
+  }
+  if (!is_row_of(*bias, input, weight)) {
+    return at::add(contract(input, weight, equation), *bias);
+  }
+  note_reading(weight);
+  return contract(input, weight, equation, std::nullopt, bias);
 }
 
 // matmul with torch's broadcasting rules; batch dims of size one and missing ones are not part of the operand's
@@ -217,7 +275,7 @@ at::Tensor einsum(c10::string_view equation, at::TensorList tensors, at::Optiona
 }  // namespace
 
 TORCH_LIBRARY(tessera, m) {
-  m.def("contract(Tensor a, Tensor b, str equation, Tensor? like=None) -> Tensor");
+  m.def("contract(Tensor a, Tensor b, str equation, Tensor? like=None, Tensor? addend=None) -> Tensor");
   m.impl("contract", c10::DispatchKey::CompositeExplicitAutograd, TORCH_FN(contract_plain));
   m.impl("contract", c10::DispatchKey::Autograd, TORCH_FN(contract_autograd));
 }

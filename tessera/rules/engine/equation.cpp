@@ -73,12 +73,12 @@ const Equation& Equation::of(std::string_view text) {
 }
 
 at::Tensor contract(const at::Tensor& a, const at::Tensor& b, std::string_view equation,
-                    const std::optional<at::Tensor>& like) {
+                    const std::optional<at::Tensor>& like, const std::optional<at::Tensor>& addend) {
   static const auto op = c10::Dispatcher::singleton()
                              .findSchemaOrThrow("tessera::contract", "")
                              .typed<at::Tensor(const at::Tensor&, const at::Tensor&, c10::string_view,
-                                               const std::optional<at::Tensor>&)>();
-  return op.call(a, b, equation, like);
+                                               const std::optional<at::Tensor>&, const std::optional<at::Tensor>&)>();
+  return op.call(a, b, equation, like, addend);
 }
 
 std::optional<std::string> contraction_of(std::string_view einsum, at::TensorList tensors) {

@@ -33,13 +33,15 @@ struct Equation {
   static const Equation& of(std::string_view text);
 };
 
-// Calls the operator `tessera::contract(Tensor a, Tensor b, str equation, Tensor? like=None) -> Tensor`, which the
-// dtensor floor defines: an einsum of two operands, `bsk,jk->bsj`. One letter for each dim; letters that the result
-// lacks are summed; no letter stands twice in one operand; every letter of the result stands in an operand, and every
-// summed letter in both. `like` only says how the result should lie on the mesh. Differentiable any number of times:
-// its gradients are contractions.
+// Calls the operator `tessera::contract(Tensor a, Tensor b, str equation, Tensor? like=None, Tensor? addend=None) ->
+// Tensor`, which the dtensor floor defines: an einsum of two operands, `bsk,jk->bsj`. One letter for each dim; letters
+// that the result lacks are summed; no letter stands twice in one operand; every letter of the result stands in an
+// operand, and every summed letter in both. `like` only says how the result should lie on the mesh. `addend`, of the
+// sizes of the last dims of the result, is added to it. Differentiable any number of times: its gradients are
+// contractions, and sums.
 at::Tensor contract(const at::Tensor& a, const at::Tensor& b, std::string_view equation,
-                    const std::optional<at::Tensor>& like = std::nullopt);
+                    const std::optional<at::Tensor>& like = std::nullopt,
+                    const std::optional<at::Tensor>& addend = std::nullopt);
 
 // The equation of an einsum (spaces allowed, the result perhaps not named) as one of the form above. None if it is
 // another kind: other than two operands, an ellipsis, a letter twice in an operand or in one of the three alone, a dim

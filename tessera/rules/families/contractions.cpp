@@ -1,9 +1,11 @@
 // Products that sum over a shared index.
 #include "tessera/rules/families/families.h"
 
+#include <algorithm>
 #include <map>
 
 #include <ATen/ExpandUtils.h>
+#include <ATen/ops/add.h>
 #include <ATen/ops/zeros.h>
 
 #include "tessera/base/error.h"
@@ -20,24 +22,28 @@ Rule from_notation(const char* notation, ShapeSource shape = ShapeSource::kMeta)
   return {.map = [notation](const Call& call) { return parse_factors(notation, call); }, .shape = shape};
 }
 
-// Operand 0 is added to a product of the others, to whose result it broadcasts. The parts of a split sum must add it
-// once: see add_once.
-FactorMap with_addend(const char* notation, const Call& call) {
-  Call product = call;
-  product.operands.erase(product.operands.begin());
-  FactorMap map = parse_factors(notation, product);
+// Those of an operand that is added to the result of `map`, to which it broadcasts. Of what shares a sum, one rank adds
+// it: the one that holds the beginning.
+TensorFactors addend_factors(FactorMap& map, const std::vector<int64_t>& sizes) {
   const TensorFactors& result = map.outputs.at(0);
-  const auto& sizes = call.spec(0)->sizes;
   TensorFactors addend(result.end() - static_cast<int64_t>(sizes.size()), result.end());
   for (size_t d = 0; d < sizes.size(); ++d) {
     if (sizes[d] == 1 && map.factors[addend[d].front()].extent != 1) {
       addend[d].clear();
     }
   }
-  map.operands.insert(map.operands.begin(), std::move(addend));
   for (Factor& factor : map.factors) {
     factor.can_shard = factor.extent != 0;  // every part of an empty sum begins at 0
   }
+  return addend;
+}
+
+// Operand 0 is added to a product of the others: see add_once.
+FactorMap with_addend(const char* notation, const Call& call) {
+  Call product = call;
+  product.operands.erase(product.operands.begin());
+  FactorMap map = parse_factors(notation, product);
+  map.operands.insert(map.operands.begin(), addend_factors(map, call.spec(0)->sizes));
   return map;
 }
 
@@ -86,7 +92,7 @@ Rule with_addend_rule(const char* notation, ShapeSource shape = ShapeSource::kMe
           .shape = shape};
 }
 
-// tessera::contract(a, b, equation, like): an einsum of two operands. `like` gives the layout that is wanted.
+// tessera::contract(a, b, equation, like, addend): an einsum of two operands. `like` gives the layout that is wanted.
 FactorMap contract_map(const Call& call) {
   const Equation& equation = Equation::of(call.arg("equation").toStringRef());
   FactorMap map;
@@ -116,7 +122,39 @@ FactorMap contract_map(const Call& call) {
   if (map.like >= 0) {
     map.operands.push_back(map.outputs[0]);
   }
+  if (const int addend = call.operand_of("addend"); addend >= 0) {
+    const auto& sizes = call.spec(static_cast<size_t>(addend))->sizes;
+    TESSERA_CHECK(sizes.size() <= equation.out.size(), "[contract] an addend of sizes ", sizes, " to ",
+                  call.arg("equation").toStringRef());
+    map.operands.push_back(addend_factors(map, sizes));
+  }
   return map;
+}
+
+constexpr size_t kEquation = 2;  // its place among the arguments; the addend is the last one
+
+// As add_once does it.
+void contract_and_add_once(const LocalCall& call, torch::jit::Stack& stack) {
+  if (!stack.back().isNone()) {
+    const Equation& equation =
+        Equation::of(stack[stack.size() - call.op->schema().arguments().size() + kEquation].toStringRef());
+    const bool is_first = std::all_of(equation.summed.begin(), equation.summed.end(), [&](char letter) {
+      return call.operand_ranges[0][equation.a.find(letter)].begin == 0;
+    });
+    if (!is_first) {
+      stack.back() = c10::IValue();
+    }
+  }
+  call.op->callBoxed(stack);
+}
+
+bool has_addend(const Call& call) { return call.operand_of("addend") >= 0; }
+
+// In `exact` it is a contraction, and a sum.
+void add_afterwards(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
+  StackArgs args(op, stack);
+  const at::Tensor product = contract(args.tensor("a"), args.tensor("b"), args["equation"].toStringRef());
+  args.give_value(at::add(product, args.tensor("addend")));
 }
 
 // What the named products are contractions of, in `exact`.
@@ -217,8 +255,12 @@ void add_contraction_rules(RuleTable& table) {
                                       .decompose_when = broadcasts_batch,
                                       .shape = ShapeSource::kFactors});
   table.add_optional("tessera::contract", {.map = contract_map,
+                                           .local = contract_and_add_once,
+                                           .takes_interleaved = true,
                                            .shape = ShapeSource::kFactors,
                                            .exact = {{.local = exact::run_outer_product,
+                                                      .decompose = add_afterwards,
+                                                      .decompose_when = has_addend,
                                                       .node = exact::contract_node,
                                                       .sample = exact::contract_sample,
                                                       .takes_narrow = exact::always}},

@@ -115,20 +115,23 @@ const c10::FunctionSchema& contract_schema() {
   static const c10::FunctionSchema schema(
       "tessera::contract", "",
       {c10::Argument("a", tensor), c10::Argument("b", tensor), c10::Argument("equation", c10::StringType::get()),
-       c10::Argument("like", c10::OptionalType::create(tensor))},
+       c10::Argument("like", c10::OptionalType::create(tensor)),
+       c10::Argument("addend", c10::OptionalType::create(tensor))},
       {c10::Argument("", tensor)});
   return schema;
 }
 
-std::string contract(const Caller& caller, const std::string& equation, const std::vector<Arg>& tensors) {
+// The third tensor is argument `third`.
+std::string contract(const Caller& caller, const std::string& equation, const std::vector<Arg>& tensors,
+                     int third = 3) {
   Call call;
   call.name = "tessera::contract";
   call.schema = &contract_schema();
-  call.args = {c10::IValue(), c10::IValue(), equation, c10::IValue()};
+  call.args = {c10::IValue(), c10::IValue(), equation, c10::IValue(), c10::IValue()};
   for (size_t i = 0; i < tensors.size(); ++i) {
     Operand operand;
     operand.spec = caller.spec(tensors[i]);
-    operand.arg = i < 2 ? static_cast<int>(i) : 3;
+    operand.arg = i < 2 ? static_cast<int>(i) : third;
     operand.is_parameter = tensors[i].is_parameter;
     call.operands.push_back(operand);
   }
@@ -160,6 +163,21 @@ TEST(Contract, LikeIsAWishAndStays) {
             "{tp: R} x {tp: S(2)} x {tp: S(0)} -> {tp: S(0)}");
   EXPECT_EQ(contract(kTp, "bsk,bsj->jk", {{.sizes = {2, 8, 6}, .layout = "{tp: S(1)}"}, grad, {.sizes = {4, 6}}}),
             "{tp: S(1)} x {tp: S(1)} x {tp: R} -> {tp: P}");
+}
+
+TEST(Contract, AnAddendLiesAsTheResultAndIsWholeBesideASplitSum) {
+  constexpr int kAddend = 4;
+  const Arg x{.sizes = {2, 8, 6}}, rows{.sizes = {4, 6}, .layout = "{tp: S(0)}", .is_parameter = true};
+  const Arg bias{.sizes = {4}}, cut_bias{.sizes = {4}, .layout = "{tp: S(0)}", .is_parameter = true};
+  EXPECT_EQ(contract(kTp, "bsk,jk->bsj", {x, rows, cut_bias}, kAddend),
+            "{tp: R} x {tp: S(0)} x {tp: S(0)} -> {tp: S(2)}");
+  EXPECT_EQ(contract(kTp, "bsk,jk->bsj",
+                     {{.sizes = {2, 8, 6}, .layout = "{tp: S(2)}"}, {.sizes = {4, 6}, .layout = "{tp: S(1)}"}, bias},
+                     kAddend),
+            "{tp: S(2)} x {tp: S(1)} x {tp: R} -> {tp: P}");
+  EXPECT_EQ(
+      contract(kTp, "bsk,jk->bsj", {{.sizes = {2, 8, 6}, .layout = "{tp: S(1)}"}, {.sizes = {4, 6}}, bias}, kAddend),
+      "{tp: S(1)} x {tp: R} x {tp: R} -> {tp: S(1)}");
 }
 
 TEST(Contract, RefusesOtherEquations) {
