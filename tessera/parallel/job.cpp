@@ -1,5 +1,8 @@
 #include "tessera/parallel/job.h"
 
+#include <tuple>
+#include <utility>
+
 #include <ATen/ops/_amp_foreach_non_finite_check_and_unscale.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/mul.h>
@@ -67,8 +70,9 @@ struct Job::State {
   JobOptions options;
   int64_t step = 0;
   CheckedCalls calls;
-  std::map<std::pair<int64_t, int64_t>, plan::Rows> rows;  // by the number of samples and their unit
-  std::map<std::pair<int64_t, bool>, PassList> lists;      // by the number of micro-batches, and whether with gradients
+  std::map<std::tuple<int64_t, int64_t, bool>, plan::Rows> rows;  // by the samples, their unit, and whether in `exact`
+  bool is_warned_of_blocks = false;
+  std::map<std::pair<int64_t, bool>, PassList> lists;  // by the number of micro-batches, and whether with gradients
 
   std::vector<at::Tensor> parameters() const {
     std::vector<at::Tensor> wanted;
@@ -81,8 +85,9 @@ struct Job::State {
   }
 
   plan::Rows& rows_of(int64_t samples);
+  dtensor::PassMerges merges_of(const plan::Rows& rows);
   std::vector<at::Tensor> micro_batch(plan::Rows& rows, int64_t index, const PassSamples& samples,
-                                      const ReadRows& read) const;
+                                      const ReadPass& read) const;
   at::Tensor forward(const std::vector<at::Tensor>& batch) const;
   const PassList& list_of(int64_t micro_batches, bool with_gradients);
 };
@@ -92,6 +97,39 @@ namespace {
 // The micro-batch's share of the step's mean.
 at::Tensor weighted(const at::Tensor& loss, int64_t samples, int64_t of) {
   return samples == of ? loss : at::mul(loss, static_cast<double>(samples) / static_cast<double>(of));
+}
+
+// This rank's parts of ranks' own rows, which are worked on so.
+std::vector<at::Tensor> placed(LocalRows own, const plan::Plan& plan, const PassSamples& samples,
+                               const std::vector<dtensor::NamedValue>& batch) {
+  own.deal(samples.placements);
+  std::vector<at::Tensor> parts;
+  for (const dtensor::NamedValue& value : batch) {
+    std::vector<int64_t> sizes = value.tensor.sizes().vec();
+    sizes[0] = samples.count;
+    const Spec spec = spec_of(plan.mesh, samples, std::move(sizes), value.tensor, /*has_positions=*/false);
+    parts.push_back(dtensor::to_local(own.place(value.tensor, spec)));
+  }
+  return parts;
+}
+
+// In `exact` gradients wait for the step's last pass, though the plan merges them in each.
+void warn_of_blocks(const plan::Rows& rows, const plan::Plan& plan) {
+  const RankState& rank = RankState::require();
+  if (rank.ctx.rank > 0) {
+    return;
+  }
+  int64_t ranks = 1;
+  for (const std::string& axis : plan.batch_axes) {
+    ranks *= plan.mesh.axis(plan.mesh.axis_index(axis)).size;
+  }
+  const int64_t unit = plan::sample_unit(rows.samples(), rank.exact.lattice());
+  TORCH_WARN("[job] numerics exact: gradients are merged once a step and not in each of ", rows.micro_batches(),
+             " micro-batches, for the ", (rows.samples() + unit - 1) / unit, " batch leaves of ", rows.samples(),
+             " samples do not give each of ", ranks,
+             " ranks some of every one. Accepted: a lattice with batch=", rows.micro_batches() * ranks,
+             " (the same for every run to be compared) and as many samples, fewer micro-batches, or a plan that merges "
+             "once (sharding=state).");
 }
 
 // The gradients of a scaled loss become those of the loss; says whether any of them, on any rank, is not finite.
@@ -132,18 +170,37 @@ at::Tensor with_deposit(const at::Tensor& loss, std::vector<at::Tensor> held,
 
 plan::Rows& Job::State::rows_of(int64_t samples) {
   TESSERA_CHECK(samples >= 1, "[job] a step needs at least one sample, got ", samples);
-  const int64_t unit = plan::sample_unit(samples, RankState::require().exact.lattice());
-  return rows
-      .try_emplace({samples, unit}, plan.mesh, plan.batch_axes, samples, std::min(options.accumulate, samples), unit)
+  const auto& lattice = RankState::require().exact.lattice();
+  const int64_t unit = plan::sample_unit(samples, lattice);
+  const std::tuple key(samples, unit, lattice.has_value());
+  const auto found = rows.find(key);
+  if (found != rows.end()) {
+    return found->second;
+  }
+  const int64_t micro_batches = std::min(options.accumulate, samples);
+  const bool completes = lattice && micro_batches > 1 && plan.merges_in_passes();
+  const plan::Deal wanted = completes ? plan::Deal::kByPass : plan::Deal::kByBlock;
+  return rows.emplace(key, plan::deal_rows(plan.mesh, plan.batch_axes, samples, micro_batches, unit, wanted))
       .first->second;
 }
 
+dtensor::PassMerges Job::State::merges_of(const plan::Rows& rows) {
+  const bool completes = rows.deal() == plan::Deal::kByPass || rows.micro_batches() == 1;
+  if (completes || !RankState::require().exact.lattice()) {
+    return dtensor::PassMerges::kAll;
+  }
+  if (plan.merges_in_passes() && !std::exchange(is_warned_of_blocks, true)) {
+    warn_of_blocks(rows, plan);
+  }
+  return dtensor::PassMerges::kNone;
+}
+
 std::vector<at::Tensor> Job::State::micro_batch(plan::Rows& rows, int64_t index, const PassSamples& samples,
-                                                const ReadRows& read) const {
+                                                const ReadPass& read) const {
   RankState& rank = RankState::require();
   const Range mine = rows.samples_of(rank.ctx.coord(plan.mesh), index);
   std::vector<at::Tensor> batch;
-  for (const at::Tensor& part : read(mine.begin, mine.end)) {
+  for (const at::Tensor& part : read(index, mine)) {
     TESSERA_CHECK(!dtensor::is_dtensor(part) && part.dim() >= 1 && part.size(0) == mine.size(),
                   "[job] expected plain tensors with the ", mine.size(), " samples [", mine.begin, ", ", mine.end,
                   ") along dim 0, got ", part.sizes(), " (rank ", rank.ctx.rank, ")");
@@ -233,18 +290,18 @@ at::Tensor Job::run_local(const std::vector<dtensor::NamedValue>& batch, bool is
   }
   const int64_t samples = own.count();
   TESSERA_CHECK(samples >= 1, "[job] a step needs at least one sample, got none on any rank");
+  plan::Rows& rows = state_->rows_of(samples);
+  if (rows.deal() == plan::Deal::kByPass) {
+    std::vector<std::vector<at::Tensor>> parts;
+    for (int64_t k = 0, begin = 0; k < rows.micro_batches(); begin += rows.size_of(k), ++k) {
+      parts.push_back(placed(own.of({begin, begin + rows.size_of(k)}), plan, samples_of(rows, k), batch));
+    }
+    return run_passes_of(samples, [&](int64_t k, const Range&) { return parts[k]; });
+  }
   // The blocks of the ranks, before they are cut into micro-batches.
   plan::Rows blocks(plan.mesh, plan.batch_axes, samples, 1, plan::sample_unit(samples, rank.exact.lattice()));
-  const PassSamples all = samples_of(blocks, 0);
-  own.deal(all.placements);
   const Range mine = blocks.samples_of(rank.ctx.coord(plan.mesh), 0);
-  std::vector<at::Tensor> parts;
-  for (const dtensor::NamedValue& value : batch) {
-    std::vector<int64_t> sizes = value.tensor.sizes().vec();
-    sizes[0] = samples;
-    const Spec spec = spec_of(plan.mesh, all, std::move(sizes), value.tensor, /*has_positions=*/false);
-    parts.push_back(dtensor::to_local(own.place(value.tensor, spec)));
-  }
+  const std::vector<at::Tensor> parts = placed(own, plan, samples_of(blocks, 0), batch);
   return run_rows(samples, [&](int64_t begin, int64_t end) {
     std::vector<at::Tensor> rows;
     for (const at::Tensor& part : parts) {
@@ -255,6 +312,10 @@ at::Tensor Job::run_local(const std::vector<dtensor::NamedValue>& batch, bool is
 }
 
 at::Tensor Job::run_rows(int64_t samples, const ReadRows& read) {
+  return run_passes_of(samples, [&](int64_t, const Range& mine) { return read(mine.begin, mine.end); });
+}
+
+at::Tensor Job::run_passes_of(int64_t samples, const ReadPass& read) {
   RankState& rank = RankState::require();
   plan::Rows& rows = state_->rows_of(samples);
   const bool with_gradients = at::GradMode::is_enabled();
@@ -265,6 +326,9 @@ at::Tensor Job::run_rows(int64_t samples, const ReadRows& read) {
 
   StepPasses passes{.parameters = with_gradients ? parameters : std::vector<at::Tensor>(),
                     .scale = scaler ? std::optional(scaler->scale()) : std::nullopt};
+  if (with_gradients) {
+    passes.merges = state_->merges_of(rows);
+  }
   std::vector<int64_t> index;  // of those that have samples
   for (int64_t k = 0; k < rows.micro_batches(); ++k) {
     if (rows.size_of(k) > 0) {

@@ -67,7 +67,9 @@ class Job {
   at::Tensor run_rows(int64_t samples, const ReadRows& read);
 
   // The samples of a step of `samples` that this rank reads for micro-batch `index`. Over a step they are one
-  // contiguous block.
+  // contiguous block; in `exact`, where the plan merges gradients in every pass, each micro-batch is cut over the ranks
+  // by itself, as in a loop, so that a pass completes its part of every sum. Where the lattice does not give each rank
+  // some of every micro-batch, they are blocks all the same, gradients are merged once a step, and rank 0 warns.
   layout::Range rows_of(int64_t samples, int64_t index) const;
 
   // How many tokens count in the mean loss of the following steps, on this rank, in `exact` numerics: where some
@@ -84,6 +86,9 @@ class Job {
   const JobOptions& options() const;
 
  private:
+  // The tensors of this rank's samples of micro-batch `index`.
+  using ReadPass = std::function<std::vector<at::Tensor>(int64_t index, const layout::Range& samples)>;
+  at::Tensor run_passes_of(int64_t samples, const ReadPass& read);
   at::Tensor run_local(const std::vector<dtensor::NamedValue>& batch, bool is_checked);
 
   struct State;

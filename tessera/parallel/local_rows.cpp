@@ -166,6 +166,21 @@ void LocalRows::verify_same(const std::vector<NamedValue>& batch) const {
                 base::join(batch_axes_, " and "), " are the same, so give a sampler these coordinates, not the rank");
 }
 
+LocalRows LocalRows::of(const layout::Range& run) const {
+  LocalRows result = *this;
+  int64_t begin = 0;
+  for (size_t i = 0; i < counts_.size(); ++i) {
+    const int64_t end = begin + counts_[i];
+    const int64_t from = std::clamp(run.begin, begin, end), to = std::clamp(run.end, begin, end);
+    result.counts_[i] = to - from;
+    if (i == own_) {
+      result.first_ = from - begin;
+    }
+    begin = end;
+  }
+  return result;
+}
+
 void LocalRows::deal(const Placements& placements) {
   const Placements cuts = layout::normal_form(mesh_, placements);
   are_dealt_ = true;
@@ -176,7 +191,9 @@ void LocalRows::deal(const Placements& placements) {
   }
 }
 
-at::Tensor LocalRows::place(const at::Tensor& rows, const layout::Spec& spec) const {
+at::Tensor LocalRows::place(const at::Tensor& passed_rows, const layout::Spec& spec) const {
+  const bool are_all = passed_rows.size(0) == own_count();
+  const at::Tensor rows = are_all ? passed_rows : passed_rows.narrow(0, first_, own_count());
   if (are_dealt_) {
     return dtensor::call_from_plain(rows, spec);
   }

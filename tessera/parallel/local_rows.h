@@ -44,6 +44,10 @@ class LocalRows {
   // Collective over the plan's mesh.
   void verify_same(const std::vector<dtensor::NamedValue>& batch) const;
 
+  // The rows of this run of those of all ranks, as a batch of their own, whose part of this rank place() takes out of
+  // its rows.
+  LocalRows of(const layout::Range& run) const;
+
   // From now on rows lie so on the plan's mesh.
   void deal(const layout::Placements& placements);
 
@@ -66,6 +70,7 @@ class LocalRows {
   const char* who_;
   std::vector<int64_t> counts_;  // by data coordinate
   size_t own_ = 0;               // which is this rank's
+  int64_t first_ = 0;            // of what this rank passed, the first that is in the batch
   std::vector<bool> are_rows_;   // by tensor
   bool are_dealt_ = false;       // as they were passed
 };

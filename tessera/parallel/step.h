@@ -24,7 +24,7 @@ struct PassSamples {
   const layout::Origin* origin = nullptr;  // which of the step's samples its rows are
 };
 
-// Micro-batch `index` of a step that is cut into a block a rank first (see Rows).
+// Micro-batch `index` of a step that is dealt so.
 PassSamples samples_of(plan::Rows& rows, int64_t index);
 
 // `count` samples from `first` on of a step of `total`: this pass is cut over the plan's batch axes by itself.

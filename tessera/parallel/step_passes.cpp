@@ -12,7 +12,6 @@
 #include "tessera/base/error.h"
 #include "tessera/base/hash.h"
 #include "tessera/dtensor/exact/pending.h"
-#include "tessera/dtensor/front/group_gradients.h"
 #include "tessera/dtensor/state/observer.h"
 #include "tessera/dtensor/state/state.h"
 #include "tessera/layout/vocabulary.h"
@@ -314,7 +313,7 @@ class PassRunner {
 
   // In `exact` the sums over samples go on where those of the passes before stopped.
   std::vector<at::Tensor> gradients_of(const at::Tensor& loss) {
-    dtensor::GradientsAside aside(state_, passes_.parameters);
+    dtensor::GradientsAside aside(state_, passes_.parameters, passes_.merges);
     const dtensor::Continuation continuation(state_, held_.sums());
     return aside.with(
         torch::autograd::grad({loss}, passes_.parameters, {}, std::nullopt, false, /*allow_unused=*/true));

@@ -9,6 +9,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "tessera/dtensor/front/group_gradients.h"
 #include "tessera/parallel/step.h"
 #include "tessera/plan/plan.h"
 #include "tessera/schedule/schedule.h"
@@ -26,10 +27,11 @@ struct StepPasses {
   std::function<at::Tensor(int64_t micro_batch, const Tensors& batch)> loss = {};
   Tensors parameters = {};                     // whose gradients are wanted; none: forward passes alone
   std::optional<double> scale = std::nullopt;  // of losses, before their gradients are taken
+  dtensor::PassMerges merges = dtensor::PassMerges::kAll;
 };
 
 // What they give: the loss of each micro-batch, and of every parameter the sum of the gradients (undefined: unused),
-// not merged over ranks yet.
+// merged over ranks as far as passes merged them.
 struct StepResult {
   std::vector<at::Tensor> losses, gradients;
 };

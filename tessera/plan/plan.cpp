@@ -130,6 +130,16 @@ bool Plan::recomputes(std::string_view module) const { return match_any(recomput
 
 bool Plan::offloads(std::string_view module) const { return match_any(offload, module); }
 
+bool Plan::merges_in_passes() const {
+  const auto merges_over = [&](const ParameterPlan& entry, const std::string& axis) {
+    return entry.gradient && !(*entry.gradient)[static_cast<size_t>(mesh.axis_index(axis))].is_partial();
+  };
+  return std::any_of(parameters.begin(), parameters.end(), [&](const ParameterPlan& entry) {
+    return std::any_of(batch_axes.begin(), batch_axes.end(),
+                       [&](const std::string& axis) { return merges_over(entry, axis); });
+  });
+}
+
 std::string Plan::group_of(std::string_view name) const {
   const ParameterPlan* entry = find(name);
   if (!entry || entry->group.empty()) {

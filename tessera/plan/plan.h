@@ -90,6 +90,9 @@ struct Plan {
   // ... and whether what autograd saves in it is offloaded.
   bool offloads(std::string_view module) const;
 
+  // Whether gradients of some parameters are merged over an axis that cuts the batch in each pass of a step.
+  bool merges_in_passes() const;
+
   // What the group of this parameter is called: `layers.3`; empty if it has none.
   std::string group_of(std::string_view name) const;
 

@@ -58,6 +58,8 @@ const std::vector<Case> kCases = {{"dp=2", {"dp"}, {6, 6}},
                                   {"dp=2", {"dp"}, {7, 5}},
                                   {"dp=3", {"dp"}, {1, 0, 11}},
                                   {"dp=2,tp=2", {"dp"}, {5, 7}},
+                                  {"fsdp=2", {"fsdp"}, {7, 5}},
+                                  {"fsdp=2,tp=2", {"fsdp"}, {12, 0}},
                                   {"fsdp=2,dp=2", {"dp", "fsdp"}, {2, 4, 1, 5}}};
 
 // Two steps: losses, then gradients of the last one.

@@ -219,7 +219,7 @@ TEST(Sharded, FewCollectivesMergeTheGradientsOfAStep) {
             (Calls{{"reduce_scatter fsdp", 2 * 4}, {"all_reduce dp", 1}}));
   EXPECT_EQ(merges_of_step("dp=2", Sharding::kState, true), (Calls{{"all_gather dp", 1}, {"exact_merge dp", 2}}));
   EXPECT_EQ(merges_of_step("fsdp=2", Sharding::kGradients, true),
-            (Calls{{"all_gather fsdp", 1}, {"exact_merge fsdp", 2}}));
+            (Calls{{"all_gather fsdp", 2 * 4}, {"exact_merge fsdp", 2 * 4}}));
 }
 
 // The norms of a sequence-parallel Llama hold sums over both axes.

@@ -14,6 +14,7 @@
 #include "tessera/dtensor/exact/pending.h"
 #include "tessera/dtensor/front/dtensor.h"
 #include "tessera/dtensor/move/joined_moves.h"
+#include "tessera/dtensor/view/views.h"
 
 namespace tessera::dtensor {
 
@@ -76,6 +77,16 @@ void merge_rest(RankState& state, const GatherGroup& group, std::vector<at::Tens
   }
 }
 
+// A gradient that is a view of another (of the product that a transposition follows) would keep that one and its sums.
+void let_go_of_bases(std::vector<at::Tensor>& gradients) {
+  for (at::Tensor& gradient : gradients) {
+    if (gradient.defined() && is_dtensor(gradient)) {
+      gradient = gradient.variable_data();
+      drop_unseen_base(*meta_of(gradient));
+    }
+  }
+}
+
 // Gives a gradient of this pass to whom it belongs.
 void hand_over(RankState& state, const at::Tensor& parameter, at::Tensor gradient) {
   if (state.engine.gradients_aside) {
@@ -91,6 +102,7 @@ void hand_over(RankState& state, const at::Tensor& parameter, at::Tensor gradien
 void merge(RankState& state, GatherGroup& group) {
   const at::NoGradGuard no_grad;
   std::vector<at::Tensor> waiting = group.release_waiting();
+  let_go_of_bases(waiting);
   merge_complete(state, waiting, kGroupTogether, kCaller);
   std::vector<at::Tensor> merged = group.merge_taken(state.ctx, state.engine.moves, kCaller);
   merge_rest(state, group, merged);  // ... over what sequence parallelism cuts
@@ -126,9 +138,6 @@ struct TakeGradient final : torch::autograd::FunctionPreHook {
     const auto alive = parameter.lock();
     if (!state || !alive || !gradient.defined() || !is_dtensor(gradient) || at::GradMode::is_enabled()) {
       return gradients;
-    }
-    if (state->exact.lattice() && state->engine.gradients_aside) {
-      return gradients;  // a job's passes complete nothing before the last
     }
     const at::Tensor leaf(alive);
     if (!meta_of(leaf)->parameter) {  // the program gave it other data since
@@ -179,12 +188,12 @@ void merge_in_each_pass(const std::vector<at::Tensor>& parameters) {
   }
 }
 
-GradientsAside::GradientsAside(RankState& state, const std::vector<at::Tensor>& parameters)
+GradientsAside::GradientsAside(RankState& state, const std::vector<at::Tensor>& parameters, PassMerges merges)
     : state_(state), parameters_(parameters), without_hooks_(parameters) {
   TESSERA_ASSERT(!state.engine.gradients_aside);
   state.engine.gradients_aside = &aside_;
   for (const at::Tensor& parameter : parameters) {
-    if (merges_in_group(parameter)) {
+    if (merges == PassMerges::kAll && merges_in_pass(parameter)) {
       add_hook(parameter);
     }
   }
@@ -200,6 +209,7 @@ std::vector<at::Tensor> GradientsAside::with(std::vector<at::Tensor> gradients) 
       }
     }
   }
+  let_go_of_bases(gradients);
   return gradients;
 }
 

@@ -2,6 +2,7 @@
 // gathered together.
 #pragma once
 
+#include <cstdint>
 #include <utility>
 #include <vector>
 
@@ -19,12 +20,15 @@ namespace tessera::dtensor {
 // of the policies, in backward passes.
 void merge_in_each_pass(const std::vector<at::Tensor>& parameters);
 
+// Whether the passes of a step merge what policies say is merged in each.
+enum class PassMerges : uint8_t { kAll, kNone };
+
 // While it lives, such gradients of this rank are put aside instead, for whoever asks for all of them by
 // autograd::grad.
 class GradientsAside {
  public:
   // `parameters` must live longer; their own hooks are taken away meanwhile (see WithoutHooks).
-  GradientsAside(RankState& state, const std::vector<at::Tensor>& parameters);
+  GradientsAside(RankState& state, const std::vector<at::Tensor>& parameters, PassMerges merges);
   ~GradientsAside();
   GradientsAside(const GradientsAside&) = delete;
   GradientsAside& operator=(const GradientsAside&) = delete;

@@ -12,7 +12,6 @@
 #include "tessera/base/text.h"
 #include "tessera/layout/axis_role.h"
 #include "tessera/plan/dtypes.h"
-#include "tessera/plan/rows.h"
 #include "tessera/schedule/families/family.h"
 
 namespace tessera::train {
@@ -366,15 +365,16 @@ void Config::verify_optimizer() const {
 }
 
 void Config::verify_schedule(const layout::Mesh& own, const std::string& name, int64_t stages_per_rank,
-                             int64_t vocabulary) const {
+                             int64_t vocabulary, plan::Deal deal) const {
   schedule::family_of(name);
   const int64_t ranks = layout::ranks_along(own, layout::AxisRole::kPipeline);
   if (ranks == 1) {
     return;
   }
   const auto lattice = is_exact() ? std::optional(train.lattice) : std::nullopt;
-  const plan::Rows rows(own, layout::batch_axes_of(own), train.batch, train.accumulate,
-                        plan::sample_unit(train.batch, lattice));
+  const plan::Rows rows =
+      plan::deal_rows(own, layout::batch_axes_of(own), train.batch, train.accumulate,
+                      plan::sample_unit(train.batch, lattice), is_exact() ? deal : plan::Deal::kByBlock);
   try {
     schedule::make_schedule(
         name, {.ranks = ranks, .micro_batches = rows.filled(), .per_rank = stages_per_rank, .barriers = vocabulary});
@@ -446,7 +446,10 @@ void Config::verify() const {
                    "[config] parallel.vocabulary has no effect beside parallel.plan; accepted: leave it out, and say "
                    "\"vocabulary\" in the plan file");
   if (!parallel.schedule.empty()) {
-    verify_schedule(mesh(), parallel.schedule, parallel.stages_per_rank, parallel.vocabulary);
+    const bool merges_in_passes =
+        layout::ranks_along(mesh(), layout::AxisRole::kSharded) > 1 && parallel.sharding != "state";
+    verify_schedule(mesh(), parallel.schedule, parallel.stages_per_rank, parallel.vocabulary,
+                    merges_in_passes ? plan::Deal::kByPass : plan::Deal::kByBlock);
   }
   verify_optimizer();
   if (is_exact()) {

@@ -9,8 +9,9 @@
 
 #include <c10/core/ScalarType.h>
 
-#include "tessera/sums/lattice.h"
 #include "tessera/layout/mesh.h"
+#include "tessera/plan/rows.h"
+#include "tessera/sums/lattice.h"
 
 namespace tessera::train {
 
@@ -130,9 +131,10 @@ struct Config {
   void verify() const;
   // ... of [optimizer] alone.
   void verify_optimizer() const;
-  // ... if there is no such schedule, or a step has not as many micro-batches as it wants for the stages of a mesh.
-  void verify_schedule(const layout::Mesh& mesh, const std::string& name, int64_t stages_per_rank,
-                       int64_t vocabulary) const;
+  // ... if there is no such schedule, or a step has not as many micro-batches as it wants for the stages of a mesh;
+  // `deal` is what a job wants for its samples in `exact`.
+  void verify_schedule(const layout::Mesh& mesh, const std::string& name, int64_t stages_per_rank, int64_t vocabulary,
+                       plan::Deal deal) const;
 
  private:
   // ... if the mesh cuts what the lattice has fewer leaves of.

@@ -67,7 +67,8 @@ plan::Plan read_plan(const Config& config) {
                    "\" is for mesh {", plan.mesh.str(), "}, but parallel.mesh is {", config.mesh().str(),
                    "}; accepted: the same mesh in both");
   if (!plan.schedule.empty()) {
-    config.verify_schedule(plan.mesh, plan.schedule, plan.stages_per_rank, plan.vocabulary);
+    config.verify_schedule(plan.mesh, plan.schedule, plan.stages_per_rank, plan.vocabulary,
+                           plan.merges_in_passes() ? plan::Deal::kByPass : plan::Deal::kByBlock);
   }
   return plan;
 }

@@ -63,22 +63,60 @@ TEST(Rows, FollowEachOtherBlockByBlock) {
   }
 }
 
+TEST(Rows, OfPassesFollowEachOtherRankByRank) {
+  for (const Case& c : kCases) {
+    SCOPED_TRACE(std::string(c.mesh) + " " + std::to_string(c.samples) + "/" + std::to_string(c.micro_batches));
+    const auto mesh = layout::Mesh::parse(c.mesh);
+    const Rows rows(mesh, c.batch_axes, c.samples, c.micro_batches, c.unit, Deal::kByPass);
+    int64_t next = 0;
+    for (int64_t k = 0; k < c.micro_batches; ++k) {
+      const int64_t begin = next;
+      for (const layout::Coord& block : blocks_of(mesh, c.batch_axes)) {
+        const layout::Range held = rows.samples_of(block, k);
+        EXPECT_EQ(held.begin, next);
+        EXPECT_TRUE(held.begin % c.unit == 0 || held.begin == c.samples) << "a part begins inside a unit";
+        next = held.end;
+      }
+      EXPECT_EQ(next - begin, rows.size_of(k));
+    }
+    EXPECT_EQ(next, c.samples);
+  }
+}
+
+TEST(Rows, SayWhetherEveryRankHasSomeOfEachMicroBatch) {
+  const auto fills = [](const char* mesh, int64_t samples, int64_t micro_batches, int64_t unit, Deal deal) {
+    return Rows(layout::Mesh::parse(mesh), {"dp"}, samples, micro_batches, unit, deal).fills_ranks();
+  };
+  EXPECT_TRUE(fills("dp=2", 8, 4, 1, Deal::kByPass));
+  EXPECT_TRUE(fills("dp=2", 8, 4, 1, Deal::kByBlock));
+  EXPECT_FALSE(fills("dp=2", 8, 4, 2, Deal::kByPass));  // a unit a pass
+  EXPECT_TRUE(fills("dp=2", 8, 4, 2, Deal::kByBlock));
+  EXPECT_FALSE(fills("dp=3", 16, 4, 1, Deal::kByPass));  // 2, 2 and none
+  EXPECT_TRUE(fills("dp=3,tp=2", 18, 4, 1, Deal::kByPass));
+  EXPECT_FALSE(fills("dp=3", 4, 1, 1, Deal::kByBlock));
+}
+
+void expect_samples_of_origin(Rows rows, const layout::Mesh& mesh, const std::vector<std::string>& batch_axes) {
+  for (int64_t k = 0; k < rows.micro_batches(); ++k) {
+    const auto& pieces = rows.origin(k)->pieces;
+    for (const layout::Coord& block : blocks_of(mesh, batch_axes)) {
+      const layout::Range held = layout::local_range(mesh, rows.placements(k), 0, rows.size_of(k), block);
+      for (int64_t row = held.begin; row < held.end; ++row) {
+        const auto after =
+            std::find_if(pieces.begin(), pieces.end(), [&](const auto& piece) { return piece.row > row; });
+        ASSERT_NE(after, pieces.begin());
+        EXPECT_EQ(row - (after - 1)->row + (after - 1)->sample, rows.samples_of(block, k).begin + row - held.begin);
+      }
+    }
+  }
+}
+
 TEST(Rows, TheOriginSaysTheSampleOfEveryRow) {
   for (const Case& c : kCases) {
     SCOPED_TRACE(std::string(c.mesh) + " " + std::to_string(c.samples) + "/" + std::to_string(c.micro_batches));
     const auto mesh = layout::Mesh::parse(c.mesh);
-    Rows rows(mesh, c.batch_axes, c.samples, c.micro_batches, c.unit);
-    for (int64_t k = 0; k < c.micro_batches; ++k) {
-      const auto& pieces = rows.origin(k)->pieces;
-      for (const layout::Coord& block : blocks_of(mesh, c.batch_axes)) {
-        const layout::Range held = layout::local_range(mesh, rows.placements(k), 0, rows.size_of(k), block);
-        for (int64_t row = held.begin; row < held.end; ++row) {
-          const auto after =
-              std::find_if(pieces.begin(), pieces.end(), [&](const auto& piece) { return piece.row > row; });
-          ASSERT_NE(after, pieces.begin());
-          EXPECT_EQ(row - (after - 1)->row + (after - 1)->sample, rows.samples_of(block, k).begin + row - held.begin);
-        }
-      }
+    for (const Deal deal : {Deal::kByBlock, Deal::kByPass}) {
+      expect_samples_of_origin(Rows(mesh, c.batch_axes, c.samples, c.micro_batches, c.unit, deal), mesh, c.batch_axes);
     }
   }
 }
