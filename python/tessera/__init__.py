@@ -18,6 +18,7 @@ from tessera import optim as optim
 from tessera._C import CommError, CommTimeout, DivergenceError, Mesh, Placement, Plan, RankFailed, Stopped
 from tessera._checkpoint import Loaded, Saving, load, remove_unfinished, save, start_save
 from tessera._dataloader import ShardedDataLoader, shard_dataloader
+from tessera._estimate import RankEstimate, estimate
 from tessera._explain import explain, find_nan
 from tessera._fully_shard import FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from tessera._layout import DeviceMesh, InterleavedShard, On, Partial, RaggedShard, Replicate, Shard, init_device_mesh
@@ -30,8 +31,8 @@ from tessera._whole_state import full_optimizer_state_dict, full_state_dict
 
 __all__ = [
     "CommError", "CommTimeout", "DTensor", "DeviceMesh", "DivergenceError", "FSDPModule", "InterleavedShard", "Loaded", "Mesh", "MixedPrecisionPolicy",
-    "OffloadPolicy", "On", "Partial", "Placement", "Plan", "RaggedShard", "RankFailed", "Replicate", "Saving", "Shard", "ShardedDataLoader", "Stopped",
-    "deferred", "distribute_tensor", "explain", "explicit", "find_nan", "from_local", "full_optimizer_state_dict", "full_state_dict", "full_tensor",
+    "OffloadPolicy", "On", "Partial", "Placement", "Plan", "RaggedShard", "RankEstimate", "RankFailed", "Replicate", "Saving", "Shard", "ShardedDataLoader", "Stopped",
+    "deferred", "distribute_tensor", "estimate", "explain", "explicit", "find_nan", "from_local", "full_optimizer_state_dict", "full_state_dict", "full_tensor",
     "fully_shard", "generate_plan", "implicit", "in_rank", "init_device_mesh", "is_deferred", "join", "ledger", "load", "manual_seed", "numerics",
     "offload", "optim", "parallelize", "place_rows", "rank", "recompute", "redistribute", "remove_unfinished", "run_fake", "run_ranks", "save",
     "set_generator", "set_offload_folder", "set_step_tokens", "shard_dataloader", "start_save", "to_local", "world_size",

@@ -1,8 +1,9 @@
-// explain and the NaN finder.
+// explain, the NaN finder and imagined memory.
 #include "tessera/comm/core/compared_run.h"
 #include "tessera/watch/call_line.h"
 #include "tessera/watch/explain.h"
 #include "tessera/watch/find_nan.h"
+#include "tessera/watch/imagined.h"
 #include "tessera/python/bind.h"
 
 namespace tessera::python {
@@ -61,6 +62,11 @@ void bind_explain(py::module_& module) {
       .def("stop", &NanFinder::stop)
       .def("own", &own_text)
       .def("first", &NanFinder::first, Unlocked());
+  py::class_<watch::Imagined>(module, "Imagined")
+      .def(py::init())
+      .def("peak", &watch::Imagined::peak)
+      .def("reset_peak", &watch::Imagined::reset_peak);
+  module.def("bytes_of_parts", &watch::bytes_of_parts, py::arg("tensors"));
 }
 
 }  // namespace tessera::python

@@ -1,5 +1,7 @@
 #include "tessera/watch/imagined.h"
 
+#include <set>
+
 #include "tessera/watch/imagined_memory.h"
 #include "tessera/watch/imagined_ops.h"
 
@@ -7,6 +9,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/values.h"
+#include "tessera/dtensor/front/dtensor.h"
 
 namespace tessera::watch {
 
@@ -28,5 +31,17 @@ Imagined::~Imagined() = default;
 int64_t Imagined::live() const { return state_->bytes->live; }
 int64_t Imagined::peak() const { return state_->bytes->peak; }
 void Imagined::reset_peak() { state_->bytes->peak = state_->bytes->live.load(); }
+
+int64_t bytes_of_parts(const std::vector<at::Tensor>& tensors) {
+  std::set<const void*> seen;
+  int64_t bytes = 0;
+  for (const at::Tensor& tensor : tensors) {
+    const at::Tensor part = dtensor::is_dtensor(tensor) ? dtensor::to_local(tensor) : tensor;
+    if (part.defined() && seen.insert(part.storage().unsafeGetStorageImpl()).second) {
+      bytes += static_cast<int64_t>(part.storage().nbytes());
+    }
+  }
+  return bytes;
+}
 
 }  // namespace tessera::watch

@@ -2,6 +2,7 @@
 
 #include <cstring>
 #include <mutex>
+#include <unordered_map>
 
 #include <sys/mman.h>
 
@@ -36,11 +37,34 @@ struct Block {
   }
 };
 
-void release(void* block) { delete static_cast<Block*>(block); }
+// Blocks by where they are: kernels that take memory for themselves hand back its place, ours or not.
+struct Blocks {
+  std::mutex mutex;
+  std::unordered_map<void*, std::unique_ptr<Block>> by_place;
+  c10::DeleterFnPtr below = nullptr;  // frees what is not ours
+};
+
+Blocks& blocks() {
+  static auto* const all = new Blocks;  // tensors may outlive everything
+  return *all;
+}
+
+void release(void* data) {
+  std::unique_ptr<Block> block;
+  {
+    const std::lock_guard lock(blocks().mutex);
+    if (auto found = blocks().by_place.extract(data)) {
+      block = std::move(found.mapped());
+    }
+  }
+  if (!block) {
+    blocks().below(data);
+  }
+}
 
 class ImaginingAllocator final : public c10::Allocator {
  public:
-  explicit ImaginingAllocator(c10::Allocator* below) : below_(below) {}
+  explicit ImaginingAllocator(c10::Allocator* below) : below_(below) { blocks().below = below->raw_deleter(); }
 
   c10::DataPtr allocate(size_t bytes) override {
     if (current == nullptr || bytes == 0) {
@@ -61,10 +85,12 @@ class ImaginingAllocator final : public c10::Allocator {
     }
     block->bytes = static_cast<int64_t>(bytes);
     block->account->add(block->bytes);
-    return {data, block.release(), &release, c10::Device(c10::kCPU)};
+    const std::lock_guard lock(blocks().mutex);
+    blocks().by_place[data] = std::move(block);
+    return {data, data, &release, c10::Device(c10::kCPU)};
   }
 
-  c10::DeleterFnPtr raw_deleter() const override { return below_->raw_deleter(); }
+  c10::DeleterFnPtr raw_deleter() const override { return &release; }
 
   void copy_data(void* to, const void* from, std::size_t count) const override { below_->copy_data(to, from, count); }
 
@@ -91,6 +117,11 @@ void ImaginedBytes::add(int64_t bytes) {
   }
 }
 
+void ImaginedBytes::touch(int64_t bytes) {
+  add(bytes);
+  live -= bytes;
+}
+
 ImaginedMemory::ImaginedMemory(std::shared_ptr<ImaginedBytes> bytes) {
   stand_over_memory();
   current = new std::shared_ptr<ImaginedBytes>(std::move(bytes));
@@ -102,5 +133,10 @@ ImaginedMemory::~ImaginedMemory() {
 }
 
 bool ImaginedMemory::is_on() { return current != nullptr; }
+
+ImaginedBytes& ImaginedMemory::bytes() {
+  TESSERA_ASSERT(is_on(), "no imagined memory on this thread");
+  return **current;
+}
 
 }  // namespace tessera::watch

@@ -12,6 +12,8 @@ struct ImaginedBytes {
   std::atomic<int64_t> live{0}, peak{0};
 
   void add(int64_t bytes);
+  // Adds them and takes them off again.
+  void touch(int64_t bytes);
 };
 
 // While it lives, CPU memory that this thread asks libtorch for is counted in `bytes` until it is freed, whoever frees
@@ -26,6 +28,9 @@ class ImaginedMemory {
 
   // Whether one lives on this thread.
   static bool is_on();
+
+  // Of the one on this thread.
+  static ImaginedBytes& bytes();
 };
 
 }  // namespace tessera::watch

@@ -1,15 +1,20 @@
 #include "tessera/watch/imagined_ops.h"
 
 #include <algorithm>
+#include <sstream>
+#include <string>
 #include <unordered_map>
 
 #include <ATen/EmptyTensor.h>
+#include <ATen/Parallel.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/library.h>
 
 #include "tessera/dtensor/record/arguments.h"
 #include "tessera/rules/engine/rule.h"
+#include "tessera/rules/families/kernel_memory.h"
+#include "tessera/watch/imagined_memory.h"
 #include "tessera/watch/imagined_shapes.h"
 
 namespace tessera::watch {
@@ -22,6 +27,9 @@ using torch::jit::Stack;
 // Operators whose arguments take no more bytes than this have their values: tokens, masks of them, and scalars are
 // real, as programs look at them.
 constexpr size_t kFew = size_t{1} << 10, kFewOfIntegers = size_t{64} << 20;
+
+// What their kernels take for themselves is found on operands up to here; of larger ones it is little.
+constexpr size_t kFewOfProducts = size_t{4} << 20;
 
 enum class Way : uint8_t {
   kAsEver,     // made of others, or a view, or what nothing is known of
@@ -154,18 +162,54 @@ Operands operands_of(const c10::OperatorHandle& op, c10::ArrayRef<c10::IValue> a
   return operands;
 }
 
-void imagine(const c10::OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
-  Way way = known_way_of(op);
-  if (way != Way::kAsEver &&
-      !operands_of(op, torch::jit::last(*stack, op.schema().arguments().size())).can_be_pretended()) {
-    way = Way::kAsEver;
-  }
+// What the memory that its kernel takes depends on.
+std::string form_of(const c10::OperatorHandle& op, c10::ArrayRef<c10::IValue> args) {
+  std::ostringstream form;
+  form << op.operator_name() << at::get_num_threads();
+  dtensor::for_each_tensor(args, [&](const at::Tensor& tensor, int, int) {
+    form << tensor.scalar_type() << tensor.sizes() << tensor.strides();
+  });
+  return form.str();
+}
+
+void pretend(const c10::OperatorHandle& op, Way way, Stack* stack) {
   switch (way) {
     case Way::kUntouched: return leave_untouched(op, stack);
-    case Way::kOnMeta: return run_on_meta(op, stack);
     case Way::kByRule: return give_shapes_by_rule(op, stack);
-    case Way::kAsEver: op.redispatchBoxed(keys & DispatchKeySet(DispatchKeySet::FULL_AFTER, kImagined), stack);
+    default: return run_on_meta(op, stack);
   }
+}
+
+// The first of its form is run, to see what its kernel takes.
+void pretend_with_memory(const c10::OperatorHandle& op, DispatchKeySet below, Way way, Stack* stack) {
+  thread_local std::unordered_map<std::string, int64_t> taken;
+  ImaginedBytes& bytes = ImaginedMemory::bytes();
+  const std::string form = form_of(op, torch::jit::last(*stack, op.schema().arguments().size()));
+  if (const auto found = taken.find(form); found != taken.end()) {
+    pretend(op, way, stack);
+    bytes.touch(found->second);
+    return;
+  }
+  const int64_t peak = bytes.peak.exchange(bytes.live);
+  op.redispatchBoxed(below, stack);
+  taken[form] = bytes.peak - bytes.live;
+  bytes.peak = std::max<int64_t>(peak, bytes.peak);
+}
+
+void imagine(const c10::OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
+  const DispatchKeySet below = keys & DispatchKeySet(DispatchKeySet::FULL_AFTER, kImagined);
+  const Way way = known_way_of(op);
+  if (way == Way::kAsEver) {
+    return op.redispatchBoxed(below, stack);
+  }
+  const Operands operands = operands_of(op, torch::jit::last(*stack, op.schema().arguments().size()));
+  if (!operands.can_be_pretended()) {
+    return op.redispatchBoxed(below, stack);
+  }
+  if (operands.bytes <= kFewOfProducts && rules::kernel_takes_memory(op.operator_name())) {
+    return pretend_with_memory(op, below, way, stack);
+  }
+  pretend(op, way, stack);
 }
 
 }  // namespace

@@ -13,7 +13,7 @@ from pathlib import Path
 from zoo import tf  # skips the test where transformers is missing
 
 GUIDE = Path(__file__).resolve().parents[2] / "docs" / "guide"
-PAGES = ("python.md", "data.md", "accumulation.md", "differences.md", "transformers.md", "from-torch-distributed.md", "explain.md", "recompute.md", "offload.md", "saving.md", "checkpoints.md", "optimizers.md", "sharded.md", "pipelines.md",
+PAGES = ("python.md", "data.md", "accumulation.md", "differences.md", "transformers.md", "from-torch-distributed.md", "explain.md", "estimate.md", "recompute.md", "offload.md", "saving.md", "checkpoints.md", "optimizers.md", "sharded.md", "pipelines.md",
          *(["trainers.md", "accelerate.md"] if importlib.util.find_spec("accelerate") else []),
          *(["adapters.md"] if importlib.util.find_spec("peft") else []), *(["lightning.md"] if importlib.util.find_spec("pytorch_lightning") else []))
 

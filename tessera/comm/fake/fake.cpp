@@ -2,6 +2,8 @@
 
 #include <numeric>
 
+#include <ATen/ops/empty_like.h>
+
 #include "tessera/base/error.h"
 #include "tessera/comm/call/call.h"
 #include "tessera/comm/call/call_scope.h"
@@ -43,6 +45,7 @@ class FakeCommunicator : public Communicator {
   }
 
   WorkPtr send(at::Tensor tensor, int64_t to, int64_t tag) override {
+    const at::Tensor message = at::empty_like(tensor);  // which a sender has until it is taken
     return pretend({.kind = Kind::kSend, .inputs = tensor, .peer = to, .tag = tag});
   }
 

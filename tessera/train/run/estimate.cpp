@@ -1,13 +1,11 @@
 #include "tessera/train/run/estimate.h"
 
 #include <algorithm>
-#include <set>
 
 #include <ATen/EmptyTensor.h>
 
 #include "tessera/base/error.h"
 #include "tessera/comm/threads/run_ranks.h"
-#include "tessera/dtensor/front/dtensor.h"
 #include "tessera/parallel/deferred.h"
 #include "tessera/parallel/optimizer_fields.h"
 #include "tessera/train/run/placed_run.h"
@@ -18,19 +16,6 @@ namespace tessera::train {
 namespace {
 
 constexpr size_t kMostRanks = 16;
-
-// Of the parts of tensors; parts in the same memory count once.
-int64_t bytes_of(const std::vector<at::Tensor>& tensors) {
-  std::set<const void*> seen;
-  int64_t bytes = 0;
-  for (const at::Tensor& tensor : tensors) {
-    const at::Tensor part = dtensor::is_dtensor(tensor) ? dtensor::to_local(tensor) : tensor;
-    if (part.defined() && seen.insert(part.storage().unsafeGetStorageImpl()).second) {
-      bytes += static_cast<int64_t>(part.storage().nbytes());
-    }
-  }
-  return bytes;
-}
 
 std::vector<at::Tensor> gradients_of(const torch::nn::Module& model) {
   std::vector<at::Tensor> gradients;
@@ -64,12 +49,12 @@ RankEstimate estimate_rank(const Config& config, int64_t rank, Estimate& all) {
   run.step(1, read, [&] {
     result.pass_peak = imagined.peak();
     imagined.reset_peak();
-    result.gradients = bytes_of(gradients_of(run.model()));
+    result.gradients = watch::bytes_of_parts(gradients_of(run.model()));
   });
   result.update_peak = imagined.peak();
   result.sent = ledger.entries();
-  result.parameters = bytes_of(run.model().parameters());
-  result.optimizer = bytes_of(parallel::state_of(run.optimizer()));
+  result.parameters = watch::bytes_of_parts(run.model().parameters());
+  result.optimizer = watch::bytes_of_parts(parallel::state_of(run.optimizer()));
   return result;
 }
 
