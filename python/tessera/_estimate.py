@@ -68,6 +68,9 @@ def _of_rank(setup, rank, accumulate, loss):
         def run_passes():
             for _ in range(accumulate):
                 value = loss(model, batch)
+                if not isinstance(value, torch.Tensor):
+                    raise TypeError(f"[estimate] the loss is of type {type(value).__name__}; accepted: a tensor (without `loss=` it is model(**batch).loss, for which "
+                                    "models of transformers want labels in the batch)")
                 (value / accumulate if accumulate > 1 else value).backward()
 
         run_passes()

@@ -29,7 +29,8 @@ from zoo import ZOO
 
 TARGETS = {"llama": ["q_proj", "v_proj", "down_proj"], "gpt2": ["c_attn", "c_proj"], "t5": ["q", "v", "wo"], "vit": ["query", "value", "dense"]}
 TASKS = {"llama": "CAUSAL_LM", "gpt2": "CAUSAL_LM", "t5": "SEQ_2_SEQ_LM", "vit": None}
-METHODS = ("lora", "all-linear", "dora", "ia3", "prefix", "prompt")
+PROMPTS = {"prefix": peft.PrefixTuningConfig, "prompt": peft.PromptTuningConfig, "p-tuning": peft.PromptEncoderConfig}
+METHODS = ("lora", "all-linear", "dora", "ia3", *PROMPTS)
 MERGED = ("lora", "all-linear", "dora", "ia3")
 MESHES = ("tp=2", "dp=2,tp=2", "fsdp=2")
 
@@ -47,17 +48,16 @@ assert "tessera" not in sys.modules
 
 def cells():
     every = itertools.product(TARGETS, METHODS, MESHES)
-    return sampled([cell for cell in every if not (cell[0] == "vit" and cell[1] in ("prefix", "prompt"))], 5)  # peft has none for it
+    return sampled([cell for cell in every if not (cell[0] == "vit" and cell[1] in PROMPTS)], 5)  # peft has none for it
 
 
 def config_of(name, method):
-    order = {"fan_in_fan_out": True} if name == "gpt2" and method not in ("prefix", "prompt") else {}
+    order = {"fan_in_fan_out": True} if name == "gpt2" and method not in PROMPTS else {}
     if method == "ia3":
         return peft.IA3Config(target_modules=TARGETS[name], feedforward_modules=TARGETS[name][-1:], **order)
-    if method in ("prefix", "prompt"):
-        kind = peft.PrefixTuningConfig if method == "prefix" else peft.PromptTuningConfig
-        return kind(task_type=TASKS[name], num_virtual_tokens=3)
-    targets = "all-linear" if method == "all-linear" else TARGETS[name]
+    if method in PROMPTS:
+        width = {"encoder_hidden_size": 16} if method == "p-tuning" else {}
+        return PROMPTS[method](task_type=TASKS[name], num_virtual_tokens=3, **width)
     return peft.LoraConfig(r=4, target_modules=targets, task_type=TASKS[name], use_dora=method == "dora", **order)
 
 

@@ -77,9 +77,11 @@ class EstimateTest(unittest.TestCase):
         self.assertLessEqual(said.parameters, first.parameters)
         self.assertLess(first.parameters, 2 * sum(p.nbytes for p in ZOO["llama"].make().parameters()) / 512)
 
-    def test_of_one_thats_no_rank(self):
-        with self.assertRaises(RuntimeError):
+    def test_refuses(self):
+        with self.assertRaisesRegex(RuntimeError, "rank 2"):
             tessera.estimate(Program("tp=2").setup, 2, rank=2)
+        with self.assertRaisesRegex(TypeError, "labels in the batch"):
+            tessera.estimate(Program("tp=2").setup, 2, loss=lambda model, batch: model(input_ids=batch["input_ids"]).loss)
 
 
 if __name__ == "__main__":
