@@ -76,7 +76,8 @@ std::vector<bool> Wholes::agree_on_writes() const {
 at::Tensor Wholes::to_owner(size_t place, const at::Tensor& value) const {
   const Lent& lent = all_.at(place);
   const at::Tensor there = dtensor::to_local(dtensor::redistribute(value.detach(), lent.owner));
-  return is_here(place) ? there.detach() : at::Tensor();
+  // In one order of memory, on which the bits of products depend: a gradient that nothing moves may be transposed.
+  return is_here(place) ? there.detach().contiguous() : at::Tensor();
 }
 
 at::Tensor Wholes::from_owner(size_t place, const at::Tensor& kept, const std::vector<int64_t>& sizes,

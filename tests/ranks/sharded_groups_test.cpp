@@ -188,6 +188,19 @@ TEST(ShardedGroups, GradientsOfALoopAreMergedTogether) {
   EXPECT_EQ(exact.update, (Counts{{"all_gather dp", 1}, {"exact_merge dp", 2}}));
 }
 
+// ... in `fast` too, where gradients of matrices are transposed views. These are 168 KB, and 128 KiB go together;
+// passes add up their losses alone.
+TEST(ShardedGroups, GradientsOfMatricesAreSumsUntilTheStep) {
+  const Outcome repeated = step_of<models::Llama>({.mesh = "dp=2", .passes = 2}, llama());
+  EXPECT_EQ(repeated.pass, (Counts{{"all_reduce dp", 2}}));
+  EXPECT_EQ(repeated.update, (Counts{{"all_reduce dp", 2}}));
+  EXPECT_EQ(repeated.bytes.at("all_reduce dp"), repeated.all_bytes + 2 * 4);
+  const Outcome cut = step_of<models::Llama>({.mesh = "fsdp=2", .sharding = Sharding::kState, .passes = 2}, llama());
+  EXPECT_EQ(cut.pass, (Counts{{"all_gather fsdp", 4}, {"all_reduce fsdp", 2}}));
+  EXPECT_EQ(cut.update, (Counts{{"reduce_scatter fsdp", 2}}));
+  EXPECT_EQ(cut.bytes.at("reduce_scatter fsdp"), cut.all_bytes / 2);
+}
+
 template <typename Model, typename Config>
 void expect_bits_of_one_rank(const Config& config) {
   const Outcome one = step_of<Model>({.is_exact = true}, config);

@@ -168,23 +168,49 @@ struct TakeGradient final : torch::autograd::FunctionPreHook {
   const ParameterInfo* placed;
 };
 
+// Stands there too, where gradients are merged once a step: a first one in another order of memory (that of a view that
+// is transposed) would be copied by libtorch, which merges it, alone.
+struct KeepSum final : torch::autograd::FunctionPreHook {
+  explicit KeepSum(const at::Tensor& leaf) : parameter(leaf.getIntrusivePtr()) {}
+
+  variable_list operator()(const variable_list& gradients) override {
+    const at::Tensor& gradient = gradients.at(0);
+    const RankState* state = RankState::current();
+    const auto alive = parameter.lock();
+    if (!state || state->exact.lattice() || !alive || !gradient.defined() || !is_dtensor(gradient) ||
+        !meta_of(gradient)->spec->has_partial || at::GradMode::is_enabled()) {
+      return gradients;
+    }
+    const at::Tensor leaf(alive);
+    const bool is_copied = leaf.is_contiguous() && !gradient.is_contiguous() && !leaf.grad().defined();
+    return {is_copied ? gradient.contiguous() : gradient};
+  }
+
+  c10::weak_intrusive_ptr<c10::TensorImpl> parameter;
+};
+
 // Before those of the program, which then see what is merged. libtorch's own call is for tensors without hooks.
+template <typename Hook>
 void add_hook(const at::Tensor& parameter) {
   auto& hooks = impl::hooks(parameter);
-  hooks.insert(hooks.begin(), std::make_unique<TakeGradient>(parameter));
+  hooks.insert(hooks.begin(), std::make_unique<Hook>(parameter));
 }
 
 }  // namespace
 
 void merge_in_each_pass(const std::vector<at::Tensor>& parameters) {
   for (const at::Tensor& parameter : parameters) {
-    if (!parameter.requires_grad() || !merges_in_pass(parameter)) {
+    if (!parameter.requires_grad()) {
+      continue;
+    }
+    if (!merges_in_pass(parameter)) {
+      add_hook<KeepSum>(parameter);
       continue;
     }
     if (merges_in_group(parameter)) {
       info_of(parameter).group->expect_gradient(info_of(parameter).member, parameter);
     }
-    add_hook(parameter);
+    add_hook<TakeGradient>(parameter);
   }
 }
 
@@ -194,7 +220,7 @@ GradientsAside::GradientsAside(RankState& state, const std::vector<at::Tensor>& 
   state.engine.gradients_aside = &aside_;
   for (const at::Tensor& parameter : parameters) {
     if (merges == PassMerges::kAll && merges_in_pass(parameter)) {
-      add_hook(parameter);
+      add_hook<TakeGradient>(parameter);
     }
   }
 }
