@@ -29,7 +29,7 @@ from zoo import ZOO
 
 TARGETS = {"llama": ["q_proj", "v_proj", "down_proj"], "gpt2": ["c_attn", "c_proj"], "t5": ["q", "v", "wo"], "vit": ["query", "value", "dense"]}
 TASKS = {"llama": "CAUSAL_LM", "gpt2": "CAUSAL_LM", "t5": "SEQ_2_SEQ_LM", "vit": None}
-PROMPTS = {"prefix": peft.PrefixTuningConfig, "prompt": peft.PromptTuningConfig, "p-tuning": peft.PromptEncoderConfig}
+PROMPTS = {"prefix": peft.PrefixTuningConfig, "prompt": peft.PromptTuningConfig}
 METHODS = ("lora", "all-linear", "dora", "ia3", *PROMPTS)
 MERGED = ("lora", "all-linear", "dora", "ia3")
 MESHES = ("tp=2", "dp=2,tp=2", "fsdp=2")
@@ -56,8 +56,8 @@ def config_of(name, method):
     if method == "ia3":
         return peft.IA3Config(target_modules=TARGETS[name], feedforward_modules=TARGETS[name][-1:], **order)
     if method in PROMPTS:
-        width = {"encoder_hidden_size": 16} if method == "p-tuning" else {}
-        return PROMPTS[method](task_type=TASKS[name], num_virtual_tokens=3, **width)
+        return PROMPTS[method](task_type=TASKS[name], num_virtual_tokens=3)
+    targets = "all-linear" if method == "all-linear" else TARGETS[name]
     return peft.LoraConfig(r=4, target_modules=targets, task_type=TASKS[name], use_dora=method == "dora", **order)
 
 
