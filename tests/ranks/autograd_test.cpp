@@ -176,6 +176,43 @@ TEST(Products, AddendsOfContractions) {
   }
 }
 
+// Frozen operands get no gradient, and take none from the others: every choice of those that want one, differentiated
+// twice.
+TEST(Products, LinearOfFrozenOperands) {
+  const std::vector<at::Tensor> whole = {waves({3, 4}), waves({6, 4}, 0.7), waves({6}, 0.3)};
+  const std::vector<const char*> layouts = {"{a: S(0)}", "{b: S(0)}", "{b: S(0)}"};
+  for (unsigned wanted = 1; wanted < 8; ++wanted) {
+    const auto gradients_of = [&](const std::vector<at::Tensor>& operands) {
+      std::vector<at::Tensor> leaves;
+      for (size_t i = 0; i < operands.size(); ++i) {
+        if ((wanted >> i & 1) != 0) {
+          leaves.push_back(operands[i].requires_grad_());
+        }
+      }
+      const at::Tensor loss = at::linear(operands[0], operands[1], operands[2]).pow(3).sum();
+      const std::vector<at::Tensor> once = grad({loss}, leaves, {}, true, true);
+      at::Tensor squares = once[0].square().sum();
+      for (size_t i = 1; i < once.size(); ++i) {
+        squares = squares + once[i].square().sum();
+      }
+      std::vector<at::Tensor> all = grad({squares}, leaves);
+      all.insert(all.end(), once.begin(), once.end());
+      return all;
+    };
+    const std::vector<at::Tensor> expected = gradients_of({whole[0].clone(), whole[1].clone(), whole[2].clone()});
+    run_on(square(), [&](int64_t) {
+      std::vector<at::Tensor> operands;
+      for (size_t i = 0; i < whole.size(); ++i) {
+        operands.push_back(distribute(whole[i], square(), layouts[i]));
+      }
+      const std::vector<at::Tensor> found = gradients_of(operands);
+      for (size_t i = 0; i < expected.size(); ++i) {
+        EXPECT_LE(error_of(full_tensor(found[i]), expected[i]), 1e-12) << "wanted " << wanted << ", result " << i;
+      }
+    });
+  }
+}
+
 // A function with products, powers, a normalisation and views; differentiated three times.
 std::vector<at::Tensor> derivatives(const at::Tensor& x, const at::Tensor& w) {
   const at::Tensor y = at::linear(at::mm(x, w).sin(), w).pow(3);

@@ -101,7 +101,7 @@ struct ContractBackward final : torch::autograd::Node {
   std::optional<std::vector<int64_t>> addend;  // its sizes
 
   variable_list apply(variable_list&& grads) override {
-    variable_list result(addend ? 3 : 2);
+    variable_list result(num_outputs());  // an addend may be one without a gradient
     const at::Tensor& grad = grads.at(0);
     if (!grad.defined()) {
       return result;
