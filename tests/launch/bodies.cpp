@@ -146,28 +146,80 @@ void groups(int64_t rank, std::ostream& out) {
 
 // Messages of many sizes, all sent before any is received; the bits of NaNs; one message that is never taken.
 void messages(int64_t rank, std::ostream& out) {
-  const auto size = world().size(), next = (rank + 1) % size, before = (rank + size - 1) % size;
-  std::vector<comm::WorkPtr> receives;
-  std::vector<at::Tensor> got;
-  for (int64_t i = 0; i < 6; ++i) {
-    world().send(values_of(key_of(rank, i), {i * 50}, at::kFloat), next, i % 2);
-    got.push_back(at::zeros({i * 50}));
+  for (const auto& group : worlds()) {
+    const auto size = group->size(), next = (rank + 1) % size, before = (rank + size - 1) % size;
+    std::vector<comm::WorkPtr> receives;
+    std::vector<at::Tensor> got;
+    for (int64_t i = 0; i < 6; ++i) {
+      group->send(values_of(key_of(rank, i), {i * 50}, at::kFloat), next, i % 2);
+      got.push_back(at::zeros({i * 50}));
+    }
+    for (int64_t i = 0; i < 6; ++i) {
+      receives.push_back(group->receive(got[static_cast<size_t>(i)], before, i % 2));
+    }
+    for (auto work = receives.rbegin(); work != receives.rend(); ++work) {
+      (*work)->wait();
+    }
+    out << "messages " << digest(got) << "\n";
+    for (const auto op : {ReduceOp::kMax, ReduceOp::kMin, ReduceOp::kSum}) {
+      auto tensor = values_of(key_of(rank), {8}, at::kFloat);
+      tensor.mutable_data_ptr<float>()[rank] = std::nanf("");
+      group->all_reduce(tensor, op)->wait();
+      out << "nan " << std::isnan(tensor.const_data_ptr<float>()[0]) << " " << digest({tensor}) << "\n";
+    }
+    group->send(at::ones({5}), next, 9);
+    group->barrier();
   }
-  for (int64_t i = 0; i < 6; ++i) {
-    receives.push_back(world().receive(got[static_cast<size_t>(i)], before, i % 2));
+}
+
+// What a letter of 4 MiB boxes has no room for between what it has: too many bytes, too many dims, none.
+at::Tensor letter(int64_t from, int64_t number) {
+  static const std::vector<std::vector<int64_t>> kShapes = {
+      {5}, {1 << 20}, std::vector<int64_t>(12, 2), {0, 3}, {}, {70'000}, {2, 3, 4}};
+  const auto& shape = kShapes[static_cast<size_t>(number) % kShapes.size()];
+  return values_of(key_of(from, number), shape, number % 2 ? at::kDouble : at::kFloat);
+}
+
+// Letters to all, some to oneself's neighbour alone, taken in the order they came, in the opposite one, and in groups;
+// many times what a box holds, so that its ring turns and who is behind gets the rest another way.
+void letters(int64_t rank, std::ostream& out) {
+  const int64_t size = world().size(), count = 70;
+  uint64_t hash = 0;
+  for (const auto& group :
+       {RankContext::require().world, world().split({RankContext::require().world->ranks()}, "all")}) {
+    for (const bool is_backwards : {false, true}) {
+      for (int64_t number = 0; number < count; ++number) {
+        for (int64_t k = 1; k < size; ++k) {
+          group->send(letter(rank, number), (rank + k) % size, is_backwards ? number : 0);
+        }
+      }
+      for (int64_t i = 0; i < count; ++i) {
+        const int64_t number = is_backwards ? count - 1 - i : i;
+        for (int64_t from = 0; from < size; ++from) {
+          if (from != rank) {
+            const at::Tensor expected = letter(from, number), got = at::zeros_like(expected);
+            group->receive(got, from, is_backwards ? number : 0)->wait();
+            TESSERA_CHECK(comm::identical(got, expected), "letter ", number, " of rank ", from, " is another");
+            hash = base::hash_combine(hash, digest({got}));
+          }
+        }
+      }
+    }
   }
-  for (auto work = receives.rbegin(); work != receives.rend(); ++work) {
-    (*work)->wait();
+  out << "letters that came: " << hash << "\n";
+}
+
+// Letters in a circle without end. In the round TESSERA_TEST_MOMENT the rank TESSERA_TEST_CULPRIT sends other sizes.
+void circle(int64_t rank, std::ostream& out) {
+  const int64_t size = world().size();
+  for (int64_t round = 0;; ++round) {
+    const bool is_fault = rank == variable("TESSERA_TEST_CULPRIT", -1) && round == variable("TESSERA_TEST_MOMENT", -1);
+    world().send(at::ones({is_fault ? 3 : 2, 50}), (rank + 1) % size, 0);
+    world().receive(at::zeros({2, 50}), (rank + size - 1) % size, 0)->wait();
+    if (round == 0) {
+      out << "started\n" << std::flush;
+    }
   }
-  out << "messages " << digest(got) << "\n";
-  for (const auto op : {ReduceOp::kMax, ReduceOp::kMin, ReduceOp::kSum}) {
-    auto tensor = values_of(key_of(rank), {8}, at::kFloat);
-    tensor.mutable_data_ptr<float>()[rank] = std::nanf("");
-    world().all_reduce(tensor, op)->wait();
-    out << "nan " << std::isnan(tensor.const_data_ptr<float>()[0]) << " " << digest({tensor}) << "\n";
-  }
-  world().send(at::ones({5}), next, 9);
-  world().barrier();
 }
 
 // What each member holds of a tree of 16 leaves: runs of equal length; some alone, some nothing; not everything.
@@ -308,6 +360,8 @@ const std::map<std::string, Body>& bodies() {
       {"groups", groups},
       {"large", large},
       {"messages", messages},
+      {"letters", letters},
+      {"circle", circle},
       {"merges", merges},
       {"merging", merging},
       {"steady", steady},

@@ -33,7 +33,7 @@ using Cell = std::tuple<std::string, int>;
 // Each body with as many ranks as are drawn, whose number the tests' names say.
 std::vector<Cell> cells() {
   std::vector<Cell> result;
-  for (const auto* body : {"collectives", "groups", "large", "messages", "merges"}) {
+  for (const auto* body : {"collectives", "groups", "large", "messages", "letters", "merges"}) {
     for (const int ranks : support::sampled(std::vector<int>{2, 3, 4}, 1, body)) {
       result.emplace_back(body, ranks);
     }
@@ -67,6 +67,32 @@ TEST(Processes, OneIsAWorldOfItsOwn) {
   ASSERT_TRUE(processes.wait(kHang));
   EXPECT_EQ(processes.code(0), 0) << processes.errors(0);
   EXPECT_EQ(processes.output(0), on_threads(1, "collectives")[0]);
+}
+
+TEST(Circle, EndsWithTheNameOfTheRankThatWasKilled) {
+  ProcessRanks processes(3, "circle");
+  ASSERT_TRUE(processes.wait_for("started")) << processes.errors(0);
+  const auto begin = std::chrono::steady_clock::now();
+  processes.signal(1, SIGKILL);
+  ASSERT_TRUE(processes.wait(std::chrono::seconds(20))) << "a rank hangs";
+  for (const int64_t rank : {0, 2}) {
+    const auto text = processes.errors(rank);
+    EXPECT_EQ(processes.code(rank), 1);
+    EXPECT_TRUE(has(text, "rank " + std::to_string(rank) + " was in ")) << text;
+    EXPECT_TRUE(has(text, "when rank 1 failed: its process (pid ")) << text;
+    EXPECT_LT(processes.ended_after(rank, begin), std::chrono::seconds(2));
+  }
+}
+
+TEST(Circle, NamesTheRankThatSendsOtherSizes) {
+  ProcessRanks processes(3, "circle", {{"TESSERA_TEST_CULPRIT", "1"}, {"TESSERA_TEST_MOMENT", "3"}});
+  ASSERT_TRUE(processes.wait(std::chrono::seconds(20))) << "a rank hangs";
+  for (int64_t rank = 0; rank < 3; ++rank) {
+    const auto text = processes.errors(rank);
+    EXPECT_EQ(processes.code(rank), 1);
+    EXPECT_TRUE(has(text, "Float[2, 50]")) << text;
+    EXPECT_TRUE(has(text, "Float[3, 50]")) << text;
+  }
 }
 
 // Through shared memory, and over messages alone.

@@ -17,6 +17,7 @@
 #include "tessera/comm/processes/process_window.h"
 #include "tessera/comm/processes/shared_board.h"
 #include "tessera/comm/processes/shared_exchange.h"
+#include "tessera/comm/processes/shared_mail.h"
 #include "tessera/comm/processes/shared_reduce.h"
 #include "tessera/comm/sums/merge_sums.h"
 #include "tessera/comm/sums/reduction.h"
@@ -28,8 +29,9 @@ namespace {
 class C10dCommunicator : public Communicator, public std::enable_shared_from_this<C10dCommunicator> {
  public:
   C10dCommunicator(C10dMessages messages, std::string name, uint64_t key, std::shared_ptr<Staging> staging,
-                   bool shares_memory)
+                   std::shared_ptr<SharedMail> mail, bool shares_memory)
       : staging_(std::move(staging)),
+        mail_(std::move(mail)),
         messages_(std::move(messages)),
         name_(std::move(name)),
         key_(key),
@@ -90,12 +92,10 @@ class C10dCommunicator : public Communicator, public std::enable_shared_from_thi
     CallScope scope(call);
     verify_on_cpu(call, "ranks as processes");
     const Round round{call, key_, sent_[{to, tag}]++};
-    job().throw_if_failed(&call, key_);
-    auto message = at::empty_like(tensor);
-    copy_bytes(message, tensor);
-    c10::intrusive_ptr<c10d::Work> work;
-    job().run(round, [&](Works&) { work = messages_.send(to, message, message_hash(rank(), to, tag, round.number)); });
-    job().keep(round, std::move(message), std::move(work));
+    const uint64_t hash = message_hash(rank(), to, tag, round.number);
+    if (!mail_ || !send_letter(round, hash, tensor)) {
+      send_apart(round, hash, tensor);
+    }
     return finished_work();
   }
 
@@ -105,11 +105,19 @@ class C10dCommunicator : public Communicator, public std::enable_shared_from_thi
     verify_on_cpu(call, "ranks as processes");
     const auto number = received_[{from, tag}]++;
     return std::make_unique<ReceiveWork>(shared_from_this(), call, tensor, [this, number](const Call& given) {
-      job().run({given, key_, number}, [&](Works& works) {
-        works.push_back(
-            messages_.receive(given.peer, given.outputs[0], message_hash(given.peer, rank(), given.tag, number)));
+      const Round round{given, key_, number};
+      const uint64_t hash = message_hash(given.peer, rank(), given.tag, number);
+      const auto apart = [&] { return messages_.receive(given.peer, given.outputs[0], hash); };
+      job().run(round, [&](Works& works) {
+        works.push_back(mail_ ? mail_->receive(round, in_world(given.peer), hash, apart) : apart());
       });
     });
+  }
+
+  // Of the world. Collective, a round of its own.
+  void open_mail() {
+    const Call call{.kind = Kind::kBarrier, .group = this};
+    mail_ = SharedMail::open(messages_, {call, key_, round_++});
   }
 
   void barrier() override {
@@ -138,12 +146,31 @@ class C10dCommunicator : public Communicator, public std::enable_shared_from_thi
     const auto& own = own_group(*this, groups, name);
     auto key = base::hash_range(own, base::hash_string(name, key_));
     key = base::hash_combine(key, static_cast<uint64_t>(splits_[key]++));
-    return std::make_shared<C10dCommunicator>(messages_.among(own), std::move(name), key, staging_, shares_memory);
+    return std::make_shared<C10dCommunicator>(messages_.among(own), std::move(name), key, staging_,
+                                              shares_memory ? mail_ : nullptr, shares_memory);
   }
 
  private:
   size_t index() const { return static_cast<size_t>(rank()); }
   ProcessJob& job() const { return messages_.job(); }
+
+  int64_t in_world(int64_t member) const { return ranks()[static_cast<size_t>(member)]; }
+
+  // Whether the letter has the tensor in it.
+  bool send_letter(const Round& round, uint64_t hash, const at::Tensor& tensor) {
+    const auto letter = mail_->send(in_world(round.call.peer), hash, tensor);
+    job().run(round, [&](Works& works) { works.push_back(letter); });
+    job().note_sent(round);
+    return letter->holds_tensor();
+  }
+
+  void send_apart(const Round& round, uint64_t hash, const at::Tensor& tensor) {
+    auto message = at::empty_like(tensor);
+    copy_bytes(message, tensor);
+    c10::intrusive_ptr<c10d::Work> work;
+    job().run(round, [&](Works&) { work = messages_.send(round.call.peer, message, hash); });
+    job().keep(round, std::move(message), std::move(work));
+  }
 
   template <typename Do>
   WorkPtr meet(Call call, Do run) {
@@ -203,6 +230,7 @@ class C10dCommunicator : public Communicator, public std::enable_shared_from_thi
   }
 
   const std::shared_ptr<Staging> staging_;  // of all groups of the job; outlives the messages into it
+  std::shared_ptr<SharedMail> mail_;        // the job's; null: messages go through the library
   const C10dMessages messages_;
   const std::string name_;
   const uint64_t key_;  // of the group, equal on all members
@@ -240,8 +268,12 @@ std::shared_ptr<Communicator> join_c10d(std::shared_ptr<ProcessJob> job, c10::in
   std::vector<int64_t> ranks(static_cast<size_t>(job->size()));
   std::iota(ranks.begin(), ranks.end(), 0);
   const bool shares_memory = job->is_one_machine();
-  return std::make_shared<C10dCommunicator>(C10dMessages(std::move(job), std::move(backend), std::move(ranks)), "world",
-                                            0, std::make_shared<Staging>(), shares_memory);
+  auto world = std::make_shared<C10dCommunicator>(C10dMessages(std::move(job), std::move(backend), std::move(ranks)),
+                                                  "world", 0, std::make_shared<Staging>(), nullptr, shares_memory);
+  if (shares_memory && world->size() > 1) {
+    world->open_mail();
+  }
+  return world;
 }
 
 }  // namespace tessera::comm

@@ -30,7 +30,8 @@ namespace tessera::comm {
 //
 // Reductions travel in pieces, combined as they come (c10d_reduce.h). In a job on one machine all of these but a
 // broadcast travel through shared memory instead (shared_board.h), where all members of the group can see it: they
-// agree on that in the group's first one.
+// agree on that in the group's first one. So do messages (shared_mail.h), which lie there before their receivers ask
+// for them; the job's ranks agree on that when they join.
 //
 // Messages of one call carry a fingerprint of it (group, round, collective, op, root, dtype, sizes, and the hash of the
 // program so far) in their tag, so that calls of different programs never meet and checking costs no message; the waits

@@ -38,6 +38,9 @@ std::string text_of(const JobFailure& failure) {
       .take();
 }
 
+// Of a message, by its global rank.
+int64_t receiver_of(const Call& send) { return send.group->ranks()[static_cast<size_t>(send.peer)]; }
+
 }  // namespace
 
 ProcessJob::ProcessJob(const StorePtr& store, int64_t rank, int64_t size, const ProcessOptions& options,
@@ -117,13 +120,17 @@ void ProcessJob::end_wait() {
   waiting_.is_warned = false;
 }
 
+void ProcessJob::note_sent(const Round& round) {
+  std::lock_guard lock(mutex_);
+  sent_[{round.group, receiver_of(round.call), round.call.tag}] = round.number + 1;
+}
+
 void ProcessJob::keep(const Round& round, at::Tensor tensor, c10::intrusive_ptr<c10d::Work> work) {
+  note_sent(round);
   const auto& call = round.call;
   {
     std::lock_guard lock(mutex_);
-    const auto to = call.group->ranks()[static_cast<size_t>(call.peer)];
-    sent_[{round.group, to, call.tag}] = round.number + 1;
-    outbox_.push_back({round.group, to, call.tag, round.number, std::move(tensor), std::move(work)});
+    outbox_.push_back({round.group, receiver_of(call), call.tag, round.number, std::move(tensor), std::move(work)});
   }
   changed_.notify_all();
   if (!draining_.joinable()) {

@@ -82,7 +82,10 @@ class ProcessJob : private ProcessLinks::Listener {
   // with all works aborted: then nobody touches their tensors any more.
   void run(const Round& round, const std::function<void(Works&)>& start);
 
-  // Keeps a message that was sent until its receiver has it. `tensor` is the job's own.
+  // A message is on its way to its receiver, which may ask whether it was sent.
+  void note_sent(const Round& round);
+
+  // The same; keeps it until its receiver has it. `tensor` is the job's own.
   void keep(const Round& round, at::Tensor tensor, c10::intrusive_ptr<c10d::Work> work);
 
   // Throws if the job has failed or was asked to stop. `call` is what the rank is about to do; null: nothing in

@@ -1,4 +1,4 @@
-// Memory that processes of one machine share.
+// Shared memory in which the members of a group meet.
 #pragma once
 
 #include <cstddef>
@@ -6,17 +6,16 @@
 #include <memory>
 #include <vector>
 
-#include "tessera/comm/processes/c10d_messages.h"
+#include "tessera/comm/processes/shared_segments.h"
 
 namespace tessera::comm {
 
 // A group's board: memory of each member that all of them can read, and steps in which they meet.
 //
 // Every member writes to its own memory alone, and reads what others wrote before the step that it has met them in.
-// Memory that no name leads to: the kernel frees it with the last process that has it open, however that ends.
 class SharedBoard {
  public:
-  // Bytes of each member's memory. Pages that nobody writes to cost nothing.
+  // Bytes of each member's memory.
   static constexpr int64_t kBytes = 8 << 20;
 
   // Of a half: what is read in one step is overwritten two steps later, so users write to the halves in turn.
@@ -25,13 +24,9 @@ class SharedBoard {
   // Of pieces: on what boundary they lie, and the least bytes for which meeting does not cost more than copies save.
   static constexpr int64_t kAlignment = 64, kLeastPiece = 4 << 10;
 
-  // Null on all members if one of them cannot see another's memory: in another container, or of another user. `round`
-  // is the call that needs it. Collective over the group.
+  // Null on all members if one of them cannot see another's memory (SharedSegments::open). `round` is the call that
+  // needs it. Collective over the group.
   static std::unique_ptr<SharedBoard> open(const C10dMessages& messages, const Round& round);
-
-  ~SharedBoard();
-  SharedBoard(const SharedBoard&) = delete;
-  SharedBoard& operator=(const SharedBoard&) = delete;
 
   // What `member` wrote; kBytes, on a page's boundary.
   std::byte* memory(int64_t member) const;
@@ -48,10 +43,12 @@ class SharedBoard {
   struct Segment;
   class MeetWork;
 
-  explicit SharedBoard(const C10dMessages& messages);
+  SharedBoard(const C10dMessages& messages, std::unique_ptr<SharedSegments> segments);
+
+  Segment& segment(int64_t member) const;
 
   const C10dMessages& messages_;
-  std::vector<Segment*> segments_;  // by member
+  const std::unique_ptr<SharedSegments> segments_;
   uint64_t steps_ = 0;
 };
 
