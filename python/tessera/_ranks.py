@@ -34,6 +34,11 @@ def _give_up_saves():
         saving.give_up()
 
 
+def _verify_given(name, body, ranks):
+    if not callable(body) or not hasattr(ranks, "__index__"):
+        raise TypeError(f"[{name}] body={body!r}, ranks={ranks!r}; accepted: a function and how many ranks run it, as in {name}(body, 4)")
+
+
 @overload
 def run_ranks(body: Callable[..., T], ranks: int, *, args: Sequence[Any] = (), results: Literal["first"] = "first", deadline: float = 60.0,
               grace: float = 60.0) -> T: ...
@@ -52,7 +57,7 @@ def run_ranks(body: Callable[..., T], ranks: int, *, args: Sequence[Any] = (), r
 
     Each rank draws the random numbers that the program would draw next (tessera.set_generator); the program's own generator stays where it is.
     """
-
+    _verify_given("run_ranks", body, ranks)
     if results not in ("first", "all"):
         raise ValueError(f'[run_ranks] results={results!r}; accepted: "first", what rank 0 returned, and "all", a list by rank')
     raised, returned = [], {}
@@ -87,6 +92,7 @@ def run_fake(body: Callable[[], T], ranks: int, *, rank: int = 0) -> T:
     Collectives succeed at once and move nothing, so values that others would have sent are not there. For plans, ledgers and
     the cost of operators on a mesh of any size.
     """
+    _verify_given("run_fake", body, ranks)
     stream = stream_of_program()
 
     def of_rank() -> T:

@@ -23,6 +23,12 @@ class RunRanksTest(unittest.TestCase):
         with self.assertRaisesRegex(ValueError, "results='last'; accepted: \"first\""):
             tessera.run_ranks(tessera.rank, 2, results="last")
 
+    def test_what_is_no_function_or_number_is_refused(self):
+        for run in (tessera.run_ranks, tessera.run_fake):
+            for body, ranks in ((2, tessera.rank), (tessera.rank, "2"), (tessera.rank, 2.5), (None, 2)):
+                with self.assertRaisesRegex(TypeError, rf"\[{run.__name__}\] body=.*, ranks=.*; accepted: a function and how many ranks"):
+                    run(body, ranks)
+
     def test_one_that_fails(self):
         def body(failing):
             if tessera.rank() == failing:
