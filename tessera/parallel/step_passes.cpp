@@ -100,29 +100,42 @@ class HeldGradients {
 
   void add(const std::vector<at::Tensor>& gradients) {
     const at::NoGradGuard no_grad;
-    sums_.resize(std::max(sums_.size(), gradients.size()));
-    is_own_.resize(sums_.size());
     for (size_t i = 0; i < gradients.size(); ++i) {
-      if (gradients[i].defined()) {
-        add(i, gradients[i]);
+      if (gradients[i].defined() && !add_part(i, gradients[i])) {
+        sum_of(i) = sum_of(i).add(gradients[i]);
       }
     }
   }
+
+  // The same of one of them, of this rank's part alone: no call that ranks compare. False: it is not added, since it
+  // lies otherwise than the sum. What waits in `exact` is joined by calls.
+  bool add_part(size_t i, const at::Tensor& gradient) {
+    at::Tensor& sum = sum_of(i);
+    if (!sum.defined()) {
+      sum = gradient;
+      return true;
+    }
+    if (state_.exact.lattice() || !lies_alike(sum, gradient)) {
+      return false;
+    }
+    const at::NoGradGuard no_grad;
+    const dtensor::LocalScope scope;
+    dtensor::Meta& meta = *dtensor::meta_of(sum);
+    const at::Tensor& part = dtensor::meta_of(gradient)->local;
+    if (is_alone(sum)) {
+      meta.local.add_(part);
+    } else {
+      sum = dtensor::wrap(meta.local.add(part), meta.spec, meta.origin);
+    }
+    return true;
+  }
+
   std::vector<at::Tensor>& sums() { return sums_; }
 
  private:
-  // In place into a sum that was made here: a pass may give one tensor to several parameters. What waits in `exact` is
-  // joined.
-  void add(size_t i, const at::Tensor& gradient) {
-    at::Tensor& sum = sums_[i];
-    if (!sum.defined()) {
-      sum = gradient;
-    } else if (is_own_[i] && lies_alike(sum, gradient)) {
-      sum.add_(gradient);
-    } else {
-      sum = sum.add(gradient);
-      is_own_[i] = !state_.exact.lattice();
-    }
+  at::Tensor& sum_of(size_t i) {
+    sums_.resize(std::max(sums_.size(), i + 1));
+    return sums_[i];
   }
 
   static bool lies_alike(const at::Tensor& sum, const at::Tensor& gradient) {
@@ -130,9 +143,17 @@ class HeldGradients {
            dtensor::meta_of(sum)->spec == dtensor::meta_of(gradient)->spec;
   }
 
+  // Whether the sum has memory of its own, and no more than it needs: a pass may give one tensor to several parameters,
+  // and cut what it merged for many of them.
+  static bool is_alone(const at::Tensor& sum) {
+    dtensor::Meta& meta = *dtensor::meta_of(sum);  // aliases share it
+    const at::Storage& memory = meta.local.storage();
+    return sum.use_count() == 1 && c10::raw::intrusive_ptr::use_count(&meta) == 1 && !meta.root && !meta.derived() &&
+           memory.use_count() == 1 && memory.nbytes() == meta.local.nbytes();
+  }
+
   const RankState& state_;
   std::vector<at::Tensor> sums_;
-  std::vector<bool> is_own_;
 };
 
 class PassRunner {
@@ -272,14 +293,18 @@ class PassRunner {
     forward.loss.reset();
     gradients_ = gradients_of(loss);
     for (at::Tensor& gradient : gradients_) {
-      // Sums that wait are put together from all walks.
-      const bool waits =
-          gradient.defined() && dtensor::is_dtensor(gradient) && dtensor::meta_of(gradient)->is_pending();
-      if (gradient.defined() && (is_of_part(gradient) || (!waits && !is_ours(gradient)))) {
+      if (gradient.defined() && is_of_other_walk(gradient)) {
         gradient.reset();
       }
     }
     step_.end_pass();
+  }
+
+  // Whether the walk that runs has nothing to add to the parameter's gradient. Sums that wait are put together from all
+  // walks.
+  bool is_of_other_walk(const at::Tensor& gradient) const {
+    const bool waits = dtensor::is_dtensor(gradient) && dtensor::meta_of(gradient)->is_pending();
+    return is_of_part(gradient) || (!waits && !is_ours(gradient));
   }
 
   void input(const Action& action) {
@@ -304,16 +329,23 @@ class PassRunner {
     TESSERA_CHECK(!entry.empty(), "[job] a schedule with ", action, " before its input pass");
     gradients_ = std::move(entry.mapped());
     const dtensor::Continuation continuation(state_, held_.sums());
-    for (const at::Tensor& gradient : gradients_) {
-      if (gradient.defined()) {
-        dtensor::run_late(state_, *dtensor::meta_of(gradient), "weight pass");
+    for (size_t i = 0; i < gradients_.size(); ++i) {
+      if (!gradients_[i].defined()) {
+        continue;
+      }
+      dtensor::run_late(state_, *dtensor::meta_of(gradients_[i]), "weight pass");
+      if (!state_.exact.lattice() && held_.add_part(i, gradients_[i])) {
+        gradients_[i].reset();
       }
     }
   }
 
   // In `exact` the sums over samples go on where those of the passes before stopped.
   std::vector<at::Tensor> gradients_of(const at::Tensor& loss) {
-    dtensor::GradientsAside aside(state_, passes_.parameters, passes_.merges);
+    const auto takes = [&](size_t i, const at::Tensor& gradient) {
+      return is_of_other_walk(gradient) || held_.add_part(i, gradient);
+    };
+    dtensor::GradientsAside aside(state_, passes_.parameters, passes_.merges, takes);
     const dtensor::Continuation continuation(state_, held_.sums());
     return aside.with(
         torch::autograd::grad({loss}, passes_.parameters, {}, std::nullopt, false, /*allow_unused=*/true));

@@ -21,12 +21,15 @@ struct NetImpl : torch::nn::Module {
     first = register_module("first", torch::nn::Linear(6, 8));
     unused = register_module("unused", torch::nn::Linear(2, 2));  // before parameters that are used
     second = register_module("second", torch::nn::Linear(8, 3));
+    left = register_parameter("left", torch::ones({3}));  // autograd gives both one gradient
+    right = register_parameter("right", torch::ones({3}));
     to(torch::kDouble);
   }
   at::Tensor forward(const at::Tensor& x, const at::Tensor& y) {
-    return at::mse_loss(second(torch::gelu(first(x))), y);
+    return at::mse_loss(second(torch::gelu(first(x))) + (left + right), y);
   }
   torch::nn::Linear first{nullptr}, second{nullptr}, unused{nullptr};
+  at::Tensor left, right;
 };
 TORCH_MODULE(Net);
 

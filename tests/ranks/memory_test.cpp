@@ -179,6 +179,44 @@ TEST_F(Memory, SumsThatWaitTakeABufferForEachDoublingOfLeaves) {
   }
 }
 
+// A tower of equal weights in `fast`: how many times the size of one a step's gradients take at most.
+double gradients_over_weight(int64_t layers, int64_t accumulate) {
+  constexpr int64_t kWidth = 512, kSamples = 8;
+  double times = 0;
+  run_ranks(1, [&](int64_t rank) {
+    dtensor::set_numerics(dtensor::Numerics::kFast);
+    torch::nn::Sequential model;
+    for (int64_t i = 0; i < layers; ++i) {
+      model->push_back(torch::nn::Linear(torch::nn::LinearOptions(kWidth, kWidth).bias(false)));
+    }
+    plan::Plan plan;
+    plan.mesh = Mesh::parse("dp=1");
+    plan.batch_axes = {"dp"};
+    parallel::place(*model, plan);
+    parallel::Job job(model.ptr(), plan,
+                      [model](const std::vector<at::Tensor>& batch) mutable {
+                        return torch::nn::functional::cross_entropy(model->forward(batch[0]), batch[1]);
+                      },
+                      {.accumulate = accumulate});
+    const at::Tensor inputs = at::ones({kSamples, kWidth}), targets = at::arange(kSamples);
+    const int64_t before = bytes_of(rank).live;
+    support::reset_peak(rank);
+    job(inputs, targets);
+    times = static_cast<double>(bytes_of(rank).peak - before) / static_cast<double>(kWidth * kWidth * 4);
+  });
+  return times;
+}
+
+// The sums over the passes, and one pass's gradient on its way into them: not a pass's gradients of the whole model.
+TEST_F(Memory, GradientsOfAPassAreAddedAsTheyCome) {
+  for (int64_t accumulate : {1, 2, 4}) {
+    const double held = gradients_over_weight(/*layers=*/8, accumulate);
+    std::cout << "accumulate " << accumulate << ": 8 weights' gradients take " << held << "\n";
+    EXPECT_GE(held, 8);
+    EXPECT_LE(held, 8 + 1.6);
+  }
+}
+
 // Of heads on two ranks: what forward and backward hold at most beside their operands, in units of the [samples, heads,
 // queries, keys] matrix of the rank's heads.
 double attention_peak(bool is_causal, const std::optional<at::Tensor>& mask, double dropout = 0) {

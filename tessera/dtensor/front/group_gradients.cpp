@@ -78,11 +78,16 @@ void merge_rest(RankState& state, const GatherGroup& group, std::vector<at::Tens
 }
 
 // A gradient that is a view of another (of the product that a transposition follows) would keep that one and its sums.
+at::Tensor without_base(const at::Tensor& gradient) {
+  at::Tensor result = gradient.variable_data();
+  drop_unseen_base(*meta_of(result));
+  return result;
+}
+
 void let_go_of_bases(std::vector<at::Tensor>& gradients) {
   for (at::Tensor& gradient : gradients) {
     if (gradient.defined() && is_dtensor(gradient)) {
-      gradient = gradient.variable_data();
-      drop_unseen_base(*meta_of(gradient));
+      gradient = without_base(gradient);
     }
   }
 }
@@ -189,11 +194,26 @@ struct KeepSum final : torch::autograd::FunctionPreHook {
   c10::weak_intrusive_ptr<c10::TensorImpl> parameter;
 };
 
+// Stands there in the passes of a step: what is complete goes to whoever adds up the passes' gradients.
+struct HandOn final : torch::autograd::FunctionPreHook {
+  HandOn(size_t parameter, const TakesGradient& to) : index(parameter), takes(to) {}
+
+  variable_list operator()(const variable_list& gradients) override {
+    const at::Tensor& gradient = gradients.at(0);
+    if (!gradient.defined() || !is_dtensor(gradient) || meta_of(gradient)->is_pending()) {
+      return gradients;
+    }
+    return {takes(index, without_base(gradient)) ? at::Tensor() : gradient};
+  }
+
+  size_t index;
+  const TakesGradient& takes;
+};
+
 // Before those of the program, which then see what is merged. libtorch's own call is for tensors without hooks.
-template <typename Hook>
-void add_hook(const at::Tensor& parameter) {
+void add_hook(const at::Tensor& parameter, std::unique_ptr<torch::autograd::FunctionPreHook> hook) {
   auto& hooks = impl::hooks(parameter);
-  hooks.insert(hooks.begin(), std::make_unique<Hook>(parameter));
+  hooks.insert(hooks.begin(), std::move(hook));
 }
 
 }  // namespace
@@ -204,23 +224,26 @@ void merge_in_each_pass(const std::vector<at::Tensor>& parameters) {
       continue;
     }
     if (!merges_in_pass(parameter)) {
-      add_hook<KeepSum>(parameter);
+      add_hook(parameter, std::make_unique<KeepSum>(parameter));
       continue;
     }
     if (merges_in_group(parameter)) {
       info_of(parameter).group->expect_gradient(info_of(parameter).member, parameter);
     }
-    add_hook<TakeGradient>(parameter);
+    add_hook(parameter, std::make_unique<TakeGradient>(parameter));
   }
 }
 
-GradientsAside::GradientsAside(RankState& state, const std::vector<at::Tensor>& parameters, PassMerges merges)
-    : state_(state), parameters_(parameters), without_hooks_(parameters) {
+GradientsAside::GradientsAside(RankState& state, const std::vector<at::Tensor>& parameters, PassMerges merges,
+                               TakesGradient takes)
+    : state_(state), parameters_(parameters), takes_(std::move(takes)), without_hooks_(parameters) {
   TESSERA_ASSERT(!state.engine.gradients_aside);
   state.engine.gradients_aside = &aside_;
-  for (const at::Tensor& parameter : parameters) {
-    if (merges == PassMerges::kAll && merges_in_pass(parameter)) {
-      add_hook<TakeGradient>(parameter);
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    if (merges == PassMerges::kAll && merges_in_pass(parameters[i])) {
+      add_hook(parameters[i], std::make_unique<TakeGradient>(parameters[i]));
+    } else if (!state.exact.lattice()) {
+      add_hook(parameters[i], std::make_unique<HandOn>(i, takes_));
     }
   }
 }

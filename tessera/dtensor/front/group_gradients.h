@@ -2,7 +2,9 @@
 // gathered together.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <utility>
 #include <vector>
 
@@ -23,22 +25,27 @@ void merge_in_each_pass(const std::vector<at::Tensor>& parameters);
 // Whether the passes of a step merge what policies say is merged in each.
 enum class PassMerges : uint8_t { kAll, kNone };
 
+// Is given the gradient of a parameter, by its index, as soon as a pass has it; says whether it took it.
+using TakesGradient = std::function<bool(size_t parameter, const at::Tensor& gradient)>;
+
 // While it lives, such gradients of this rank are put aside instead, for whoever asks for all of them by
 // autograd::grad.
 class GradientsAside {
  public:
-  // `parameters` must live longer; their own hooks are taken away meanwhile (see WithoutHooks).
-  GradientsAside(RankState& state, const std::vector<at::Tensor>& parameters, PassMerges merges);
+  // `parameters` must live longer; their own hooks are taken away meanwhile (see WithoutHooks). In `fast` those that no
+  // group merges are offered to `takes`, so that a pass need not hold a whole model's.
+  GradientsAside(RankState& state, const std::vector<at::Tensor>& parameters, PassMerges merges, TakesGradient takes);
   ~GradientsAside();
   GradientsAside(const GradientsAside&) = delete;
   GradientsAside& operator=(const GradientsAside&) = delete;
 
-  // What autograd::grad gave of these parameters, in their order, and what was put aside.
+  // What autograd::grad gave of these parameters, in their order, and what was put aside. Undefined: taken, or unused.
   std::vector<at::Tensor> with(std::vector<at::Tensor> gradients);
 
  private:
   RankState& state_;
   const std::vector<at::Tensor>& parameters_;
+  const TakesGradient takes_;
   const WithoutHooks without_hooks_;  // gives them back last, and drops those that stood in their place
   std::vector<std::pair<const Meta*, at::Tensor>> aside_;
 };
