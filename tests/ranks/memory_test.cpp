@@ -199,6 +199,7 @@ double gradients_over_weight(int64_t layers, int64_t accumulate) {
                       },
                       {.accumulate = accumulate});
     const at::Tensor inputs = at::ones({kSamples, kWidth}), targets = at::arange(kSamples);
+    job(inputs, targets);
     const int64_t before = bytes_of(rank).live;
     support::reset_peak(rank);
     job(inputs, targets);
@@ -207,13 +208,14 @@ double gradients_over_weight(int64_t layers, int64_t accumulate) {
   return times;
 }
 
-// The sums over the passes, and one pass's gradient on its way into them: not a pass's gradients of the whole model.
+// The sums over the passes, and one pass's gradient on its way into them, with the product that it was copied from (the
+// weight is read transposed): not a pass's gradients of the whole model.
 TEST_F(Memory, GradientsOfAPassAreAddedAsTheyCome) {
   for (int64_t accumulate : {1, 2, 4}) {
     const double held = gradients_over_weight(/*layers=*/8, accumulate);
     std::cout << "accumulate " << accumulate << ": 8 weights' gradients take " << held << "\n";
     EXPECT_GE(held, 8);
-    EXPECT_LE(held, 8 + 1.6);
+    EXPECT_LE(held, 8 + 2.2);
   }
 }
 
