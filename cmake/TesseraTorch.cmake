@@ -29,6 +29,9 @@ target_include_directories(tessera_torch SYSTEM INTERFACE
 target_compile_definitions(tessera_torch INTERFACE _GLIBCXX_USE_CXX11_ABI=1)
 target_compile_features(tessera_torch INTERFACE cxx_std_20)
 target_link_directories(tessera_torch INTERFACE ${TESSERA_TORCH_DIR}/lib)
+# Wheels for CUDA export parts of a libstdc++ of their own, without what they call (pytorch 133437: std::filesystem::remove_all jumps to nothing). The
+# loader takes a name from the first library that has it, in the order in which they are linked.
+target_link_options(tessera_torch INTERFACE -Wl,--push-state,--no-as-needed,-lstdc++,--pop-state)
 target_link_libraries(tessera_torch INTERFACE torch torch_cpu c10 Threads::Threads)
 target_link_options(tessera_torch INTERFACE -Wl,-rpath,${TESSERA_TORCH_DIR}/lib)
 if(EXISTS ${TESSERA_TORCH_DIR}/lib/libtorch_cuda.so)
