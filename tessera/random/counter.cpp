@@ -4,6 +4,7 @@
 #include <numbers>
 #include <type_traits>
 
+#include <ATen/EmptyTensor.h>
 #include <ATen/ops/view_as_real.h>
 #include <c10/util/BFloat16.h>
 #include <c10/util/Half.h>
@@ -180,6 +181,12 @@ void fill_complex(const at::Tensor& local, Region region, const Stream& stream, 
 Site make_site(std::string_view name) { return {base::hash_string(name), std::string(name)}; }
 
 void fill(at::Tensor& local, const Region& region, const Stream& stream, const Distribution& distribution) {
+  if (local.is_cuda()) {  // the same numbers, which the CPU makes
+    at::Tensor made = at::detail::empty_cpu(local.sizes(), local.scalar_type());
+    fill(made, region, stream, distribution);
+    local.copy_(made);
+    return;
+  }
   TESSERA_CHECK(local.device().is_cpu() && local.is_contiguous(),
                 "[random fill] needs a contiguous tensor on the CPU; this one is on ", local.device(), " with strides ",
                 local.strides());
@@ -220,6 +227,12 @@ void fill(at::Tensor& local, const Region& region, const Stream& stream, const D
 }
 
 void fill_permutation(at::Tensor& out, const Stream& stream) {
+  if (out.is_cuda()) {
+    at::Tensor made = at::detail::empty_cpu(out.sizes(), out.scalar_type());
+    fill_permutation(made, stream);
+    out.copy_(made);
+    return;
+  }
   TESSERA_CHECK(out.device().is_cpu() && out.is_contiguous() && out.scalar_type() == at::kLong && out.dim() == 1,
                 "[randperm] needs a contiguous int64 tensor of one dim on the CPU");
   const int64_t n = out.numel();

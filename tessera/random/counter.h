@@ -37,7 +37,8 @@ struct Stream {
   uint64_t step = 0;
 };
 
-// Fills a shard's local tensor: plain, contiguous, on the CPU, of sizes local_sizes(region).
+// Fills a shard's local tensor: plain, contiguous, on the CPU or a GPU (made on the CPU and copied), of sizes
+// local_sizes(region).
 //
 // Uniform, Normal, Exponential, LogNormal and Cauchy take float64, float32, float16 and bfloat16 (16-bit: the float32
 // value rounded); Uniform and Normal also complex dtypes, whose parts are drawn one after the other, each of a Normal's

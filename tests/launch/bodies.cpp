@@ -349,11 +349,6 @@ void steady(int64_t rank, std::ostream& out) {
 
 }  // namespace
 
-int64_t variable(const char* name, int64_t otherwise) {
-  const char* text = std::getenv(name);
-  return text && *text ? std::atoll(text) : otherwise;
-}
-
 const std::map<std::string, Body>& bodies() {
   static const std::map<std::string, Body> all = {
       {"collectives", collectives},

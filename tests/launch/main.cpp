@@ -1,5 +1,6 @@
 // Runs the tests, or, started by one of them as `--body NAME`, one rank of a job.
 #include <csignal>
+#include <cstdlib>
 #include <fstream>
 #include <iostream>
 
@@ -11,6 +12,15 @@
 #include "tessera/launch/environment.h"
 #include "tessera/launch/run.h"
 #include "tests/launch/bodies.h"
+
+namespace tessera::launch {
+
+int64_t variable(const char* name, int64_t otherwise) {
+  const char* text = std::getenv(name);
+  return text && *text ? std::atoll(text) : otherwise;
+}
+
+}  // namespace tessera::launch
 
 namespace {
 

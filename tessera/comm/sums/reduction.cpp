@@ -17,7 +17,7 @@ using sums::Node;
 using layout::Range;
 
 // results[0] = the combination of `values`, the first first; by the code that rank threads run.
-void combine_in_order(const Tensors& values, const Tensors& results, ReduceOp op) {
+void combine_into(const Tensors& values, const Tensors& results, ReduceOp op) {
   std::vector<Call> calls(values.size(), Call{.kind = Kind::kReduceScatter, .reduce = op});
   std::vector<const Call*> pointers;
   for (size_t i = 0; i < calls.size(); ++i) {
@@ -29,7 +29,7 @@ void combine_in_order(const Tensors& values, const Tensors& results, ReduceOp op
 }
 
 auto combiner(ReduceOp op) {
-  return [op](const Tensors& values, const Tensors& results) { combine_in_order(values, results, op); };
+  return [op](const Tensors& values, const Tensors& results) { combine_into(values, results, op); };
 }
 
 uint64_t shape_of(at::IntArrayRef sizes, at::ScalarType dtype) {

@@ -8,18 +8,26 @@
 
 #include "tessera/base/error.h"
 #include "tessera/comm/sums/merge_sums.h"
+#include "tessera/comm/sums/ordered_combine.h"
+#include "tessera/comm/sums/tensor_views.h"
 
 namespace tessera::comm {
+
+void copy_bytes(const at::Tensor& to, const at::Tensor& from) {
+  const auto bytes = from.nbytes();
+  if (bytes == 0 || to.const_data_ptr() == from.const_data_ptr()) {
+    return;
+  }
+  if (to.is_cpu()) {
+    std::memmove(to.mutable_data_ptr(), from.const_data_ptr(), bytes);
+  } else {
+    bytes_of(to).copy_(bytes_of(from));
+  }
+}
+
 namespace {
 
 constexpr int64_t kReduceBlock = 512;
-
-void copy_into(const at::Tensor& to, const at::Tensor& from) {
-  const auto bytes = from.nbytes();
-  if (bytes > 0 && to.const_data_ptr() != from.const_data_ptr()) {
-    std::memmove(to.mutable_data_ptr(), from.const_data_ptr(), bytes);
-  }
-}
 
 template <typename T>
 constexpr bool kIsComplex = c10::is_complex<T>::value;
@@ -92,10 +100,23 @@ void reduce(const std::vector<const T*>& inputs, const std::vector<T*>& outputs,
   reduce_block(inputs, outputs, at, end - at, op);
 }
 
+// The same by operators of the device.
+void reduce_on_device(const std::vector<at::Tensor>& inputs, const std::vector<at::Tensor>& outputs,
+                      const layout::Range& range, ReduceOp op) {
+  const auto to = narrow(flat(outputs), range);
+  combine_in_order(to[0], narrow(flat(inputs), range), op);
+  for (size_t i = 1; i < to.size(); ++i) {
+    to[i].copy_(to[0]);
+  }
+}
+
 void reduce(const std::vector<at::Tensor>& inputs, const std::vector<at::Tensor>& outputs, int64_t begin, int64_t end,
             ReduceOp op) {
   if (begin >= end) {
     return;
+  }
+  if (!inputs[0].is_cpu()) {
+    return reduce_on_device(inputs, outputs, {begin, end}, op);
   }
   AT_DISPATCH_ALL_TYPES_AND_COMPLEX_AND3(at::kHalf, at::kBFloat16, at::kBool, inputs[0].scalar_type(), "reduce", [&] {
     std::vector<const scalar_t*> from;
@@ -140,16 +161,10 @@ void transfer(const std::vector<const Call*>& calls, size_t part) {
     return reduce_given(calls, part, given_by);
   }
   if (facts.has_root) {
-    return copy_into(own.outputs[0], given_by(static_cast<size_t>(own.peer)));
+    return copy_bytes(own.outputs[0], given_by(static_cast<size_t>(own.peer)));
   }
   for (size_t i = 0; i < calls.size() && facts.takes_from_each; ++i) {
-    copy_into(own.outputs[i], given_by(i));
-  }
-}
-
-void copy_bytes(const at::Tensor& to, const at::Tensor& from) {
-  if (from.nbytes() > 0 && to.const_data_ptr() != from.const_data_ptr()) {
-    std::memcpy(to.mutable_data_ptr(), from.const_data_ptr(), from.nbytes());
+    copy_bytes(own.outputs[i], given_by(i));
   }
 }
 

@@ -10,6 +10,7 @@
 #include "tessera/comm/core/errors.h"
 #include "tessera/comm/core/stop.h"
 #include "tessera/comm/sums/transfer.h"
+#include "tessera/comm/threads/shared_device.h"
 
 namespace tessera::comm {
 namespace {
@@ -150,8 +151,9 @@ void ThreadGroup::lead(size_t member, uint64_t round) {
     if (auto message = divergence_of(calls_); !message.empty()) {
       return stop(std::move(message), this);
     }
-    if (is_small()) {
-      run_alone();
+    verify_one_device(calls_);
+    if (is_small() || !device_of(*calls_[member]).is_cpu()) {
+      run_alone(member);
       return close(round);
     }
   } catch (...) {
@@ -205,10 +207,11 @@ void ThreadGroup::run_together(size_t member, uint64_t round) {
   }
 }
 
-void ThreadGroup::run_alone() {
+void ThreadGroup::run_alone(size_t member) {
   for (size_t part = 0; part < calls_.size(); ++part) {
     transfer(calls_, part);
   }
+  settle_stream(*calls_[member]);
 }
 
 void ThreadGroup::close(uint64_t round) {

@@ -136,7 +136,7 @@ class ThreadGroup {
   void lead(size_t member, uint64_t round);
   void follow(Lock& lock, size_t member, uint64_t round, const Call& call, std::chrono::milliseconds deadline);
   void run_together(size_t member, uint64_t round);
-  void run_alone();
+  void run_alone(size_t member);
   void close(uint64_t round);
   bool is_small() const;
 

@@ -57,9 +57,10 @@ class ThreadCommunicator : public Communicator, public std::enable_shared_from_t
   WorkPtr send(at::Tensor tensor, int64_t to, int64_t tag) override {
     Call call{.kind = Kind::kSend, .group = this, .inputs = tensor, .peer = to, .tag = tag};
     CallScope scope(call);
-    verify_on_cpu(call, "rank threads");
+    verify_device(call);
     auto message = at::empty_like(tensor);
     copy_bytes(message, tensor);
+    settle_stream(call);
     group_->post(call, member_, sent_[{to, tag}]++, std::move(message));
     return finished_work();
   }
@@ -67,10 +68,12 @@ class ThreadCommunicator : public Communicator, public std::enable_shared_from_t
   WorkPtr receive(at::Tensor tensor, int64_t from, int64_t tag) override {
     Call call{.kind = Kind::kReceive, .group = this, .outputs = tensor, .peer = from, .tag = tag};
     verify_call(call);
-    verify_on_cpu(call, "rank threads");
+    verify_device(call);
     const auto number = received_[{from, tag}]++;
     return std::make_unique<ReceiveWork>(shared_from_this(), call, tensor, [this, number](const Call& given) {
-      copy_bytes(given.outputs[0], group_->take(given, member_, number, deadline_of_rank()));
+      const at::Tensor message = group_->take(given, member_, number, deadline_of_rank());
+      settle_stream(given);
+      copy_bytes(given.outputs[0], message);
     });
   }
 
@@ -91,8 +94,10 @@ class ThreadCommunicator : public Communicator, public std::enable_shared_from_t
   WorkPtr meet(Call call) {
     call.group = this;
     CallScope scope(call);
-    verify_on_cpu(call, "rank threads");
+    verify_device(call);
+    settle_stream(call);
     group_->meet(member_, round_++, call, deadline_of_rank());
+    settle_stream(call);
     return finished_work();
   }
 

@@ -62,7 +62,18 @@ void check_known(const RankState& state, const OpInfo& info, uint64_t node) {
       ForwardPlans::kMost, " operators, and with retain_graph if they are taken again.");
 }
 
+void check_on_cpu(const Invocation& call) {
+  for_each_tensor(call.arguments(), [&](const at::Tensor& tensor, int, int) {
+    TESSERA_CHECK(
+        !tensor.is_cuda(), "[", call.info.name, "] numerics exact: an operand on ", tensor.device(), " (rank ",
+        call.state->ctx.rank,
+        "); its sums are made on CPUs so far. There, move model and batch to the CPU; or compute with numerics "
+        "fast");
+  });
+}
+
 void begin_exact(Invocation& call) {
+  check_on_cpu(call);
   if (call.is_in_derivative() && !call.forward) {
     check_known(*call.state, call.info, call.node->sequence_nr());
   }

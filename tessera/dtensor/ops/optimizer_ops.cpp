@@ -55,6 +55,8 @@ void check_state(const char* name, const at::Tensor& parameter, const at::Tensor
 
 void check_floats(const char* name, const at::Tensor& parameter) {
   const auto dtype = parameter.scalar_type();
+  TESSERA_CHECK(parameter.is_cpu(), "[", name, "] a parameter on ", parameter.device(),
+                "; accepted: the CPU. On a GPU, use torch's AdamW or SGD");
   TESSERA_CHECK(dtype == at::kFloat || dtype == at::kDouble, "[", name, "] a parameter of ", dtype,
                 "; accepted: float32 and float64");
 }

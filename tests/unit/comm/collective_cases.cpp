@@ -16,7 +16,7 @@ namespace tessera::comm {
 namespace {
 
 // What member `from` gives to member `to`: of any size the beginning of the same values, which each thread makes once.
-at::Tensor given(int64_t from, int64_t to, at::IntArrayRef sizes, at::ScalarType dtype) {
+at::Tensor given(const Sample& sample, int64_t from, int64_t to, at::IntArrayRef sizes, at::ScalarType dtype) {
   thread_local std::map<std::pair<uint64_t, at::ScalarType>, at::Tensor> made;
   const auto key = static_cast<uint64_t>(from * 100 + to + 1);
   const auto wide = dtype == at::kBool ? at::kBool : at::isIntegralType(dtype, false) ? at::kLong : at::kDouble;
@@ -25,20 +25,24 @@ at::Tensor given(int64_t from, int64_t to, at::IntArrayRef sizes, at::ScalarType
   if (!values.defined() || values.numel() < numel) {
     values = values_of(key, {std::max<int64_t>(2 * numel, 4096)}, wide);
   }
-  return values.narrow(0, 0, numel).to(dtype, /*non_blocking=*/false, /*copy=*/true).view(sizes);
+  return values.narrow(0, 0, numel).to(sample.device, dtype, /*non_blocking=*/false, /*copy=*/true).view(sizes);
 }
 
 // What all members give to `to`.
-Tensors given_by_all(int64_t members, int64_t to, at::IntArrayRef sizes, at::ScalarType dtype) {
+Tensors given_by_all(const Sample& sample, int64_t members, int64_t to, at::IntArrayRef sizes, at::ScalarType dtype) {
   Tensors values;
   for (int64_t from = 0; from < members; ++from) {
-    values.push_back(given(from, to, sizes, dtype));
+    values.push_back(given(sample, from, to, sizes, dtype));
   }
   return values;
 }
 
-at::Tensor zeros_of(at::IntArrayRef sizes, at::ScalarType dtype) {
-  return at::zeros(sizes, at::TensorOptions().dtype(dtype));
+at::Tensor zeros_of(const Sample& sample, at::IntArrayRef sizes, at::ScalarType dtype) {
+  return at::zeros(sizes, at::TensorOptions().dtype(dtype).device(sample.device));
+}
+
+at::Tensor full_of(const Sample& sample, int64_t size, int64_t value) {
+  return at::full({size}, static_cast<double>(value), at::TensorOptions().device(sample.device));
 }
 
 std::vector<ReduceOp> ops_of(at::ScalarType dtype) {
@@ -52,7 +56,7 @@ std::string from(int64_t member) { return "from " + std::to_string(member); }
 
 Outcomes all_reduce(Communicator& group, const Sample& sample) {
   Outcomes outcomes;
-  const auto all = given_by_all(group.size(), 0, {sample.size}, sample.dtype);
+  const auto all = given_by_all(sample, group.size(), 0, {sample.size}, sample.dtype);
   for (const auto op : ops_of(sample.dtype)) {
     const auto tensor = all[static_cast<size_t>(group.rank())].clone();
     group.all_reduce(tensor, op)->wait();
@@ -67,11 +71,11 @@ Outcomes reduce_scatter(Communicator& group, const Sample& sample) {
     const auto length = [&](int64_t to) { return sample.size + (is_even ? 0 : to % 2); };
     Tensors inputs;
     for (int64_t to = 0; to < group.size(); ++to) {
-      inputs.push_back(given(group.rank(), to, {length(to)}, sample.dtype));
+      inputs.push_back(given(sample, group.rank(), to, {length(to)}, sample.dtype));
     }
-    const auto all = given_by_all(group.size(), group.rank(), {length(group.rank())}, sample.dtype);
+    const auto all = given_by_all(sample, group.size(), group.rank(), {length(group.rank())}, sample.dtype);
     for (const auto op : ops_of(sample.dtype)) {
-      const auto output = zeros_of({length(group.rank())}, sample.dtype);
+      const auto output = zeros_of(sample, {length(group.rank())}, sample.dtype);
       group.reduce_scatter(output, inputs, op)->wait();
       outcomes.push_back({std::string(layout::name_of(op)) + (is_even ? "" : " of uneven parts"), output,
                           sample.combine(all, op, is_even || group.size() == 1)});
@@ -84,11 +88,11 @@ Outcomes reduce_scatter(Communicator& group, const Sample& sample) {
 Outcomes reduce_scatter_of_one_tensor(Communicator& group, const Sample& sample) {
   const std::vector<int64_t> sizes = {group.size(), 7};
   Tensors pieces;
-  for (const auto& whole : given_by_all(group.size(), 0, sizes, sample.dtype)) {
+  for (const auto& whole : given_by_all(sample, group.size(), 0, sizes, sample.dtype)) {
     pieces.push_back(whole[group.rank()]);
   }
-  const auto output = zeros_of({7}, sample.dtype);
-  group.reduce_scatter(output, given(group.rank(), 0, sizes, sample.dtype).unbind(), ReduceOp::kSum)->wait();
+  const auto output = zeros_of(sample, {7}, sample.dtype);
+  group.reduce_scatter(output, given(sample, group.rank(), 0, sizes, sample.dtype).unbind(), ReduceOp::kSum)->wait();
   return {{"sum", output, sample.combine(pieces, ReduceOp::kSum, true)}};
 }
 
@@ -99,23 +103,23 @@ Outcomes all_gather(Communicator& group, const Sample& sample) {
     const auto sizes = [&](int64_t member) { return std::vector<int64_t>{is_even ? 2 : member, sample.size / 2}; };
     Tensors outputs;
     for (int64_t member = 0; member < group.size(); ++member) {
-      outputs.push_back(zeros_of(sizes(member), sample.dtype));
+      outputs.push_back(zeros_of(sample, sizes(member), sample.dtype));
     }
-    group.all_gather(outputs, given(group.rank(), 0, sizes(group.rank()), sample.dtype))->wait();
+    group.all_gather(outputs, given(sample, group.rank(), 0, sizes(group.rank()), sample.dtype))->wait();
     for (int64_t member = 0; member < group.size(); ++member) {
       outcomes.push_back({from(member) + (is_even ? "" : " of uneven parts"), outputs[static_cast<size_t>(member)],
-                          given(member, 0, sizes(member), sample.dtype)});
+                          given(sample, member, 0, sizes(member), sample.dtype)});
     }
   }
   return outcomes;
 }
 
-Outcomes all_gather_into_one_tensor(Communicator& group, const Sample&) {
+Outcomes all_gather_into_one_tensor(Communicator& group, const Sample& sample) {
   Outcomes outcomes;
-  const auto whole = at::zeros({group.size(), 5});
-  group.all_gather(whole.unbind(), given(group.rank(), 0, {5}, at::kFloat))->wait();
+  const auto whole = zeros_of(sample, {group.size(), 5}, at::kFloat);
+  group.all_gather(whole.unbind(), given(sample, group.rank(), 0, {5}, at::kFloat))->wait();
   for (int64_t member = 0; member < group.size(); ++member) {
-    outcomes.push_back({from(member), whole[member], given(member, 0, {5}, at::kFloat)});
+    outcomes.push_back({from(member), whole[member], given(sample, member, 0, {5}, at::kFloat)});
   }
   return outcomes;
 }
@@ -127,13 +131,13 @@ Outcomes all_to_all(Communicator& group, const Sample& sample) {
   };
   Tensors inputs, outputs;
   for (int64_t other = 0; other < group.size(); ++other) {
-    inputs.push_back(given(group.rank(), other, sizes(group.rank(), other), sample.dtype));
-    outputs.push_back(zeros_of(sizes(other, group.rank()), sample.dtype));
+    inputs.push_back(given(sample, group.rank(), other, sizes(group.rank(), other), sample.dtype));
+    outputs.push_back(zeros_of(sample, sizes(other, group.rank()), sample.dtype));
   }
   group.all_to_all(outputs, inputs)->wait();
   for (int64_t other = 0; other < group.size(); ++other) {
     outcomes.push_back({from(other), outputs[static_cast<size_t>(other)],
-                        given(other, group.rank(), sizes(other, group.rank()), sample.dtype)});
+                        given(sample, other, group.rank(), sizes(other, group.rank()), sample.dtype)});
   }
   return outcomes;
 }
@@ -141,9 +145,10 @@ Outcomes all_to_all(Communicator& group, const Sample& sample) {
 Outcomes broadcast(Communicator& group, const Sample& sample) {
   Outcomes outcomes;
   for (int64_t root = 0; root < group.size(); ++root) {
-    const auto tensor = given(group.rank(), root, {sample.size}, sample.dtype);
+    const auto tensor = given(sample, group.rank(), root, {sample.size}, sample.dtype);
     group.broadcast(tensor, root)->wait();
-    outcomes.push_back({"root " + std::to_string(root), tensor, given(root, root, {sample.size}, sample.dtype)});
+    outcomes.push_back(
+        {"root " + std::to_string(root), tensor, given(sample, root, root, {sample.size}, sample.dtype)});
   }
   return outcomes;
 }
@@ -156,26 +161,26 @@ Outcomes messages(Communicator& group, const Sample& sample) {
     return outcomes;  // no member sends to itself
   }
   for (const bool is_receive_first : {true, false}) {
-    const auto gift = given(group.rank(), 0, {sample.size, 2}, sample.dtype);
-    const auto got = zeros_of({sample.size, 2}, sample.dtype);
+    const auto gift = given(sample, group.rank(), 0, {sample.size, 2}, sample.dtype);
+    const auto got = zeros_of(sample, {sample.size, 2}, sample.dtype);
     auto receive = is_receive_first ? group.receive(got, before, 7) : nullptr;
     group.send(gift, next, 7)->wait();
     gift.zero_();
     receive = receive ? std::move(receive) : group.receive(got, before, 7);
     receive->wait();
-    outcomes.push_back(
-        {is_receive_first ? "receive first" : "send first", got, given(before, 0, {sample.size, 2}, sample.dtype)});
+    outcomes.push_back({is_receive_first ? "receive first" : "send first", got,
+                        given(sample, before, 0, {sample.size, 2}, sample.dtype)});
   }
   return outcomes;
 }
 
 // Messages with several tags, received by tag in the order sent, whatever is waited for first.
-Outcomes messages_within_tags(Communicator& group, const Sample&) {
+Outcomes messages_within_tags(Communicator& group, const Sample& sample) {
   constexpr int64_t kCount = 12;
   Outcomes outcomes;
   const auto size = group.size(), next = (group.rank() + 1) % size, before = (group.rank() + size - 1) % size;
-  const auto gift = [](int64_t member, int64_t i) {
-    return given(member, i, {i * 10}, i % 2 ? at::kFloat : at::kBFloat16);
+  const auto gift = [&](int64_t member, int64_t i) {
+    return given(sample, member, i, {i * 10}, i % 2 ? at::kFloat : at::kBFloat16);
   };
   for (uint64_t seed = 0; seed < 10 && size > 1; ++seed) {
     std::mt19937_64 random(seed);
@@ -198,17 +203,17 @@ Outcomes messages_within_tags(Communicator& group, const Sample&) {
   return outcomes;
 }
 
-Outcomes nan_wins(Communicator& group, const Sample&) {
+Outcomes nan_wins(Communicator& group, const Sample& sample) {
   Outcomes outcomes;
   for (const int64_t size : {group.size() + 1, int64_t{30000}}) {
     for (const auto op : {ReduceOp::kMax, ReduceOp::kMin, ReduceOp::kSum}) {
-      const auto tensor = at::full({size}, static_cast<double>(group.rank()));
-      tensor.mutable_data_ptr<float>()[group.rank()] = std::numeric_limits<float>::quiet_NaN();
+      const auto tensor = full_of(sample, size, group.rank());
+      tensor[group.rank()].fill_(std::numeric_limits<float>::quiet_NaN());
       group.all_reduce(tensor, op)->wait();
       const auto count = static_cast<double>(group.size());
       const auto rest = op == ReduceOp::kMax ? count - 1 : op == ReduceOp::kMin ? 0 : count * (count - 1) / 2;
       const auto is_nan = tensor.ne(tensor);
-      auto expected = zeros_of({size}, at::kBool);
+      auto expected = zeros_of(sample, {size}, at::kBool);
       expected.narrow(0, 0, group.size()).fill_(true);
       outcomes.push_back({std::string("NaN in the ") + layout::name_of(op), is_nan, expected});
       const auto behind = tensor.narrow(0, group.size(), size - group.size());
@@ -227,7 +232,8 @@ Outcomes several_at_once(Communicator& group, const Sample& sample) {
     std::vector<WorkPtr> works;
     for (int64_t i = 0; i < kCount; ++i) {
       const auto op = i % 3 ? ReduceOp::kSum : ReduceOp::kMax;
-      const auto all = given_by_all(group.size(), i, {i % 4 == 3 ? 40000 : 100}, i % 2 ? at::kBFloat16 : at::kFloat);
+      const auto all =
+          given_by_all(sample, group.size(), i, {i % 4 == 3 ? 40000 : 100}, i % 2 ? at::kBFloat16 : at::kFloat);
       outcomes.push_back(
           {"call " + std::to_string(i), all[static_cast<size_t>(group.rank())].clone(), sample.combine(all, op, true)});
       works.push_back(group.all_reduce(outcomes.back().got, op));
@@ -244,7 +250,7 @@ Outcomes several_at_once(Communicator& group, const Sample& sample) {
 }
 
 // Pairs of the group, without the others; again and again; and a pair's member alone.
-Outcomes split(Communicator& group, const Sample&) {
+Outcomes split(Communicator& group, const Sample& sample) {
   Outcomes outcomes;
   const auto all = group.ranks();
   const auto size = group.size(), own = group.rank();
@@ -264,12 +270,12 @@ Outcomes split(Communicator& group, const Sample&) {
       const auto two = group.split({{ranks(0), ranks(1)}}, "pair");
       TESSERA_CHECK(two->ranks() == std::vector<int64_t>({ranks(0), ranks(1)}), "a pair of other ranks");
       TESSERA_CHECK(pair[static_cast<size_t>(two->rank())] == own, "another position in the pair");
-      const auto sum = at::full({5}, static_cast<double>(own + 1)), first = at::full({2}, static_cast<double>(own));
+      const auto sum = full_of(sample, 5, own + 1), first = full_of(sample, 2, own);
       two->all_reduce(sum, ReduceOp::kSum)->wait();
       two->split({{all[static_cast<size_t>(own)]}}, "alone")->all_reduce(sum, ReduceOp::kAvg)->wait();
       two->broadcast(first, 0)->wait();
-      outcomes.push_back({"sum of a pair", sum, at::full({5}, static_cast<double>(pair[0] + pair[1] + 2))});
-      outcomes.push_back({"first of a pair", first, at::full({2}, static_cast<double>(pair[0]))});
+      outcomes.push_back({"sum of a pair", sum, full_of(sample, 5, pair[0] + pair[1] + 2)});
+      outcomes.push_back({"first of a pair", first, full_of(sample, 2, pair[0])});
     }
   }
   group.barrier();
@@ -294,18 +300,20 @@ std::vector<Get> gets_of(const std::byte* from, std::byte* to, int64_t size) {
   return gets;
 }
 
-// Of what each member holds; where there are no windows, of what it sends. A window may be opened again.
-Outcomes window(Communicator& group, const Sample& sample) {
+// Of what each member holds in its host's memory; where there are no windows, of what it sends. A window may be opened
+// again.
+Outcomes window(Communicator& group, Sample sample) {
+  sample.device = at::kCPU;
   Outcomes outcomes;
   for (int64_t round = 0; round < 2; ++round) {
     const auto window = group.open_window();
     for (const int64_t has_one : gather_numbers(group, window != nullptr)) {
       TESSERA_CHECK((has_one == 1) == (window != nullptr), "some members have a window, and some have none");
     }
-    const auto own = given(group.rank(), round, {sample.size}, sample.dtype);
+    const auto own = given(sample, group.rank(), round, {sample.size}, sample.dtype);
     Tensors all;
     for (int64_t member = 0; member < group.size(); ++member) {
-      all.push_back(zeros_of({sample.size}, sample.dtype));
+      all.push_back(zeros_of(sample, {sample.size}, sample.dtype));
     }
     if (window) {
       const auto addresses = gather_numbers(group, reinterpret_cast<intptr_t>(own.const_data_ptr()));
@@ -321,7 +329,7 @@ Outcomes window(Communicator& group, const Sample& sample) {
     }
     for (int64_t member = 0; member < group.size(); ++member) {
       outcomes.push_back(
-          {from(member), all[static_cast<size_t>(member)], given(member, round, {sample.size}, sample.dtype)});
+          {from(member), all[static_cast<size_t>(member)], given(sample, member, round, {sample.size}, sample.dtype)});
     }
   }
   return outcomes;

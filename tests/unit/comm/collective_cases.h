@@ -28,6 +28,7 @@ struct Sample {
   at::ScalarType dtype = at::kFloat;
   // The bits of a reduction of the members' `values`; `is_even`: all parts of a reduce_scatter have the same size.
   std::function<at::Tensor(Tensors values, ReduceOp op, bool is_even)> combine;
+  at::Device device = at::kCPU;  // where the tensors lie
 };
 
 // A row of the table: a collective, what it is called with and what must come out. `run` is collective over `group`,

@@ -9,6 +9,7 @@
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
 #include <ATen/ops/maximum.h>
 #include <ATen/ops/minimum.h>
 #include <ATen/ops/ones.h>
@@ -56,7 +57,7 @@ inline at::Tensor combined(const std::vector<at::Tensor>& values, ReduceOp op) {
                                     : total + next;
   }
   if (op == ReduceOp::kAvg) {
-    total = total / static_cast<double>(values.size());
+    total = total / at::full({}, static_cast<double>(values.size()), total.options());  // a plain number: its inverse
   }
   return total.to(dtype);
 }
