@@ -6,7 +6,7 @@ JOBS   ?= $(shell nproc)
 WERROR ?= ON
 export TESSERA_PYTHON ?=
 
-.PHONY: help deps configure build train test test-full test-busy mutants sweep bench instructions oldest versions sanitize cuda wheel install format tidy adding clean
+.PHONY: help deps configure build train test test-full test-busy mutants sweep bench instructions oldest versions sanitize cuda gpu wheel install format tidy adding clean
 .DEFAULT_GOAL := help
 
 help:
@@ -23,13 +23,14 @@ help:
 	@echo "make versions  build with another pair of packages and run the tests of Python on them: TORCH=$(TORCH) TRANSFORMERS=$(TRANSFORMERS), ONLY=$(ONLY) (of ctest)"
 	@echo "make sanitize  every C++ test with the address and undefined-behaviour sanitizers, then with the thread sanitizer: SANITIZE=\"asan tsan\""
 	@echo "make cuda     compile what needs CUDA against a torch for it, tools/cuda.txt: 3 GB of wheels, no GPU"
+	@echo "make gpu      the tests and benchmarks of tests/device on the GPU of this machine, with the torch of TESSERA_PYTHON or python3"
 	@echo "make build    the program $(BUILD)/bin/tessera and the library $(BUILD)/lib/libtessera.so"
 	@echo "make wheel    the Python package as $(BUILD)/wheel/tessera-*.whl, for pip"
 	@echo "make deps     only the Debian packages and the Python environment"
 	@echo "make install  into PREFIX, for find_package(tessera)"
 	@echo "make format   write every C++ file as .clang-format says"
 	@echo "make tidy     read the library with clang-tidy: no warning of .clang-tidy"
-	@echo "make clean    remove $(BUILD)/, $(BUILD)-oldest/, $(BUILD)-asan/, $(BUILD)-tsan/, $(BUILD)-cuda/, $(BUILD)-tidy/, $(BUILD)-versions/ and $(BUILD)-wheel/; the environment .venv/ stays"
+	@echo "make clean    remove $(BUILD)/, $(BUILD)-oldest/, $(BUILD)-asan/, $(BUILD)-tsan/, $(BUILD)-cuda/, $(BUILD)-gpu/, $(BUILD)-tidy/, $(BUILD)-versions/ and $(BUILD)-wheel/; the environment .venv/ stays"
 	@echo "variables: CONFIG, RUN, JOBS=$(JOBS), WERROR=$(WERROR) (whether a warning is an error, asked when a build folder is made), BUSY (options of tools/test_times.py), FAULTS, SWEEP (options of tests/python/operator_sweep.py), PREFIX, TESSERA_PYTHON (a python that has torch, instead of .venv)"
 
 deps:
@@ -119,11 +120,19 @@ sanitize: deps
 	  OMP_NUM_THREADS=1 OMP_THREAD_LIMIT=$$([ $$preset = tsan ] && echo 1 || echo 64) ctest --test-dir $(BUILD)-$$preset -j $(JOBS) -L '^test_' --output-on-failure || exit 1; \
 	done
 
-# An object is enough: its headers are those of the CUDA build, and what they declare is in its libraries.
+# Linking needs none of the CUDA libraries beside torch's own, and running needs a GPU.
 cuda: deps
 	@PIP_NO_DEPS=1 TESSERA_PYTHON= tools/venv $(BUILD)-cuda/venv tools/cuda.txt >/dev/null
-	@cmake --preset release -B $(BUILD)-cuda -DTESSERA_PYTHON=$(CURDIR)/$(BUILD)-cuda/venv/bin/python -DTESSERA_NCCL=ON -DTESSERA_UNITY=OFF -DTESSERA_TESTS=OFF -DTESSERA_WERROR=OFF
-	@cmake --build $(BUILD)-cuda -j $(JOBS) --target tessera/comm/CMakeFiles/tessera_comm.dir/devices/c10d_nccl.cpp.o
+	@cmake --preset release -B $(BUILD)-cuda -DTESSERA_PYTHON=$(CURDIR)/$(BUILD)-cuda/venv/bin/python -DTESSERA_NCCL=ON -DTESSERA_BENCHMARKS=ON -DTESSERA_WERROR=OFF
+	@cmake --build $(BUILD)-cuda -j $(JOBS) --target test_gpu bench_step
+
+GPU_PYTHON = $(or $(TESSERA_PYTHON),python3)
+gpu:
+	@cmake --preset release -B $(BUILD)-gpu -DTESSERA_PYTHON="$$(command -v $(GPU_PYTHON))" -DTESSERA_NCCL=ON -DTESSERA_BENCHMARKS=ON -DTESSERA_WERROR=OFF
+	@cmake --build $(BUILD)-gpu -j $(JOBS) --target test_gpu bench_dispatch bench_step
+	@ctest --test-dir $(BUILD)-gpu -L '^gpu$$' --output-on-failure
+	@$(BUILD)-gpu/bin/bench_step cuda
+	@$(BUILD)-gpu/bin/bench_dispatch cuda
 
 # The Python of the build packs what is built; pyproject.toml says how `pip install .` compiles it instead.
 wheel: configure
@@ -144,4 +153,4 @@ tidy: configure
 	@tools/check_tidy.py $(BUILD) $(BUILD)-tidy/bin/clang-tidy --jobs $(JOBS)
 
 clean:
-	@rm -rf $(BUILD) $(BUILD)-oldest $(BUILD)-asan $(BUILD)-tsan $(BUILD)-tidy $(BUILD)-cuda $(BUILD)-versions $(BUILD)-wheel
+	@rm -rf $(BUILD) $(BUILD)-oldest $(BUILD)-asan $(BUILD)-tsan $(BUILD)-tidy $(BUILD)-cuda $(BUILD)-gpu $(BUILD)-versions $(BUILD)-wheel

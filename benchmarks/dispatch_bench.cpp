@@ -1,7 +1,8 @@
 // What a cached operator on DTensors costs over the same operator on tensors of the local size.
 //
-// bench_dispatch                 times; bench_dispatch --instructions (under callgrind, by tools/bench_instructions.py)
-// writes the instructions of each case to a dump named after it.
+// bench_dispatch [cuda]          times, of tensors on the CPU or on the GPU
+// bench_dispatch --instructions  (under callgrind, by tools/bench_instructions.py) writes the instructions of each case
+//                                to a dump named after it
 
 #include <functional>
 #include <string_view>
@@ -55,42 +56,51 @@ std::vector<Case> cases() {
   return all;
 }
 
-Operands plain_operands(bool with_grad) {
-  const auto ones = [&](at::IntArrayRef sizes) { return at::ones(sizes).requires_grad_(with_grad); };
+Operands plain_operands(at::Device device, bool with_grad) {
+  const auto ones = [&](at::IntArrayRef sizes) { return at::ones(sizes, device).requires_grad_(with_grad); };
   return {ones({4, 4}), ones({4, 4}), ones({4, 4}), ones({4, 4}), ones({4}), ones({4})};
 }
 
-Operands distributed_operands(const layout::Mesh& mesh, bool with_grad) {
+Operands distributed_operands(const layout::Mesh& mesh, at::Device device, bool with_grad) {
   const bool flat = mesh.ndim() == 1;
   const char* rows = flat ? "{tp: S(0)}" : "{dp: S(0)}";
   const char* columns = flat ? "{}" : "{tp: S(1)}";
   const auto make = [&](at::IntArrayRef sizes, const char* placements) {
-    return dtensor::distribute(at::ones(sizes), mesh, placements).requires_grad_(with_grad);
+    return dtensor::distribute(at::ones(sizes, device), mesh, placements).requires_grad_(with_grad);
   };
   return {make({8, 4}, rows), make({8, 4}, rows), make({4, flat ? 4 : 8}, columns),
           make({4, 4}, "{}"), make({4}, "{}"),    make({4}, "{}")};
 }
 
-void time_mesh(const layout::Mesh& mesh, const std::vector<Case>& all) {
-  print_header(mesh.str(), {"plain us", "DTensor us", "extra us"});
+// Waits until the device has done what it was given, so that its queue never is what a call waits for.
+void finish(const at::Tensor& any) {
+  if (!any.is_cpu()) {
+    any.flatten()[0].item();
+  }
+}
+
+void time_mesh(const layout::Mesh& mesh, at::Device device, const std::vector<Case>& all) {
+  print_header(mesh.str() + " on " + device.str(), {"plain us", "DTensor us", "extra us"});
   std::vector<Least> plain(all.size()), distributed(all.size());
   for (int repeat = 0; repeat < kRepeats; ++repeat) {
     for (bool with_grad : {false, true}) {
       const at::AutoGradMode mode(with_grad);
-      const Operands operands = plain_operands(with_grad);
+      const Operands operands = plain_operands(device, with_grad);
       for (size_t i = 0; i < all.size(); ++i) {
         if (all[i].with_grad == with_grad) {
           plain[i].add(microseconds(kCalls, [&] { all[i].body(operands); }));
+          finish(operands.x);
         }
       }
       comm::run_fake(mesh.size(), 0, [&] {
-        const Operands operands = distributed_operands(mesh, with_grad);
+        const Operands operands = distributed_operands(mesh, device, with_grad);
         for (size_t i = 0; i < all.size(); ++i) {
           if (all[i].with_grad != with_grad) {
             continue;
           }
           all[i].body(operands);
           distributed[i].add(microseconds(kCalls, [&] { all[i].body(operands); }));
+          finish(dtensor::to_local(operands.x));
         }
       });
     }
@@ -152,23 +162,24 @@ void count_all(const std::vector<layout::Mesh>& meshes, const std::vector<Case>&
   std::printf("calls %ld\n", static_cast<long>(kCalls));
   for (const Case& one : all) {
     const at::AutoGradMode mode(one.with_grad);
-    count("plain", one, plain_operands(one.with_grad));
+    count("plain", one, plain_operands(at::kCPU, one.with_grad));
     for (const layout::Mesh& mesh : meshes) {
-      comm::run_fake(mesh.size(), 0, [&] { count(mesh.str(), one, distributed_operands(mesh, one.with_grad)); });
+      comm::run_fake(mesh.size(), 0,
+                     [&] { count(mesh.str(), one, distributed_operands(mesh, at::kCPU, one.with_grad)); });
     }
   }
 }
 
-int run(bool instructions) {
+int run(std::string_view what) {
   dtensor::ensure_registered();
   at::set_num_threads(1);
   const std::vector<layout::Mesh> meshes = {layout::Mesh::parse("tp=2"), layout::Mesh::parse("dp=2,tp=2")};
-  if (instructions) {
+  if (what == "--instructions") {
     count_all(meshes, cases());
     return 0;
   }
   for (const layout::Mesh& mesh : meshes) {
-    time_mesh(mesh, cases());
+    time_mesh(mesh, what == "cuda" ? at::kCUDA : at::kCPU, cases());
   }
   time_other_stage(cases());
   return 0;
@@ -177,6 +188,4 @@ int run(bool instructions) {
 }  // namespace
 }  // namespace tessera::benchmarks
 
-int main(int argc, char** argv) {
-  return tessera::benchmarks::run(argc > 1 && std::string_view(argv[1]) == "--instructions");
-}
+int main(int argc, char** argv) { return tessera::benchmarks::run(argc > 1 ? argv[1] : ""); }
