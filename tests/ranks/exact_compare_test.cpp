@@ -179,7 +179,7 @@ TEST_F(ExactCompare, NamesAMergeInRingOrder) {
 at::Tensor added_before_merge(const ExactCall& call, c10::ArrayRef<IValue> args) {
   static thread_local at::Tensor kept;
   at::Tensor sum = rules::exact::contract_node(call, args);
-  const bool is_gradient = call.leaf == kHidden / 8 && args[2].toStringRef() == "axz,yz->axy";
+  const bool is_gradient = call.leaf == kHidden / 8 && args[2].toStringRef() == "abz,zy->aby";
   if (!is_gradient) {
     return sum;
   }
@@ -201,7 +201,7 @@ TEST_F(ExactCompare, NamesPartialsAddedBeforeTheMerge) {
 // As if the wide layer had leaves of 5: one rank sums ten of them; of two, which are cut at 24, inside the fifth, the
 // second begins with the rest of it.
 at::Tensor leaves_of_five(const ExactCall& call, c10::ArrayRef<IValue> args) {
-  if (call.leaf != kHidden / 8 || args[2].toStringRef() != "axy,yz->axz") {
+  if (call.leaf != kHidden / 8 || args[2].toStringRef() != "aby,zy->abz") {
     return rules::exact::contract_node(call, args);
   }
   const ExactCall by_five{call.local, 5};
@@ -209,7 +209,7 @@ at::Tensor leaves_of_five(const ExactCall& call, c10::ArrayRef<IValue> args) {
   const auto sum_of = [&](int64_t begin, int64_t length) {
     std::vector<IValue> part(args.begin(), args.end());
     part[0] = args[0].toTensor().narrow(-1, begin, length);
-    part[1] = args[1].toTensor().narrow(0, begin, length);
+    part[1] = args[1].toTensor().narrow(1, begin, length);
     return rules::exact::contract_node(by_five, part);
   };
   return rest == 0 ? sum_of(0, held) : at::add(sum_of(0, rest), sum_of(rest, held - rest));

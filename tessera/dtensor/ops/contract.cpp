@@ -130,8 +130,7 @@ std::optional<at::Tensor> like_parameter(const at::Tensor& operand) {
   if (!is_dtensor(operand) || !meta_of(operand)->parameter) {
     return std::nullopt;
   }
-  at::AutoDispatchBelowADInplaceOrView below;
-  return operand.detach();
+  return operand;
 }
 
 // The result, and its node in the graph where gradients are wanted.
@@ -215,12 +214,16 @@ void note_reading(const at::Tensor& weight) {
   }
 }
 
-// linear(x, w, b) as a contraction over the last dims.
+// The product of linear(x, w), over the last dims.
+std::string equation_of_linear(const at::Tensor& input) {
+  const std::string rows = letters(input.dim() - 1, 'a');
+  return rows + "y,zy->" + rows + "z";
+}
+
 at::Tensor linear(const at::Tensor& input, const at::Tensor& weight, const std::optional<at::Tensor>& bias) {
   TESSERA_CHECK(input.dim() >= 1 && weight.dim() == 2 && input.size(-1) == weight.size(1), "[linear] input ",
                 input.sizes(), " does not fit a weight of ", weight.sizes());
-  const std::string rows = letters(input.dim() - 1, 'a');
-  const std::string equation = rows + "y,zy->" + rows + "z";
+  const std::string equation = equation_of_linear(input);
   if (!bias || !bias->defined()) {
     return contract(input, weight, equation);
   }
@@ -231,11 +234,20 @@ at::Tensor linear(const at::Tensor& input, const at::Tensor& weight, const std::
   return contract(input, weight, equation, std::nullopt, bias);
 }
 
+// Of `w.t()`, by which C++'s torch::nn::Linear multiplies: its gradient would be made in one order of memory, and
+// copied to that of w.
+bool lies_transposed(const at::Tensor& b) {
+  return b.dim() == 2 && b.size(0) > 1 && b.size(1) > 1 && b.stride(0) == 1 && b.stride(1) == b.size(0);
+}
+
 // matmul with torch's broadcasting rules; batch dims of size one and missing ones are not part of the operand's
 // letters.
 at::Tensor matmul(const at::Tensor& a, const at::Tensor& b) {
   TESSERA_CHECK(a.dim() >= 1 && b.dim() >= 1, "[matmul] both operands need at least one dim; got ", a.dim(), " and ",
                 b.dim());
+  if (lies_transposed(b) && b.requires_grad() && a.size(-1) == b.size(0)) {
+    return contract(a, b.t(), equation_of_linear(a));
+  }
   const at::Tensor left = a.dim() == 1 ? a.unsqueeze(0) : a;
   const at::Tensor right = b.dim() == 1 ? b.unsqueeze(1) : b;
   const int64_t batch_dims = std::max(left.dim(), right.dim()) - 2;
