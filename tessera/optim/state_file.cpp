@@ -3,6 +3,7 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/from_blob.h>
 
+#include "tessera/base/freed_memory.h"
 #include "tessera/base/page_file.h"
 #include "tessera/dtensor/front/dtensor.h"
 #include "tessera/dtensor/record/interception.h"
@@ -27,6 +28,7 @@ StateFile::StateFile(const std::string& folder)
 
 void StateFile::keep(const std::vector<at::Tensor>& state) {
   const at::NoGradGuard no_grad;
+  const int64_t bytes_before = file_->bytes();
   for (const at::Tensor& tensor : state) {
     const at::Tensor part = tensor.defined() ? part_of(tensor) : tensor;
     if (!part.defined() || part.nbytes() < base::PageFile::kPage || !is_alone(part) ||
@@ -47,6 +49,9 @@ void StateFile::keep(const std::vector<at::Tensor>& state) {
   }
   file_->write_back();
   file_->release_all();
+  if (file_->bytes() > bytes_before) {
+    base::give_back_freed_memory();
+  }
 }
 
 int64_t StateFile::bytes() const { return file_->bytes(); }

@@ -12,6 +12,7 @@
 #include <c10/core/AutogradState.h>
 
 #include "tessera/base/error.h"
+#include "tessera/base/freed_memory.h"
 #include "tessera/comm/call/flight.h"
 #include "tessera/comm/core/errors.h"
 #include "tessera/comm/core/first_use.h"
@@ -44,6 +45,8 @@ void throw_if_one_of(const std::exception& error, const std::string& prefix) {
 }  // namespace
 
 RankScope::RankScope() : multithreading_before_(autograd().get_multithreading_enabled()) {
+  static std::once_flag first;
+  std::call_once(first, base::keep_freed_memory);
   settle_first_use();
   autograd().set_multithreading_enabled(false);
   record_flights(RankContext::require());

@@ -11,6 +11,7 @@ namespace tessera::comm {
 
 // The thread-local state of a rank, while it lives: autograd's own threads are off, and every hook of add_rank_hook was
 // called (their guards are dropped last first). Its collectives are recorded. Wants the rank's ContextGuard around it.
+// From the first one on the process keeps freed memory (base/freed_memory.h).
 class RankScope {
  public:
   RankScope();
