@@ -9,6 +9,7 @@
 #include <iostream>
 #include <map>
 #include <numeric>
+#include <sstream>
 #include <random>
 
 #include <ATen/Parallel.h>
@@ -216,16 +217,19 @@ TEST_F(EstimateTest, DrawnPairsTakeAndSendWhatIsSaid) {
     ASSERT_EQ(estimated.ranks.size(), measured.size());
     double error = 0;
     int64_t most = 0;
+    std::ostringstream peaks;
     for (size_t rank = 0; rank < measured.size(); ++rank) {
       const RankEstimate &said = estimated.ranks[rank], &found = measured[rank];
       error = std::max({error, error_of(said.peak(), found.peak()), error_of(said.pass_peak, found.pass_peak),
                         error_of(said.update_peak, found.update_peak), error_of(said.start_peak, found.start_peak)});
       most = std::max(most, found.peak());
+      peaks << "rank " << rank << ": said " << said.pass_peak << ", " << said.update_peak << ", " << said.start_peak
+            << ", found " << found.pass_peak << ", " << found.update_peak << ", " << found.start_peak << "\n";
       EXPECT_TRUE(keeps_the_same(said, found)) << "rank " << rank;
       EXPECT_TRUE(sends_the_same(said, found))
           << "rank " << rank << ": " << said.bytes_sent() << " bytes said, " << found.bytes_sent() << " sent";
     }
-    EXPECT_LE(error, kTolerance);
+    EXPECT_LE(error, kTolerance) << "peaks of passes, update and start:\n" << peaks.str();
     std::cout << described(config) << ": peak " << most << ", off by " << 100 * error << "% at most, sends "
               << measured[0].bytes_sent() << " bytes in " << measured[0].messages() << " messages\n";
     largest = std::max(largest, error);

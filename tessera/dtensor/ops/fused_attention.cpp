@@ -4,6 +4,7 @@
 #include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu.h>
 #include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu_backward.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
 #include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
 #include <torch/csrc/autograd/functions/utils.h>
@@ -27,13 +28,24 @@ using Gradients = std::tuple<Tensor, Tensor, Tensor>;
 // As the kernels read it: neighbouring elements in the last dim.
 Tensor with_dense_rows(const Tensor& x) { return x.stride(-1) == 1 ? x : x.contiguous(); }
 
-// As the kernels make results, heads behind positions in memory, and without values.
+// Heads behind positions in memory, and without values.
 Tensor empty_heads(const Tensor& x, c10::IntArrayRef sizes, at::ScalarType dtype) {
   std::vector<int64_t> turned = sizes.vec();
   std::swap(turned[1], turned[2]);
   return at::empty(turned, x.options().dtype(dtype)).transpose(1, 2);
 }
 Tensor empty_heads(const Tensor& x) { return empty_heads(x, x.sizes(), x.scalar_type()); }
+
+// As the kernels make results.
+std::tuple<Tensor, Tensor> fused_without_values(const Tensor& query, const Tensor&, const Tensor&, bool, double) {
+  return {at::empty_like(with_dense_rows(query)),
+          empty_heads(query, query.sizes().slice(0, 3), at::toOpMathType(query.scalar_type()))};
+}
+
+Gradients fused_backward_without_values(const Tensor&, const Tensor& query, const Tensor& key, const Tensor& value,
+                                        const Tensor&, const Tensor&, bool, double) {
+  return {empty_heads(query), empty_heads(key), empty_heads(value)};
+}
 
 // libtorch's kernels take no tensors without elements, which a rank without heads has.
 std::tuple<Tensor, Tensor> fused_plain(const Tensor& query, const Tensor& key, const Tensor& value, bool is_causal,
@@ -43,7 +55,7 @@ std::tuple<Tensor, Tensor> fused_plain(const Tensor& query, const Tensor& key, c
             at::zeros(query.sizes().slice(0, 3), query.options().dtype(at::toOpMathType(query.scalar_type())))};
   }
   if (!base::has_values()) {
-    return {empty_heads(query), empty_heads(query, query.sizes().slice(0, 3), at::toOpMathType(query.scalar_type()))};
+    return fused_without_values(query, key, value, is_causal, scale);
   }
   return at::_scaled_dot_product_flash_attention_for_cpu(with_dense_rows(query), with_dense_rows(key),
                                                          with_dense_rows(value),
@@ -57,7 +69,7 @@ Gradients fused_backward_plain(const Tensor& grad, const Tensor& query, const Te
     return {at::zeros_like(query), at::zeros_like(key), at::zeros_like(value)};
   }
   if (!base::has_values()) {
-    return {empty_heads(query), empty_heads(key), empty_heads(value)};
+    return fused_backward_without_values(grad, query, key, value, out, log_sums, is_causal, scale);
   }
   return at::_scaled_dot_product_flash_attention_for_cpu_backward(
       with_dense_rows(grad), with_dense_rows(query), with_dense_rows(key), with_dense_rows(value), out, log_sums,
@@ -111,12 +123,14 @@ struct FusedAttentionBackward final : torch::autograd::Node {
 TORCH_LIBRARY_FRAGMENT(tessera, m) {
   m.def("fused_attention(Tensor query, Tensor key, Tensor value, bool is_causal, float scale) -> (Tensor, Tensor)");
   m.impl("fused_attention", c10::DispatchKey::CompositeExplicitAutograd, TORCH_FN(fused_plain));
+  m.impl("fused_attention", c10::DispatchKey::Meta, TORCH_FN(fused_without_values));
   m.impl("fused_attention", torch::dispatch(c10::DispatchKey::Autograd, torch::CppFunction::makeFallthrough()));
   m.def(
       "fused_attention_backward(Tensor grad, Tensor query, Tensor key, Tensor value, Tensor out, Tensor log_sums, bool "
       "is_causal, float scale) "
       "-> (Tensor, Tensor, Tensor)");
   m.impl("fused_attention_backward", c10::DispatchKey::CompositeExplicitAutograd, TORCH_FN(fused_backward_plain));
+  m.impl("fused_attention_backward", c10::DispatchKey::Meta, TORCH_FN(fused_backward_without_values));
   m.impl("fused_attention_backward",
          torch::dispatch(c10::DispatchKey::Autograd, torch::CppFunction::makeFallthrough()));
 }

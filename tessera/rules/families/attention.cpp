@@ -107,8 +107,8 @@ void add_attention_rules(RuleTable& table) {
                      {.map = attention_map, .shape = ShapeSource::kFactors, .exact = exact::kAsIsNarrow});
   table.add_optional("tessera::attention_backward",
                      {.map = attention_backward_map, .shape = ShapeSource::kFactors, .exact = exact::kAsIsNarrow});
-  table.add_optional("tessera::fused_attention", {.map = fused_map, .shape = ShapeSource::kFactors});
-  table.add_optional("tessera::fused_attention_backward", {.map = fused_backward_map, .shape = ShapeSource::kFactors});
+  table.add_optional("tessera::fused_attention", {.map = fused_map});
+  table.add_optional("tessera::fused_attention_backward", {.map = fused_backward_map});
 }
 
 }  // namespace tessera::rules
