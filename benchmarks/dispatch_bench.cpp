@@ -111,9 +111,9 @@ void time_mesh(const layout::Mesh& mesh, at::Device device, const std::vector<Ca
   }
 }
 
-// On a rank of another stage than the one where the operands are: nothing runs there.
-void time_other_stage(const std::vector<Case>& all) {
-  print_header("pp=2, other stage", {"fast us", "exact us"});
+// Of operands on a stage, on a rank of that stage or of another one, where nothing runs.
+void time_stage(const char* name, const char* placements, const std::vector<Case>& all) {
+  print_header(name, {"fast us", "exact us"});
   std::vector<Least> fast(all.size()), exact(all.size());
   const layout::Mesh mesh = layout::Mesh::parse("pp=2");
   for (const bool is_exact : {false, true}) {
@@ -124,7 +124,7 @@ void time_other_stage(const std::vector<Case>& all) {
           dtensor::set_numerics(dtensor::Numerics::kExact);
         }
         const auto make = [&](at::IntArrayRef sizes) {
-          return dtensor::distribute(at::ones(sizes), mesh, "{pp: On(1)}").requires_grad_(with_grad);
+          return dtensor::distribute(at::ones(sizes), mesh, placements).requires_grad_(with_grad);
         };
         const Operands operands = {make({4, 4}), make({4, 4}), make({4, 4}), make({4, 4}), make({4}), make({4})};
         for (int repeat = 0; repeat < kRepeats; ++repeat) {
@@ -181,7 +181,8 @@ int run(std::string_view what) {
   for (const layout::Mesh& mesh : meshes) {
     time_mesh(mesh, what == "cuda" ? at::kCUDA : at::kCPU, cases());
   }
-  time_other_stage(cases());
+  time_stage("pp=2, own stage", "{pp: On(0)}", cases());
+  time_stage("pp=2, other stage", "{pp: On(1)}", cases());
   return 0;
 }
 

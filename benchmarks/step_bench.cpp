@@ -74,6 +74,7 @@ double plain_ms(const Sizes& sizes, int64_t dim) {
 double placed_ms(const Sizes& sizes, int64_t dim, const char* text) {
   const auto mesh = layout::Mesh::parse(text);
   return comm::run_ranks(mesh.size(), [&] {
+    at::set_num_threads(1);  // as the plain one has
     auto model = model_of(sizes, dim);
     const auto plan = parallel::generate_plan(*model, {.mesh = mesh, .heads = 8, .kv_heads = 8});
     parallel::place(*model, plan);

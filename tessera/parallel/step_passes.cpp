@@ -122,6 +122,9 @@ class HeldGradients {
     const dtensor::LocalScope scope;
     dtensor::Meta& meta = *dtensor::meta_of(sum);
     const at::Tensor& part = dtensor::meta_of(gradient)->local;
+    if (part.numel() == 0) {  // of a parameter of another stage
+      return true;
+    }
     if (is_alone(sum)) {
       meta.local.add_(part);
     } else {

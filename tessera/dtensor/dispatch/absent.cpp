@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include <ATen/EmptyTensor.h>
 #include <ATen/ops/empty.h>
 
 #include "tessera/dtensor/exact/carry.h"
@@ -13,15 +14,24 @@ namespace tessera::dtensor {
 using c10::IValue;
 using layout::Placements;
 
+namespace {
+
+at::Tensor no_elements(at::ScalarType dtype, c10::Device device) {
+  return device.is_cpu() ? at::Tensor(at::detail::empty_cpu({0}, dtype))
+                         : at::empty({0}, at::TensorOptions().dtype(dtype).device(device));
+}
+
+}  // namespace
+
 void give_nothing(const OpInfo& info, const CallPlan& plan, std::vector<IValue>& stack) {
   const c10::ArrayRef<IValue> args(stack.data() + (stack.size() - info.num_args()), info.num_args());
-  at::TensorOptions options;
-  for_each_tensor(args, [&](const at::Tensor& tensor, int, int) { options = options.device(tensor.device()); });
+  c10::Device device(c10::kCPU);
+  for_each_tensor(args, [&](const at::Tensor& tensor, int, int) { device = tensor.device(); });
   torch::jit::drop(stack, info.num_args());
   size_t next = 0;
   const auto part = [&] {
     const CallPlan::Output& output = plan.outputs[next++];
-    return output.defined ? at::empty({0}, options.dtype(output.spec->dtype)) : at::Tensor();
+    return output.defined ? no_elements(output.spec->dtype, device) : at::Tensor();
   };
   for (size_t i = 0; i < info.num_returns(); ++i) {
     if (plan.list_returns[i] < 0) {
@@ -38,7 +48,7 @@ void give_nothing(const OpInfo& info, const CallPlan& plan, std::vector<IValue>&
 
 bool take_own_term(Invocation& call) {
   const comm::Walk& walk = call.state->ctx.walk;
-  if (!layout::is_of_vocabulary(walk.stage) || call.info.row.carry != rules::Carry::kAdd || call.info.writes) {
+  if (!(call.flags & kElsewhere) || call.info.row.carry != rules::Carry::kAdd || call.info.writes) {
     return false;
   }
   const auto place_of = [&](const IValue& value) -> const layout::Placement* {

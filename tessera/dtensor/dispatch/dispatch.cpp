@@ -15,10 +15,14 @@ void dispatch(const OpInfo& info, torch::jit::Stack& stack) {
   if (C10_UNLIKELY(call.flags & kSlow)) {
     return dispatch_slowly(call);
   }
-  call.place();
   if (info.special) {
+    if (call.flags & kElsewhere) {
+      return dispatch_slowly(call);
+    }
+    call.place();
     return info.special(*call.state, info, stack);
   }
+  call.place();
   CallPlan& plan = plan_of(call);
   if (C10_UNLIKELY(plan.is_slow())) {
     return run_slowly(call, plan);

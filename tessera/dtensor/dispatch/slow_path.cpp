@@ -221,7 +221,7 @@ void dispatch_slowly(Invocation& call) {
   if (call.flags & kNoRank) {
     throw_outside(call.info);
   }
-  if ((call.flags & kElsewhere) && take_own_term(call)) {
+  if ((call.flags & kOfVocabulary) && take_own_term(call)) {
     return;
   }
   const ObservedCall observed(*call.state, call.info, call.arguments());

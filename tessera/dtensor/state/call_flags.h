@@ -20,9 +20,10 @@ enum CallFlag : uint32_t {
   kChecksPlain = 1 << 10,   // ... compares plain operands across ranks
   kExact = 1 << 11,         // ... has numerics exact
   kAsksForMoves = 1 << 12,  // ... is not in Mode::kImplicit
-  kInBody = 1 << 13         // ... runs a body whose results are kept for its second run, or go elsewhere
+  kInBody = 1 << 13,        // ... runs a body whose results are kept for its second run, or go elsewhere
+  kOfVocabulary = 1 << 14   // ... walks a part of the vocabulary
 };
-constexpr uint32_t kSlow = ~uint32_t{kPlain};
+constexpr uint32_t kSlow = ~uint32_t{kPlain | kElsewhere};
 
 // What a rank adds to every call. Its parts set their own bits.
 class RankFlags {

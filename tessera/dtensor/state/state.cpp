@@ -62,6 +62,7 @@ bool RankState::is_noted(const layout::Spec& spec) const {
 
 void RankState::begin_walk(comm::Walk walk) {
   ctx.walk = std::move(walk);
+  flags_.set(kOfVocabulary, layout::is_of_vocabulary(ctx.walk.stage));
   engine.plan_for(ctx.walk.stage);
 }
 

@@ -51,7 +51,7 @@ struct RankState {
   // From now on the rank walks so.
   void begin_walk(comm::Walk walk);
 
-  // CallFlags of `exact`, `watch` and `bodies`.
+  // CallFlags of the walk, `exact`, `watch` and `bodies`.
   uint32_t flags() const { return flags_.bits(); }
 
   // The stream of the next draw.
