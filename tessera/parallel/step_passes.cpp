@@ -122,13 +122,10 @@ class HeldGradients {
     const dtensor::LocalScope scope;
     dtensor::Meta& meta = *dtensor::meta_of(sum);
     const at::Tensor& part = dtensor::meta_of(gradient)->local;
-    if (part.numel() == 0) {  // of a parameter of another stage
-      return true;
-    }
-    if (is_alone(sum)) {
-      meta.local.add_(part);
-    } else {
+    if (!is_alone(sum)) {
       sum = dtensor::wrap(meta.local.add(part), meta.spec, meta.origin);
+    } else if (part.numel() > 0) {  // a parameter of another stage has none
+      meta.local.add_(part);
     }
     return true;
   }
