@@ -8,6 +8,7 @@
 #include <ATen/EmptyTensor.h>
 #include <ATen/Parallel.h>
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/ops/arange.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/library.h>
 
@@ -36,6 +37,7 @@ enum class Way : uint8_t {
   kUntouched,  // the results are what it writes to
   kOnMeta,     // new results of the sizes that its meta kernel says
   kByRule,     // ... that its rule says
+  kEvenly,     // ... that its meta kernel says, and what it chooses is looked at
 };
 
 bool writes(const c10::Argument& argument) { return argument.alias_info() && argument.alias_info()->isWrite(); }
@@ -67,9 +69,10 @@ Way way_of(const c10::OperatorHandle& op) {
       !std::all_of(results.begin(), results.end(), has_tensors)) {
     return Way::kAsEver;
   }
-  return op.hasKernelForDispatchKey(DispatchKey::Meta) ? Way::kOnMeta
-         : has_shapes_by_rule(op)                      ? Way::kByRule
-                                                       : Way::kAsEver;
+  return rules::RuleTable::instance().row(op).chooses    ? Way::kEvenly
+         : op.hasKernelForDispatchKey(DispatchKey::Meta) ? Way::kOnMeta
+         : has_shapes_by_rule(op)                        ? Way::kByRule
+                                                         : Way::kAsEver;
 }
 
 Way known_way_of(const c10::OperatorHandle& op) {
@@ -86,7 +89,7 @@ Stack on_meta(const c10::OperatorHandle& op, c10::ArrayRef<c10::IValue> args) {
       stack[i] = c10::Device(c10::kMeta);
     }
     if (stack[i].isList()) {
-      stack[i] = stack[i].deepcopy();  // whose items are replaced
+      stack[i] = stack[i].toList().copy();  // whose items are replaced
     }
   }
   dtensor::for_each_tensor(args, [&](const at::Tensor& tensor, int arg, int item) {
@@ -124,6 +127,17 @@ void run_on_meta(const c10::OperatorHandle& op, Stack* stack) {
   }
 }
 
+// As a router that sends as many tokens to each expert.
+void choose_evenly(const c10::OperatorHandle& op, Stack* stack) {
+  const c10::ArrayRef<c10::IValue> args = torch::jit::last(*stack, op.schema().arguments().size());
+  const at::Tensor values = args[0].toTensor();
+  const int64_t extent = values.dim() == 0 ? 1 : values.size(args[2].toInt());
+  run_on_meta(op, stack);
+  const c10::impl::ExcludeDispatchKeyGuard really(kImagined);
+  const at::Tensor chosen = stack->back().toTensor();
+  chosen.copy_(at::arange(chosen.numel(), chosen.options()).remainder_(extent).view_as(chosen));
+}
+
 void leave_untouched(const c10::OperatorHandle& op, Stack* stack) {
   const auto& schema = op.schema();
   const size_t count = schema.arguments().size();
@@ -143,8 +157,9 @@ struct Operands {
   bool has_empty_output = false;  // which gets its size from the operator
   size_t bytes = 0;
 
-  bool can_be_pretended() const {
-    return are_plain && !has_empty_output && bytes > (are_integers ? kFewOfIntegers : kFew);
+  bool can_be_pretended(Way way) const {
+    const size_t real = are_integers ? kFewOfIntegers : way == Way::kEvenly ? 0 : kFew;
+    return are_plain && !has_empty_output && bytes > real;
   }
 };
 
@@ -176,6 +191,7 @@ void pretend(const c10::OperatorHandle& op, Way way, Stack* stack) {
   switch (way) {
     case Way::kUntouched: return leave_untouched(op, stack);
     case Way::kByRule: return give_shapes_by_rule(op, stack);
+    case Way::kEvenly: return choose_evenly(op, stack);
     default: return run_on_meta(op, stack);
   }
 }
@@ -203,7 +219,7 @@ void imagine(const c10::OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
     return op.redispatchBoxed(below, stack);
   }
   const Operands operands = operands_of(op, torch::jit::last(*stack, op.schema().arguments().size()));
-  if (!operands.can_be_pretended()) {
+  if (!operands.can_be_pretended(way)) {
     return op.redispatchBoxed(below, stack);
   }
   if (operands.bytes <= kFewOfProducts && rules::kernel_takes_memory(op.operator_name())) {

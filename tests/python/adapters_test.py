@@ -29,7 +29,7 @@ from zoo import ZOO
 
 TARGETS = {"llama": ["q_proj", "v_proj", "down_proj"], "gpt2": ["c_attn", "c_proj"], "t5": ["q", "v", "wo"], "vit": ["query", "value", "dense"]}
 TASKS = {"llama": "CAUSAL_LM", "gpt2": "CAUSAL_LM", "t5": "SEQ_2_SEQ_LM", "vit": None}
-PROMPTS = {"prefix": peft.PrefixTuningConfig, "prompt": peft.PromptTuningConfig}
+PROMPTS = {"prefix": peft.PrefixTuningConfig, "prompt": peft.PromptTuningConfig, "p-tuning": peft.PromptEncoderConfig}
 METHODS = ("lora", "all-linear", "dora", "ia3", *PROMPTS)
 MERGED = ("lora", "all-linear", "dora", "ia3")
 MESHES = ("tp=2", "dp=2,tp=2", "fsdp=2")

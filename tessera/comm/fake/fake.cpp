@@ -13,6 +13,19 @@
 namespace tessera::comm {
 namespace {
 
+// Programs look at whole numbers, such as the experts that tokens go to: the other ranks have those of this one.
+void show_own(const std::vector<at::Tensor>& outputs, const at::Tensor& input) {
+  const at::ScalarType dtype = input.scalar_type();
+  if (dtype != at::kLong && dtype != at::kInt && dtype != at::kBool) {
+    return;
+  }
+  for (const at::Tensor& output : outputs) {
+    if (output.sizes() == input.sizes()) {
+      output.copy_(input);
+    }
+  }
+}
+
 class FakeCommunicator : public Communicator {
  public:
   FakeCommunicator(std::vector<int64_t> ranks, int64_t member, std::string name)
@@ -29,6 +42,7 @@ class FakeCommunicator : public Communicator {
   }
 
   WorkPtr all_gather(std::vector<at::Tensor> outputs, at::Tensor input) override {
+    show_own(outputs, input);
     return pretend({.kind = Kind::kAllGather, .inputs = input, .outputs = outputs});
   }
 

@@ -54,6 +54,7 @@ struct Rule {
   bool copies = false;          // the result is the operand, seen anew or converted
   bool overwrites = false;      // all that was there, by a number
   bool reshapes = false;        // to the sizes in its second argument: a part's are given to it
+  bool chooses = false;         // its last result: places along the dim of argument 2, where programs look
   const char* becomes = "";     // Special::kViewInPlace: the view
   int plain_result = -1;        // the result that stays plain, equal on every rank: the program reads it from memory
   std::vector<const char*> host_values = {};  // arguments whose values it reads from memory

@@ -349,7 +349,7 @@ void add_indexing_rules(RuleTable& table) {
   table.add("aten::index_select", {.map = index_select_map, .local = run_index_select, .shape = ShapeSource::kFactors});
   table.add("aten::cat", {.map = cat_map, .exact = exact::kMoves, .carry = Carry::kCat});
   table.add("aten::stack", {.map = stack_map, .exact = exact::kMoves});
-  table.add("aten::topk", {.map = topk_map});
+  table.add("aten::topk", {.map = topk_map, .chooses = true});
   table.add_all({"aten::isin.Tensor_Tensor", "aten::isin.Tensor_Scalar"}, {.map = against_whole_map});
   table.add("aten::bucketize.Tensor", {.map = bucketize_map, .shape = ShapeSource::kFactors});
   table.add("aten::searchsorted.Tensor", {.map = searchsorted_map, .shape = ShapeSource::kFactors});
