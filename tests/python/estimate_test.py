@@ -5,6 +5,7 @@ Usage: estimate_test.py LIBRARY [unittest's arguments]      LIBRARY: the countin
 """
 
 import ctypes
+import gc
 import sys
 import unittest
 import warnings
@@ -26,6 +27,7 @@ class Program:
         self.mesh, self.accumulate, self.family, self.ranks = mesh, accumulate, ZOO[family], tessera.Mesh(mesh).size()
 
     def setup(self):
+        torch.manual_seed(0)
         model = tessera.deferred(self.family.make)
         tessera.parallelize(model, self.mesh, accumulate=self.accumulate)
         return model, torch.optim.AdamW(model.parameters(), 1e-3), self.family.batch(8)
@@ -51,6 +53,7 @@ class Program:
             kept = sum({(local := tessera.to_local(p)).data_ptr(): local.nbytes for p in model.parameters()}.values())
             return *peaks, tessera.ledger()["total_bytes"] - sent, kept
 
+        gc.collect()  # of earlier runs, which would be freed in this one
         return tessera.run_ranks(body, self.ranks)
 
 
@@ -75,9 +78,8 @@ class EstimateTest(unittest.TestCase):
                 said = tessera.estimate(program.setup, program.ranks)
                 self.assertEqual((said.bytes_sent, said.parameters), (sent, kept))
                 self.assertAlmostEqual(said.optimizer / (2 * said.parameters), 1, delta=0.01)
-                if mesh != "dp=2,tp=2":  # there rank 0 takes a tenth less than is said
-                    self.assertLess(abs(said.pass_peak / pass_peak - 1), 0.03)
-                    self.assertLess(abs(said.update_peak / update_peak - 1), 0.03)
+                self.assertLess(abs(said.pass_peak / pass_peak - 1), 0.03)
+                self.assertLess(abs(said.update_peak / update_peak - 1), 0.03)
 
     def test_another_mesh_is_another(self):
         one, other = (tessera.estimate(Program(mesh).setup, 4) for mesh in ("dp=2,tp=2", "fsdp=4"))
