@@ -245,7 +245,7 @@ bool lies_transposed(const at::Tensor& b) {
 at::Tensor matmul(const at::Tensor& a, const at::Tensor& b) {
   TESSERA_CHECK(a.dim() >= 1 && b.dim() >= 1, "[matmul] both operands need at least one dim; got ", a.dim(), " and ",
                 b.dim());
-  if (lies_transposed(b) && b.requires_grad() && a.size(-1) == b.size(0)) {
+  if (at::GradMode::is_enabled() && b.requires_grad() && lies_transposed(b) && a.size(-1) == b.size(0)) {
     return contract(a, b.t(), equation_of_linear(a));
   }
   const at::Tensor left = a.dim() == 1 ? a.unsqueeze(0) : a;
