@@ -176,16 +176,21 @@ void fill_complex(const at::Tensor& local, Region region, const Stream& stream, 
   fill(parts, region, stream, distribution_of_parts(distribution));
 }
 
+// The numbers of a tensor on a GPU, which the CPU makes.
+template <typename Fill>
+void copy_from_cpu(const at::Tensor& out, const Fill& fill) {
+  at::Tensor made = at::detail::empty_cpu(out.sizes(), out.scalar_type());
+  fill(made);
+  out.copy_(made);
+}
+
 }  // namespace
 
 Site make_site(std::string_view name) { return {base::hash_string(name), std::string(name)}; }
 
 void fill(at::Tensor& local, const Region& region, const Stream& stream, const Distribution& distribution) {
-  if (local.is_cuda()) {  // the same numbers, which the CPU makes
-    at::Tensor made = at::detail::empty_cpu(local.sizes(), local.scalar_type());
-    fill(made, region, stream, distribution);
-    local.copy_(made);
-    return;
+  if (local.is_cuda()) {
+    return copy_from_cpu(local, [&](at::Tensor& made) { fill(made, region, stream, distribution); });
   }
   TESSERA_CHECK(local.device().is_cpu() && local.is_contiguous(),
                 "[random fill] needs a contiguous tensor on the CPU; this one is on ", local.device(), " with strides ",
@@ -228,10 +233,7 @@ void fill(at::Tensor& local, const Region& region, const Stream& stream, const D
 
 void fill_permutation(at::Tensor& out, const Stream& stream) {
   if (out.is_cuda()) {
-    at::Tensor made = at::detail::empty_cpu(out.sizes(), out.scalar_type());
-    fill_permutation(made, stream);
-    out.copy_(made);
-    return;
+    return copy_from_cpu(out, [&](at::Tensor& made) { fill_permutation(made, stream); });
   }
   TESSERA_CHECK(out.device().is_cpu() && out.is_contiguous() && out.scalar_type() == at::kLong && out.dim() == 1,
                 "[randperm] needs a contiguous int64 tensor of one dim on the CPU");

@@ -9,8 +9,8 @@
 #include <iostream>
 #include <map>
 #include <numeric>
-#include <sstream>
 #include <random>
+#include <sstream>
 
 #include <ATen/Parallel.h>
 #include <gtest/gtest.h>

@@ -128,10 +128,14 @@ void verify_call(const Call& call) {
   }
 }
 
-void verify_on_cpu(const Call& call, const char* who) {
+at::Device device_of(const Call& call) {
   const auto tensors = call.inputs.empty() ? call.outputs : call.inputs;
-  TESSERA_CHECK(tensors.empty() || tensors.front().device().is_cpu(), "[", name_of(call.kind), "] a tensor on ",
-                tensors.front().device(), " over ", call.group->name(), "; ", who, " accept tensors on cpu");
+  return tensors.empty() ? at::Device(at::kCPU) : tensors.front().device();
+}
+
+void verify_on_cpu(const Call& call, const char* who) {
+  TESSERA_CHECK(device_of(call).is_cpu(), "[", name_of(call.kind), "] a tensor on ", device_of(call), " over ",
+                call.group->name(), "; ", who, " accept tensors on cpu");
 }
 
 const std::vector<int64_t>& own_group(const Communicator& parent, const std::vector<std::vector<int64_t>>& groups,

@@ -39,6 +39,9 @@ struct Call {
 // contiguous, an op that the dtype does not have, a root or peer outside of the group.
 void verify_call(const Call& call);
 
+// The device of the call's tensors; the CPU if it has none.
+at::Device device_of(const Call& call);
+
 // Throws if a tensor of the call is on another device than the CPU. `who`: whose tensors those are, such as "rank
 // threads".
 void verify_on_cpu(const Call& call, const char* who);

@@ -42,8 +42,9 @@ class FakeCommunicator : public Communicator {
   }
 
   WorkPtr all_gather(std::vector<at::Tensor> outputs, at::Tensor input) override {
+    WorkPtr work = pretend({.kind = Kind::kAllGather, .inputs = input, .outputs = outputs});
     show_own(outputs, input);
-    return pretend({.kind = Kind::kAllGather, .inputs = input, .outputs = outputs});
+    return work;
   }
 
   WorkPtr reduce_scatter(at::Tensor output, std::vector<at::Tensor> inputs, ReduceOp op) override {

@@ -6,11 +6,6 @@
 
 namespace tessera::comm {
 
-at::Device device_of(const Call& call) {
-  const auto tensors = call.inputs.empty() ? call.outputs : call.inputs;
-  return tensors.empty() ? at::Device(at::kCPU) : tensors.front().device();
-}
-
 void verify_device(const Call& call) {
   const at::Device device = device_of(call);
   if (call.kind == Kind::kMerge || !device.is_cuda()) {

@@ -7,9 +7,6 @@
 
 namespace tessera::comm {
 
-// The device of the call's tensors; the CPU if it has none.
-at::Device device_of(const Call& call);
-
 // Throws if rank threads cannot make this call: on neither the CPU nor a GPU, or a merge of tensors that are not on the
 // CPU (`exact` computes there).
 void verify_device(const Call& call);
