@@ -89,6 +89,7 @@ PassSamples ForwardPasses::next_samples(int64_t count) {
   if (!at::GradMode::is_enabled()) {
     return samples_of(plan_, count, count, 0);
   }
+  notes_.note_idle("forward", plan_, count, count * micro_batches_);
   const int64_t index = passes_++ % micro_batches_;
   return samples_of(plan_, count, count * micro_batches_, count * index);
 }

@@ -5,6 +5,7 @@
 #include <optional>
 #include <vector>
 
+#include "tessera/parallel/lattice_notes.h"
 #include "tessera/parallel/local_rows.h"
 #include "tessera/parallel/same_batch.h"
 #include "tessera/parallel/step.h"
@@ -82,6 +83,7 @@ class ForwardPasses {
   int64_t passes_ = 0;       // with gradients, so far
   int64_t evaluations_ = 0;  // without, since the last one with
   CheckedCalls calls_;
+  LatticeNotes notes_;
   bool checks_operands_ = false;
   PassSamples samples_;             // of the last pass
   std::optional<LocalRows> local_;  // ... where ranks passed rows of their own

@@ -17,6 +17,7 @@
 #include "tessera/dtensor/state/observer.h"
 #include "tessera/dtensor/front/group_gradients.h"
 #include "tessera/dtensor/record/node.h"
+#include "tessera/parallel/lattice_notes.h"
 #include "tessera/parallel/same_batch.h"
 #include "tessera/parallel/step.h"
 #include "tessera/parallel/step_passes.h"
@@ -71,7 +72,7 @@ struct Job::State {
   int64_t step = 0;
   CheckedCalls calls;
   std::map<std::tuple<int64_t, int64_t, bool>, plan::Rows> rows;  // by the samples, their unit, and whether in `exact`
-  bool is_warned_of_blocks = false;
+  LatticeNotes notes;
   std::map<std::pair<int64_t, bool>, PassList> lists;  // by the number of micro-batches, and whether with gradients
 
   std::vector<at::Tensor> parameters() const {
@@ -111,25 +112,6 @@ std::vector<at::Tensor> placed(LocalRows own, const plan::Plan& plan, const Pass
     parts.push_back(dtensor::to_local(own.place(value.tensor, spec)));
   }
   return parts;
-}
-
-// In `exact` gradients wait for the step's last pass, though the plan merges them in each.
-void warn_of_blocks(const plan::Rows& rows, const plan::Plan& plan) {
-  const RankState& rank = RankState::require();
-  if (rank.ctx.rank > 0) {
-    return;
-  }
-  int64_t ranks = 1;
-  for (const std::string& axis : plan.batch_axes) {
-    ranks *= plan.mesh.axis(plan.mesh.axis_index(axis)).size;
-  }
-  const int64_t unit = plan::sample_unit(rows.samples(), rank.exact.lattice());
-  TORCH_WARN("[job] numerics exact: gradients are merged once a step and not in each of ", rows.micro_batches(),
-             " micro-batches, for the ", (rows.samples() + unit - 1) / unit, " batch leaves of ", rows.samples(),
-             " samples do not give each of ", ranks,
-             " ranks some of every one. Accepted: a lattice with batch=", rows.micro_batches() * ranks,
-             " (the same for every run to be compared) and as many samples, fewer micro-batches, or a plan that merges "
-             "once (sharding=state).");
 }
 
 // The gradients of a scaled loss become those of the loss; says whether any of them, on any rank, is not finite.
@@ -189,8 +171,8 @@ dtensor::PassMerges Job::State::merges_of(const plan::Rows& rows) {
   if (completes || !RankState::require().exact.lattice()) {
     return dtensor::PassMerges::kAll;
   }
-  if (plan.merges_in_passes() && !std::exchange(is_warned_of_blocks, true)) {
-    warn_of_blocks(rows, plan);
+  if (plan.merges_in_passes()) {
+    notes.note_blocks(plan, rows);
   }
   return dtensor::PassMerges::kNone;
 }
@@ -327,6 +309,7 @@ at::Tensor Job::run_passes_of(int64_t samples, const ReadPass& read) {
   StepPasses passes{.parameters = with_gradients ? parameters : std::vector<at::Tensor>(),
                     .scale = scaler ? std::optional(scaler->scale()) : std::nullopt};
   if (with_gradients) {
+    state_->notes.note_idle("job", state_->plan, samples, samples);
     passes.merges = state_->merges_of(rows);
   }
   std::vector<int64_t> index;  // of those that have samples

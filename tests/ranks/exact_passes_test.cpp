@@ -13,6 +13,7 @@
 #include "tests/ranks/support.h"
 #include "tests/ranks/training_run.h"
 #include "tests/support/counting_allocator.h"
+#include "tests/support/heard_warnings.h"
 #include "tests/support/sampled.h"
 
 namespace tessera::ranks::exact_passes_test {
@@ -273,18 +274,12 @@ TEST(ExactPasses, CutEachPassOverTheRanks) {
 
 // Four ranks have no share each of two leaves.
 TEST(ExactPasses, ALatticeThatWouldLeaveRanksIdleIsNamed) {
-  struct Handler : c10::WarningHandler {
-    std::vector<std::string> said;
-    void process(const c10::Warning& warning) override { said.push_back(warning.msg()); }
-  } handler;
+  support::HeardWarnings heard;
   support::count_allocations();
   std::vector<layout::Range> samples;
   comm::run_ranks(4,
                   [&](int64_t rank) {
-                    std::optional<c10::WarningUtils::WarningHandlerGuard> guard;
-                    if (rank == 0) {
-                      guard.emplace(&handler);
-                    }
+                    const c10::WarningUtils::WarningHandlerGuard guard(&heard);
                     const Account account = account_of_rank({.mesh = "fsdp=4", .passes = 4, .leaves = 8}, rank, 4);
                     if (rank == 0) {
                       samples = account.samples;
@@ -293,9 +288,9 @@ TEST(ExactPasses, ALatticeThatWouldLeaveRanksIdleIsNamed) {
                   {.intra_op_threads = 1});
   EXPECT_EQ(samples[0], (layout::Range{0, 1}));
   EXPECT_EQ(samples[1], (layout::Range{1, 2}));
-  ASSERT_EQ(handler.said.size(), 1u);
+  ASSERT_EQ(heard.said().size(), 1u);
   EXPECT_SAYS(
-      handler.said[0],
+      heard.said()[0],
       "gradients are merged once a step and not in each of 4 micro-batches, for the 8 batch leaves of 16 samples "
       "do not give each of 4 ranks some of every one. Accepted: a lattice with batch=16");
 }

@@ -8,6 +8,7 @@
 #include "tessera/models/llama.h"
 #include "tessera/tessera.h"
 #include "tests/support/counting_allocator.h"
+#include "tests/support/heard_warnings.h"
 
 namespace tessera::memory_test {
 namespace {
@@ -261,20 +262,13 @@ TEST_F(Memory, AWholeModelFailsTheCheck) {
 
 // What is said when two ranks place a model of so many MiB that each made whole.
 std::vector<std::string> warnings_of_placing(int64_t mebibytes) {
-  struct Handler : c10::WarningHandler {
-    void process(const c10::Warning& warning) override {
-      const std::lock_guard lock(mutex);
-      warnings.push_back(warning.msg());
-    }
-    std::vector<std::string> warnings;
-    std::mutex mutex;
-  } handler;
+  support::HeardWarnings heard;
   run_ranks(2, [&] {
-    const c10::WarningUtils::WarningHandlerGuard guard(&handler);
+    const c10::WarningUtils::WarningHandlerGuard guard(&heard);
     torch::nn::Linear model(torch::nn::LinearOptions(1024, mebibytes * 256).bias(false));
     place(*model, generate_plan(*model, {.mesh = Mesh::parse("tp=2")}));
   });
-  return handler.warnings;
+  return heard.said();
 }
 
 TEST_F(Memory, OnlyALargeModelThatWasMadeWholeIsWorthAWarning) {
