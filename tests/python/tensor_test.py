@@ -218,6 +218,8 @@ RIGHT = {
     "meshgrid": lambda x: torch.meshgrid(x[0], x[1], indexing="ij"), "unique": lambda x: x.long().unique(), "bincount": lambda x: x.long().flatten().bincount(),
     "gather": lambda x: x.gather(1, torch.tensor([[0], [1], [2], [3]])), "as_strided": lambda x: x.as_strided((2, 2), (6, 1)),
     "t_": lambda x: x.clone().t_(), "unsqueeze_": lambda x: x.clone().unsqueeze_(0).squeeze_(0), "quantile": lambda x: x.quantile(0.3, dim=1),
+    "quantiles": lambda x: gradient(x, lambda y: y.quantile(torch.tensor([0.2, 0.9]), keepdim=True)),
+    "nanquantile": lambda x: torch.where(x > 1, x, torch.nan).nanquantile(torch.tensor([0.0, 0.4]), 0, interpolation="nearest"),
     "gradient of t_": lambda x: gradient(x, lambda y: (y * 2)[:, 1:5].t_().mul_(VALUE[:, :4])), "fft": lambda x: gradient(x, lambda y: torch.fft.fft2(y).real * VALUE),
     "rfft and back": lambda x: torch.fft.irfft(torch.fft.rfft(x), n=6), "rotary embeddings": lambda x: gradient(x, lambda y: rotated(y) * VALUE),
     "complex": lambda x: [x * 1j, (x * 1j + x).conj().imag, torch.complex(x, -x).abs()], "packed sequences": packed, "corrcoef": lambda x: x[0].corrcoef(),
