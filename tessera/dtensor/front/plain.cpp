@@ -12,6 +12,7 @@
 #include "tessera/base/error.h"
 #include "tessera/base/hints.h"
 #include "tessera/dtensor/dispatch/same_values.h"
+#include "tessera/dtensor/front/quantile.h"
 #include "tessera/dtensor/random/random_ops.h"
 #include "tessera/dtensor/random/stock.h"
 #include "tessera/dtensor/record/arguments.h"
@@ -248,6 +249,19 @@ void composite(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* s
   call_below(op, keys, stack);
 }
 
+// Its DTensors are not given to libtorch's operator.
+template <bool without_nan>
+void quantile_of_any(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
+  const size_t n = op.schema().arguments().size();
+  if (!takes_dtensor(*stack, n)) {
+    return composite(op, keys, stack);
+  }
+  const std::vector<IValue> given = torch::jit::pop(*stack, n);
+  const QuantileOptions options = {given[2].toOptional<int64_t>(), given[3].toBool(), given[4].toStringView(),
+                                   without_nan};
+  stack->push_back(quantile(given[0].toTensor(), given[1], options));
+}
+
 // Linear algebra, of plain tensors and of DTensors.
 void on_one_thread(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
   std::optional<kernels::OneThread> one;
@@ -332,6 +346,8 @@ void register_plain_kernels(KernelRegistry& registry) {
       [&](const rules::Rule& row) { return row.caught == Caught::kFactory && !makes_nothing(row); });
   registry.intercept<&random_factory>(Caught::kRandomFactory);
   registry.intercept<&composite>(Caught::kComposite);
+  registry.intercept<&quantile_of_any<false>>(Caught::kQuantile);
+  registry.intercept<&quantile_of_any<true>>(Caught::kNanQuantile);
   registry.intercept<&on_one_thread>(Caught::kLinearAlgebra);
   registry.intercept<&random_plain>(Caught::kRandomFill);
   registry.intercept<&random_by_values>(Caught::kDrawByValues);

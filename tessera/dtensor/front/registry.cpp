@@ -19,7 +19,6 @@
 #include "tessera/dtensor/ops/contract.h"
 #include "tessera/dtensor/ops/convolution.h"
 #include "tessera/dtensor/ops/inplace_views.h"
-#include "tessera/dtensor/ops/quantile.h"
 #include "tessera/dtensor/ops/recurrent.h"
 #include "tessera/dtensor/record/kernel_registry.h"
 #include "tessera/dtensor/record/op_info.h"
@@ -91,7 +90,6 @@ void register_all() {
   register_attention_kernel(registry);
   register_contract_kernels(registry);
   register_convolution_kernels(registry);
-  register_quantile_kernels(registry);
   register_recurrent_kernels(registry);
   register_host_values(registry);
   register_views_in_place(registry);

@@ -51,6 +51,8 @@ enum class Caught : uint8_t {
   kLinearAlgebra,  // what LAPACK computes
   kLoss,           // its `reduction` may be a mean
   kMean,
+  kNanQuantile,
+  kQuantile,
   kRandomFactory,
   kRandomFill,
 };

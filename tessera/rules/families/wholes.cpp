@@ -50,9 +50,10 @@ void add_whole_functions(RuleTable& table) {
 void add_composites(RuleTable& table) {
   table.add_all({"aten::cov", "aten::linalg_matrix_rank", "aten::linalg_matrix_rank.atol_rtol_float",
                  "aten::linalg_matrix_rank.atol_rtol_tensor", "aten::linalg_matrix_rank.tol_tensor",
-                 "aten::linalg_vander", "aten::nanquantile", "aten::nanquantile.scalar", "aten::one_hot",
-                 "aten::quantile", "aten::quantile.scalar", "aten::vander"},
+                 "aten::linalg_vander", "aten::one_hot", "aten::vander"},
                 {.caught = Caught::kComposite});
+  table.add_all({"aten::quantile", "aten::quantile.scalar"}, {.caught = Caught::kQuantile});
+  table.add_all({"aten::nanquantile", "aten::nanquantile.scalar"}, {.caught = Caught::kNanQuantile});
   table.add_all(
       {"aten::_pad_packed_sequence", "aten::gru.data", "aten::lstm.data", "aten::rnn_relu.data", "aten::rnn_tanh.data"},
       {.host_values = {"batch_sizes"}});

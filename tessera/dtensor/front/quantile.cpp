@@ -1,7 +1,5 @@
-#include "tessera/dtensor/ops/quantile.h"
+#include "tessera/dtensor/front/quantile.h"
 
-#include <optional>
-#include <string>
 #include <vector>
 
 #include <ATen/TensorSubclassLikeUtils.h>
@@ -13,7 +11,6 @@
 #include <ATen/ops/where.h>
 
 #include "tessera/base/error.h"
-#include "tessera/dtensor/record/kernel_registry.h"
 
 namespace tessera::dtensor {
 
@@ -32,7 +29,7 @@ at::Tensor places_of(const at::Tensor& q, const at::Tensor& sorted, bool without
 }
 
 // Of each row of `sorted`, at places between its elements.
-at::Tensor values_at(at::Tensor places, const at::Tensor& sorted, std::string_view interpolation) {
+at::Tensor values_at(const at::Tensor& places, const at::Tensor& sorted, std::string_view interpolation) {
   const auto at_index = [&](const at::Tensor& index) { return sorted.gather(-1, index.to(at::kLong)); };
   if (interpolation == "lower") {
     return at_index(places.floor());
@@ -59,45 +56,25 @@ void verify(const at::Tensor& self, const at::Tensor& q) {
   TESSERA_CHECK(at::is_scalar_tensor_true(q.ge(0).logical_and(q.le(1)).all()), "[quantile] q beyond [0, 1]");
 }
 
-at::Tensor quantiles(const at::Tensor& self, const at::Tensor& q, std::optional<int64_t> dim, bool keeps_dim,
-                     std::string_view interpolation, bool without_nan) {
-  verify(self, q);
-  const bool is_of_row = dim && self.dim() > 0;
-  const int64_t wrapped = at::maybe_wrap_dim(dim.value_or(0), self.dim());
-  const at::Tensor rows = is_of_row ? self.movedim(wrapped, -1) : self.flatten();
+}  // namespace
+
+at::Tensor quantile(const at::Tensor& self, const c10::IValue& q, const QuantileOptions& options) {
+  const at::Tensor wanted = q.isTensor() ? q.toTensor() : at::scalar_tensor(q.toDouble(), self.options());
+  verify(self, wanted);
+  const bool is_of_row = options.dim && self.dim() > 0;
+  const int64_t dim = at::maybe_wrap_dim(options.dim.value_or(0), self.dim());
+  const at::Tensor rows = is_of_row ? self.movedim(dim, -1) : self.flatten();
   const at::Tensor sorted = std::get<0>(rows.sort(-1));
-  at::Tensor found = values_at(places_of(q.dim() > 0 ? q : q.unsqueeze(0), sorted, without_nan), sorted, interpolation);
-  if (keeps_dim && is_of_row) {
-    found = found.unsqueeze(wrapped);  // the places are last
-  } else if (keeps_dim) {
+  const at::Tensor places = places_of(wanted.dim() > 0 ? wanted : wanted.unsqueeze(0), sorted, options.without_nan);
+  at::Tensor found = values_at(places, sorted, options.interpolation);  // [..., of q]
+  if (options.keeps_dim && is_of_row) {
+    found = found.unsqueeze(dim);
+  } else if (options.keeps_dim) {
     std::vector<int64_t> sizes(static_cast<size_t>(self.dim()) + 1, 1);
     sizes.back() = found.size(-1);
     found = found.reshape(sizes);
   }
-  return q.dim() > 0 ? found.movedim(-1, 0) : found.squeeze(-1);
-}
-
-template <bool without_nan>
-at::Tensor of_tensor(const at::Tensor& self, const at::Tensor& q, std::optional<int64_t> dim, bool keeps_dim,
-                     std::string_view interpolation) {
-  return quantiles(self, q, dim, keeps_dim, interpolation, without_nan);
-}
-
-template <bool without_nan>
-at::Tensor of_number(const at::Tensor& self, double q, std::optional<int64_t> dim, bool keeps_dim,
-                     std::string_view interpolation) {
-  return quantiles(self, at::scalar_tensor(q, self.options()), dim, keeps_dim, interpolation, without_nan);
-}
-
-}  // namespace
-
-void register_quantile_kernels(KernelRegistry& registry) {
-  for (torch::Library* library : registry.before_autograd()) {
-    library->impl("quantile", TORCH_FN(of_tensor<false>));
-    library->impl("quantile.scalar", TORCH_FN(of_number<false>));
-    library->impl("nanquantile", TORCH_FN(of_tensor<true>));
-    library->impl("nanquantile.scalar", TORCH_FN(of_number<true>));
-  }
+  return wanted.dim() > 0 ? found.movedim(-1, 0) : found.squeeze(-1);
 }
 
 }  // namespace tessera::dtensor
