@@ -104,7 +104,7 @@ versions: deps
 	@sed -E 's/^torch==.*/torch==$(TORCH)/; s/^transformers==.*/transformers==$(TRANSFORMERS)/; /^tokenizers==/d' requirements.txt >$(PAIR)/requirements.txt
 	@TESSERA_PYTHON= tools/venv $(PAIR)/venv $(PAIR)/requirements.txt >/dev/null
 	@cmake --preset release -B $(PAIR)/build -DTESSERA_PYTHON=$(CURDIR)/$(PAIR)/venv/bin/python -DTESSERA_WERROR=OFF
-	@cmake --build $(PAIR)/build -j $(JOBS) --target tessera_program tessera_python test_step_trace test_run_logits test_counting
+	@cmake --build $(PAIR)/build -j $(JOBS) --target tessera_program tessera_python test_step_trace test_run_logits test_counting test_compare_program
 	@ctest --test-dir $(PAIR)/build -j $(JOBS) -R '$(ONLY)' --output-on-failure
 
 # Each in a build folder of its own, $(BUILD)-asan and $(BUILD)-tsan. libtorch and gloo are not instrumented: what is known of them stands in

@@ -40,9 +40,10 @@ def _replace(cls, write):
 
 def _write_model(plain, call):
     model, given = call.arguments["self"], call.arguments.get("state_dict")
-    if given is None and (here := getattr(_of_thread, "states", {}).get(id(model))) is not None:
-        given = call.arguments["state_dict"] = here
+    if given is None:
+        given = getattr(_of_thread, "states", {}).get(id(model))
     if isinstance(given, WholeState):
+        call.arguments["state_dict"] = given.copy()  # transformers takes out of it what it has written
         return plain(*call.args, **call.kwargs) if given.is_here else None
     state = model.state_dict(keep_vars=True) if given is None else given
     if not _has_parts(state):

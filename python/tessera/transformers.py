@@ -139,7 +139,7 @@ class Sharded:
 
     def _save_whole(self, folder):
         if _is_peft_model(self.model):
-            self.model.save_pretrained(folder, safe_serialization=self.args.save_safetensors)  # gathers adapters alone
+            self._save_adapters(folder)
             if self.args.should_save:
                 self._save_beside(folder)
         else:
@@ -147,6 +147,10 @@ class Sharded:
             if self.args.should_save:
                 self._save(folder, state_dict=whole)
         _C.barrier()
+
+    def _save_adapters(self, folder):
+        """Gathers them alone. transformers 5 has no argument for other files than safetensors."""
+        self.model.save_pretrained(folder, safe_serialization=getattr(self.args, "save_safetensors", True))
 
     def _save_all(self, folder):
         """Model, optimizer and random numbers, by all ranks, in a checkpoint of tessera that is in `folder`: there when it is whole."""
@@ -157,7 +161,7 @@ class Sharded:
         _C.barrier()
         step = save(unfinished, self.model, optimizer_in(self.optimizer), step=self.state.global_step)
         if _is_peft_model(self.model):
-            self.model.save_pretrained(unfinished, safe_serialization=self.args.save_safetensors)
+            self._save_adapters(unfinished)
         if self.args.should_save:
             if not _is_peft_model(self.model):
                 _show_model(step, unfinished)

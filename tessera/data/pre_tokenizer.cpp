@@ -1,5 +1,8 @@
 #include "tessera/data/pre_tokenizer.h"
 
+#include <algorithm>
+#include <utility>
+
 namespace tessera::data {
 namespace {
 
@@ -45,6 +48,11 @@ void split(const PreTokenizerStep& step, std::string_view text, c10::function_re
 PreTokenizerStep PreTokenizer::gpt2_split() {
   static const Pattern pattern(R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)");
   return {.pattern = pattern};
+}
+
+bool PreTokenizer::puts_space_in_front() const {
+  return std::any_of(steps_.begin(), steps_.end(),
+                     [](const PreTokenizerStep& step) { return step.kind == PreTokenizerStep::Kind::kPrefixSpace; });
 }
 
 void PreTokenizer::for_each_piece(std::string_view text, c10::function_ref<void(std::string_view)> piece) const {

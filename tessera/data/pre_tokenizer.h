@@ -32,6 +32,9 @@ class PreTokenizer {
   // Calls `piece` for each piece of the valid UTF-8, in order; none is empty. A view lives until `piece` returns.
   void for_each_piece(std::string_view text, c10::function_ref<void(std::string_view)> piece) const;
 
+  // Whether a text that does not begin with a space gets one in front.
+  bool puts_space_in_front() const;
+
   // The split of GPT-2, which a ByteLevel with use_regex makes.
   static PreTokenizerStep gpt2_split();
 

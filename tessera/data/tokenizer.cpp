@@ -63,6 +63,7 @@ std::optional<int32_t> Tokenizer::id_of(std::string_view token) const {
 
 const std::vector<int32_t>& Tokenizer::prefix() const { return parts_->prefix; }
 const std::vector<int32_t>& Tokenizer::suffix() const { return parts_->suffix; }
+bool Tokenizer::puts_space_in_front() const { return parts_->pre_tokenizer.puts_space_in_front(); }
 const std::vector<AddedToken>& Tokenizer::added_tokens() const { return parts_->added.all(); }
 
 }  // namespace tessera::data

@@ -56,6 +56,9 @@ class Tokenizer {
   const std::vector<int32_t>& prefix() const;
   const std::vector<int32_t>& suffix() const;
 
+  // Whether a text that does not begin with a space gets one in front, which decoding gives back.
+  bool puts_space_in_front() const;
+
   // In the order of the file.
   const std::vector<AddedToken>& added_tokens() const;
 

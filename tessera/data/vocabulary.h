@@ -33,6 +33,9 @@ class Vocabulary {
   // Its text in the tokenizer's file; empty where no token ends a document, or tokens are bytes.
   const std::string& end_name() const { return end_name_; }
 
+  // Whether a text that does not begin with a space gets one in front.
+  bool puts_space_in_front() const { return tokenizer_ && tokenizer_->puts_space_in_front(); }
+
   // A whole document, with what the tokenizer puts around one, without the token that ends it.
   std::vector<int32_t> encode_document(std::string_view text) const;
 

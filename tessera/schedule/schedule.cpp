@@ -11,6 +11,23 @@ namespace {
 
 constexpr std::string_view kOverlapped = ")OVERLAP_F_B";
 
+constexpr std::string_view kWait = "WAIT_";
+
+// What the rank waits for, if the cell is a wait for something that may run on without it.
+std::optional<Action> try_parse_wait(std::string_view text) {
+  const size_t at = text.find(kWait);
+  if (at == std::string_view::npos) {
+    return std::nullopt;
+  }
+  const auto action = try_parse_action(c10::str(text.substr(0, at), text.substr(at + kWait.size())));
+  return action && (is_send(action->kind) || action->kind == ActionKind::kReduce) ? action : std::nullopt;
+}
+
+std::string wait_for(const Action& action) {
+  std::string text = to_string(action);
+  return text.insert(std::to_string(action.stage).size(), kWait);
+}
+
 Action parse_cell(std::string_view text, int64_t rank, size_t cell) {
   const auto action = try_parse_action(base::trim(text));
   TESSERA_CHECK_AS(PlanError, action, "[schedule] row ", rank, ", cell ", cell, ": \"", base::trim(text),
@@ -23,7 +40,7 @@ std::vector<Action> parse_row(std::string_view row, int64_t rank) {
   const auto cells = base::split(row, ',');
   for (size_t i = 0; i < cells.size(); ++i) {
     auto cell = base::trim(cells[i]);
-    if (cell.empty()) {
+    if (cell.empty() || try_parse_wait(cell)) {
       continue;
     }
     if (!cell.starts_with('(') || !cell.ends_with(kOverlapped)) {
@@ -120,6 +137,32 @@ std::string to_csv(const Schedule& schedule) {
   std::ostringstream out;
   out << schedule;
   return out.str();
+}
+
+std::string to_csv_with_waits(const Schedule& schedule) {
+  std::string text;
+  for (const auto& actions : schedule.ranks) {
+    std::vector<std::string> cells;
+    std::vector<Action> sent;  // and not waited for
+    for (const Action& action : actions) {
+      cells.push_back(to_string(action));
+      if (action.kind == ActionKind::kReduce) {
+        cells.push_back(wait_for(action));
+      } else if (is_send(action.kind)) {
+        sent.push_back(action);
+      } else if (action.kind == ActionKind::kBackward || action.kind == ActionKind::kInput) {
+        const Action output = {ActionKind::kSendForward, action.stage, action.micro_batch};
+        if (std::erase(sent, output) > 0) {
+          cells.push_back(wait_for(output));
+        }
+      }
+    }
+    for (const Action& action : sent) {
+      cells.push_back(wait_for(action));
+    }
+    text += base::join(cells, ",") + "\n";
+  }
+  return text;
 }
 
 std::ostream& operator<<(std::ostream& out, const Schedule& schedule) {

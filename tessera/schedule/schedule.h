@@ -69,10 +69,16 @@ std::vector<int64_t> v_of_stages(int64_t ranks);
 std::string to_csv(const Schedule& schedule);
 std::ostream& operator<<(std::ostream& out, const Schedule& schedule);
 
+// The same with the waits that PyTorch has beside sends and reductions from 2.15 on, which run on without:
+// 1WAIT_SEND_F3 behind the backward that says that the output has come, of other sends at the row's end,
+// 0WAIT_REDUCE_GRAD at once. Here sends do not wait and a reduction ends before the next action, so a schedule has no
+// waits.
+std::string to_csv_with_waits(const Schedule& schedule);
+
 // The schedule of such rows. Stages are on the rank that runs them, micro-batches are those of the actions; one chain.
-// Empty cells (a rank waits) are skipped; `(1F3;6B2)OVERLAP_F_B` is read as 1F3, then 6B2. HEAD_B and HEAD_F in one
-// schedule mean barriers as `barriers` says, 1 if not given. Throws PlanError with row and cell of what is no action.
-// What it gives need not be able to run: that is `verify`'s to say.
+// Empty cells (a rank waits) and the waits of to_csv_with_waits are skipped; `(1F3;6B2)OVERLAP_F_B` is read as 1F3,
+// then 6B2. HEAD_B and HEAD_F in one schedule mean barriers as `barriers` says, 1 if not given. Throws PlanError with
+// row and cell of what is no action. What it gives need not be able to run: that is `verify`'s to say.
 Schedule parse_csv(std::string_view text, int64_t barriers = 1);
 
 }  // namespace tessera::schedule

@@ -25,9 +25,10 @@ import tessera
 import torch
 from sampling import sampled
 from wide import doubles
-from zoo import ZOO
+from zoo import ZOO, tf
 
-TARGETS = {"llama": ["q_proj", "v_proj", "down_proj"], "gpt2": ["c_attn", "c_proj"], "t5": ["q", "v", "wo"], "vit": ["query", "value", "dense"]}
+TARGETS = {"llama": ["q_proj", "v_proj", "down_proj"], "gpt2": ["c_attn", "c_proj"], "t5": ["q", "v", "wo"],
+           "vit": ["query", "value", "dense"] if tf.__version__ < "5" else ["q_proj", "v_proj", "fc2"]}
 TASKS = {"llama": "CAUSAL_LM", "gpt2": "CAUSAL_LM", "t5": "SEQ_2_SEQ_LM", "vit": None}
 PROMPTS = {"prefix": peft.PrefixTuningConfig, "prompt": peft.PromptTuningConfig, "p-tuning": peft.PromptEncoderConfig}
 METHODS = ("lora", "all-linear", "dora", "ia3", *PROMPTS)

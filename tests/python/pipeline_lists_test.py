@@ -25,6 +25,7 @@ SAME = [("gpipe", schedules.ScheduleGPipe, 1, False), ("1f1b", schedules.Schedul
 OTHERS = [(None, schedules.ScheduleLoopedBFS, 2, False), (None, schedules.ScheduleInterleavedZeroBubble, 2, False)]
 OURS = ["1f1b", "interleaved", "zbv", "v-half", "zb-h1", "zb-h2", "1f1b-v", "v-min", "gpipe", "dualpipev"]
 LOWERED = OURS[:4]  # with sends and receives, too
+COMMUNICATION = "--waits" if hasattr(schedules, "WAIT_SEND_F") else "--communication"
 SIZES = [(4, 8), (3, 7)]
 
 
@@ -122,7 +123,7 @@ class PipelineListsTest(unittest.TestCase):
                 if name in LOWERED:
                     runtime._dump_csv(self.folder / "lowered.csv", format="compute_comms")
                     self.verify(self.folder / "lowered.csv")
-                    path.write_text(ours(name, ranks, micro_batches, "--communication"))
+                    path.write_text(ours(name, ranks, micro_batches, COMMUNICATION))
                     runtime._load_csv(str(path), format="compute_comms")
                     runtime._simulate()  # as we order sends and receives, ranks come to an end
 
@@ -139,7 +140,7 @@ class PipelineListsTest(unittest.TestCase):
         tasks = []
         for name in ("1f1b", "interleaved", "zbv", "zb-h1", "v-half"):
             (self.folder / f"{name}.csv").write_text(ours(name, ranks, micro_batches))
-            (self.folder / f"{name}+.csv").write_text(ours(name, ranks, micro_batches, "--communication"))
+            (self.folder / f"{name}+.csv").write_text(ours(name, ranks, micro_batches, COMMUNICATION))
             tasks += [f"{name}:compute_only", f"{name}+:compute_comms"]
         processes = [subprocess.Popen([sys.executable, PROGRAM, str(rank), str(ranks), self.folder, *tasks], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
                      for rank in range(ranks)]

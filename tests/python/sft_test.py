@@ -44,11 +44,11 @@ class SftTest(unittest.TestCase):
         return on_threads(main, self.run_of(name, **fields))
 
     def check_log(self, seen, plain, tolerance):
-        """The same lines; what is printed with few digits is equal, what has all is near."""
+        """The same lines; what is printed with few digits is equal, what has all (the loss too, by transformers 5) is near."""
         self.assertEqual([set(line) for line in seen], [set(line) for line in plain])
         for line, wanted in zip(seen, plain, strict=True):
             for name, value in line.items():
-                if name in ROUNDED:
+                if name in ROUNDED and (name != "loss" or round(wanted[name], 4) == wanted[name]):
                     self.assertEqual(value, wanted[name], (name, line, wanted))
                 else:
                     self.assertLessEqual(abs(value - wanted[name]), tolerance * abs(wanted[name]), (name, line, wanted))

@@ -8,6 +8,7 @@ Usage: whole_state_test.py LIBRARY [unittest's arguments]     LIBRARY: test_coun
 import copy
 import ctypes
 import importlib.util
+import inspect
 import io
 import json
 import pickle
@@ -15,6 +16,7 @@ import sys
 import tempfile
 import unittest
 import warnings
+from unittest import mock
 
 import tessera
 import torch
@@ -299,7 +301,8 @@ class PretrainedTest(unittest.TestCase):
     def test_transformers(self, folder):
         self.assertEqual(self.check(folder / "gpt2", "gpt2"), ["config.json", "generation_config.json", "model.safetensors"])
         self.assertIn("model.safetensors.index.json", self.check(folder / "llama", "llama", max_shard_size="20KB"))
-        self.assertIn("pytorch_model.bin", self.check(folder / "bin", "gpt2", safe_serialization=False))
+        if "safe_serialization" in inspect.signature(tf.PreTrainedModel.save_pretrained).parameters:  # not in transformers 5
+            self.assertIn("pytorch_model.bin", self.check(folder / "bin", "gpt2", safe_serialization=False))
 
     @in_folder
     def test_with_a_state_of_the_programs_own(self, folder):
@@ -322,7 +325,7 @@ class PretrainedTest(unittest.TestCase):
         def body():
             model = tessera.parallelize(self.model("llama"), "tp=2")
             try:
-                model.save_pretrained(folder, save_function=fail, safe_serialization=False)
+                model.save_pretrained(folder)
             except Exception as error:
                 errors[tessera.rank()] = type(error)
                 raise
@@ -331,7 +334,7 @@ class PretrainedTest(unittest.TestCase):
             raise OSError("the disk is full")
 
         errors = {}
-        with self.assertRaisesRegex(OSError, "the disk is full"):
+        with self.assertRaisesRegex(OSError, "the disk is full"), mock.patch("transformers.modeling_utils.safe_save_file", fail):
             tessera.run_ranks(body, 2)
         self.assertEqual(errors, {0: OSError, 1: tessera.RankFailed})
 

@@ -58,6 +58,20 @@ TEST(ExactMicroBatches, TwoFunctionsOfOneSum) {
   });
 }
 
+// What is masked by something else than the samples, as a learned bias of attention is, has a gradient that may wait.
+TEST(ExactMicroBatches, ThroughMasks) {
+  check("where, masked_fill", [](World& world) {
+    const at::Tensor w = world.parameter("w", {kClasses, kWidth}), v = world.parameter("v", {kClasses, kWidth});
+    const at::Tensor lower = at::ones({kClasses, kWidth}).tril().to(at::kBool), upper = lower.logical_not();
+    Net net(world);
+    const auto gradients = continued(world, {w, v}, [&](const Batch& batch) {
+      const at::Tensor masked = at::where(lower, w, 0.25) + at::where(upper, 0.5, v) + w.masked_fill(lower, 0.125);
+      return net.loss_of(at::linear(batch.x, masked), batch.y);
+    });
+    world.keep("w", gradients[0]), world.keep("v", gradients[1]);
+  });
+}
+
 // What a program holds of an earlier micro-batch stays the gradient of that micro-batch.
 TEST(ExactMicroBatches, AGradientHeldOverTheNextKeepsItsValue) {
   check("held", [](World& world) {

@@ -32,7 +32,7 @@ struct ScheduleArguments {
   std::string name, costs, svg, trace;
   int64_t stages = 0, micro_batches = 0, chunks = 0, barriers = 0, buffers = 2;
   std::optional<double> peak;
-  bool is_csv = false, has_communication = false, is_json = false;
+  bool is_csv = false, has_communication = false, has_waits = false, is_json = false;
 };
 
 Schedule read_schedule(const ScheduleArguments& arguments, const std::string& text) {
@@ -66,7 +66,8 @@ Schedule schedule_of(const ScheduleArguments& arguments) {
                                     .per_rank = arguments.chunks,
                                     .barriers = arguments.barriers});
   }
-  return arguments.has_communication && !made.has_communication() ? schedule::add_communication(made) : made;
+  const bool adds_communication = (arguments.has_communication || arguments.has_waits) && !made.has_communication();
+  return adds_communication ? schedule::add_communication(made) : made;
 }
 
 std::string size_text(const Schedule& made) {
@@ -83,7 +84,7 @@ void write_file(const std::string& path, const std::string& content) {
 int show_schedule(const ScheduleArguments& arguments, std::ostream& out) {
   const auto made = schedule_of(arguments);
   if (arguments.is_csv) {
-    out << made;
+    out << (arguments.has_waits ? schedule::to_csv_with_waits(made) : schedule::to_csv(made));
     return 0;
   }
   const auto replay = schedule::replay_schedule(made, schedule::parse_costs(arguments.costs));
@@ -173,6 +174,8 @@ std::vector<Verb<ScheduleArguments>> add_schedule_verbs(CLI::App& app, ScheduleA
   verb->add_option("--trace", arguments.trace, "also write a trace for chrome://tracing and Perfetto to this file");
   verb->add_flag("--csv", arguments.is_csv, "print the actions instead, a row for each rank");
   verb->add_flag("--communication", arguments.has_communication, "with sends and receives");
+  verb->add_flag("--waits", arguments.has_waits,
+                 "with these and the waits for sends that PyTorch 2.15 and later expects");
 
   verb = add("verify", "whether a schedule can run, and gives every gradient once", verify_schedule_of);
   verb->add_option("--buffers", arguments.buffers, "messages that one rank may have sent and another not taken")

@@ -281,6 +281,29 @@ at::Tensor carry_cat(c10::ArrayRef<IValue> args) {
   return sum;
 }
 
+bool is_zero(const IValue& value) {
+  if (!value.isTensor()) {
+    return value.toScalar().equal(0);
+  }
+  const at::Tensor& tensor = value.toTensor();
+  return !is_dtensor(tensor) && tensor.numel() == 1 && tensor.device().is_cpu() && tensor.item().equal(0);
+}
+
+// Which argument waits, if the operator is linear in that one.
+std::optional<size_t> find_hole(Carry carry, c10::ArrayRef<IValue> args) {
+  if (carry == Carry::kInFirst || carry == Carry::kMaskedFill) {
+    const bool is_linear = carry == Carry::kInFirst || is_zero(args[2]);
+    return is_linear && pending_of(args[0]) ? std::optional<size_t>(0) : std::nullopt;
+  }
+  const size_t first = carry == Carry::kWhere ? 1 : 0, second = first + 1;
+  const bool is_first = pending_of(args[first]);
+  if (is_first == (pending_of(args[second]) != nullptr)) {
+    return std::nullopt;
+  }
+  const size_t hole = is_first ? first : second, other = is_first ? second : first;
+  return carry == Carry::kWhere && !is_zero(args[other]) ? std::nullopt : std::optional(hole);
+}
+
 }  // namespace
 
 at::Tensor carry(RankState& state, const OpInfo& info, c10::ArrayRef<IValue> args, Spec output) {
@@ -293,12 +316,8 @@ at::Tensor carry(RankState& state, const OpInfo& info, c10::ArrayRef<IValue> arg
   if (info.is_view && !is_in_derivative()) {
     return {};
   }
-  const Pending* first = pending_of(args[0]);
-  const Pending* second = info.row.carry == Carry::kInEither ? pending_of(args[1]) : nullptr;
-  if (!first == !second) {
-    return {};
-  }
-  return carry_link(state, info, args, first ? 0 : 1, first ? *first : *second, output);
+  const std::optional<size_t> hole = find_hole(info.row.carry, args);
+  return hole ? carry_link(state, info, args, *hole, *pending_of(args[*hole]), output) : at::Tensor();
 }
 
 }  // namespace tessera::dtensor

@@ -82,6 +82,8 @@ enum class Carry : uint8_t {
   kAdd,
   kCat,
   kCopy,
+  kMaskedFill,  // of (self, mask, value): linear in the first where the value is zero
+  kWhere,       // of (condition, self, other): linear in one of them where the other is zero
 };
 
 // What a new tensor holds.

@@ -308,11 +308,14 @@ void add_copies(RuleTable& table) {
 void add_fills(RuleTable& table) {
   table.add("aten::zero", elementwise(PartialFlow::kAny).in_exact(exact::kMoves));
   table.add("aten::zero_", {.overwrites = true});
-  table.add_all({"aten::fill.Scalar", "aten::masked_fill.Scalar"},
-                {.map = fill_map, .reads_numbers = true, .exact = exact::kMoves});
+  table.add("aten::fill.Scalar", {.map = fill_map, .reads_numbers = true, .exact = exact::kMoves});
+  table.add("aten::masked_fill.Scalar",
+            {.map = fill_map, .reads_numbers = true, .exact = exact::kMoves, .carry = Carry::kMaskedFill});
   table.add("aten::fill_.Scalar", {.overwrites = true});
   table.add_all({"aten::fill.Tensor", "aten::masked_fill.Tensor"}, elementwise().in_exact(exact::kMoves));
-  table.add("aten::where.self", without_meta(branch_dtype).in_exact(exact::kMoves));
+  Rule where = without_meta(branch_dtype).in_exact(exact::kMoves);
+  where.carry = Carry::kWhere;
+  table.add("aten::where.self", where);
 }
 
 void add_sums(RuleTable& table) {

@@ -98,10 +98,12 @@ bool holds_run(const fs::path& folder) {
   return fs::exists(folder / kConfig) || fs::exists(folder / kModel) || (!is_not_there && steps > 0);
 }
 
-// How `transformers` makes the tokenizer.
+// How `transformers` makes the tokenizer. Its release 4 takes the space in front from here and not from the tokenizer's
+// own file.
 std::string tokenizer_config(const Config& config, const data::Vocabulary& vocabulary) {
   nlohmann::ordered_json json = {{"tokenizer_class", "PreTrainedTokenizerFast"},
-                                 {"model_max_length", config.data.sequence}};
+                                 {"model_max_length", config.data.sequence},
+                                 {"add_prefix_space", vocabulary.puts_space_in_front()}};
   if (!vocabulary.end_name().empty()) {
     json["eos_token"] = vocabulary.end_name();
   }

@@ -105,6 +105,24 @@ TEST(SchedulePasses, MessagesGoFromStageToStage) {
   }
 }
 
+TEST(SchedulePasses, WaitsAreWrittenForOthersAndLeftOut) {
+  const auto lowered = add_reduces(add_communication(make_schedule("1f1b", {.ranks = 2, .micro_batches = 2})));
+  const std::string text = to_csv_with_waits(lowered);
+  EXPECT_EQ(text,
+            "0F0,0SEND_F0,0F1,0SEND_F1,0RECV_B0,0B0,0WAIT_SEND_F0,0RECV_B1,0B1,0WAIT_SEND_F1,0REDUCE_GRAD,"
+            "0WAIT_REDUCE_GRAD\n"
+            "1RECV_F0,1F0,1B0,1SEND_B0,1RECV_F1,1F1,1B1,1REDUCE_GRAD,1WAIT_REDUCE_GRAD,1SEND_B1,1WAIT_SEND_B0,"
+            "1WAIT_SEND_B1\n");
+  EXPECT_EQ(parse_csv(text), lowered);
+  for (const Family& family : families()) {
+    const auto all = add_communication(make_schedule(family.name, {.ranks = 4, .micro_batches = 8}));
+    EXPECT_EQ(parse_csv(to_csv_with_waits(all)).ranks, all.ranks) << family.name;
+  }
+  for (const char* wrong : {"0WAIT_F0", "0WAIT_SEND_F", "0WAIT_REDUCE_GRAD0", "WAIT_SEND_F0", "0WAIT_WAIT_SEND_F0"}) {
+    EXPECT_TRUE(has(thrown_by([&] { parse_csv(c10::str("0F0,0B0,", wrong, "\n")); }), "is no action")) << wrong;
+  }
+}
+
 TEST(SchedulePasses, GathersStandAroundStages) {
   const auto schedule = make_schedule("interleaved", {.ranks = 2, .micro_batches = 4});
   const auto kept = add_gathers(schedule);
