@@ -128,6 +128,21 @@ TEST(Products, LinearOfAnyRank) {
   }
 }
 
+TEST(Products, LinearWithAWeightOfOneRow) {
+  const at::Tensor w = waves({4}), bias = waves({}, 0.3);
+  for (const Sizes& sizes : std::vector<Sizes>{{4}, {3, 4}, {2, 3, 4}}) {
+    const at::Tensor x = waves(sizes, 0.9);
+    run_on(square(), [&](int64_t) {
+      const at::Tensor dx = spread(x, square(), Placements{layout::Shard(x.dim() - 1), layout::Shard(0)}),
+                       dw = distribute(w, square(), "{a: S(0)}").requires_grad_();
+      const at::Tensor found = at::linear(dx, dw, bias);
+      EXPECT_LE(error_of(full_tensor(found), at::linear(x, w) + bias), 1e-13) << x.sizes();
+      found.sum().backward();
+      EXPECT_LE(error_of(full_tensor(dw.grad()), x.reshape({-1, 4}).sum(0)), 1e-13) << x.sizes();
+    });
+  }
+}
+
 // In `fast` one rank runs what libtorch runs, where the product and the sum are one kernel too.
 TEST(Products, LinearOnOneRankHasTheBitsOfLibtorch) {
   const Mesh one = Mesh::parse("a=1");
