@@ -253,6 +253,33 @@ TEST(ShardedMemory, GatheringAGroupAllocatesItsResultAlone) {
   }
 }
 
+struct Experts : torch::nn::Module {
+  at::Tensor weights = register_parameter("weights", at::ones({4, 64, 32}));
+};
+
+// Each expert's weight is a view of what is gathered, which its product reads again in backward.
+TEST(ShardedMemory, AGraphThatHasRunHoldsNoGatheredCopies) {
+  support::count_allocations();
+  const Mesh mesh = Mesh::parse("fsdp=2");
+  run_on(mesh, [&](int64_t rank) {
+    Experts experts;
+    const auto plan = parallel::generate_plan(experts, {.mesh = mesh});
+    parallel::place(experts, plan);
+    parallel::ForwardPasses forward(plan);
+    const auto run = [&] {
+      const at::Tensor x = forward.begin({{"x", at::ones({4, 32})}})[0];
+      const at::Tensor loss = at::linear(x, experts.weights[2]).sum();
+      forward.end();
+      loss.backward();
+      return loss;
+    };
+    run();  // its gradient stays
+    const int64_t before = bytes_of(rank).live;
+    const at::Tensor loss = run();
+    EXPECT_LE(bytes_of(rank).live - before, kSlack);
+  });
+}
+
 TEST(ShardedMemory, ALeakedGroupFailsTheCheck) {
   const Program program = {.config = small(), .ranks = 4, .leaks_group = true};
   EXPECT_GT(excess_of_step(accounts_of(program), of_one_rank(program)), 0);

@@ -121,6 +121,8 @@ struct ContractBackward final : torch::autograd::Node {
   void release_variables() override {
     a.reset_data();
     b.reset_data();
+    like_a.reset();
+    like_b.reset();
   }
 
   std::string name() const override { return "ContractBackward"; }
@@ -221,7 +223,8 @@ std::string equation_of_linear(const at::Tensor& input) {
 }
 
 at::Tensor linear(const at::Tensor& input, const at::Tensor& weight, const std::optional<at::Tensor>& bias) {
-  const bool has_bias = bias && bias->defined(), is_row = weight.dim() == 1;  // a row: the output's last dim is left out
+  const bool has_bias = bias && bias->defined(),
+             is_row = weight.dim() == 1;  // a row: the output's last dim is left out
   TESSERA_CHECK(input.dim() >= 1 && (is_row || weight.dim() == 2) && input.size(-1) == weight.size(-1),
                 "[linear] input ", input.sizes(), " does not fit a weight of ", weight.sizes());
   if (is_row) {
