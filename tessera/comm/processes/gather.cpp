@@ -20,6 +20,9 @@ constexpr milliseconds kAnswers{3000};
 // How long what a rank knows of another's end may take to arrive, and how long rank 0 stays to tell it.
 constexpr milliseconds kTold{300}, kStays{1000};
 
+// The most that is told of a failure, in bytes: a message of a socket has 4096.
+constexpr size_t kWord = 4000;
+
 constexpr const char* kToken = "links/token";
 constexpr const char* kFailure = "links/failure";
 
@@ -233,15 +236,21 @@ class Gathering {
   // The first one counts.
   void leave_failure(int64_t rank, const std::string& message) {
     try {
-      store_->compareSet(kFailure, {},
-                         bytes_of_text(Packer().number(static_cast<uint64_t>(rank)).text(message).take()));
+      store_->compareSet(
+          kFailure, {},
+          bytes_of_text(Packer().number(static_cast<uint64_t>(rank)).text(message.substr(0, kWord)).take()));
+      failure_ = value_of(kFailure);
     } catch (const std::exception&) {
       // Who serves the store is gone, which the others see for themselves.
     }
   }
 
   [[noreturn]] void throw_failure() {
-    const auto text = value_of(kFailure);
+    failure_ = value_of(kFailure);
+    throw_failure_of(failure_);
+  }
+
+  [[noreturn]] void throw_failure_of(const std::string& text) const {
     Unpacker reader(text);
     const auto rank = static_cast<int64_t>(reader.number());
     throw_failed(rank, reader.text());
@@ -253,18 +262,26 @@ class Gathering {
                               " failed: ", message));
   }
 
-  // The store is mostly rank 0's.
+  // The store is mostly rank 0's, which may have left its word in the link.
   void throw_if_store_died() const {
+    const Socket& link = links_[0].socket;
     for (const auto told = Clock::now() + kTold; rank_ > 0 && Clock::now() < told;
          std::this_thread::sleep_for(kLookAround)) {
+      if (link && link.listen() == Socket::Heard::kBytes) {
+        if (const std::string word = link.receive(); !word.empty()) {
+          throw_failure_of(word);
+        }
+      }
       if (is_gone(0)) {
         throw_failed(0, describe_lost(links_[0].process, ", which serves the job's store,"));
       }
     }
   }
 
-  // Rank 0 mostly serves the store, from which the others learn what happened.
+  // Rank 0 mostly serves the store, from which the others learn what happened. Whoever is later than it stays finds it
+  // in the link.
   void stay() {
+    std::vector<bool> is_told(links_.size());
     const auto others_are_gone = [&] {
       for (int64_t peer = 1; peer < size_; ++peer) {
         if (!is_gone(peer)) {
@@ -275,6 +292,12 @@ class Gathering {
     };
     for (const auto end = Clock::now() + kStays; rank_ == 0 && Clock::now() < end && !others_are_gone();) {
       accept_others();
+      for (size_t peer = 1; peer < links_.size(); ++peer) {
+        if (links_[peer].socket && !is_told[peer] && !failure_.empty()) {
+          is_told[peer] = true;
+          links_[peer].socket.send(failure_);
+        }
+      }
     }
   }
 
@@ -290,7 +313,8 @@ class Gathering {
   const std::function<void()>& check_;
   std::vector<Link> links_;
   const Socket listening_;
-  std::string token_;  // of the job: keeps strangers out
+  std::string token_;    // of the job: keeps strangers out
+  std::string failure_;  // what the store has of the first one; empty: none that this rank has heard of
 };
 
 }  // namespace

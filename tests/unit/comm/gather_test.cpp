@@ -8,6 +8,7 @@
 
 #include <gtest/gtest.h>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include "tessera/comm/core/errors.h"
 #include "tessera/comm/processes/packing.h"
@@ -23,11 +24,14 @@ constexpr milliseconds kLong{30000};
 // What ends a rank here as a signal ends a process: its sockets close, and it says nothing.
 struct Killed {};
 
-// Ranks of one job, each a thread.
+// Ranks of one job, each a thread. They share a store, or have each its own connection to one.
 class Ranks {
  public:
-  explicit Ranks(int64_t size)
+  explicit Ranks(int64_t size, std::vector<StorePtr> stores = {})
       : size_(size),
+        stores_(stores.empty()
+                    ? std::vector<StorePtr>(static_cast<size_t>(size), c10::make_intrusive<c10d::HashStore>())
+                    : std::move(stores)),
         links_(static_cast<size_t>(size)),
         errors_(static_cast<size_t>(size)),
         ends_(static_cast<size_t>(size)) {}
@@ -37,12 +41,20 @@ class Ranks {
     threads_.emplace_back([this, rank, deadline, check = std::move(check)] {
       const auto i = static_cast<size_t>(rank);
       try {
-        links_[i] = gather_links(store_, rank, size_, deadline, check);
+        links_[i] = gather_links(stores_[i], rank, size_, deadline, check);
       } catch (...) {
         errors_[i] = std::current_exception();
       }
       ends_[i] = Clock::now();
+      stores_[i].reset();
+      ++ended_;
     });
+  }
+
+  void wait_for_ends(int64_t count) const {
+    while (ended_ < count) {
+      std::this_thread::sleep_for(milliseconds(1));
+    }
   }
 
   void join() {
@@ -52,15 +64,16 @@ class Ranks {
     threads_.clear();
   }
 
+  // Before any has ended.
   void wait_for_card(int64_t rank) {
-    while (!store_->check({card_of(rank)})) {
+    while (!stores_.back()->check({card_of(rank)})) {
       std::this_thread::sleep_for(milliseconds(1));
     }
   }
 
   // Where `rank` listens.
   int port_of(int64_t rank) {
-    const auto bytes = store_->get(card_of(rank));
+    const auto bytes = stores_.back()->get(card_of(rank));
     const std::string card(bytes.begin(), bytes.end());
     Unpacker reader(card);
     reader.text();
@@ -92,10 +105,11 @@ class Ranks {
   static std::string card_of(int64_t rank) { return "links/" + std::to_string(rank); }
 
   const int64_t size_;
-  const StorePtr store_ = c10::make_intrusive<c10d::HashStore>();
+  std::vector<StorePtr> stores_;
   std::vector<std::vector<Link>> links_;
   std::vector<std::exception_ptr> errors_;
   std::vector<Clock::time_point> ends_;
+  std::atomic<int64_t> ended_{0};
   std::vector<std::thread> threads_;
 };
 
@@ -183,6 +197,41 @@ TEST(Gather, ARankThatComesSoonAfterADeathHearsOfIt) {
   std::this_thread::sleep_for(milliseconds(300));
   ranks.start(2, kLong);
   ranks.join();
+  EXPECT_EQ(ranks.complaint(2).first, 1) << ranks.complaint(2).second;
+}
+
+// The store is rank 0's, and goes with it.
+TEST(Gather, ARankThatLooksUpAfterRankZeroHasGoneFindsItsWordInTheLink) {
+  const auto serving = c10d::TCPStoreOptions{.port = 0, .isServer = true, .waitWorkers = false};
+  std::vector<StorePtr> stores = {c10::make_intrusive<c10d::TCPStore>("127.0.0.1", serving)};
+  const uint16_t port = static_cast<c10d::TCPStore&>(*stores[0]).getPort();
+  for (int64_t rank = 1; rank < 4; ++rank) {
+    stores.push_back(
+        c10::make_intrusive<c10d::TCPStore>("127.0.0.1", c10d::TCPStoreOptions{.port = port, .waitWorkers = false}));
+  }
+  Ranks ranks(4, std::move(stores));  // the last one never comes
+  std::atomic<bool> kill{false}, sleeps{false};
+  ranks.start(0, kLong);
+  ranks.start(1, kLong, [&kill] {
+    if (kill) {
+      throw Killed();
+    }
+  });
+  ranks.start(2, kLong, [&sleeps] {
+    while (sleeps) {
+      std::this_thread::sleep_for(milliseconds(1));
+    }
+  });
+  for (int64_t rank = 0; rank < 3; ++rank) {
+    ranks.wait_for_card(rank);
+  }
+  sleeps = true;
+  std::this_thread::sleep_for(milliseconds(50));
+  kill = true;
+  ranks.wait_for_ends(2);
+  sleeps = false;
+  ranks.join();
+  EXPECT_EQ(ranks.complaint(0).first, 1) << ranks.complaint(0).second;
   EXPECT_EQ(ranks.complaint(2).first, 1) << ranks.complaint(2).second;
 }
 
