@@ -9,10 +9,10 @@
 #include <ATen/ops/mm.h>
 #include <ATen/ops/sum.h>
 #include <torch/csrc/autograd/functions/utils.h>
-#include <torch/csrc/autograd/saved_variable.h>
 #include <torch/library.h>
 
 #include "tessera/base/error.h"
+#include "tessera/dtensor/ops/kept_operand.h"
 #include "tessera/dtensor/record/kernel_registry.h"
 #include "tessera/dtensor/record/meta.h"
 #include "tessera/dtensor/record/node.h"
@@ -24,7 +24,6 @@ namespace tessera::dtensor {
 namespace {
 
 using rules::contract;
-using torch::autograd::SavedVariable;
 using torch::autograd::variable_list;
 
 // A plain tensor, its dims in `order` (empty: as they are), with the groups of dims flattened: `batch` of them (if
@@ -96,7 +95,7 @@ at::Tensor summed_to(const at::Tensor& grad, c10::IntArrayRef sizes) {
 // Keeps each operand only for the other's gradient.
 struct ContractBackward final : torch::autograd::Node {
   std::string gradient_a, gradient_b;  // equations
-  SavedVariable a, b;
+  KeptOperand a, b;
   std::optional<at::Tensor> like_a, like_b;    // a parameter's gradient should lie as the parameter does
   std::optional<std::vector<int64_t>> addend;  // its sizes
 
@@ -119,21 +118,14 @@ struct ContractBackward final : torch::autograd::Node {
   }
 
   void release_variables() override {
-    a.reset_data();
-    b.reset_data();
+    a.release();
+    b.release();
     like_a.reset();
     like_b.reset();
   }
 
   std::string name() const override { return "ContractBackward"; }
 };
-
-std::optional<at::Tensor> like_parameter(const at::Tensor& operand) {
-  if (!is_dtensor(operand) || !meta_of(operand)->parameter) {
-    return std::nullopt;
-  }
-  return operand;
-}
 
 // The result, and its node in the graph where gradients are wanted.
 at::Tensor contract_backwards(const at::Tensor& a, const at::Tensor& b, c10::string_view text,
@@ -154,13 +146,13 @@ at::Tensor contract_backwards(const at::Tensor& a, const at::Tensor& b, c10::str
   const rules::Equation& equation = rules::Equation::of(text);
   if (with_a) {
     node->gradient_a = equation.gradient_a;
-    node->b = SavedVariable(b, /*is_output=*/false);
-    node->like_a = like_parameter(a);
+    node->b = KeptOperand(b);
+    node->like_a = layout_of_parameter(a);
   }
   if (with_b) {
     node->gradient_b = equation.gradient_b;
-    node->a = SavedVariable(a, /*is_output=*/false);
-    node->like_b = like_parameter(b);
+    node->a = KeptOperand(a);
+    node->like_b = layout_of_parameter(b);
   }
   at::Tensor result;
   {
