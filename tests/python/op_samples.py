@@ -36,6 +36,7 @@ UNINITIALISED = {"empty", "empty_like", "empty_permuted", "empty_strided", "new_
 REFUSED = {
     "resize_": "a DTensor has no storage to resize",
     "resize_as_": "a DTensor has no storage to resize",
+    "torch.ops.aten._scaled_dot_product_flash_attention_for_cpu": "a kernel that scaled_dot_product_attention chooses; torch 2.15 has samples of it",
 }
 
 # The factors of a partial sum's terms by their coordinate: they add up to one, and no sum on the way is rounded.

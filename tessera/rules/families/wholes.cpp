@@ -15,7 +15,8 @@ void add_linear_algebra(RuleTable& table) {
       "aten::linalg_cholesky_ex", "aten::linalg_eig", "aten::linalg_householder_product", "aten::linalg_inv_ex",
       "aten::linalg_ldl_factor_ex", "aten::linalg_ldl_solve", "aten::linalg_lstsq", "aten::linalg_lu",
       "aten::linalg_lu_factor_ex", "aten::linalg_lu_solve", "aten::linalg_matrix_exp", "aten::linalg_matrix_sqrth",
-      "aten::linalg_pinv.atol_rtol_tensor", "aten::linalg_solve_triangular", "aten::ormqr", "aten::triangular_solve",
+      "aten::linalg_pinv.atol_rtol_tensor", "aten::linalg_polar", "aten::linalg_solve_triangular", "aten::ormqr",
+      "aten::triangular_solve",
   };
   // clang-format on
   for (const std::string& name : names) {
