@@ -27,20 +27,26 @@ int64_t leaves_of(int64_t samples, int64_t of_step) {
   return (samples + unit - 1) / unit;
 }
 
+// How many of the ranks have something of so many parts: each takes as many as the first.
+int64_t busy_ranks(int64_t parts, int64_t ranks) {
+  const int64_t most = (parts + ranks - 1) / ranks;
+  return (parts + most - 1) / most;
+}
+
 }  // namespace
 
 void LatticeNotes::note_idle(const char* who, const plan::Plan& plan, int64_t samples, int64_t of_step) {
   const RankState& rank = RankState::require();
-  if (has_noted_idle_ || !rank.exact.lattice() || rank.ctx.rank > 0) {
+  if (has_noted_idle_ || !rank.exact.lattice() || rank.ctx.rank > 0 || samples == 0) {
     return;
   }
-  const int64_t ranks = ranks_of(plan), leaves = leaves_of(samples, of_step);
-  if (leaves >= ranks || samples < ranks) {
+  const int64_t ranks = ranks_of(plan), leaves = leaves_of(samples, of_step), busy = busy_ranks(leaves, ranks);
+  if (busy >= busy_ranks(samples, ranks)) {
     return;
   }
   has_noted_idle_ = true;
   const int64_t passes = (of_step + samples - 1) / samples;
-  TORCH_WARN("[", who, "] numerics exact: ", ranks - leaves, " of ", ranks, " ranks of {",
+  TORCH_WARN("[", who, "] numerics exact: ", ranks - busy, " of ", ranks, " ranks of {",
              base::join(plan.batch_axes, ", "), "} have no samples, for ", samples, " samples of a step of ", of_step,
              " are ", leaves, " of its batch leaves. Accepted: a lattice with batch=", ranks * passes,
              " (the same for every run to be compared)", passes > 1 ? ", fewer passes" : "", ", or fewer ranks.");

@@ -11,8 +11,8 @@ namespace tessera::parallel {
 // Warnings of rank 0, in `exact` numerics, each once. Not errors: bits are the same, time or memory is lost.
 class LatticeNotes {
  public:
-  // Where samples that are dealt together, `samples` of a step of `of_step`, are enough for all ranks of the batch axes
-  // but have fewer of the lattice's batch leaves, of which a rank holds whole ones: some ranks have nothing to do.
+  // Where samples that are dealt together, `samples` of a step of `of_step`, leave ranks of the batch axes with nothing
+  // to do because a rank holds whole batch leaves of the lattice, of which there are too few.
   void note_idle(const char* who, const plan::Plan& plan, int64_t samples, int64_t of_step);
 
   // Gradients wait for the step's last pass, though the plan merges them in each.

@@ -3,6 +3,7 @@
 Usage: errors_program.py fails | is_late | has_ended FOLDER      (FOLDER: where the ranks tell each other how far they are)
 """
 
+import signal
 import sys
 import time
 from pathlib import Path
@@ -35,4 +36,5 @@ def main(other, folder):
         wait_for(left)
 
 
+signal.signal(signal.SIGTERM, signal.SIG_IGN)  # of torchrun, once a process has failed: the others are to hear of it by themselves
 main(*sys.argv[1:])

@@ -4,6 +4,7 @@ Usage: processes_program.py FOLDER [with-group] [fail] | FOLDER forward-mode | F
 """
 
 import copy
+import signal
 import sys
 import time
 import warnings
@@ -124,4 +125,5 @@ def main(folder, *options):
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # of torchrun, once a process has failed: the others are to hear of it by themselves
     main(*sys.argv[1:])

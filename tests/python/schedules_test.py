@@ -31,6 +31,7 @@ PROGRAM = Path(__file__).parent / "schedules_program.py"
 
 FAILS = """
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -49,6 +50,7 @@ def inside(index, x):
     return x
 
 
+signal.signal(signal.SIGTERM, signal.SIG_IGN)  # of torchrun, once a process has failed: the others are to hear of it by themselves
 tessera.join(deadline=60)
 model, ids, labels = made(Net, inside)
 try:

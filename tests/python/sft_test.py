@@ -68,10 +68,12 @@ class SftTest(unittest.TestCase):
     def test_by_processes_and_resumed_on_another_mesh(self):
         plain = main(self.run_of("plain"))
         program = Path(__file__).parent / "sft_program.py"
-        processes, = (json.loads(line) for line in lines_of(program, self.run_of("processes", mesh="dp=2"), timeout=300) if line.startswith("["))
-        self.check_log(processes, plain, TOLERANCE)
-        resumed = self.by_threads("resumed", mesh="dp=2,tp=2", resume=str(self.folder / "processes" / "checkpoint-3"))
-        self.check_log(_steps(resumed), _steps(plain), TOLERANCE)
+        for mesh, other in sampled((("dp=2", "dp=2,tp=2"), ("dp=2,tp=2", "dp=4"), ("fsdp=2", "dp=2")), 1, "processes"):
+            with self.subTest(mesh=mesh):
+                processes, = (json.loads(line) for line in lines_of(program, self.run_of(f"processes {mesh}", mesh=mesh), timeout=300) if line.startswith("["))
+                self.check_log(processes, plain, TOLERANCE)
+                resumed = self.by_threads(f"resumed {mesh}", mesh=other, resume=str(self.folder / f"processes {mesh}" / "checkpoint-3"))
+                self.check_log(_steps(resumed), _steps(plain), TOLERANCE)
 
     def test_exact_has_the_bits_of_one_rank(self):
         def exact(mesh):

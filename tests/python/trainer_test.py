@@ -102,12 +102,15 @@ class TrainerTest(unittest.TestCase):
                 self.assertEqual(steps_of(resumed), steps_of(one))
 
     def test_by_processes(self):
-        """The bits of an `exact` run by threads, whole and from the middle of it."""
-        exact = {"mesh": "dp=2", "numerics": "exact", "lattice": LATTICE}
-        threads = by_threads(self.run_of("threads", **exact))
-        whole, resumed = by_processes(self.run_of("whole", **exact), self.run_of("resumed", resume=str(self.folder / "threads" / "checkpoint-4"), **exact))
-        self.assertEqual(steps_of(whole), steps_of(threads))
-        self.assertEqual(steps_of(resumed), steps_of(threads))
+        """The bits of an `exact` run by threads, whole and from the middle of it on another mesh."""
+        exact = {"numerics": "exact", "lattice": LATTICE}
+        for mesh, other in sampled((("dp=2", "tp=2"), ("dp=2,tp=2", "dp=4"), ("fsdp=2", "dp=2")), 1, "processes"):
+            with self.subTest(mesh=mesh):
+                threads = by_threads(self.run_of(f"threads {mesh}", mesh=mesh, **exact))
+                whole, resumed = by_processes(self.run_of(f"whole {mesh}", mesh=mesh, **exact),
+                                              self.run_of(f"resumed {mesh}", mesh=other, resume=str(self.folder / f"threads {mesh}" / "checkpoint-4"), **exact))
+                self.assertEqual(steps_of(whole), steps_of(threads))
+                self.assertEqual(steps_of(resumed), steps_of(threads))
 
     def test_files_open_without_tessera(self):
         by_threads(self.run_of("run", mesh="dp=2,tp=2"))

@@ -65,10 +65,20 @@ TEST(LatticeNotes, RanksWithoutSamplesAreNamedOnce) {
       "batch leaves. Accepted: a lattice with batch=4 (the same for every run to be compared), or fewer ranks.");
 }
 
+// Four leaves are dealt by two.
+TEST(LatticeNotes, AsManyLeavesAsRanksMayBeTooFew) {
+  const auto said = said_of({.mesh = "dp=3", .samples = 12, .leaves = 4}, /*by_job=*/true);
+  ASSERT_EQ(said.size(), 1u);
+  EXPECT_SAYS(said[0],
+              "1 of 3 ranks of {dp} have no samples, for 12 samples of a step of 12 are 4 of its batch leaves");
+  EXPECT_TRUE(said_of({.mesh = "dp=3", .samples = 12, .leaves = 3}, /*by_job=*/true).empty());
+  EXPECT_TRUE(said_of({.mesh = "dp=3", .samples = 4, .leaves = 4}, /*by_job=*/true).empty()) << "by two in fast, too";
+}
+
 TEST(LatticeNotes, NothingIsSaidWhereNoLatticeWouldHelp) {
   for (const bool by_job : {false, true}) {
     EXPECT_TRUE(said_of({.leaves = 16}, by_job).empty());
-    EXPECT_TRUE(said_of({.samples = 3, .leaves = 2}, by_job).empty()) << "three samples for four ranks";
+    EXPECT_TRUE(said_of({.samples = 3, .leaves = 4}, by_job).empty()) << "three samples for four ranks";
     EXPECT_TRUE(said_of({.leaves = 2, .is_exact = false}, by_job).empty());
     EXPECT_TRUE(said_of({.mesh = "tp=4", .leaves = 4}, by_job).empty());
   }

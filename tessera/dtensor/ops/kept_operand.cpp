@@ -1,7 +1,10 @@
 #include "tessera/dtensor/ops/kept_operand.h"
 
+#include <algorithm>
+
 #include <ATen/ops/zeros.h>
 
+#include "tessera/dtensor/record/gather_policy.h"
 #include "tessera/dtensor/record/interception.h"
 #include "tessera/dtensor/record/meta.h"
 
@@ -11,6 +14,14 @@ namespace {
 
 using torch::autograd::SavedVariable;
 using torch::autograd::ViewInfo;
+
+// Whether a view of a parameter lacks cuts over which the parameter is gathered: asked of layouts, so that all ranks,
+// also those of other stages, make the view again or none does.
+bool lacks_cuts(const layout::Spec& view, const layout::Spec& stored, const GatherPolicy& policy) {
+  return std::any_of(policy.read.begin(), policy.read.end(), [&](int64_t axis) {
+    return stored->placements[axis].is_shard() && !view->placements[axis].is_shard();
+  });
+}
 
 // How the tensor is made of a parameter that was gathered for it; null if it is not.
 const ViewInfo* view_of_gathered(const at::Tensor& tensor) {
@@ -22,9 +33,10 @@ const ViewInfo* view_of_gathered(const at::Tensor& tensor) {
     return nullptr;
   }
   const at::Tensor& base = view->get_backward_view().base_;
-  const bool is_of_parameter = is_dtensor(base) && meta_of(base)->parameter == meta_of(tensor)->parameter;
-  const bool is_of_stored = is_of_parameter && meta_of(base)->local.is_alias_of(meta_of(tensor)->local);
-  return is_of_parameter && !is_of_stored ? &view->get_backward_view() : nullptr;
+  const Meta& meta = *meta_of(tensor);
+  const bool is_gathered = is_dtensor(base) && meta_of(base)->parameter == meta.parameter &&
+                           lacks_cuts(meta.spec, meta_of(base)->spec, *meta.parameter->gather);
+  return is_gathered ? &view->get_backward_view() : nullptr;
 }
 
 }  // namespace

@@ -87,7 +87,7 @@ TEST_F(Cli, TheFlagsAreTheseAndNoOthers) {
       "--ranks\n"
       "schedule: --help\n"
       "schedule show: --help name --stages --microbatches --chunks --vocabulary --costs --svg --trace --csv "
-      "--communication\n"
+      "--communication --waits\n"
       "schedule verify: --help name --stages --microbatches --chunks --vocabulary --buffers --peak\n"
       "schedule replay: --help name --stages --microbatches --chunks --vocabulary --costs --json\n"
       "trace: --help flights\n"
