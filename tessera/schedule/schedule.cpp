@@ -10,17 +10,16 @@ namespace tessera::schedule {
 namespace {
 
 constexpr std::string_view kOverlapped = ")OVERLAP_F_B";
-
 constexpr std::string_view kWait = "WAIT_";
 
-// What the rank waits for, if the cell is a wait for something that may run on without it.
-std::optional<Action> try_parse_wait(std::string_view text) {
+// Whether the cell is a wait for a send or a reduction.
+bool is_wait(std::string_view text) {
   const size_t at = text.find(kWait);
   if (at == std::string_view::npos) {
-    return std::nullopt;
+    return false;
   }
   const auto action = try_parse_action(c10::str(text.substr(0, at), text.substr(at + kWait.size())));
-  return action && (is_send(action->kind) || action->kind == ActionKind::kReduce) ? action : std::nullopt;
+  return action && (is_send(action->kind) || action->kind == ActionKind::kReduce);
 }
 
 std::string wait_for(const Action& action) {
@@ -40,7 +39,7 @@ std::vector<Action> parse_row(std::string_view row, int64_t rank) {
   const auto cells = base::split(row, ',');
   for (size_t i = 0; i < cells.size(); ++i) {
     auto cell = base::trim(cells[i]);
-    if (cell.empty() || try_parse_wait(cell)) {
+    if (cell.empty() || is_wait(cell)) {
       continue;
     }
     if (!cell.starts_with('(') || !cell.ends_with(kOverlapped)) {

@@ -69,10 +69,9 @@ std::vector<int64_t> v_of_stages(int64_t ranks);
 std::string to_csv(const Schedule& schedule);
 std::ostream& operator<<(std::ostream& out, const Schedule& schedule);
 
-// The same with the waits that PyTorch has beside sends and reductions from 2.15 on, which run on without:
-// 1WAIT_SEND_F3 behind the backward that says that the output has come, of other sends at the row's end,
-// 0WAIT_REDUCE_GRAD at once. Here sends do not wait and a reduction ends before the next action, so a schedule has no
-// waits.
+// The same with a wait for each send and each reduction, which PyTorch asks for from 2.15 on: 1WAIT_SEND_F3 behind the
+// backward that says that the output has come, of other sends at the row's end, 0WAIT_REDUCE_GRAD at once. Here sends
+// do not wait and a reduction ends before the next action, so a schedule has no waits.
 std::string to_csv_with_waits(const Schedule& schedule);
 
 // The schedule of such rows. Stages are on the rank that runs them, micro-batches are those of the actions; one chain.

@@ -239,16 +239,12 @@ class Gathering {
       store_->compareSet(
           kFailure, {},
           bytes_of_text(Packer().number(static_cast<uint64_t>(rank)).text(message.substr(0, kWord)).take()));
-      failure_ = value_of(kFailure);
     } catch (const std::exception&) {
       // Who serves the store is gone, which the others see for themselves.
     }
   }
 
-  [[noreturn]] void throw_failure() {
-    failure_ = value_of(kFailure);
-    throw_failure_of(failure_);
-  }
+  [[noreturn]] void throw_failure() { throw_failure_of(value_of(kFailure)); }
 
   [[noreturn]] void throw_failure_of(const std::string& text) const {
     Unpacker reader(text);
@@ -278,9 +274,22 @@ class Gathering {
     }
   }
 
+  // What the store has of the first one; empty if it has nothing, or is gone.
+  std::string find_failure() {
+    try {
+      return store_->check({kFailure}) ? value_of(kFailure) : "";
+    } catch (const std::exception&) {
+      return "";
+    }
+  }
+
   // Rank 0 mostly serves the store, from which the others learn what happened. Whoever is later than it stays finds it
   // in the link.
   void stay() {
+    if (rank_ > 0) {
+      return;
+    }
+    const std::string word = find_failure();
     std::vector<bool> is_told(links_.size());
     const auto others_are_gone = [&] {
       for (int64_t peer = 1; peer < size_; ++peer) {
@@ -290,12 +299,12 @@ class Gathering {
       }
       return true;
     };
-    for (const auto end = Clock::now() + kStays; rank_ == 0 && Clock::now() < end && !others_are_gone();) {
+    for (const auto end = Clock::now() + kStays; Clock::now() < end && !others_are_gone();) {
       accept_others();
       for (size_t peer = 1; peer < links_.size(); ++peer) {
-        if (links_[peer].socket && !is_told[peer] && !failure_.empty()) {
+        if (links_[peer].socket && !is_told[peer] && !word.empty()) {
           is_told[peer] = true;
-          links_[peer].socket.send(failure_);
+          links_[peer].socket.send(word);
         }
       }
     }
@@ -313,8 +322,7 @@ class Gathering {
   const std::function<void()>& check_;
   std::vector<Link> links_;
   const Socket listening_;
-  std::string token_;    // of the job: keeps strangers out
-  std::string failure_;  // what the store has of the first one; empty: none that this rank has heard of
+  std::string token_;  // of the job: keeps strangers out
 };
 
 }  // namespace

@@ -215,11 +215,10 @@ std::string equation_of_linear(const at::Tensor& input) {
 }
 
 at::Tensor linear(const at::Tensor& input, const at::Tensor& weight, const std::optional<at::Tensor>& bias) {
-  const bool has_bias = bias && bias->defined(),
-             is_row = weight.dim() == 1;  // a row: the output's last dim is left out
-  TESSERA_CHECK(input.dim() >= 1 && (is_row || weight.dim() == 2) && input.size(-1) == weight.size(-1),
+  TESSERA_CHECK(input.dim() >= 1 && (weight.dim() == 1 || weight.dim() == 2) && input.size(-1) == weight.size(-1),
                 "[linear] input ", input.sizes(), " does not fit a weight of ", weight.sizes());
-  if (is_row) {
+  const bool has_bias = bias && bias->defined();
+  if (weight.dim() == 1) {  // the output's last dim is left out
     const at::Tensor product = at::matmul(input, weight);
     return has_bias ? at::add(product, *bias) : product;
   }
