@@ -17,10 +17,8 @@ struct OwnedOptions {
 // parameter's owner, and the new value comes back to the parameter's layout. Given equal gradients, the parameters have
 // the bits that the optimizer gives plain tensors on one thread, in both numerics. Its state is plain, lives at the
 // owner and nowhere else. Its options are those of this optimizer's groups, which schedules change. Parameters that are
-// plain (before `place`, or without a mesh) are stepped as they are.
-//
-// `checkpoint` does not know such state: of C++ programs it saves none, and refuses. Collective over the parameters'
-// mesh.
+// plain (before `place`, or without a mesh) are stepped as they are. Checkpoints of a job have its state, whole, if the
+// optimizer that it runs is of a known kind (parallel::register_optimizer). Collective over the parameters' mesh.
 class Owned : public torch::optim::Optimizer {
  public:
   explicit Owned(std::unique_ptr<torch::optim::Optimizer> optimizer, OwnedOptions options = {});
@@ -29,6 +27,9 @@ class Owned : public torch::optim::Optimizer {
 
   // The optimizer that is run. Between steps it has no state.
   torch::optim::Optimizer& optimizer() { return *optimizer_; }
+
+  // Where its parameters have their owners.
+  Wholes& wholes() { return wholes_; }
 
  private:
   std::vector<at::Tensor> all_parameters() const;

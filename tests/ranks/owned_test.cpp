@@ -1,8 +1,15 @@
 // A matrix-wise optimizer on whole matrices, each at one rank: the bits of plain tensors.
 #include "tessera/optim/owned.h"
 
-#include <torch/torch.h>
+#include <filesystem>
 
+#include <torch/torch.h>
+#include <unistd.h>
+
+#include "tessera/checkpoint/program/job.h"
+#include "tessera/parallel/generate_plan.h"
+#include "tessera/parallel/optimizer_fields.h"
+#include "tessera/parallel/place.h"
 #include "tests/ranks/support.h"
 
 namespace tessera::ranks::owned_test {
@@ -159,6 +166,79 @@ TEST(Owned, SendsEachMatrixThereAndBack) {
     EXPECT_LE(ledger.bytes_of("all_reduce", "a"), 8);
   });
   EXPECT_EQ(sent, 2 * 16 * 8 * 4 * 3 / 4);
+}
+
+struct ProductsImpl : torch::nn::Module {
+  torch::nn::Linear up = register_module("up", torch::nn::Linear(torch::nn::LinearOptions(8, 12).bias(false)));
+  torch::nn::Linear down = register_module("down", torch::nn::Linear(torch::nn::LinearOptions(12, 6).bias(false)));
+  at::Tensor forward(const at::Tensor& x) { return down(at::relu(up(x))); }
+};
+TORCH_MODULE(Products);
+
+// Steps of a job in `exact` on a mesh, from a checkpoint if there is one, and saved after them; what the parameters
+// are.
+Tensors go_on(const char* axes, const std::string& from, const std::string& to, int64_t steps) {
+  Tensors values;
+  const Mesh mesh = Mesh::parse(axes);
+  run_on(mesh, [&](int64_t rank) {
+    const sums::Lattice lattice{.batch = 12, .feature = 2};
+    dtensor::set_numerics(dtensor::Numerics::kExact, lattice);
+    torch::manual_seed(5);
+    Products model;
+    const auto optimizer = optim::owned(std::make_unique<Gram>(model->parameters()));
+    const auto plan = parallel::generate_plan(*model, {.mesh = mesh, .lattice = lattice});
+    parallel::place(*model, plan, optimizer.get());
+    parallel::Job job(
+        model.ptr(), plan,
+        [model](const std::vector<at::Tensor>& batch) mutable { return torch::mse_loss(model(batch[0]), batch[1]); },
+        {.optimizer = optimizer.get()});
+    if (!from.empty()) {
+      checkpoint::load(from, job);
+    }
+    for (int64_t step = 0; step < steps; ++step) {
+      const auto number = static_cast<double>(job.step() + 1);
+      job(waves({12, 8}, 0.3 * number).to(at::kFloat), waves({12, 6}, 0.7 * number).to(at::kFloat)).backward();
+      optimizer->step();
+      optimizer->zero_grad();
+      auto& options = optimizer->param_groups()[0].options();
+      options.set_lr(options.get_lr() * 0.75);
+    }
+    if (!to.empty()) {
+      checkpoint::save(to, job);
+    }
+    for (const at::Tensor& parameter : model->parameters()) {
+      const at::Tensor value = full_tensor(parameter.detach());
+      if (rank == 0) {
+        values.push_back(value);
+      }
+    }
+  });
+  return values;
+}
+
+// The state of each matrix, whole in the files, is at its owner again, on another mesh too.
+TEST(Owned, GoesOnFromACheckpoint) {
+  static const bool is_known = [] {
+    parallel::register_optimizer(parallel::optimizer_kind<Gram, GramOptions, GramState>(
+        "Gram", [](GramOptions& options, parallel::FieldVisitor& visit) { visit.number("lr", options.lr()); },
+        [](GramState& state, parallel::FieldVisitor& visit) { visit.tensor("gram", state.gram()); }));
+    return true;
+  }();
+  ASSERT_TRUE(is_known);
+  at::set_num_threads(1);
+  const std::string run = std::filesystem::temp_directory_path() / ("tessera_owned_" + std::to_string(::getpid()));
+  for (const char* first : {"1", "fsdp=2", "fsdp=3", "dp=2,fsdp=2"}) {
+    std::filesystem::remove_all(run);
+    go_on(first, "", run, 2);
+    const Tensors expected = go_on("1", "", "", 4);
+    for (const char* then : {"1", "fsdp=2", "dp=2", "fsdp=4"}) {
+      const Tensors found = go_on(then, run, "", 2);
+      for (size_t i = 0; i < found.size(); ++i) {
+        EXPECT_TRUE(at::equal(found[i], expected[i])) << first << ", then " << then << ", parameter " << i;
+      }
+    }
+  }
+  std::filesystem::remove_all(run);
 }
 
 TEST(Owned, SaysWhatItDoesNotTake) {

@@ -1,12 +1,14 @@
 #include "tessera/checkpoint/program/job.h"
 
 #include <filesystem>
+#include <optional>
 
 #include "tessera/base/text.h"
 #include "tessera/checkpoint/folder/steps.h"
 #include "tessera/checkpoint/program/file_names.h"
 #include "tessera/checkpoint/program/optimizer.h"
 #include "tessera/checkpoint/program/run_state.h"
+#include "tessera/checkpoint/program/shared_state.h"
 #include "tessera/checkpoint/ranks/agree.h"
 #include "tessera/checkpoint/ranks/load.h"
 #include "tessera/checkpoint/store/posix_store.h"
@@ -25,6 +27,7 @@ Contents own_contents_of(const parallel::Job& job, const catalogue::Values& extr
   Contents contents;
   add_model(tensors, contents);
   if (auto* optimizer = job.options().optimizer) {
+    const SharedState shared(*optimizer);
     add_optimizer({*optimizer, tensors}, contents);
   }
   if (const auto* scaler = job.options().loss_scaler) {
@@ -76,7 +79,9 @@ catalogue::Values load(const std::string& folder, parallel::Job& job, LoadJobOpt
   auto* optimizer = job.options().optimizer;
   Contents own;
   add_model(tensors, own);
+  std::optional<SharedState> shared;
   if (optimizer != nullptr) {
+    shared.emplace(*optimizer, /*is_empty=*/true);
     prepare_optimizer({*optimizer, tensors}, checkpoint.catalogue, checkpoint.folder);
     add_optimizer({*optimizer, tensors}, own);
   }
@@ -90,6 +95,7 @@ catalogue::Values load(const std::string& folder, parallel::Job& job, LoadJobOpt
   load_tensors(checkpoint, contents, own, job, {.allows_extra = true});  // moments that nobody wants
   if (optimizer != nullptr) {
     restore_optimizer({*optimizer, tensors}, values.at(kOptimizer));
+    shared->take();
   }
   if (auto* scaler = job.options().loss_scaler) {
     restore_loss_scaler(checkpoint, *scaler);

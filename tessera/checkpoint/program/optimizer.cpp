@@ -6,51 +6,21 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
-#include <nlohmann/json.hpp>
 
 #include "tessera/base/error.h"
-#include "tessera/parallel/optimizer_fields.h"
+#include "tessera/checkpoint/program/optimizer_values.h"
+#include "tessera/optim/owned.h"
 #include "tessera/parallel/place.h"
 
 namespace tessera::checkpoint {
 namespace {
 
 using nlohmann::json;
-using parallel::FieldVisitor;
-using parallel::OptimizerKind;
 using parallel::TensorVisitor;
-
-const OptimizerKind& kind_of(const torch::optim::Optimizer& optimizer) {
-  const auto* kind = parallel::find_kind(optimizer);
-  TESSERA_CHECK_AS(DataError, kind, "[checkpoint] the state of an optimizer that is none of ",
-                   parallel::optimizer_names(), "; tell of it with register_optimizer (parallel/optimizer_fields.h)");
-  return *kind;
-}
 
 std::string moment_name(const char* field, const std::string& parameter) {
   return std::string(field) + "/" + parameter;
 }
-
-// Takes down what is no tensor.
-class Writer : public FieldVisitor {
- public:
-  void integer(const char* name, int64_t& value) override { fields[name] = value; }
-  void number(const char* name, double& value) override { fields[name] = value; }
-  void flag(const char* name, bool& value) override { fields[name] = value; }
-  json fields = json::object();
-};
-
-// Sets what Writer took down; throws json::exception where a field is missing or of another type.
-class FieldReader : public FieldVisitor {
- public:
-  explicit FieldReader(const json& fields) : fields_(fields) {}
-  void integer(const char* name, int64_t& value) override { value = fields_.at(name).get<int64_t>(); }
-  void number(const char* name, double& value) override { value = fields_.at(name).get<double>(); }
-  void flag(const char* name, bool& value) override { value = fields_.at(name).get<bool>(); }
-
- private:
-  const json& fields_;
-};
 
 // The name of each parameter, by its identity.
 std::map<const void*, std::string> names_by_address(const NamedOptimizer& named) {
@@ -82,13 +52,13 @@ json value_of(const NamedOptimizer& named) {
   const auto names = names_by_address(named);
   json value = {{"kind", kind.name}, {"groups", json::array()}, {"state", json::object()}};
   for (auto& group : named.optimizer.param_groups()) {
-    Writer options;
+    FieldWriter options;
     kind.visit_options(group.options(), options);
     value["groups"].push_back({{"options", options.fields}, {"parameters", names_in(group, names)}});
   }
   for (const auto& tensor : named.tensors) {
     if (auto* state = state_of(named, tensor.tensor)) {
-      Writer numbers;
+      FieldWriter numbers;
       kind.visit_state(*state, numbers);
       value["state"][tensor.name] = numbers.fields;
     }
@@ -131,6 +101,14 @@ void verify_kind(const NamedOptimizer& named, const catalogue::Catalogue& found,
 }
 
 }  // namespace
+
+const parallel::OptimizerKind& kind_of(torch::optim::Optimizer& optimizer) {
+  auto* owned = dynamic_cast<optim::Owned*>(&optimizer);
+  const auto* kind = parallel::find_kind(owned != nullptr ? owned->optimizer() : optimizer);
+  TESSERA_CHECK_AS(DataError, kind, "[checkpoint] the state of an optimizer that is none of ",
+                   parallel::optimizer_names(), "; tell of it with register_optimizer (parallel/optimizer_fields.h)");
+  return *kind;
+}
 
 void add_optimizer(const NamedOptimizer& named, Contents& contents) {
   contents.values[kOptimizer] = value_of(named).dump();

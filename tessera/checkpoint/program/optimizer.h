@@ -14,7 +14,8 @@ namespace tessera::checkpoint {
 // The value under which everything stands that is no tensor.
 constexpr const char* kOptimizer = "optimizer";
 
-// An optimizer and the named tensors of the model that it updates.
+// An optimizer and the named tensors of the model that it updates. The state of an owned optimizer is shared meanwhile
+// (SharedState).
 struct NamedOptimizer {
   torch::optim::Optimizer& optimizer;
   const std::vector<plan::NamedTensor>& tensors;
