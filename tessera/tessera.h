@@ -54,6 +54,7 @@ using layout::ReduceOp;
 using layout::Replicate;
 using layout::Shard;
 using layout::Spec;
+using layout::spanning;
 
 // Distributed tensors, which libtorch's operators, autograd, modules and optimizers take as they are.
 using dtensor::deep_copy;

@@ -60,7 +60,7 @@ class Mesh:
     def __hash__(self) -> int: ...
 
 class Placement:
-    """What one mesh axis does to a tensor. Made by Shard(dim), RaggedShard((dim,), sizes), Replicate(), Partial(op) and On(coordinate)."""
+    """What one mesh axis does to a tensor. Made by Shard(dim), RaggedShard(dims, sizes), Replicate(), Partial(op) and On(coordinate)."""
 
     @property
     def kind(self) -> str: ...

@@ -14,7 +14,7 @@ class _OfKind(type):
 class Shard(metaclass=_OfKind):
     """`dim` is cut over the ranks of a mesh axis, as torch.chunk cuts, on multiples of `unit` elements."""
 
-    _kinds = ("shard", "interleaved shard", "ragged shard")
+    _kinds = ("shard", "interleaved shard", "ragged shard", "spanning shard")
 
     def __new__(cls, dim, *, unit=1, order=-1):
         return _C.shard(dim, unit, order, 1)
@@ -30,9 +30,10 @@ class InterleavedShard(metaclass=_OfKind):
 
 
 class RaggedShard(metaclass=_OfKind):
-    """The dim in `dims` is cut at given places: the rank at coordinate i of the axis holds `sizes[i]` elements of it, which may be 0."""
+    """The dim in `dims`, or the leading dims `(0, 1, ...)` taken together as one, is cut at given places: the rank at coordinate i of the axis
+    holds `sizes[i]` elements of it, which may be 0. Of several dims a rank's part has the sizes `(1, ..., sizes[i], rest)`."""
 
-    _kinds = ("ragged shard",)
+    _kinds = ("ragged shard", "spanning shard")
 
     def __new__(cls, dims, sizes, *, order=-1, blocks=1):
         return _C.ragged_shard(dims, sizes, order, blocks)

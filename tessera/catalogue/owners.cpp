@@ -26,12 +26,13 @@ bool is_everywhere(int64_t size, const std::vector<layout::NestedCut>& cuts, siz
 }
 
 bool is_everywhere(const Spec& spec) {
+  const std::vector<int64_t> sizes = spec->run_sizes();
   for (int64_t dim = 0; dim < spec->ndim(); ++dim) {
     std::vector<layout::NestedCut> cuts;
     for (int64_t axis : spec->axes_of(dim)) {
       cuts.push_back({spec->mesh.axis(axis).size, spec->placements[axis].places});
     }
-    if (!is_everywhere(spec->sizes[dim] / spec->blocks_of(dim), cuts, 0)) {
+    if (!is_everywhere(sizes[dim] / spec->blocks_of(dim), cuts, 0)) {
       return false;
     }
   }

@@ -132,7 +132,36 @@ Box local_box(const Spec& spec, int64_t rank, const Box& box) {
   return local;
 }
 
+namespace {
+
+// Of dims that a cut spans, a part's first element stands in the last: its row-major order is that of the tensor, but
+// begins there.
+Box part_around_run(const Spec& spec, int64_t rank, const Box& box) {
+  const auto coord = spec->mesh.coord_of(rank);
+  TESSERA_CHECK(coord && spec->holds(*coord) && box.size() == spec->sizes.size(), "[catalogue] rank ", rank,
+                " holds no part of ", spec.str());
+  const auto last = static_cast<size_t>(layout::last_spanned_dim(spec->placements));
+  Box part = spec.local_ranges(*coord);
+  int64_t begin = 0, end = 0;  // of the box, among all that is taken together
+  for (size_t d = 0; d <= last; ++d) {
+    begin = begin * spec->sizes[d] + box[d].begin;
+    end = end * spec->sizes[d] + box[d].end - 1;
+  }
+  TESSERA_CHECK(part[last].begin <= begin && end < part[last].end, "[catalogue] rank ", rank,
+                " does not hold elements ", begin, " to ", end + 1, " of dims 0 to ", last, " of ", spec.str());
+  part[last].end = part[last].begin + spec->sizes[last];
+  for (size_t d = 0; d < last; ++d) {
+    part[d] = {0, spec->sizes[d]};
+  }
+  return part;
+}
+
+}  // namespace
+
 Box part_around(const Spec& spec, int64_t rank, const Box& box) {
+  if (spec->is_spanned()) {
+    return part_around_run(spec, rank, box);
+  }
   Box part = local_box(spec, rank, box);
   const auto sizes = spec.local_sizes(*spec->mesh.coord_of(rank));
   for (size_t d = 0; d < part.size(); ++d) {

@@ -67,7 +67,9 @@ std::string text_of(const Places& given) {
 std::optional<Placement> try_parse_shard(std::string_view text) {
   ShardOptions options;
   std::optional<Places> given;
-  const auto dim = take_int(text);
+  const auto first = take_int(text);
+  const bool spans = take(text, "-");
+  const auto dim = spans ? take_int(text) : first;
   if (take(text, "/")) {
     options.blocks = take_int(text).value_or(0);
   }
@@ -80,12 +82,14 @@ std::optional<Placement> try_parse_shard(std::string_view text) {
   if (take(text, "@")) {
     options.order = static_cast<int>(std::min<int64_t>(take_int(text).value_or(-2), 128));
   }
-  const bool is_read = dim && *dim <= INT32_MAX && options.unit >= 1 && options.blocks >= 1 && options.blocks <= 255 &&
-                       options.order >= -1 && options.order <= 127;
+  const bool is_span = !spans || (first == 0 && dim > 0 && options.blocks == 1);
+  const bool is_read = first && dim && *dim <= INT32_MAX && is_span && options.unit >= 1 && options.blocks >= 1 &&
+                       options.blocks <= 255 && options.order >= -1 && options.order <= 127;
   if (!is_read || text != ")") {
     return std::nullopt;
   }
-  return given ? RaggedShard({*dim}, given->sizes(), options) : Shard(*dim, options);
+  const Placement cut = given ? RaggedShard({*dim}, given->sizes(), options) : Shard(*dim, options);
+  return spans ? spanning(cut) : cut;
 }
 
 std::optional<Placement> try_parse_placement(std::string_view text) {
@@ -154,7 +158,7 @@ std::string Placement::str() const {
   if (is_on()) {
     return "On(" + std::to_string(coordinate()) + (stage == dim ? "" : ";" + std::to_string(stage)) + ")";
   }
-  std::string text = "S(" + std::to_string(dim);
+  std::string text = std::string("S(") + (spans ? "0-" : "") + std::to_string(dim);
   if (blocks != 1) {
     text += "/" + std::to_string(blocks);
   }
@@ -173,7 +177,7 @@ Placement parse_placement(std::string_view text) {
   const auto placement = try_parse_placement(without_spaces(text));
   TESSERA_CHECK_AS(ConfigError, placement, "[layout] \"", text,
                    "\" is no placement; accepted: R, S(dim), S(dim;unit), S(dim@order), S(dim;unit@order), "
-                   "S(dim/blocks;unit), S(dim|size,size,...), P, P(sum), P(max), "
+                   "S(dim/blocks;unit), S(dim|size,size,...), S(0-dim|size,size,...), P, P(sum), P(max), "
                    "P(min), P(prod), P(avg), On(coordinate), On(coordinate;stage)");
   return *placement;
 }

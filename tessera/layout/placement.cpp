@@ -35,12 +35,24 @@ Placement InterleavedShard(int64_t dim, int64_t blocks, ShardOptions options) {
 }
 
 Placement RaggedShard(const std::vector<int64_t>& dims, const std::vector<int64_t>& sizes, ShardOptions options) {
-  TESSERA_CHECK(dims.size() == 1, "[layout] RaggedShard of dims [", base::join(dims, ", "), "]; accepted: one dim");
+  bool are_leading = !dims.empty();
+  for (size_t i = 0; dims.size() > 1 && i < dims.size(); ++i) {
+    are_leading &= dims[i] == static_cast<int64_t>(i);
+  }
+  TESSERA_CHECK(are_leading, "[layout] RaggedShard of dims [", base::join(dims, ", "),
+                "]; accepted: one dim, or the leading ones, [0, 1, ...]");
   TESSERA_CHECK(options.unit == 1, "[layout] RaggedShard of dim ", dims[0], " with unit ", options.unit,
                 ": its sizes say where it is cut; accepted: sizes that are multiples of the unit");
-  Placement result = Shard(dims[0], options);
+  Placement result = Shard(dims.back(), options);
   result.places = Places::of_sizes(sizes);
-  return result;
+  return dims.size() > 1 ? spanning(result) : result;
+}
+
+Placement spanning(Placement cut) {
+  TESSERA_CHECK(cut.is_shard() && cut.blocks == 1, "[layout] ", cut.str(),
+                " of several dims taken together; accepted: a Shard that is not interleaved");
+  cut.spans = cut.dim > 0;
+  return cut;
 }
 
 Placement Partial(ReduceOp op) {
@@ -68,7 +80,8 @@ uint64_t Placement::hash() const {
   const uint64_t small = static_cast<uint64_t>(kind) | static_cast<uint64_t>(op) << 8 |
                          static_cast<uint64_t>(static_cast<uint8_t>(order)) << 16 |
                          static_cast<uint64_t>(blocks) << 24 | static_cast<uint64_t>(dim) << 32;
-  return base::hash_combine(small, is_on() ? static_cast<uint64_t>(stage) : places.hash());
+  const uint64_t hash = base::hash_combine(small, is_on() ? static_cast<uint64_t>(stage) : places.hash());
+  return spans ? base::hash_mix(hash) : hash;
 }
 
 const char* name_of(ReduceOp op) {
@@ -92,7 +105,11 @@ bool commute(ReduceOp a, ReduceOp b) {
 const char* Placement::kind_name() const {
   switch (kind) {
     case Kind::kReplicate: return "replicate";
-    case Kind::kShard: return is_interleaved() ? "interleaved shard" : is_ragged() ? "ragged shard" : "shard";
+    case Kind::kShard:
+      return is_interleaved() ? "interleaved shard"
+             : is_spanning()  ? "spanning shard"
+             : is_ragged()    ? "ragged shard"
+                              : "shard";
     case Kind::kPartial: return "partial";
     case Kind::kOn: return "on";
   }
@@ -124,6 +141,11 @@ Placements with_dims(Placements placements, const std::function<int64_t(int64_t)
     }
   }
   return placements;
+}
+
+int64_t last_spanned_dim(const Placements& placements) {
+  const auto found = std::find_if(placements.begin(), placements.end(), [](const Placement& p) { return p.spans; });
+  return found == placements.end() ? 0 : found->dim;
 }
 
 int64_t last_cut_dim(const Placements& placements) {

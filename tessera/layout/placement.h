@@ -35,7 +35,8 @@ struct ShardOptions {
 //
 // Printed and parsed as `R`, `S(0)`, `S(0;64)` (unit 64), `S(0;64@1)` or `S(0@1)` (second among the axes that cut dim
 // 0), `S(0/3)` or `S(0/3;64)` (dim 0 is 3 blocks, each of which is cut), `S(0|3,0,5)` or `S(0|2*4,3)` (into parts of 3,
-// 0 and 5 elements; of 4, 4 and 3), `P` for `P(sum)`, `P(max)`, `P(min)`, `P(prod)`, `P(avg)`, `On(2)` (on coordinate 2
+// 0 and 5 elements; of 4, 4 and 3), `S(0-1|3,0,5)` (dims 0 and 1 taken together as one, of which ranks hold 3, 0 and 5
+// elements), `P` for `P(sum)`, `P(max)`, `P(min)`, `P(prod)`, `P(avg)`, `On(2)` (on coordinate 2
 // of the axis and nowhere else), `On(0;3)` (on coordinate 0, as stage 3 of a pipeline).
 struct Placement {
   enum class Kind : uint8_t { kReplicate, kShard, kPartial, kOn };
@@ -46,6 +47,7 @@ struct Placement {
   uint8_t blocks = 1;            // of a Shard
   int32_t dim = 0;               // of a Shard, never negative; of an On the coordinate
   int32_t stage = 0;             // of an On: which comes before which, of the places that a coordinate has
+  bool spans = false;            // of a Shard: dims 0 to `dim` are taken together as one, and that is cut
   Places places = {};            // of a Shard
 
   bool is_replicate() const { return kind == Kind::kReplicate; }
@@ -53,11 +55,12 @@ struct Placement {
   bool is_shard(int64_t d) const { return kind == Kind::kShard && dim == d; }
   bool is_interleaved() const { return kind == Kind::kShard && blocks > 1; }
   bool is_ragged() const { return kind == Kind::kShard && places.are_given(); }
+  bool is_spanning() const { return kind == Kind::kShard && spans; }
   bool is_partial() const { return kind == Kind::kPartial; }
   bool is_on() const { return kind == Kind::kOn; }
   int64_t coordinate() const { return dim; }  // of an On
-  // Both cut one dim, wherever.
-  bool shares_dim(const Placement& other) const { return is_shard() && other.is_shard(dim); }
+  // Both cut one dim (or the same ones taken together), wherever.
+  bool shares_dim(const Placement& other) const { return is_shard() && other.is_shard(dim) && spans == other.spans; }
   // Every rank of the axis holds its part of the value itself.
   bool is_settled() const { return !is_partial() && !is_on(); }
   // The ranks of the axis hold the value once in all.
@@ -73,7 +76,7 @@ struct Placement {
   uint64_t hash() const;
 
   std::string str() const;
-  // `shard`, `interleaved shard`, `ragged shard`, `replicate`, `partial` or `on`.
+  // `shard`, `interleaved shard`, `ragged shard`, `spanning shard`, `replicate`, `partial` or `on`.
   const char* kind_name() const;
 };
 
@@ -86,8 +89,12 @@ Placement InterleavedShard(int64_t dim, int64_t blocks, ShardOptions options = {
 // A cut of one dim at given places: the rank at coordinate i of the axis holds `sizes[i]` elements of it, which may be
 // 0 (parameters that lie end to end in one buffer, of which each rank has a run). The sizes add up to what the axis
 // cuts: the dim, a block of it, or the longest run that slower axes leave; on shorter runs cuts beyond the end are the
-// end.
+// end. Of several leading dims, {0, 1, ...}: see `spanning`; the sizes are in elements of all of them together.
 Placement RaggedShard(const std::vector<int64_t>& dims, const std::vector<int64_t>& sizes, ShardOptions options = {});
+// The same cut of dims 0 to the cut's own, taken together as one dim of all their elements: for tensors of few rows,
+// such as [experts, in, out]. What a rank holds is a run of that dim: a part of sizes [1, ..., run, rest]. Not
+// interleaved; axes that cut one of these dims cut the same ones together. See docs/design/0023.
+Placement spanning(Placement cut);
 // The value is the combination over the ranks of the axis.
 Placement Partial(ReduceOp op = ReduceOp::kSum);
 // The rank at `coordinate` of the axis holds what all would hold with Replicate; the others hold nothing: a part of
@@ -107,6 +114,9 @@ Placements without_cuts(Placements placements, const std::function<bool(const Pl
 
 // Every cut of a dim is one of `dim_of` that dim instead.
 Placements with_dims(Placements placements, const std::function<int64_t(int64_t)>& dim_of);
+
+// The last of the leading dims that a cut takes together; 0 where none does.
+int64_t last_spanned_dim(const Placements& placements);
 
 // The largest dim that is cut; -1 where none is.
 int64_t last_cut_dim(const Placements& placements);

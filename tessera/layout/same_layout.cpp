@@ -5,7 +5,7 @@ namespace tessera::layout {
 
 bool same_cuts(const Mesh& mesh, const Placements& placements, c10::IntArrayRef sizes, int64_t axis,
                const Placement& other) {
-  if (placements[axis].blocks != other.blocks) {
+  if (placements[axis].blocks != other.blocks || placements[axis].spans != other.spans) {
     return false;
   }
   if (placements[axis].places == other.places) {
@@ -33,11 +33,13 @@ bool same_layout(const Spec& a, const Spec& b) {
   const Placements& x = a->placements;
   const Placements& y = b->placements;
   for (size_t i = 0; i < x.size(); ++i) {
-    if (x[i].kind != y[i].kind || x[i].op != y[i].op || x[i].dim != y[i].dim || x[i].blocks != y[i].blocks) {
+    if (x[i].kind != y[i].kind || x[i].op != y[i].op || x[i].dim != y[i].dim || x[i].blocks != y[i].blocks ||
+        x[i].spans != y[i].spans) {
       return false;
     }
   }
   const std::vector<int64_t> blocks = blocks_of_dims(x, a->ndim());
+  const std::vector<int64_t> sizes = a->run_sizes();
   for (int64_t dim = 0; dim < a->ndim(); ++dim) {
     const auto axes = a->axes_of(dim);
     if (axes != b->axes_of(dim)) {
@@ -48,7 +50,7 @@ bool same_layout(const Spec& a, const Spec& b) {
       cuts_a.push_back({a->mesh.axis(axis).size, x[axis].places});
       cuts_b.push_back({a->mesh.axis(axis).size, y[axis].places});
     }
-    if (!same_places(a->sizes[dim] / blocks[dim], cuts_a, cuts_b)) {
+    if (!same_places(sizes[dim] / blocks[dim], cuts_a, cuts_b)) {
       return false;
     }
   }

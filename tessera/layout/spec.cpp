@@ -143,14 +143,20 @@ std::string fault_of(const Mesh& mesh, PlacementsRef placements, c10::IntArrayRe
       return c10::str("the axes that cut dim ", placement.dim,
                       " give no one order; accepted: each position once, or none");
     }
-    for (int64_t axis : axes) {
-      if (placements[axis].blocks != placement.blocks) {
-        return c10::str(placement.str(), " and ", placements[axis].str(), " cut one dim; accepted: the same blocks");
+    for (size_t b = 0; b < placements.size(); ++b) {
+      const Placement& other = placements[b];
+      const bool share_dim = other.is_shard(placement.dim);
+      if (share_dim && other.blocks != placement.blocks) {
+        return c10::str(placement.str(), " and ", other.str(), " cut one dim; accepted: the same blocks");
+      }
+      if (placement.spans && other.is_shard() && other.dim <= placement.dim && !placement.shares_dim(other)) {
+        return c10::str(placement.str(), " and ", other.str(),
+                        " cut one dim; accepted: cuts of the same dims taken together");
       }
     }
-    const std::string fault = axes.front() == static_cast<int64_t>(a)
-                                  ? fault_of_cuts(mesh, placements, placement.dim, sizes[placement.dim], axes)
-                                  : "";
+    const int64_t size = sizes_in_runs(sizes, placement.spans ? placement.dim : 0)[placement.dim];
+    const std::string fault =
+        axes.front() == static_cast<int64_t>(a) ? fault_of_cuts(mesh, placements, placement.dim, size, axes) : "";
     if (!fault.empty()) {
       return fault;
     }
@@ -247,6 +253,14 @@ void verify_labels(const Labels& labels, c10::IntArrayRef sizes) {
 
 }  // namespace
 
+std::vector<int64_t> sizes_in_runs(c10::IntArrayRef sizes, int64_t last_spanned) {
+  std::vector<int64_t> runs = sizes.vec();
+  for (int64_t d = 0; d < last_spanned; ++d) {
+    runs[last_spanned] *= std::exchange(runs[d], 1);
+  }
+  return runs;
+}
+
 int64_t SpecData::numel() const { return std::accumulate(sizes.begin(), sizes.end(), int64_t{1}, std::multiplies<>()); }
 
 int64_t SpecData::bytes() const { return numel() * static_cast<int64_t>(c10::elementSize(dtype)); }
@@ -254,8 +268,11 @@ int64_t SpecData::bytes() const { return numel() * static_cast<int64_t>(c10::ele
 bool SpecData::is_cut() const { return last_cut_dim(placements) >= 0; }
 
 bool SpecData::is_cut(int64_t dim) const {
-  return std::any_of(placements.begin(), placements.end(), [&](const Placement& p) { return p.is_shard(dim); });
+  return std::any_of(placements.begin(), placements.end(),
+                     [&](const Placement& p) { return p.is_shard(dim) || (p.spans && dim < p.dim); });
 }
+
+std::vector<int64_t> SpecData::run_sizes() const { return sizes_in_runs(sizes, last_spanned_dim(placements)); }
 
 bool SpecData::is_interleaved() const {
   return std::any_of(placements.begin(), placements.end(), [](const Placement& p) { return p.is_interleaved(); });
@@ -305,6 +322,8 @@ Spec Spec::make(const Mesh& mesh, const Placements& placements, c10::IntArrayRef
     TESSERA_CHECK(fault.empty(), "[layout] ", layout::str(mesh, placements), " on mesh {", mesh.str(), "}: ", fault);
     TESSERA_CHECK(sizes.size() == strides.size(), "[layout] ", sizes.size(), " sizes and ", strides.size(), " strides");
     verify_labels(labels, sizes);
+    TESSERA_CHECK(last_spanned_dim(placements) == 0 || !batch_dim(labels), "[layout] ", layout::str(mesh, placements),
+                  " takes dims together of a tensor of samples, ", layout::str(labels), "; accepted: cuts of one dim");
     return key.make(hash);
   };
   return Spec(records().find_or_make(hash, equals, make_record, [](const SpecData& data) { data.holders.add(); }));
@@ -350,9 +369,10 @@ std::vector<Range> Spec::local_ranges(const Coord& coord) const {
 }
 
 std::vector<Range> Spec::first_runs(const Coord& coord) const {
-  std::vector<Range> ranges(data_->sizes.size());
+  const std::vector<int64_t> sizes = data_->run_sizes();
+  std::vector<Range> ranges(sizes.size());
   for (size_t d = 0; d < ranges.size(); ++d) {
-    ranges[d] = local_range(data_->mesh, data_->placements, static_cast<int64_t>(d), data_->sizes[d], coord);
+    ranges[d] = local_range(data_->mesh, data_->placements, static_cast<int64_t>(d), sizes[d], coord);
   }
   return ranges;
 }
@@ -360,9 +380,10 @@ std::vector<Range> Spec::first_runs(const Coord& coord) const {
 std::vector<std::vector<Range>> Spec::local_runs(const Coord& coord) const {
   const std::vector<int64_t> blocks = blocks_of_dims(data_->placements, data_->ndim());
   const std::vector<Range> firsts = first_runs(coord);
+  const std::vector<int64_t> sizes = data_->run_sizes();
   std::vector<std::vector<Range>> runs(firsts.size());
   for (size_t d = 0; d < runs.size(); ++d) {
-    runs[d] = in_blocks(firsts[d], data_->sizes[d], blocks[d]);
+    runs[d] = in_blocks(firsts[d], sizes[d], blocks[d]);
   }
   return runs;
 }
@@ -381,8 +402,9 @@ std::vector<int64_t> Spec::local_sizes(const Coord& coord) const {
 
 std::vector<int64_t> Spec::largest_sizes() const {
   std::vector<int64_t> sizes = blocks_of_dims(data_->placements, data_->ndim());
+  const std::vector<int64_t> whole = data_->run_sizes();
   for (size_t d = 0; d < sizes.size(); ++d) {
-    int64_t run = data_->sizes[d] / sizes[d];
+    int64_t run = whole[d] / sizes[d];
     for (int64_t axis : data_->axes_of(static_cast<int64_t>(d))) {
       run = data_->placements[axis].cut(run, data_->mesh.axes()[axis].size).most();
     }
@@ -417,14 +439,58 @@ std::vector<int64_t> blocks_of_dims(const Placements& placements, int64_t ndim) 
   return blocks;
 }
 
-Spec unfolded(const Spec& spec, c10::IntArrayRef blocks) {
+BoxForm BoxForm::of(const Placements& placements, int64_t ndim) {
+  return {.blocks = blocks_of_dims(placements, ndim), .last_spanned = last_spanned_dim(placements)};
+}
+
+std::optional<BoxForm> BoxForm::common(const Placements& a, const Placements& b, int64_t ndim) {
+  BoxForm form = of(a, ndim);
+  const BoxForm other = of(b, ndim);
+  for (size_t d = 0; d < form.blocks.size(); ++d) {
+    form.blocks[d] = std::max(form.blocks[d], other.blocks[d]);
+  }
+  form.last_spanned = std::max(form.last_spanned, other.last_spanned);
+  const auto fits = [&](const Placement& p) { return !p.is_shard() || form.fits(p); };
+  const bool is_common = std::all_of(a.begin(), a.end(), fits) && std::all_of(b.begin(), b.end(), fits);
+  return is_common ? std::optional(std::move(form)) : std::nullopt;
+}
+
+bool BoxForm::fits(const Placement& cut) const {
+  if (last_spanned == 0 || cut.dim > last_spanned) {
+    return cut.blocks == blocks[cut.dim];
+  }
+  const bool is_of_rows = cut.dim == 0 && !cut.spans;  // whole ones, of all dims that are taken together
+  return cut.blocks == 1 && (is_of_rows || (cut.spans && cut.dim == last_spanned));
+}
+
+bool BoxForm::is_plain() const {
+  return last_spanned == 0 && std::all_of(blocks.begin(), blocks.end(), [](int64_t count) { return count == 1; });
+}
+
+namespace {
+
+// The cut of `dim` in a form: of rows, one of all the elements that are taken together; else as it is.
+Placement cut_in(const BoxForm& form, Placement cut, int32_t dim, c10::IntArrayRef sizes) {
+  if (cut.dim == 0 && form.last_spanned > 0) {
+    cut.places = cut.places.times(c10::multiply_integers(sizes.begin() + 1, sizes.begin() + form.last_spanned + 1));
+  }
+  cut.dim = dim;
+  cut.blocks = 1;
+  cut.spans = false;
+  return cut;
+}
+
+}  // namespace
+
+Spec taken_apart(const Spec& spec, const BoxForm& form) {
+  const std::vector<int64_t> runs = sizes_in_runs(spec->sizes, form.last_spanned);
   std::vector<int64_t> sizes;
   std::vector<int64_t> strides;
   std::vector<int32_t> dims;
-  for (size_t d = 0; d < blocks.size(); ++d) {
-    const int64_t size = spec->sizes[d] / blocks[d];
-    if (blocks[d] > 1) {
-      sizes.push_back(blocks[d]);
+  for (size_t d = 0; d < runs.size(); ++d) {
+    const int64_t size = runs[d] / form.blocks[d];
+    if (form.blocks[d] > 1) {
+      sizes.push_back(form.blocks[d]);
       strides.push_back(spec->strides[d] * size);
     }
     dims.push_back(static_cast<int32_t>(sizes.size()));
@@ -434,9 +500,9 @@ Spec unfolded(const Spec& spec, c10::IntArrayRef blocks) {
   Placements placements = spec->placements;
   for (Placement& placement : placements) {
     if (placement.is_shard()) {
-      TESSERA_ASSERT(placement.blocks == blocks[placement.dim], spec.str(), " in blocks ", blocks);
-      placement.dim = dims[placement.dim];
-      placement.blocks = 1;
+      TESSERA_ASSERT(form.fits(placement), spec.str(), " in blocks ", form.blocks, " and dims to ", form.last_spanned);
+      const int32_t dim = placement.dim == 0 ? static_cast<int32_t>(form.last_spanned) : placement.dim;
+      placement = cut_in(form, placement, dims[dim], spec->sizes);
     }
   }
   return Spec::make(spec->mesh, placements, sizes, strides, spec->dtype);
@@ -463,6 +529,8 @@ Range local_range(const Mesh& mesh, const Placements& placements, int64_t dim, i
 
 std::vector<int64_t> sizes_of_equal_parts(const Mesh& mesh, const Placements& placements, c10::IntArrayRef local) {
   verify_count(mesh, placements);
+  TESSERA_CHECK(last_spanned_dim(placements) == 0, "[layout] the sizes of a tensor of which ranks hold parts of ",
+                local, " as ", layout::str(mesh, placements), ", which takes dims together: give the global sizes");
   std::vector<int64_t> sizes = local.vec();
   for (size_t dim = 0; dim < sizes.size(); ++dim) {
     const std::vector<int64_t> axes = axes_of_dim(mesh, placements, static_cast<int64_t>(dim));

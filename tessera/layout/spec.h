@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <initializer_list>
 #include <iosfwd>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -69,7 +70,12 @@ struct SpecData {
   int64_t numel() const;
   int64_t bytes() const;
 
-  // Whether any dim is cut, and whether this one is.
+  // The sizes of the tensor in which what a rank holds is one run of each dim: its own, where no cut takes dims
+  // together, else [1, ..., all of them, rest]. See `spanning`.
+  std::vector<int64_t> run_sizes() const;
+  bool is_spanned() const { return last_spanned_dim(placements) > 0; }
+
+  // Whether any dim is cut, and whether this one is (or is taken together with others that are).
   bool is_cut() const;
   bool is_cut(int64_t dim) const;
   // Whether any dim is cut in blocks, and in how many this one is (1 where it is not interleaved).
@@ -143,8 +149,8 @@ class Spec {
   Spec with_dtype(c10::ScalarType dtype) const;
   Spec with_labels(const Labels& labels) const;
 
-  // What the rank at `coord` holds of each dim: nested cuts, one contiguous run. Not for interleaved cuts. Of a rank
-  // that holds no part: what it would hold. Its local sizes are {0}.
+  // What the rank at `coord` holds of each dim of `run_sizes`: nested cuts, one contiguous run. Not for interleaved
+  // cuts. Of a rank that holds no part: what it would hold. Its local sizes are {0}.
   std::vector<Range> local_ranges(const Coord& coord) const;
   // The same for all cuts: one run for each block of the dim; and the first of them.
   std::vector<std::vector<Range>> local_runs(const Coord& coord) const;
@@ -169,16 +175,33 @@ std::ostream& operator<<(std::ostream& out, const Spec& spec);
 // The placements in the normal form of a Spec. Throws if they do not name every axis.
 Placements normal_form(const Mesh& mesh, const Placements& placements);
 
+// The sizes of a tensor with its leading dims, to this one, as one: [1, ..., all of them, rest]. 0: its own.
+std::vector<int64_t> sizes_in_runs(c10::IntArrayRef sizes, int64_t last_spanned);
+
 // Whether Spec::make accepts these placements for a tensor of these sizes.
 bool is_layout_of(const Mesh& mesh, const Placements& placements, c10::IntArrayRef sizes);
 
 // Of each of `ndim` dims, how many blocks its cuts have: 1, unless they are interleaved.
 std::vector<int64_t> blocks_of_dims(const Placements& placements, int64_t ndim);
 
-// The same tensor with every dim of more than one block as two, [blocks, size / blocks], of which the second is cut;
-// without labels. `blocks` are those of its placements, or any that divide the dim where no axis cuts it. A local
-// tensor, its dims taken apart alike, is one of the result.
-Spec unfolded(const Spec& spec, c10::IntArrayRef blocks);
+// How a tensor is seen so that what ranks hold are boxes of it: dims that are cut in blocks as two, [blocks, rest], and
+// the leading dims that a cut spans as one, [1, ..., all of them].
+struct BoxForm {
+  std::vector<int64_t> blocks;  // of each dim
+  int64_t last_spanned = 0;     // 0: none are taken together
+
+  static BoxForm of(const Placements& placements, int64_t ndim);
+  // The one in which both layouts of a tensor can be seen; nothing where they have none.
+  static std::optional<BoxForm> common(const Placements& a, const Placements& b, int64_t ndim);
+  // Whether cuts are boxes in it.
+  bool fits(const Placement& cut) const;
+  // Whether the tensor has it as it is.
+  bool is_plain() const;
+};
+
+// The tensor seen so, without labels: every cut, which must fit, is a plain one of one dim. A rank's part, of the
+// result's local sizes, is the same memory.
+Spec taken_apart(const Spec& spec, const BoxForm& form);
 
 // Mesh axes that cut `dim`, slowest first (explicit order, then mesh order).
 std::vector<int64_t> axes_of_dim(const Mesh& mesh, const Placements& placements, int64_t dim);
@@ -189,6 +212,7 @@ std::vector<int64_t> axes_of_dim(const Mesh& mesh, const Placements& placements,
 Range local_range(const Mesh& mesh, const Placements& placements, int64_t dim, int64_t size, const Coord& coord);
 
 // The global sizes where every rank has a part of these sizes; of a dim that is cut at given places, what these say.
+// Throws where a cut takes dims together, which a part does not tell apart.
 std::vector<int64_t> sizes_of_equal_parts(const Mesh& mesh, const Placements& placements, c10::IntArrayRef local);
 
 // Whether every rank keeps what it has when `axis`, which cuts a dim of a tensor of these sizes, cuts it by `other`

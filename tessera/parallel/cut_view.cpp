@@ -6,6 +6,7 @@
 
 #include <ATen/ops/zeros.h>
 
+#include "tessera/dtensor/front/chunks.h"
 #include "tessera/dtensor/front/dtensor.h"
 
 namespace tessera::parallel {
@@ -71,32 +72,24 @@ struct Overlap {
   std::vector<Range> in_box;  // of each dim of the base
 };
 
-// `overlap` as far as it lies in the runs of dim `d` that the rank holds one after the other.
-void cut_to_runs(const Overlap& overlap, const std::vector<Range>& runs, const Range& box,
-                 std::vector<Overlap>& result) {
-  const auto d = static_cast<int64_t>(overlap.in_box.size());
-  int64_t before = 0;
-  for (const Range& run : runs) {
-    const int64_t begin = std::max(run.begin, box.begin), end = std::min(run.end, box.end);
-    if (begin < end) {
-      result.push_back({overlap.local.narrow(d, before + begin - run.begin, end - begin), overlap.in_box});
-      result.back().in_box.push_back({begin - box.begin, end - box.begin});
-    }
-    before += run.size();
-  }
-}
-
-// One, unless cuts are interleaved; none if the rank holds nothing of the box.
+// One, unless a cut is interleaved or spans dims; none if the rank holds nothing of the box.
 std::vector<Overlap> overlaps_of(const CutView& view) {
-  const layout::Spec spec = dtensor::spec_of(view.base);
-  const auto held = spec.local_runs(dtensor::RankState::require().ctx.coord(spec->mesh));
-  std::vector<Overlap> overlaps{{dtensor::meta_of(view.base)->local, {}}};
-  for (size_t d = 0; d < held.size(); ++d) {
-    std::vector<Overlap> cut;
-    for (const Overlap& overlap : overlaps) {
-      cut_to_runs(overlap, held[d], view.ranges[d], cut);
+  const dtensor::Meta& meta = *dtensor::meta_of(view.base);
+  const layout::Coord& coord = dtensor::RankState::require().ctx.coord(meta.spec->mesh);
+  std::vector<Overlap> overlaps;
+  for (const dtensor::Chunk& chunk : dtensor::chunks_of_part(meta.local, meta.spec, coord)) {
+    Overlap overlap{chunk.part, {}};
+    for (size_t d = 0; d < chunk.offsets.size(); ++d) {
+      const Range& box = view.ranges[d];
+      const auto dim = static_cast<int64_t>(d);
+      const int64_t at = chunk.offsets[d], begin = std::max(at, box.begin);
+      const int64_t size = std::max<int64_t>(std::min(at + chunk.part.size(dim), box.end) - begin, 0);
+      overlap.local = overlap.local.narrow(dim, size > 0 ? begin - at : 0, size);
+      overlap.in_box.push_back({begin - box.begin, begin - box.begin + size});
     }
-    overlaps = std::move(cut);
+    if (overlap.local.numel() > 0) {
+      overlaps.push_back(std::move(overlap));
+    }
   }
   return overlaps;
 }

@@ -109,6 +109,10 @@ void cast(at::Tensor tensor, at::ScalarType dtype) {
 // number of dims, it has an entry for each row if its first dim is the parameter's.
 Placements placements_of_state(const at::Tensor& state, const layout::Spec& parameter) {
   const auto lacks_dim = [&](const layout::Placement& cut) {
+    if (cut.spans) {
+      return state.dim() != parameter->ndim() ||
+             !std::equal(state.sizes().begin(), state.sizes().begin() + cut.dim + 1, parameter->sizes.begin());
+    }
     const bool may_share = state.dim() == parameter->ndim() || (cut.dim == 0 && state.dim() > 0);
     return !may_share || state.size(cut.dim) != parameter->sizes[cut.dim];
   };

@@ -80,7 +80,7 @@ std::string name_before_wrapping(std::string_view name) {
 }
 
 layout::Placement placement_beside(const AdapterInfo& adapter, const layout::Placement& weight) {
-  const auto dim = weight.is_shard() ? adapter.dims.find(weight.dim) : adapter.dims.end();
+  const auto dim = weight.is_shard() && !weight.spans ? adapter.dims.find(weight.dim) : adapter.dims.end();
   if (dim == adapter.dims.end()) {
     return layout::Replicate();
   }

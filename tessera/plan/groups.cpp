@@ -15,7 +15,7 @@ std::string group_name(std::string_view name, std::string_view pattern) {
 
 layout::Placements cut_rows(const layout::Mesh& mesh, layout::Placements placements, int64_t axis,
                             const layout::Placement& cut) {
-  std::vector<int64_t> in_order = layout::axes_of_dim(mesh, placements, 0);
+  std::vector<int64_t> in_order = layout::axes_of_dim(mesh, placements, cut.dim);
   placements[static_cast<size_t>(axis)] = cut;
   in_order.push_back(axis);
   for (size_t i = 0; i < in_order.size(); ++i) {

@@ -14,7 +14,7 @@ namespace tessera::plan {
 // the pattern has.
 std::string group_name(std::string_view name, std::string_view pattern);
 
-// `placements`, and dim 0 cut over `axis` too: each of its axes cuts what those before it left.
+// `placements`, and the dim of `cut` cut over `axis` too: each of its axes cuts what those before it left.
 layout::Placements cut_rows(const layout::Mesh& mesh, layout::Placements placements, int64_t axis,
                             const layout::Placement& cut);
 

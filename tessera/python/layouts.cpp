@@ -97,10 +97,10 @@ Placement shard(int64_t dim, int64_t unit, int order, int64_t blocks) {
 }
 
 Placement ragged_shard(const std::vector<int64_t>& dims, const std::vector<int64_t>& sizes, int order, int64_t blocks) {
-  std::vector<int64_t> counted = dims;
-  std::replace_if(counted.begin(), counted.end(), [](int64_t dim) { return dim < 0; }, int64_t{0});
-  Placement placement = layout::RaggedShard(counted, sizes, {.order = order, .blocks = blocks});
-  placement.dim = static_cast<int32_t>(dims.front());
+  const bool counts_from_end = dims.size() == 1 && dims[0] < 0;
+  Placement placement =
+      layout::RaggedShard(counts_from_end ? std::vector<int64_t>{0} : dims, sizes, {.order = order, .blocks = blocks});
+  placement.dim = static_cast<int32_t>(dims.back());
   return placement;
 }
 
@@ -116,13 +116,13 @@ layout::ReduceOp reduce_op(const std::string& name) {
 
 void bind_placements(py::module_& module) {
   py::class_<Placement>(module, "Placement",
-                        "What one mesh axis does to a tensor. Made by Shard(dim), RaggedShard((dim,), sizes), "
+                        "What one mesh axis does to a tensor. Made by Shard(dim), RaggedShard(dims, sizes), "
                         "Replicate(), Partial(op) and On(coordinate).")
       .def_property_readonly("kind", &Placement::kind_name,
-                             "shard, interleaved shard, ragged shard, replicate, partial or on.")
+                             "shard, interleaved shard, ragged shard, spanning shard, replicate, partial or on.")
       .def_property_readonly(
           "dim", [](const Placement& p) { return p.is_shard() ? py::cast(p.dim) : py::none(); },
-          "The dim that a Shard cuts, or None.")
+          "The dim that a Shard cuts, or the last of those that it takes together; or None.")
       .def_property_readonly(
           "unit", [](const Placement& p) { return p.is_shard() ? py::cast(p.places.unit()) : py::none(); },
           "What a Shard cuts on multiples of, or None.")

@@ -1,6 +1,7 @@
 #include "tessera/reshard/holdings.h"
 
 #include <algorithm>
+#include <set>
 
 #include "tessera/base/error.h"
 
@@ -31,6 +32,43 @@ bool is_before(const Box& a, const Box& b) {
                                       [](const Range& x, const Range& y) { return x.begin < y.begin; });
 }
 
+// Appends the boxes of the dims from `dim` on, behind what is fixed of the dims before.
+void append_runs(const Box& box, size_t dim, int64_t begin, int64_t end, Box& fixed, std::vector<Box>& all) {
+  if (begin >= end) {
+    return;
+  }
+  if (dim == box.size()) {
+    all.push_back(fixed);
+    return;
+  }
+  int64_t inner = 1;
+  for (size_t d = dim + 1; d < box.size(); ++d) {
+    inner *= box[d].size();
+  }
+  const int64_t first = begin / inner, last = (end - 1) / inner;  // rows of this dim
+  const auto row = [&](int64_t index, int64_t from, int64_t to) {
+    fixed.push_back({box[dim].begin + index, box[dim].begin + index + 1});
+    append_runs(box, dim + 1, from, to, fixed, all);
+    fixed.pop_back();
+  };
+  if (first == last && !(begin % inner == 0 && end - begin == inner)) {
+    return row(first, begin - first * inner, end - first * inner);
+  }
+  const int64_t whole_from = begin % inner == 0 ? first : first + 1, whole_to = end % inner == 0 ? last + 1 : last;
+  if (whole_from > first) {
+    row(first, begin - first * inner, inner);
+  }
+  if (whole_from < whole_to) {
+    Box rows = fixed;
+    rows.push_back({box[dim].begin + whole_from, box[dim].begin + whole_to});
+    rows.insert(rows.end(), box.begin() + static_cast<int64_t>(dim) + 1, box.end());
+    all.push_back(std::move(rows));
+  }
+  if (whole_to <= last) {
+    row(last, 0, end - last * inner);
+  }
+}
+
 // How many coordinates there are along `axes`.
 int64_t points(const Mesh& mesh, const std::vector<int64_t>& axes) {
   int64_t result = 1;
@@ -53,12 +91,21 @@ bool advance(Coord& at, const Mesh& mesh, const std::vector<int64_t>& axes) {
 
 }  // namespace
 
+std::vector<Box> boxes_of_range(const Box& box, int64_t begin, int64_t end) {
+  std::vector<Box> all;
+  Box fixed;
+  append_runs(box, 0, begin, end, fixed, all);
+  return all;
+}
+
 Holdings::Holdings(const Mesh& mesh, const Placements& placements, c10::IntArrayRef sizes)
     : mesh_(mesh), placements_(layout::normal_form(mesh, placements)), sizes_(sizes.vec()), axes_of_(sizes.size()) {
   TESSERA_CHECK(layout::is_layout_of(mesh, placements, sizes), "[reshard] ", layout::str(mesh, placements),
                 " on mesh {", mesh.str(), "} is no layout of a tensor of sizes ", sizes);
-  blocks_ = layout::blocks_of_dims(placements_, static_cast<int64_t>(sizes.size()));
+  form_ = layout::BoxForm::of(placements_, static_cast<int64_t>(sizes.size()));
+  runs_ = layout::sizes_in_runs(sizes, form_.last_spanned);
   for (size_t d = 0; d < sizes.size(); ++d) {
+    runs_[d] /= form_.blocks[d];
     axes_of_[d] = layout::axes_of_dim(mesh_, placements_, static_cast<int64_t>(d));
   }
   for (int64_t a = 0; a < mesh_.ndim(); ++a) {
@@ -88,15 +135,18 @@ Holdings Holdings::of_holders(const Spec& spec) {
   return Holdings(spec->mesh.submesh(axes, spec->mesh.rank_at(corner)), placements, spec->sizes);
 }
 
-// Of a dim that is cut in blocks, the run in the first.
-Box Holdings::first_box_of(int64_t rank) const {
+Coord Holdings::coord_of(int64_t rank) const {
   const auto coord = mesh_.coord_of(rank);
   TESSERA_CHECK(coord, "[reshard] rank ", rank, " is not in mesh {", mesh_.str(), "}");
+  return *coord;
+}
+
+Box Holdings::runs_at(const Coord& coord) const {
   Box box(sizes_.size());
   for (size_t d = 0; d < box.size(); ++d) {
-    box[d] = {0, sizes_[d] / blocks_[d]};
+    box[d] = {0, runs_[d]};
     for (int64_t axis : axes_of_[d]) {
-      const Range part = placements_[axis].cut(box[d].size(), mesh_.axes()[axis].size)[(*coord)[axis]];
+      const Range part = placements_[axis].cut(box[d].size(), mesh_.axes()[axis].size)[coord[axis]];
       box[d] = {box[d].begin + part.begin, box[d].begin + part.end};
     }
   }
@@ -104,20 +154,34 @@ Box Holdings::first_box_of(int64_t rank) const {
 }
 
 Box Holdings::box_of(int64_t rank) const {
-  TESSERA_CHECK(std::all_of(blocks_.begin(), blocks_.end(), [](int64_t blocks) { return blocks == 1; }),
-                "[reshard] the one box that a rank holds of ", layout::str(mesh_, placements_),
-                "; accepted: cuts that are not interleaved");
-  return first_box_of(rank);
+  TESSERA_CHECK(form_.is_plain(), "[reshard] the one box that a rank holds of ", layout::str(mesh_, placements_),
+                "; accepted: cuts that are not interleaved, of one dim each");
+  return runs_at(coord_of(rank));
 }
 
-std::vector<Box> Holdings::boxes_of(int64_t rank) const {
-  std::vector<Box> boxes = {first_box_of(rank)};
-  for (size_t d = 0; d < sizes_.size(); ++d) {
+std::vector<Box> Holdings::boxes_of(int64_t rank) const { return boxes_at(coord_of(rank)); }
+
+std::vector<Box> Holdings::boxes_at(const Coord& coord) const {
+  const Box runs = runs_at(coord);
+  std::vector<Box> boxes = {{}};
+  size_t dim = 0;
+  if (form_.last_spanned > 0) {
+    const auto spanned = static_cast<size_t>(form_.last_spanned);
+    Box together;
+    for (; dim <= spanned; ++dim) {
+      together.push_back({0, sizes_[dim]});
+    }
+    boxes = boxes_of_range(together, runs[spanned].begin, runs[spanned].end);
+    if (boxes.empty()) {
+      boxes = {Box(dim)};
+    }
+  }
+  for (; dim < sizes_.size(); ++dim) {
     std::vector<Box> all;
     for (const Box& box : boxes) {
-      for (const Range& run : layout::in_blocks(box[d], sizes_[d], blocks_[d])) {
+      for (const Range& run : layout::in_blocks(runs[dim], sizes_[dim], form_.blocks[dim])) {
         all.push_back(box);
-        all.back()[d] = run;
+        all.back().push_back(run);
       }
     }
     boxes = std::move(all);
@@ -129,9 +193,62 @@ void Holdings::for_each_piece(const Box& wanted, const std::function<void(const 
   if (numel(wanted) == 0) {
     return;
   }
+  if (form_.last_spanned > 0) {
+    return for_each_part([&](const Coord& coord, const Box& box) {
+      if (const Box overlap = intersect(box, wanted); numel(overlap) > 0) {
+        visit(coord, overlap);
+      }
+    });
+  }
   Coord coord(mesh_.ndim());
   Box overlap(sizes_.size());
   visit_dim(0, wanted, coord, overlap, visit);
+}
+
+// The boxes at every coordinate along the axes that cut.
+void Holdings::for_each_part(const std::function<void(const Coord&, const Box&)>& visit) const {
+  std::vector<int64_t> cut_axes;
+  for (const std::vector<int64_t>& axes : axes_of_) {
+    cut_axes.insert(cut_axes.end(), axes.begin(), axes.end());
+  }
+  Coord coord(mesh_.ndim());
+  do {
+    for (const Box& box : boxes_at(coord)) {
+      visit(coord, box);
+    }
+  } while (advance(coord, mesh_, cut_axes));
+}
+
+std::vector<Box> Holdings::cells_of(int64_t rank) const { return cells_in(boxes_of(rank)); }
+
+std::vector<Box> Holdings::cells_in(const std::vector<Box>& boxes) const {
+  if (form_.last_spanned == 0) {
+    return boxes;
+  }
+  std::vector<std::set<int64_t>> cuts(sizes_.size());
+  for_each_part([&](const Coord&, const Box& box) {
+    for (size_t d = 0; d < cuts.size() && numel(box) > 0; ++d) {
+      cuts[d].insert({box[d].begin, box[d].end});
+    }
+  });
+  std::vector<Box> cells;
+  for (const Box& box : boxes) {
+    std::vector<Box> begun = {{}};
+    for (size_t d = 0; d < cuts.size(); ++d) {
+      std::vector<Box> all;
+      for (const Box& cell : begun) {
+        int64_t begin = box[d].begin;
+        for (auto cut = cuts[d].upper_bound(begin); begin < box[d].end; ++cut) {
+          all.push_back(cell);
+          all.back().push_back({begin, *cut});
+          begin = *cut;
+        }
+      }
+      begun = std::move(all);
+    }
+    cells.insert(cells.end(), begun.begin(), begun.end());
+  }
+  return cells;
 }
 
 void Holdings::visit_dim(size_t dim, const Box& wanted, Coord& coord, Box& overlap,
@@ -140,7 +257,7 @@ void Holdings::visit_dim(size_t dim, const Box& wanted, Coord& coord, Box& overl
     visit(coord, overlap);
     return;
   }
-  const int64_t size = sizes_[dim] / blocks_[dim];
+  const int64_t size = runs_[dim];
   for (int64_t block = wanted[dim].begin / size; block * size < wanted[dim].end; ++block) {
     cut_dim(dim, 0, {block * size, (block + 1) * size}, wanted, coord, overlap, visit);
   }

@@ -27,10 +27,15 @@ int64_t numel(const Box& box);
 // What two boxes share: runs of no elements where they share nothing.
 Box intersect(const Box& a, const Box& b);
 
+// Elements [begin, end) of a box in row-major order, as boxes in that order: at most two of each dim and one. None
+// where begin == end.
+std::vector<Box> boxes_of_range(const Box& box, int64_t begin, int64_t end);
+
 // Which box every rank of a mesh holds. A value; thread-safe.
 //
 // An axis that is Partial counts as Replicate: what its ranks hold are addends of one box, and are moved like copies.
-// So does one that is On, but for `of_holders`. Of an interleaved cut a rank holds several boxes.
+// So does one that is On, but for `of_holders`. Of a cut that is interleaved, or that spans dims, a rank holds several
+// boxes.
 class Holdings {
  public:
   // Throws where Spec::make would.
@@ -43,16 +48,21 @@ class Holdings {
   const Mesh& mesh() const { return mesh_; }
   const std::vector<int64_t>& sizes() const { return sizes_; }
 
-  // The box of `rank`; throws if the mesh does not contain it, or if a cut is interleaved.
+  // The box of `rank`; throws if the mesh does not contain it, or if a cut is interleaved or spans dims.
   Box box_of(int64_t rank) const;
 
-  // The boxes of `rank` in index order, of every cut: one for each block of the dims that are cut in blocks. Throws if
-  // the mesh does not contain it. They may be empty.
+  // The boxes of `rank` in index order, of every cut: one for each block of the dims that are cut in blocks; of dims
+  // that a cut spans as many as their run is. Throws if the mesh does not contain it. They may be empty.
   std::vector<Box> boxes_of(int64_t rank) const;
+
+  // The same as cells of one grid, as files have the slices of a tensor: cut where the boxes of any rank begin or end
+  // along a dim. Other boxes than those of cuts that span dims are cells already.
+  std::vector<Box> cells_of(int64_t rank) const;
+  std::vector<Box> cells_in(const std::vector<Box>& boxes) const;
 
   // Calls `visit(coord, overlap)` for each distinct non-empty piece of `wanted`, in index order: the ranks that hold it
   // are those at `coord`, whatever their coordinates on `free_axes()` (0 in `coord`). Takes time in the number of
-  // pieces only.
+  // pieces only. Where cuts span dims: in the order of the coordinates, in time of all of them.
   void for_each_piece(const Box& wanted, const std::function<void(const Coord&, const Box&)>& visit) const;
 
   // The axes that do not cut: ranks that differ along them only hold the same box.
@@ -68,12 +78,18 @@ class Holdings {
   void cut_dim(size_t dim, size_t level, Range held, const Box& wanted, Coord& coord, Box& overlap,
                const std::function<void(const Coord&, const Box&)>& visit) const;
 
-  Box first_box_of(int64_t rank) const;
+  void for_each_part(const std::function<void(const Coord&, const Box&)>& visit) const;
+
+  // Of dims that a cut spans, the run of all of them together, in the last; of one in blocks, the run in the first.
+  Box runs_at(const Coord& coord) const;
+  std::vector<Box> boxes_at(const Coord& coord) const;
+  Coord coord_of(int64_t rank) const;
 
   Mesh mesh_;
   Placements placements_;
   std::vector<int64_t> sizes_;
-  std::vector<int64_t> blocks_;                // of each dim
+  layout::BoxForm form_;
+  std::vector<int64_t> runs_;                  // what is cut of each dim
   std::vector<std::vector<int64_t>> axes_of_;  // of each dim, slowest first
   std::vector<int64_t> free_axes_;
 };

@@ -100,46 +100,50 @@ Path plan_between_meshes(const Spec& from, const Spec& to) {
   return path;
 }
 
-// Of each dim, the blocks in which both layouts can be taken apart; 0 where they cut it in different ones.
-std::vector<int64_t> common_blocks(const Spec& from, const Spec& to) {
-  std::vector<int64_t> before = layout::blocks_of_dims(from->placements, from->ndim());
-  const std::vector<int64_t> after = layout::blocks_of_dims(to->placements, to->ndim());
-  for (int64_t d = 0; d < from->ndim(); ++d) {
-    const bool differ = before[d] != after[d] && from->is_cut(d) && to->is_cut(d);
-    before[d] = differ ? 0 : std::max(before[d], after[d]);
-  }
-  return before;
+bool is_box(const Placement& p) { return !p.is_interleaved() && !p.is_spanning(); }
+
+bool are_boxes(const Placements& placements) { return std::all_of(placements.begin(), placements.end(), is_box); }
+
+// Whether a cut is a box in the form of another layout, in which its dim may be whole.
+bool may_stay(const Placement& cut, const layout::SpecData& to, const layout::BoxForm& form) {
+  return form.fits(cut) || (!to.is_cut(cut.dim) && cut.dim > form.last_spanned);
 }
 
-// Interleaved cuts are plain ones of the tensor taken apart. A dim that is cut in other blocks afterwards is whole in
-// between.
-Path plan_interleaved(const Spec& from, const Spec& to) {
+// Cuts that are interleaved, or that span dims, are plain ones of the tensor taken apart. Where the two layouts take it
+// apart otherwise, it has only cuts in between that both know.
+Path plan_apart(const Spec& from, const Spec& to) {
   Path path;
   const auto then = [&](const Spec& a, const Spec& b) {
     for (Step& step : plan_path(a, b).steps) {
       append(path, std::move(step));
     }
   };
+  const auto is_other = [](const Placement& p) { return !is_box(p); };
   if (from->mesh != to->mesh) {
-    const auto is_interleaved = [](const Placement& p) { return p.is_interleaved(); };
-    const Spec before = from.with(layout::without_cuts(from->placements, is_interleaved));
-    const Spec after = to.with(layout::without_cuts(to->placements, is_interleaved));
+    const Spec before = from.with(layout::without_cuts(from->placements, is_other));
+    const Spec after = to.with(layout::without_cuts(to->placements, is_other));
     then(from, before);
     then(before, after);
     then(after, to);
     return path;
   }
-  const std::vector<int64_t> blocks = common_blocks(from, to);
-  if (std::find(blocks.begin(), blocks.end(), 0) != blocks.end()) {
-    const Spec between =
-        from.with(layout::without_cuts(from->placements, [&](const Placement& p) { return blocks[p.dim] == 0; }));
+  const auto form = layout::BoxForm::common(from->placements, to->placements, from->ndim());
+  if (!form) {
+    const auto wanted = layout::BoxForm::of(to->placements, to->ndim());
+    const Spec between = from.with(layout::without_cuts(
+        from->placements, [&](const Placement& p) { return p.is_spanning() || !may_stay(p, *to, wanted); }));
     then(from, between);
     then(between, to);
     return path;
   }
-  append_moves(path, layout::unfolded(from, blocks), layout::unfolded(from.with(to->placements), blocks));
-  for (Step& step : path.steps) {
-    step.blocks = blocks;
+  const Spec before = layout::taken_apart(from, *form);
+  append_moves(path, before, layout::taken_apart(from.with(to->placements), *form));
+  if (path.steps.empty() && from->placements != to->placements) {  // the same elements, as parts of other sizes
+    append(path, {.kind = StepKind::kRelabel, .before = before, .after = before});
+  }
+  for (size_t i = 0; i < path.steps.size(); ++i) {
+    path.steps[i].form = form;
+    path.steps[i].put_together = i + 1 == path.steps.size() ? to : path.steps[i].after;
   }
   return path;
 }
@@ -200,8 +204,8 @@ std::string Path::str() const {
 Path plan_path(const Spec& from, const Spec& to) {
   TESSERA_CHECK(from->sizes == to->sizes && from->dtype == to->dtype, "[redistribute] from ", from.str(), " to ",
                 to.str(), ": sizes and dtype must agree");
-  if (from->is_interleaved() || to->is_interleaved()) {
-    return plan_interleaved(from, to);
+  if (!are_boxes(from->placements) || !are_boxes(to->placements)) {
+    return plan_apart(from, to);
   }
   if (from->mesh != to->mesh) {
     return plan_between_meshes(from, to);
@@ -220,8 +224,7 @@ double cost_bytes(const Spec& from, const Placements& to) {
   if (wanted == from->placements) {
     return 0;
   }
-  const auto is_interleaved = [](const Placement& p) { return p.is_interleaved(); };
-  if (from->is_interleaved() || std::any_of(wanted.begin(), wanted.end(), is_interleaved)) {
+  if (!are_boxes(from->placements) || !are_boxes(wanted)) {
     return layout::is_layout_of(from->mesh, wanted, from->sizes) ? plan_path(from, from.with(wanted)).bytes : kNever;
   }
   if (layout::last_cut_dim(wanted) < from->ndim()) {

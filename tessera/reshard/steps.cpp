@@ -186,19 +186,21 @@ double mean_missing(const SpecData& tensor, const Placements& from, const Placem
   return missing / static_cast<double>(ranks);
 }
 
-// The placements of the tensor from those of the tensor taken apart by `blocks`.
-Placements folded(Placements placements, c10::IntArrayRef blocks) {
-  Placements cuts;  // of each of its dims
-  for (size_t d = 0; d < blocks.size(); ++d) {
-    if (blocks[d] > 1) {
-      cuts.push_back(layout::Shard(static_cast<int64_t>(d)));
+// The placements of the tensor from those of the tensor taken apart, for people.
+Placements in_dims_of_tensor(Placements placements, const layout::BoxForm& form) {
+  Placements cuts;  // of each dim of the tensor taken apart
+  for (size_t d = 0; d < form.blocks.size(); ++d) {
+    const auto dim = static_cast<int64_t>(d);
+    if (form.blocks[d] > 1) {
+      cuts.push_back(layout::Shard(dim));
     }
-    cuts.push_back(layout::InterleavedShard(static_cast<int64_t>(d), blocks[d]));
+    cuts.push_back(layout::InterleavedShard(dim, form.blocks[d]));
+    cuts.back().spans = form.last_spanned > 0 && dim == form.last_spanned;
   }
   for (Placement& p : placements) {
-    if (p.is_shard() && !cuts.empty()) {
-      p.blocks = cuts[p.dim].blocks;
-      p.dim = cuts[p.dim].dim;
+    if (p.is_shard()) {
+      const Placement& cut = cuts[p.dim];
+      p.blocks = cut.blocks, p.dim = cut.dim, p.spans = cut.spans;
     }
   }
   return placements;
@@ -207,8 +209,8 @@ Placements folded(Placements placements, c10::IntArrayRef blocks) {
 }  // namespace
 
 std::string Step::str() const {
-  const Placements from_all = folded(before->placements, blocks);
-  const Placements to_all = folded(after->placements, blocks);
+  const Placements from_all = form ? in_dims_of_tensor(before->placements, *form) : before->placements;
+  const Placements to_all = form ? in_dims_of_tensor(after->placements, *form) : after->placements;
   if (axis < 0) {
     return std::string(name_of(kind)) + " " + layout::str(before->mesh, from_all) + " -> " +
            layout::str(after->mesh, to_all);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -46,9 +47,11 @@ struct Step {
   Placement to = {};
   Spec before;
   Spec after;
-  // Of each dim of the tensor, if some are interleaved: `from`, `to`, `before` and `after` are of the tensor taken
-  // apart by them (layout::unfolded). Else empty.
-  std::vector<int64_t> blocks = {};
+  // Where cuts are interleaved or span dims: `from`, `to`, `before` and `after` are of the tensor taken apart so
+  // (layout::taken_apart), and a rank's part is put together for a layout of the tensor itself, or stays as it is
+  // before another such step. Else nothing.
+  std::optional<layout::BoxForm> form = {};
+  Spec put_together = {};
   double bytes = 0;  // sent by a rank under ring algorithms, averaged over all ranks; an exchange of 0 is local
 
   // `all_gather tp: S(0) -> R`; `all_reduce {dp: P, tp: P} -> {dp: R, tp: R}`; `exchange {dp: S(0), tp: R} -> {dp: R,

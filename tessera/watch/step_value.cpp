@@ -88,7 +88,7 @@ int64_t position_of(const Part& part, const layout::DimLabels& dim, const Factor
 
 // For each dim and index that this rank holds: how far it is into the row-major step's value.
 std::vector<std::vector<uint64_t>> steps_of(const Part& part) {
-  const auto sizes = part.sizes();
+  const auto sizes = part.spec && part.spec->is_spanned() ? part.spec->run_sizes() : part.sizes();  // the same order
   const auto* samples = part.spec ? samples_of(*part.spec) : nullptr;
   std::vector<std::vector<uint64_t>> steps(sizes.size());
   uint64_t stride = 1;

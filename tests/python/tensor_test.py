@@ -356,8 +356,24 @@ class TensorTest(unittest.TestCase):
         self.assertEqual(tessera.run_ranks(on_ranks, 3), (3, 4, None))
         with self.assertRaisesRegex(RuntimeError, "gives 7 elements of dim 0 to 3 ranks; accepted: 3 sizes that add up to 8"):
             tessera.run_ranks(lambda: tessera.distribute_tensor(value, tessera.Mesh("fsdp=3"), [tessera.RaggedShard((0,), (3, 0, 4))]), 3)
-        with self.assertRaisesRegex(RuntimeError, "accepted: one dim"):
-            tessera.RaggedShard((0, 1), (3, 5))
+        with self.assertRaisesRegex(RuntimeError, "accepted: one dim, or the leading ones"):
+            tessera.RaggedShard((1, 2), (3, 5))
+
+    def test_cuts_of_dims_taken_together(self):
+        value = torch.arange(24.0).reshape(2, 3, 4)
+
+        def on_ranks():
+            x = tessera.distribute_tensor(value, tessera.Mesh("fsdp=3"), [tessera.RaggedShard((0, 1), (1, 0, 5))])
+            placement = x.placements[0]
+            self.assertIsInstance(placement, tessera.RaggedShard)
+            self.assertEqual((placement.kind, placement.dim, placement.sizes, repr(placement)), ("spanning shard", 1, (1, 0, 5), "S(0-1|1,0,5)"))
+            y = x * 2 + value
+            self.assertEqual(y.placements, x.placements)
+            self.assertTrue(torch.equal(y.full_tensor(), value * 3))
+            self.assertTrue(torch.equal(x[1].full_tensor(), value[1]))
+            return tuple(tessera.to_local(x).shape)
+
+        self.assertEqual(tessera.run_ranks(on_ranks, 3), (1, 1, 4))
 
     def test_placements_as_python_writes_them(self):
         """Each prints as in the notation; a dim may count from the end, which is known where the tensor is."""

@@ -59,13 +59,18 @@ TEST(AdamW8bit, HasTheBitsOfPlainTensorsOnEveryLayout) {
     for (const auto numerics : {dtensor::Numerics::kFast, dtensor::Numerics::kExact}) {
       run_on(mesh, [&](int64_t) {
         dtensor::set_numerics(numerics);
-        for (uint64_t number = 0; number < 16; ++number) {
+        for (uint64_t number = 0; number < 25; ++number) {
           const Tensors found = train([&](const at::Tensor& value) {
             std::vector<Placement> choices = {layout::Replicate()};
             for (int64_t dim = 0; dim < value.dim(); ++dim) {
               choices.push_back(layout::Shard(dim));
             }
-            const auto all = every_layout(mesh, value.dim(), choices);
+            if (value.dim() > 2) {
+              choices.push_back(layout::spanning(layout::Shard(1)));
+            }
+            auto all = every_layout(mesh, value.dim(), choices);
+            std::erase_if(all,
+                          [&](const Placements& lies) { return !layout::is_layout_of(mesh, lies, value.sizes()); });
             return spread(value, mesh, all[number % all.size()]);
           });
           for (size_t i = 0; i < found.size(); ++i) {

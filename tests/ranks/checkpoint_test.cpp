@@ -53,12 +53,22 @@ std::vector<Example> examples() {
           {"weight", Role::kParameter, waves({12, 10}).to(at::kFloat)}};
 }
 
-// Of a tensor of these dims, drawn: cuts, cuts in units, in blocks and at given places, copies, one coordinate alone.
+// So many elements in two parts, the others empty.
+std::vector<int64_t> in_two(int64_t elements, int64_t parts, std::mt19937_64& random) {
+  std::vector<int64_t> sizes(static_cast<size_t>(parts));
+  const int64_t first = std::min<int64_t>(elements, 1);
+  sizes[random() % sizes.size()] += first;
+  sizes[random() % sizes.size()] += elements - first;
+  return sizes;
+}
+
+// Of a tensor of these dims, drawn: cuts, cuts in units, in blocks and at given places, of two dims together, copies,
+// one coordinate alone.
 Placements drawn_layout(const Mesh& mesh, const at::Tensor& value, std::mt19937_64& random) {
   Placements placements;
   for (int64_t axis = 0; axis < mesh.ndim(); ++axis) {
     const auto dim = value.dim() > 0 ? static_cast<int64_t>(random() % static_cast<uint64_t>(value.dim())) : 0;
-    switch (value.dim() == 0 ? random() % 2 : random() % 7) {
+    switch (value.dim() == 0 ? random() % 2 : random() % 8) {
       case 0: placements.push_back(layout::Replicate()); break;
       case 1:
         placements.push_back(layout::On(static_cast<int64_t>(random() % static_cast<uint64_t>(mesh.axis(axis).size))));
@@ -67,14 +77,14 @@ Placements drawn_layout(const Mesh& mesh, const at::Tensor& value, std::mt19937_
       case 3:
         placements.push_back(value.size(dim) == 12 ? layout::InterleavedShard(dim, 3) : layout::Shard(dim));
         break;
-      case 4: {
-        const int64_t first = std::min<int64_t>(value.size(dim), 1);
-        std::vector<int64_t> rows(static_cast<size_t>(mesh.axis(axis).size));
-        rows[random() % rows.size()] += first;
-        rows[random() % rows.size()] += value.size(dim) - first;
-        placements.push_back(layout::RaggedShard({dim}, rows));
+      case 4:
+        placements.push_back(layout::RaggedShard({dim}, in_two(value.size(dim), mesh.axis(axis).size, random)));
         break;
-      }
+      case 5:
+        placements.push_back(value.dim() == 1
+                                 ? layout::Shard(0)
+                                 : layout::RaggedShard({0, 1}, in_two(value.numel(), mesh.axis(axis).size, random)));
+        break;
       default: placements.push_back(layout::Shard(dim)); break;
     }
   }
@@ -472,7 +482,7 @@ TEST(BoxRuns, ARangeOfElementsIsItsBoxes) {
     for (int64_t begin = 0; begin <= count; ++begin) {
       for (int64_t end = begin; end <= count; ++end) {
         std::vector<int64_t> places;  // of the boxes' elements in `box`
-        const auto boxes = checkpoint::boxes_of_range(box, begin, end);
+        const auto boxes = reshard::boxes_of_range(box, begin, end);
         for (const auto& each : boxes) {
           checkpoint::for_each_run(each, box, each, [&](int64_t at, int64_t, int64_t elements) {
             for (int64_t i = 0; i < elements; ++i) {

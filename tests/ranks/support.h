@@ -106,6 +106,7 @@ inline at::Tensor part_at(const at::Tensor& value, const Spec& spec, const Coord
       part = term_of(part, placement.op, coord[axis], spec->mesh.axis(axis).size);
     }
   }
+  part = part.reshape(spec->run_sizes());
   const auto runs = spec.local_runs(coord);
   for (size_t dim = 0; dim < runs.size(); ++dim) {
     std::vector<at::Tensor> pieces;

@@ -51,8 +51,4 @@ void for_each_run(const Box& overlap, const Box& from, const Box& into, Visit vi
   }
 }
 
-// Elements [begin, end) of a box in row-major order, as boxes in that order: at most two of each dim and one. None
-// where begin == end.
-std::vector<Box> boxes_of_range(const Box& box, int64_t begin, int64_t end);
-
 }  // namespace tessera::checkpoint

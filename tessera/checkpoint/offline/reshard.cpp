@@ -84,7 +84,7 @@ class Resharding {
     for (size_t i = 0; i < rest_.entries().size(); ++i) {
       if (slice_owners_.owner(i, rank) == rank) {
         const auto& entry = rest_.entries()[i];
-        for (const auto& box : reshard::Holdings::of_holders(entry.spec).boxes_of(rank)) {
+        for (const auto& box : reshard::Holdings::of_holders(entry.spec).cells_of(rank)) {
           add(entry, box, slices);
         }
       }

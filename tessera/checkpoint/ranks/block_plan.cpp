@@ -54,7 +54,7 @@ BlockPiece piece_of(const Found& found, int64_t block_begin, int64_t block_end) 
           .slice = found.slice.box,
           .first = first,
           .begin = begin,
-          .boxes = boxes_of_range(found.slice.box, first, (end - found.begin) / found.element)};
+          .boxes = reshard::boxes_of_range(found.slice.box, first, (end - found.begin) / found.element)};
 }
 
 // The box of one element, the one at `index` of the box.

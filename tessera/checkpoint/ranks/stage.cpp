@@ -37,8 +37,9 @@ bool is_whole_at(const layout::Spec& spec, int64_t rank) {
     return false;
   }
   const auto runs = spec.local_runs(*coord);
+  const auto sizes = spec->run_sizes();
   for (size_t d = 0; d < runs.size(); ++d) {
-    if (runs[d].size() != 1 || runs[d].front().size() != spec->sizes[d]) {
+    if (runs[d].size() != 1 || runs[d].front().size() != sizes[d]) {
       return false;
     }
   }

@@ -59,7 +59,8 @@ class SquaredNorm {
         placements_(spec->placements),
         is_here_(spec->holds(state.ctx.coord(spec->mesh))) {
     const auto is_of_runs = [&](const layout::Placement& cut) {
-      return !cut.is_interleaved() && (cut.dim == rows_.dim || (cut.dim == columns_.dim && cuts_between_leaves()));
+      return !cut.is_interleaved() && !cut.is_spanning() &&
+             (cut.dim == rows_.dim || (cut.dim == columns_.dim && cuts_between_leaves()));
     };
     placements_ = layout::without_cuts(placements_, [&](const layout::Placement& cut) { return !is_of_runs(cut); });
     source_ = spec.with(placements_);

@@ -75,7 +75,7 @@ at::Tensor distribute(const at::Tensor& tensor, const Mesh& mesh, const Placemen
   {
     LocalScope scope;
     at::NoGradGuard no_grad;
-    local = part_of(tensor.detach(), whole.local_runs(state.ctx.coord(mesh)));
+    local = part_of(tensor.detach().reshape(whole->run_sizes()), whole.local_runs(state.ctx.coord(mesh)));
   }
   if (spec != whole) {
     local = run_move(state.ctx, *state.engine.moves.find_or_plan(whole, spec), local, "distribute");

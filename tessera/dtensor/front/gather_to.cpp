@@ -25,8 +25,7 @@ int64_t elements_sent(const reshard::RankTransfers& transfers) {
 
 // Of parts that lie as `spec`, which has no Partial, says.
 at::Tensor gather(comm::RankContext& ctx, int64_t rank, const Spec& spec, const at::Tensor& local) {
-  const std::vector<int64_t> blocks = layout::blocks_of_dims(spec->placements, spec->ndim());
-  const Spec apart = layout::unfolded(spec, blocks);
+  const Spec apart = layout::taken_apart(spec, layout::BoxForm::of(spec->placements, spec->ndim()));
   const reshard::Holdings from(apart), to(layout::Mesh({}, {rank}), {}, apart->sizes);
   const reshard::RankTransfers transfers = reshard::Exchange(from, to).transfers_of(ctx.rank);
   ctx.ledger.record("gather", spec->mesh.str(), kGatherTo, elements_sent(transfers) * local.element_size());
@@ -36,8 +35,9 @@ at::Tensor gather(comm::RankContext& ctx, int64_t rank, const Spec& spec, const 
   step.result_sizes = is_taker ? apart->sizes : std::vector<int64_t>{0};
   step.sends = std::move(traffic.sends);
   step.receives = std::move(traffic.receives);
-  const at::Tensor result = finish_step(step, issue_step(ctx, step, unfolded(local.contiguous(), blocks)));
-  return is_taker ? folded(result, blocks) : at::Tensor();
+  const at::Tensor part = local.contiguous().view(apart.local_sizes(ctx.coord(spec->mesh)));
+  const at::Tensor result = finish_step(step, issue_step(ctx, step, part));
+  return is_taker ? result.view(spec->sizes) : at::Tensor();
 }
 
 }  // namespace

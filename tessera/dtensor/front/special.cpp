@@ -7,6 +7,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/hints.h"
+#include "tessera/dtensor/front/chunks.h"
 #include "tessera/dtensor/front/dtensor.h"
 #include "tessera/dtensor/ops/inplace_views.h"
 #include "tessera/dtensor/ops/fused_update.h"
@@ -183,11 +184,12 @@ void equal(RankState&, const OpInfo& info, Stack& stack) {
   leave(info, stack, same);
 }
 
-// Ones where the row is the column: `rows` stand from `row` on in the part, `columns` from `column` on.
-void fill_diagonal(const at::Tensor& part, const layout::Range& rows, int64_t row, const layout::Range& columns,
-                   int64_t column) {
-  for (int64_t i = std::max(rows.begin, columns.begin), end = std::min(rows.end, columns.end); i < end; ++i) {
-    part.select(0, row + i - rows.begin).select(0, column + i - columns.begin).fill_(1);
+// Ones where the row is the column.
+void fill_diagonal(const Chunk& chunk) {
+  const int64_t row = chunk.offsets[0], column = chunk.offsets[1];
+  const int64_t end = std::min(row + chunk.part.size(0), column + chunk.part.size(1));
+  for (int64_t i = std::max(row, column); i < end; ++i) {
+    chunk.part.select(0, i - row).select(0, i - column).fill_(1);
   }
 }
 
@@ -204,15 +206,8 @@ void eye_out(RankState& state, const OpInfo& info, Stack& stack) {
   {
     LocalScope scope;
     meta.local.zero_();
-    const auto held = meta.spec.local_runs(state.ctx.coord(meta.spec->mesh));
-    int64_t row = 0;
-    for (const layout::Range& rows : held[0]) {
-      int64_t column = 0;
-      for (const layout::Range& columns : held[1]) {
-        fill_diagonal(meta.local, rows, row, columns, column);
-        column += columns.size();
-      }
-      row += rows.size();
+    for (const Chunk& chunk : chunks_of_part(meta.local, meta.spec, state.ctx.coord(meta.spec->mesh))) {
+      fill_diagonal(chunk);
     }
   }
   note_write(meta);

@@ -94,14 +94,14 @@ class StepCompiler {
   }
 
   void take_apart() {
-    if (step_.blocks.empty()) {
+    if (!step_.put_together) {
       return;
     }
     if (step_.before->holds(coord_before_)) {
       done_.taken_apart = sizes_of(box_before_);
     }
     if (step_.after->holds(coord_after_)) {
-      done_.put_together = folded_sizes(sizes_of(box_after_), step_.blocks);
+      done_.put_together = step_.put_together.local_sizes(coord_after_);
     }
   }
 

@@ -53,7 +53,8 @@ struct CompiledStep {
   std::string home_axis = {};
   bool is_at_home = true;
 
-  // Of interleaved dims: the part is taken apart before the step, and what it gives is put together after it.
+  // Where cuts are interleaved or span dims: the part is taken apart before the step, and what it gives is put together
+  // after it.
   std::vector<int64_t> taken_apart = {}, put_together = {};
 
   std::vector<int64_t> result_sizes = {};  // of what the action makes

@@ -39,7 +39,7 @@ struct Traveller {
     const int64_t elements = gathers() ? c10::multiply_integers(step().result_sizes) : part.numel();
     return elements * static_cast<int64_t>(part.element_size());
   }
-  at::Tensor taken_apart() const { return step().taken_apart.empty() ? part : part.view(step().taken_apart); }
+  at::Tensor taken_apart() const { return step().taken_apart.empty() ? part : part.reshape(step().taken_apart); }
   void arrive(const at::Tensor& result) {
     part = step().put_together.empty() ? result : result.reshape(step().put_together);
     ++done;

@@ -186,29 +186,4 @@ void unpack(const Pieces& pieces, const std::vector<at::Tensor>& values, at::Ten
   }
 }
 
-at::Tensor unfolded(const at::Tensor& local, c10::IntArrayRef blocks) {
-  std::vector<int64_t> sizes;
-  for (size_t d = 0; d < blocks.size(); ++d) {
-    if (blocks[d] > 1) {
-      sizes.push_back(blocks[d]);
-    }
-    sizes.push_back(local.size(static_cast<int64_t>(d)) / blocks[d]);
-  }
-  return local.view(sizes);
-}
-
-std::vector<int64_t> folded_sizes(c10::IntArrayRef sizes, c10::IntArrayRef blocks) {
-  std::vector<int64_t> result;
-  size_t at = 0;
-  for (int64_t count : blocks) {
-    at += count > 1 ? 1 : 0;
-    result.push_back(count * sizes[at++]);
-  }
-  return result;
-}
-
-at::Tensor folded(const at::Tensor& tensor, c10::IntArrayRef blocks) {
-  return tensor.reshape(folded_sizes(tensor.sizes(), blocks));
-}
-
 }  // namespace tessera::dtensor

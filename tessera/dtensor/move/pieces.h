@@ -66,10 +66,4 @@ std::vector<at::Tensor> packed(const Pieces& pieces, const at::Tensor& whole, in
 std::vector<at::Tensor> room_for(const Pieces& pieces, const at::Tensor& whole, int64_t members);
 void unpack(const Pieces& pieces, const std::vector<at::Tensor>& values, at::Tensor& whole);
 
-// A rank's part with every dim of more than one block as two, [blocks, rest]: a view; and put together again.
-at::Tensor unfolded(const at::Tensor& local, c10::IntArrayRef blocks);
-at::Tensor folded(const at::Tensor& tensor, c10::IntArrayRef blocks);
-// The sizes that folded() gives a part of these sizes.
-std::vector<int64_t> folded_sizes(c10::IntArrayRef sizes, c10::IntArrayRef blocks);
-
 }  // namespace tessera::dtensor

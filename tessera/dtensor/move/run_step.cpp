@@ -148,7 +148,7 @@ IssuedStep issue(comm::Communicator& group, const CompiledStep& step, const at::
 }  // namespace
 
 IssuedStep issue_step(comm::RankContext& ctx, const CompiledStep& step, const at::Tensor& local) {
-  const at::Tensor part = step.taken_apart.empty() ? local : local.view(step.taken_apart);
+  const at::Tensor part = step.taken_apart.empty() ? local : local.reshape(step.taken_apart);
   if (is_local(step.action)) {
     return {.result = run_local(step, part)};
   }

@@ -44,8 +44,7 @@ std::optional<sums::Scatter> ScatteringMove::scatter_over(const std::vector<int6
   for (MovePtr move = rest(); move && !move->path.steps.empty(); move = rest()) {
     const reshard::Step& step = move->path.steps.front();
     const bool is_over_axes = std::find(axes.begin(), axes.end(), step.axis) != axes.end();
-    if (step.kind != reshard::StepKind::kSlice || !is_over_axes || !step.blocks.empty() ||
-        (dim >= 0 && step.to.dim != dim)) {
+    if (step.kind != reshard::StepKind::kSlice || !is_over_axes || step.form || (dim >= 0 && step.to.dim != dim)) {
       break;
     }
     dim = step.to.dim;

@@ -31,7 +31,7 @@ using Runs = std::vector<std::vector<layout::Range>>;  // of each dim
 void fill_piece(at::Tensor& local, const layout::SpecData& spec, const Runs& runs, int64_t batch_dim, int64_t inner,
                 int64_t batch_offset, const random::Stream& stream, const random::Distribution& distribution) {
   random::Region region;
-  region.sizes = spec.sizes;
+  region.sizes = spec.run_sizes();
   for (const auto& of_dim : runs) {
     auto& held = region.held.emplace_back();
     for (const layout::Range& run : of_dim) {
@@ -131,13 +131,13 @@ void fill_local(RankState& state, at::Tensor& local, const Spec& spec, const Ori
     return fill_by_counter(state, local, spec, origin, *draw.counter);
   }
   // Numbers follow the memory, which is the same for the tensor taken apart.
-  const std::vector<int64_t> blocks = layout::blocks_of_dims(spec->placements, spec->ndim());
-  const Spec plain = layout::unfolded(spec, blocks);
+  const Spec plain = layout::taken_apart(spec, layout::BoxForm::of(spec->placements, spec->ndim()));
+  const layout::Coord& coord = state.ctx.coord(spec->mesh);
   std::vector<random::Range> held;
-  for (const layout::Range& range : plain.local_ranges(state.ctx.coord(spec->mesh))) {
+  for (const layout::Range& range : plain.local_ranges(coord)) {
     held.push_back({range.begin, range.end});
   }
-  at::Tensor part = unfolded(local, blocks);
+  at::Tensor part = local.view(plain.local_sizes(coord));
   random::fill_stock(part, stock_tensor_of(plain), held, *draw.stock, draw.generator);
 }
 

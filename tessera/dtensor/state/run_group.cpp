@@ -22,13 +22,15 @@ at::Tensor part_at(const at::Tensor& flat, int64_t begin, c10::IntArrayRef sizes
 
 // Where the part of a rank begins and ends among the elements that operators read.
 Range elements_of(const Spec& stored, const Spec& read, const Coord& coord) {
-  const auto rows = [&](const Spec& spec) {
-    return layout::local_range(spec->mesh, spec->placements, 0, spec->sizes[0], coord);
-  };
-  const Range own = rows(stored), whole = rows(read);
-  const auto sizes = read.local_sizes(coord);
-  const int64_t columns = c10::multiply_integers(sizes.begin() + 1, sizes.end());
-  return {(own.begin - whole.begin) * columns, (own.end - whole.begin) * columns};
+  const int64_t last = layout::last_spanned_dim(stored->placements);
+  const Range own = stored.first_runs(coord)[last];
+  const layout::BoxForm form{.blocks = std::vector<int64_t>(read->sizes.size(), 1), .last_spanned = last};
+  const std::vector<Range> whole = layout::taken_apart(read, form).local_ranges(coord);
+  int64_t columns = 1;
+  for (size_t d = static_cast<size_t>(last) + 1; d < whole.size(); ++d) {
+    columns *= whole[d].size();
+  }
+  return {(own.begin - whole[last].begin) * columns, (own.end - whole[last].begin) * columns};
 }
 
 }  // namespace

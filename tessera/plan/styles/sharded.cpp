@@ -28,11 +28,26 @@ bool is_in(const std::string& name, const std::string& module) {
   return name == module || name.starts_with(module + ".");
 }
 
+// Rows of a rank below which dims are taken together: cuts between so few leave ranks unequal shares.
+constexpr int64_t kFewRows = 16;
+
+// Of a parameter whose first dim gives ranks few rows (experts), the dims whose indices count as rows instead: as many
+// as it takes, but not the last.
+std::vector<int64_t> row_dims(const layout::SpecData& compute, int64_t parts) {
+  std::vector<int64_t> dims = {0};
+  int64_t rows = compute.sizes[0];
+  for (int64_t dim = 1; dim + 1 < compute.ndim() && rows < kFewRows * parts; ++dim) {
+    dims.push_back(dim);
+    rows *= compute.sizes[dim];
+  }
+  const bool are_whole = std::none_of(dims.begin(), dims.end(), [&](int64_t dim) { return compute.is_cut(dim); });
+  return are_whole ? dims : std::vector<int64_t>{0};
+}
+
 // The most rows that an axis beside those which cut the parameter leaves to a rank, and the most elements of each.
-GroupMember member_of(const layout::Mesh& mesh, const NamedTensor& named, const Placements& compute) {
-  const auto spec = layout::Spec::contiguous(mesh, compute, named.tensor.sizes(), named.tensor.scalar_type());
-  const auto most = spec.largest_sizes();
-  return {most[0], c10::multiply_integers(most.begin() + 1, most.end())};
+GroupMember member_of(const layout::Spec& compute, const std::vector<int64_t>& row_dims) {
+  const auto most = layout::sizes_in_runs(compute.largest_sizes(), row_dims.back());
+  return {most[row_dims.back()], c10::multiply_integers(most.begin() + row_dims.back() + 1, most.end())};
 }
 
 class ShardedStyle {
@@ -104,16 +119,21 @@ class ShardedStyle {
   }
 
   void plan_group(const std::string& group, const std::vector<NamedTensor>& members) {
-    const int64_t axis = axes_.front();
+    const int64_t axis = axes_.front(), parts = mesh_.axis(axis).size;
     std::vector<GroupMember> sizes;
+    std::vector<std::vector<int64_t>> dims;
     for (const NamedTensor& named : members) {
-      sizes.push_back(member_of(mesh_, named, draft_.entry(named.name).storage));
+      const auto compute = layout::Spec::contiguous(mesh_, draft_.entry(named.name).storage, named.tensor.sizes(),
+                                                    named.tensor.scalar_type());
+      // `exact` adds up a gradient's squares row by row, and a row is whole at a rank.
+      dims.push_back(draft_.options.lattice ? std::vector<int64_t>{0} : row_dims(*compute, parts));
+      sizes.push_back(member_of(compute, dims.back()));
     }
-    const auto rows = cut_group(sizes, mesh_.axis(axis).size);
+    const auto rows = cut_group(sizes, parts);
     for (size_t i = 0; i < members.size(); ++i) {
       ParameterPlan& entry = draft_.entry(members[i].name);
       const Placements compute = entry.storage;
-      entry.storage = cut_rows(mesh_, entry.storage, axis, layout::RaggedShard({0}, rows[i]));
+      entry.storage = cut_rows(mesh_, entry.storage, axis, layout::RaggedShard(dims[i], rows[i]));
       entry.group = group;
       plan_states(entry, compute, draft_.wanted_of(members[i]).sharding);
     }

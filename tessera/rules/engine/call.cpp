@@ -3,6 +3,7 @@
 #include <numeric>
 
 #include "tessera/base/error.h"
+#include "tessera/base/text.h"
 
 namespace tessera::rules {
 
@@ -73,6 +74,13 @@ std::vector<int64_t> Call::dims(const char* name, int64_t ndim) const {
     result.clear();
   }
   return result;
+}
+
+std::string short_name(const Call& call) { return call.name.starts_with("aten::") ? call.name.substr(6) : call.name; }
+
+std::string describe(const Call& call) {
+  const auto write = [](std::ostream& out, const Operand& operand) { out << operand.spec.layout_str(); };
+  return short_name(call) + " " + base::join(call.operands, " x ", write);
 }
 
 int64_t wrap_dim(int64_t dim, int64_t ndim) {

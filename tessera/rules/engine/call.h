@@ -59,6 +59,10 @@ struct Call {
   std::vector<int64_t> dims(const char* name, int64_t ndim) const;
 };
 
+// `mm`, and `mm {tp: S(1)} x {tp: P(max)}`: the call's name, and its layouts, for messages.
+std::string short_name(const Call& call);
+std::string describe(const Call& call);
+
 // `dim` in [-ndim, ndim) to [0, ndim); of a 0-d tensor, 0.
 int64_t wrap_dim(int64_t dim, int64_t ndim);
 

@@ -202,6 +202,7 @@ FactorMap broadcast_factors(const Call& call) {
     }
   }
   FactorMap map;
+  map.is_by_element = true;
   const TensorFactors result = map.add_all(sizes);
   for (const Operand& operand : call.operands) {
     const auto& from = operand.spec->sizes;

@@ -64,6 +64,8 @@ struct FactorMap {
   // What a rank holds of each dim must be one run (a local kernel or an exact sum counts on it): nothing is
   // interleaved.
   bool keeps_runs = false;
+  // Every element of a result is made of those at its own index.
+  bool is_by_element = false;
   // Labels of the outputs where the factors do not say them (views, slices); empty: from the factors.
   std::vector<layout::Labels> labels;
   // With ShapeSource::kFactors, the dtypes of the outputs; empty: that of operand 0.

@@ -5,6 +5,7 @@
 #include "tessera/base/error.h"
 #include "tessera/base/text.h"
 #include "tessera/rules/engine/axis_choice.h"
+#include "tessera/rules/engine/spanned.h"
 
 namespace tessera::rules {
 
@@ -16,8 +17,6 @@ using layout::Placements;
 using layout::Spec;
 
 namespace {
-
-std::string short_name(const std::string& name) { return name.starts_with("aten::") ? name.substr(6) : name; }
 
 int64_t product(const FactorMap& map, const DimFactors& dim) {
   int64_t result = 1;
@@ -100,7 +99,7 @@ std::string accepted(const Frame& frame) {
       break;
     }
   }
-  TESSERA_CHECK(false, "[", short_name(call.name), "] no layout for ", describe(call), where, written,
+  TESSERA_CHECK(false, "[", short_name(call), "] no layout for ", describe(call), where, written,
                 "; accepted on one axis: ", accepted(frame));
 }
 
@@ -342,21 +341,20 @@ class Propagator {
   double bytes_ = 0;
 };
 
-}  // namespace
-
-Propagation propagate(const Call& call, const FactorMap& map, const Wishes& wishes) {
-  if (map.operands.size() < call.operands.size()) {
-    const FactorMap extended = with_written_outputs(call, map);
-    verify(call, extended);
-    return Propagator(call, extended, wishes).run();
-  }
+Propagation decide(const Call& call, const FactorMap& map, const Wishes& wishes) {
   verify(call, map);
+  if (detail::is_spanned(call, wishes)) {
+    const detail::SeenCall seen = detail::seen_call(call, map, wishes);
+    return detail::seen_as(seen, call, Propagator(seen.call, seen.map, seen.wishes).run());
+  }
   return Propagator(call, map, wishes).run();
 }
 
-std::string describe(const Call& call) {
-  const auto write = [](std::ostream& out, const Operand& operand) { out << operand.spec.layout_str(); };
-  return short_name(call.name) + " " + base::join(call.operands, " x ", write);
+}  // namespace
+
+Propagation propagate(const Call& call, const FactorMap& map, const Wishes& wishes) {
+  return map.operands.size() < call.operands.size() ? decide(call, with_written_outputs(call, map), wishes)
+                                                    : decide(call, map, wishes);
 }
 
 }  // namespace tessera::rules

@@ -102,6 +102,11 @@ TEST(RaggedShard, IsOneValue) {
   EXPECT_TRUE(a.is_shard(0) && a.is_ragged());
   EXPECT_FALSE(Shard(0, {.unit = 3}).is_ragged());
   EXPECT_STREQ(a.kind_name(), "ragged shard");
+  const Placement together = RaggedShard({0, 1}, {3, 0, 5});
+  EXPECT_NE(together, RaggedShard({1}, {3, 0, 5}));
+  EXPECT_NE(together.hash(), RaggedShard({1}, {3, 0, 5}).hash());
+  EXPECT_TRUE(together.is_shard(1) && together.is_spanning() && !together.shares_dim(RaggedShard({1}, {3, 0, 5})));
+  EXPECT_STREQ(together.kind_name(), "spanning shard");
 }
 
 // Of the content, not of where it is kept: this is what every process computes.
@@ -117,7 +122,9 @@ TEST(RaggedShard, RefusesNonsense) {
   EXPECT_THROW(RaggedShard({0}, {3, -1}), c10::Error);
   EXPECT_THROW(RaggedShard({0}, {INT64_MAX / 2, INT64_MAX / 2}), c10::Error);
   EXPECT_THROW(RaggedShard({}, {3}), c10::Error);
-  EXPECT_THROW(RaggedShard({0, 1}, {3}), c10::Error);
+  EXPECT_THROW(RaggedShard({1, 2}, {3}), c10::Error);
+  EXPECT_THROW(RaggedShard({1, 0}, {3}), c10::Error);
+  EXPECT_THROW(RaggedShard({0, 1}, {3}, {.blocks = 2}), c10::Error);
   EXPECT_THROW(RaggedShard({-1}, {3}), c10::Error);
   EXPECT_THROW(RaggedShard({0}, {3}, {.unit = 2}), c10::Error);
 }

@@ -92,6 +92,23 @@ class RandomLayouts {
     return placements;
   }
 
+  // Dims 0 to `last` of a tensor of these sizes taken together and dealt out to one axis or more, some ranks none.
+  Placements spanning_cuts(const Mesh& mesh, const std::vector<int64_t>& sizes, int64_t last) {
+    Placements placements(mesh.ndim());
+    int64_t run = std::accumulate(sizes.begin(), sizes.begin() + last + 1, int64_t{1}, std::multiplies<>());
+    const int64_t first = number(0, mesh.ndim() - 1);
+    for (int64_t axis = 0; axis < mesh.ndim(); ++axis) {
+      if (axis == first || (axis > first && number(0, 1) == 0)) {
+        const int64_t count = mesh.axis(axis).size;
+        Placement cut = Shard(last, {.unit = number(1, 3)});
+        cut.places = number(0, 3) == 0 ? cut.places : Places::of_sizes(parts(run, count));
+        placements[axis] = spanning(cut);
+        run = cut.cut(run, count).most();
+      }
+    }
+    return placements;
+  }
+
   std::vector<int64_t> sizes(int64_t most_dims, int64_t most_size) {
     std::vector<int64_t> result(number(0, most_dims));
     for (int64_t& size : result) {

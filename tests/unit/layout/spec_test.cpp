@@ -132,8 +132,9 @@ TEST(Spec, InterleavedCutsTakeAPartOfEveryBlock) {
   const Spec nested =
       Spec::contiguous(mesh, {InterleavedShard(0, 2), InterleavedShard(0, 2, {.unit = 2})}, {16}, kFloat);
   EXPECT_EQ(nested.local_runs({1, 0}), (std::vector<std::vector<Range>>{{{4, 6}, {12, 14}}}));
-  EXPECT_EQ(unfolded(nested, {2}).str(), "float32[2, 8] {a: S(1), b: S(1;2)}");
-  EXPECT_EQ(unfolded(nested, {2}).local_ranges({1, 0}), (std::vector<Range>{{0, 2}, {4, 6}}));
+  const Spec apart = taken_apart(nested, BoxForm::of(nested->placements, 1));
+  EXPECT_EQ(apart.str(), "float32[2, 8] {a: S(1), b: S(1;2)}");
+  EXPECT_EQ(apart.local_ranges({1, 0}), (std::vector<Range>{{0, 2}, {4, 6}}));
 }
 
 TEST(Spec, RefusesInterleavedCutsThatDoNotFit) {
@@ -144,6 +145,40 @@ TEST(Spec, RefusesInterleavedCutsThatDoNotFit) {
   EXPECT_THROW(InterleavedShard(0, 0), c10::Error);
   EXPECT_THROW(parse_placement("S(0/0)"), std::exception);
   EXPECT_FALSE(is_layout_of(mesh, {InterleavedShard(0, 2), InterleavedShard(0, 3)}, {12}));
+}
+
+TEST(Spec, SpanningCutsTakeARunOfTheDimsTogether) {
+  const Mesh mesh = Mesh::parse("a=3,b=2");
+  const Spec spec = Spec::contiguous(mesh, parse_placements(mesh, "{a: S(0-1|1,0,5), b: S(2)}"), {2, 3, 4}, kFloat);
+  EXPECT_EQ(spec->run_sizes(), (std::vector<int64_t>{1, 6, 4}));
+  EXPECT_EQ(spec.local_sizes({0, 0}), (std::vector<int64_t>{1, 1, 2}));
+  EXPECT_EQ(spec.local_sizes({1, 0}), (std::vector<int64_t>{1, 0, 2}));
+  EXPECT_EQ(spec.local_ranges({2, 1}), (std::vector<Range>{{0, 1}, {1, 6}, {2, 4}}));
+  EXPECT_EQ(spec.largest_sizes(), (std::vector<int64_t>{1, 5, 2}));
+  EXPECT_TRUE(spec->is_cut(0) && spec->is_cut(1) && spec->is_cut(2));
+  const BoxForm form = BoxForm::of(spec->placements, 3);
+  EXPECT_EQ(taken_apart(spec, form).str(), "float32[1, 6, 4] {a: S(1|1,0,5), b: S(2)}");
+  // Whole rows are a run of all dims, and a cut of another dim is none.
+  const Spec rows = Spec::contiguous(mesh, {RaggedShard({0}, {0, 2, 0}), Replicate()}, {2, 3, 4}, kFloat);
+  EXPECT_EQ(taken_apart(rows, form).str(), "float32[1, 6, 4] {a: S(1|0,6,0), b: R}");
+  EXPECT_TRUE(form.fits(Shard(0)) && form.fits(Shard(2)));
+  EXPECT_FALSE(form.fits(Shard(1)) || form.fits(InterleavedShard(0, 2)));
+  EXPECT_EQ(BoxForm::common(spec->placements, {Shard(1), Replicate()}, 3), std::nullopt);
+  EXPECT_FALSE(same_layout(spec, spec.with({RaggedShard({0, 1}, {1, 5, 0}), Shard(2)})));
+}
+
+TEST(Spec, RefusesSpanningCutsThatDoNotFit) {
+  const Mesh mesh = Mesh::parse("a=3,b=2");
+  const auto is_layout = [&](const char* text) { return is_layout_of(mesh, parse_placements(mesh, text), {2, 3, 4}); };
+  EXPECT_TRUE(is_layout("{a: S(0-1|1,0,5), b: S(0-1)}"));
+  EXPECT_TRUE(is_layout("{a: S(0-2|20,0,4)}"));
+  EXPECT_FALSE(is_layout("{a: S(0-1|1,0,4)}"));
+  EXPECT_FALSE(is_layout("{a: S(0-1|1,0,5), b: S(0)}"));
+  EXPECT_FALSE(is_layout("{b: S(1), a: S(0-1|1,0,5)}"));
+  EXPECT_FALSE(is_layout("{a: S(0-1|1,0,5), b: S(0-2)}"));
+  EXPECT_FALSE(is_layout("{a: S(0-3)}"));
+  EXPECT_THROW(spanning(Replicate()), c10::Error);
+  EXPECT_THROW(spanning(InterleavedShard(1, 2)), c10::Error);
 }
 
 TEST(Spec, AxesOfADimSlowestFirst) {

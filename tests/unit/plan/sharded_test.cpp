@@ -122,6 +122,27 @@ TEST(Sharded, ReplicasMergeOnceAStep) {
   EXPECT_EQ(text(plan, "up.weight"), "{fsdp: S(0|18,14)} {} - {fsdp: S(0|18,14), dp: P}");
 }
 
+// Experts of few rows are dealt out by the rows of all of them; not in `exact`, and not where tp cuts one of these
+// dims.
+TEST(Sharded, FewRowsAreThoseOfTheFirstDimsTogether) {
+  ModuleTree tree;
+  tree.children = {ModuleTree()};
+  tree.children[0].name = "experts";
+  tree.children[0].parameters = {
+      {"few", at::empty({4, 30, 5})}, {"many", at::empty({64, 3, 5})}, {"two", at::empty({2, 2, 2, 3})}};
+  const auto storage = [&](const PlanOptions& options) {
+    const Plan plan = plan_model(tree, options);
+    std::string all;
+    for (const char* name : {"experts.few", "experts.many", "experts.two"}) {
+      all += layout::short_str(plan.mesh, plan.find(name)->storage);
+    }
+    return all;
+  };
+  const layout::Mesh mesh = layout::Mesh::parse("fsdp=4");
+  EXPECT_EQ(storage({.mesh = mesh}), "{fsdp: S(0-1|79,41,2*0)}{fsdp: S(0|0,13,26,25)}{fsdp: S(0-2|3*0,8)}");
+  EXPECT_EQ(storage({.mesh = mesh, .lattice = sums::Lattice()}).find('-'), std::string::npos);
+}
+
 TEST(Sharded, AGroupIsCutIntoOneRunARank) {
   const auto seed = std::random_device()();
   SCOPED_TRACE("seed " + std::to_string(seed));

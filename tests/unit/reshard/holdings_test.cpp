@@ -172,6 +172,29 @@ TEST(Exchange, OfInterleavedCutsAndOfWhatIsOnOneCoordinateGivesEveryElementOnce)
   }
 }
 
+TEST(Exchange, OfCutsThatSpanDimsGivesEveryElementOnce) {
+  const uint32_t seed = std::random_device{}();
+  SCOPED_TRACE("seed " + std::to_string(seed));
+  layout::RandomLayouts random(seed);
+  for (int i = 0; i < 300; ++i) {
+    const Mesh a(std::vector<layout::Axis>{{"a", random.number(1, 3)}, {"b", random.number(1, 3)}});
+    const Mesh b(std::vector<layout::Axis>{{"c", random.number(1, 5)}});
+    const Sizes sizes = {random.number(1, 4), random.number(1, 4), random.number(1, 3)};
+    const auto draw = [&](const Mesh& mesh) {
+      const Placements placements = random.number(0, 3) == 0 ? random.placements(mesh, 3)
+                                                             : random.spanning_cuts(mesh, sizes, random.number(1, 2));
+      return Spec::contiguous(mesh, placements, sizes, c10::ScalarType::Float);
+    };
+    const Spec from = draw(a), to = draw(i % 2 == 0 ? a : b);
+    const Exchange exchange{Holdings(from), Holdings(to)};
+    ASSERT_NO_FATAL_FAILURE(expect_each_element_once(exchange, from, to, 10)) << from.str() << " -> " << to.str();
+  }
+  const Spec spec =
+      Spec::contiguous(Mesh::parse("x=2"), {layout::RaggedShard({0, 1}, {4, 5})}, {3, 3, 2}, c10::ScalarType::Float);
+  EXPECT_EQ(Holdings(spec).boxes_of(0), (std::vector<Box>{{{0, 1}, {0, 3}, {0, 2}}, {{1, 2}, {0, 1}, {0, 2}}}));
+  EXPECT_THROW(Holdings(spec).box_of(0), c10::Error);
+}
+
 TEST(Exchange, NothingMovesWhereNothingChanges) {
   const Mesh mesh = Mesh::parse("a=2,b=2");
   const Mesh flat = mesh.flatten({"a", "b"}, "x");

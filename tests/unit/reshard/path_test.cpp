@@ -229,6 +229,22 @@ TEST(Interleaved, IsCutAndGatheredAsWhatItIsTakenApartTo) {
   EXPECT_DOUBLE_EQ(cost_bytes(spec, {Replicate()}), path("{x: S(0/3)}", "{x: R}").bytes);
 }
 
+TEST(Spanning, IsOneStepFromAndToWhatIsARunOfTheSameDims) {
+  const auto path = [](const char* from, const char* to) {
+    return plan_path(spec_of("x=2", from, {4, 3, 2}), spec_of("x=2", to, {4, 3, 2}));
+  };
+  EXPECT_EQ(path("{x: S(0-1|7,5)}", "{x: R}").str(), "all_gather x: S(0-1|7,5) -> R");
+  EXPECT_EQ(path("{x: P}", "{x: S(0-1|7,5)}").str(), "reduce_scatter x: P -> S(0-1|7,5)");
+  EXPECT_EQ(path("{x: R}", "{x: S(0-1|7,5)}").str(), "slice x: R -> S(0-1|7,5)");
+  EXPECT_EQ(path("{x: S(0-1|7,5)}", "{x: S(0)}").str(), "all_to_all x: S(0-1|7,5) -> S(0-1;3)");
+  EXPECT_EQ(path("{x: S(0)}", "{x: S(0-1|6,6)}").str(), "relabel x: S(0-1;3) -> S(0-1|2*6)");
+  EXPECT_EQ(path("{x: S(0-1|7,5)}", "{x: On(1)}").str(), "gather x: S(0-1|7,5) -> On(1)");
+  EXPECT_EQ(path("{x: S(0-1|7,5)}", "{x: S(2)}").str(), "all_to_all x: S(0-1|7,5) -> S(2)");
+  EXPECT_EQ(path("{x: S(0-1|7,5)}", "{x: S(1)}").str(), "all_gather x: S(0-1|7,5) -> R; slice x: R -> S(1)");
+  EXPECT_DOUBLE_EQ(path("{x: S(0-1|7,5)}", "{x: R}").bytes, path("{x: S(0)}", "{x: R}").bytes);
+  EXPECT_DOUBLE_EQ(path("{x: S(0-1|7,5)}", "{x: S(0)}").bytes, 2 * 4 / 2.0) << "one run of the seventh moves";
+}
+
 TEST(Table, NamesEveryKindOnce) {
   std::vector<bool> seen(static_cast<size_t>(StepKind::kExchange) + 1);
   for (const StepRule& rule : step_table()) {

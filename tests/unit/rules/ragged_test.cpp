@@ -48,6 +48,28 @@ TEST(RaggedRules, ViewsScaleThePlaces) {
             "{fsdp: S(0|2,0,6)} -> {fsdp: S(0|1,0,3)}");
 }
 
+TEST(SpanningRules, KeepTheCutWhereTheDimsGoSideBySide) {
+  const Arg spanning{.sizes = {4, 3, 2}, .layout = "{fsdp: S(0-1|3,0,9)}"};
+  const std::string cut = "{fsdp: S(0-1|3,0,9)}";
+  EXPECT_EQ(run("aten::relu", {spanning}), cut + " -> " + cut);
+  EXPECT_EQ(run("aten::add_.Tensor", {spanning, {.sizes = {4, 3, 2}, .layout = "{fsdp: P}"}}),
+            cut + " x " + cut + " -> " + cut);
+  EXPECT_EQ(run("aten::mul.Tensor", {spanning, {.sizes = {2}}}), cut + " x {fsdp: R} -> " + cut);
+  EXPECT_EQ(run("aten::sum.dim_IntList", {spanning}, {{"dim", Sizes{2}}}), cut + " -> " + cut);
+  EXPECT_EQ(run("aten::sum.dim_IntList", {spanning}, {{"dim", Sizes{0, 1}}}), cut + " -> {fsdp: P}");
+  EXPECT_EQ(run("aten::sum", {spanning}), cut + " -> {fsdp: P}");
+  EXPECT_EQ(run("aten::unsqueeze", {spanning}, {{"dim", 3}}), cut + " -> " + cut);
+}
+
+TEST(SpanningRules, TakeTheTensorWholeWhereTheyDoNot) {
+  const Arg spanning{.sizes = {4, 3, 2}, .layout = "{fsdp: S(0-1|3,0,9)}"};
+  EXPECT_EQ(run("aten::mul.Tensor", {spanning, {.sizes = {3, 2}}}), "{fsdp: R} x {fsdp: R} -> {fsdp: R}");
+  EXPECT_EQ(run("aten::sum.dim_IntList", {spanning}, {{"dim", Sizes{1}}}), "{fsdp: R} -> {fsdp: R}");
+  EXPECT_EQ(run("aten::select.int", {spanning}, {{"dim", 0}, {"index", 1}}), "{fsdp: R} -> {fsdp: R}");
+  EXPECT_EQ(run("aten::transpose.int", {spanning}, {{"dim0", 1}, {"dim1", 2}}), "{fsdp: R} -> {fsdp: R}");
+  EXPECT_EQ(run("aten::view", {spanning}, {{"size", Sizes{12, 2}}}), "{fsdp: R} -> {fsdp: R}");
+}
+
 TEST(RaggedRules, SumsOverTheCutArePartial) {
   EXPECT_EQ(run("aten::sum", {kRagged}), "{fsdp: S(0|3,0,5)} -> {fsdp: P}");
   EXPECT_EQ(run("aten::sum.dim_IntList", {kRagged}, {{"dim", Sizes{0}}}), "{fsdp: S(0|3,0,5)} -> {fsdp: P}");
