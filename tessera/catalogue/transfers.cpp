@@ -109,64 +109,65 @@ int64_t received_bytes(const Spec& from, const Spec& to, int64_t rank) {
 
 int64_t moved_bytes(const Spec& from, const Spec& to) { return exchange_of(from, to).moved() * element_bytes(to); }
 
-Box local_box(const Spec& spec, int64_t rank, const Box& box) {
-  const auto coord = spec->mesh.coord_of(rank);
-  TESSERA_CHECK(coord && spec->holds(*coord) && box.size() == spec->sizes.size(), "[catalogue] rank ", rank,
-                " holds no part of ", spec.str());
-  const std::vector<std::vector<layout::Range>> runs = spec.local_runs(*coord);
-  Box local(box.size());
-  for (size_t d = 0; d < box.size(); ++d) {
-    int64_t before = 0;
-    bool is_found = false;
-    for (const layout::Range& run : runs[d]) {
-      if (run.begin <= box[d].begin && box[d].end <= run.end) {
-        local[d] = {before + box[d].begin - run.begin, before + box[d].end - run.begin};
-        is_found = true;
-        break;
-      }
-      before += run.size();
-    }
-    TESSERA_CHECK(is_found, "[catalogue] rank ", rank, " does not hold elements ", box[d].begin, " to ", box[d].end,
-                  " of dim ", d, " of ", spec.str(), " in one run");
-  }
-  return local;
-}
-
 namespace {
 
-// Of dims that a cut spans, a part's first element stands in the last: its row-major order is that of the tensor, but
-// begins there.
-Box part_around_run(const Spec& spec, int64_t rank, const Box& box) {
+using Runs = std::vector<std::vector<layout::Range>>;
+
+Runs runs_of(const Spec& spec, int64_t rank, const Box& box) {
   const auto coord = spec->mesh.coord_of(rank);
   TESSERA_CHECK(coord && spec->holds(*coord) && box.size() == spec->sizes.size(), "[catalogue] rank ", rank,
                 " holds no part of ", spec.str());
-  const auto last = static_cast<size_t>(layout::last_spanned_dim(spec->placements));
-  Box part = spec.local_ranges(*coord);
-  int64_t begin = 0, end = 0;  // of the box, among all that is taken together
-  for (size_t d = 0; d <= last; ++d) {
-    begin = begin * spec->sizes[d] + box[d].begin;
-    end = end * spec->sizes[d] + box[d].end - 1;
+  return spec.local_runs(*coord);
+}
+
+// Where elements of a dim lie in a part that has these runs of it, one behind the other.
+layout::Range within(const Spec& spec, int64_t rank, size_t dim, const Runs& runs, const layout::Range& wanted) {
+  int64_t before = 0;
+  for (const layout::Range& run : runs[dim]) {
+    if (run.begin <= wanted.begin && wanted.end <= run.end) {
+      return {before + wanted.begin - run.begin, before + wanted.end - run.begin};
+    }
+    before += run.size();
   }
-  TESSERA_CHECK(part[last].begin <= begin && end < part[last].end, "[catalogue] rank ", rank,
-                " does not hold elements ", begin, " to ", end + 1, " of dims 0 to ", last, " of ", spec.str());
-  part[last].end = part[last].begin + spec->sizes[last];
-  for (size_t d = 0; d < last; ++d) {
-    part[d] = {0, spec->sizes[d]};
-  }
-  return part;
+  TESSERA_CHECK(false, "[catalogue] rank ", rank, " does not hold elements ", wanted.begin, " to ", wanted.end,
+                " of dim ", dim, " of ", spec.str(), " in one run");
 }
 
 }  // namespace
 
-Box part_around(const Spec& spec, int64_t rank, const Box& box) {
-  if (spec->is_spanned()) {
-    return part_around_run(spec, rank, box);
+Box local_box(const Spec& spec, int64_t rank, const Box& box) {
+  TESSERA_CHECK(!spec->is_spanned(), "[catalogue] the box of a part of ", spec.str(),
+                ", which takes dims together; accepted: part_around");
+  const Runs runs = runs_of(spec, rank, box);
+  Box local;
+  for (size_t d = 0; d < box.size(); ++d) {
+    local.push_back(within(spec, rank, d, runs, box[d]));
   }
-  Box part = local_box(spec, rank, box);
-  const auto sizes = spec.local_sizes(*spec->mesh.coord_of(rank));
-  for (size_t d = 0; d < part.size(); ++d) {
-    const int64_t begin = box[d].begin - part[d].begin;
-    part[d] = {begin, begin + sizes[d]};
+  return local;
+}
+
+Box part_around(const Spec& spec, int64_t rank, const Box& box) {
+  const Runs runs = runs_of(spec, rank, box);
+  const std::vector<int64_t> local_sizes = spec.local_sizes(*spec->mesh.coord_of(rank));
+  const auto last = static_cast<size_t>(layout::last_spanned_dim(spec->placements));
+  Box part;
+  for (size_t d = 0; d < box.size(); ++d) {
+    if (last == 0 || d > last) {
+      const int64_t begin = box[d].begin - within(spec, rank, d, runs, box[d]).begin;
+      part.push_back({begin, begin + local_sizes[d]});
+    } else {
+      part.push_back({0, spec->sizes[d]});
+    }
+  }
+  if (last > 0) {  // in the order of the whole tensor, but from where the run begins
+    int64_t first = 0, end = 0;
+    for (size_t d = 0; d <= last; ++d) {
+      first = first * spec->sizes[d] + box[d].begin;
+      end = end * spec->sizes[d] + box[d].end - 1;
+    }
+    within(spec, rank, last, runs, {first, end + 1});
+    const int64_t begin = runs[last].front().begin;
+    part[last] = {begin, begin + spec->sizes[last]};
   }
   return part;
 }

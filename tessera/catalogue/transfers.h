@@ -52,8 +52,9 @@ int64_t moved_bytes(const layout::Spec& from, const layout::Spec& to);
 // local tensor. Throws if the rank does not hold all of it in one run of each dim.
 reshard::Box local_box(const layout::Spec& spec, int64_t rank, const reshard::Box& box);
 
-// A box as large as the part of a rank, which lies around `box` as the part does, also where the part's runs are apart
-// in the tensor: so it says where in the part's row-major order the elements of `box` are. Throws as local_box.
+// A box that lies around `box` as the part of a rank does, also where the part's runs are apart in the tensor, or are
+// of dims taken together: so it says where in the part's row-major order the elements of `box` are. Throws as
+// local_box, which takes no such dims.
 reshard::Box part_around(const layout::Spec& spec, int64_t rank, const reshard::Box& box);
 
 }  // namespace tessera::catalogue

@@ -456,56 +456,60 @@ std::optional<BoxForm> BoxForm::common(const Placements& a, const Placements& b,
 }
 
 bool BoxForm::fits(const Placement& cut) const {
-  if (last_spanned == 0 || cut.dim > last_spanned) {
-    return cut.blocks == blocks[cut.dim];
-  }
-  const bool is_of_rows = cut.dim == 0 && !cut.spans;  // whole ones, of all dims that are taken together
-  return cut.blocks == 1 && (is_of_rows || (cut.spans && cut.dim == last_spanned));
+  const bool is_of_one_dim = last_spanned == 0 || cut.dim > last_spanned;
+  return is_of_one_dim ? cut.blocks == blocks[cut.dim] : is_of_runs(cut, last_spanned);
 }
 
 bool BoxForm::is_plain() const {
   return last_spanned == 0 && std::all_of(blocks.begin(), blocks.end(), [](int64_t count) { return count == 1; });
 }
 
-namespace {
-
-// The cut of `dim` in a form: of rows, one of all the elements that are taken together; else as it is.
-Placement cut_in(const BoxForm& form, Placement cut, int32_t dim, c10::IntArrayRef sizes) {
-  if (cut.dim == 0 && form.last_spanned > 0) {
-    cut.places = cut.places.times(c10::multiply_integers(sizes.begin() + 1, sizes.begin() + form.last_spanned + 1));
-  }
-  cut.dim = dim;
-  cut.blocks = 1;
-  cut.spans = false;
-  return cut;
+bool is_of_runs(const Placement& cut, int64_t last_spanned) {
+  const bool is_of_rows = cut.dim == 0 && !cut.spans && cut.blocks == 1;
+  return cut.dim > last_spanned || is_of_rows || (cut.spans && cut.dim == last_spanned);
 }
 
-}  // namespace
+Spec in_runs(const Spec& spec, int64_t last_spanned) {
+  if (last_spanned == 0) {
+    return spec.with_labels({});
+  }
+  const int64_t each = c10::multiply_integers(spec->sizes.begin() + 1, spec->sizes.begin() + last_spanned + 1);
+  Placements placements = spec->placements;
+  for (Placement& cut : placements) {
+    if (cut.is_shard() && cut.dim <= last_spanned) {
+      TESSERA_ASSERT(is_of_runs(cut, last_spanned), spec.str(), " with dims 0 to ", last_spanned, " as one");
+      cut.places = cut.spans ? cut.places : cut.places.times(each);
+      cut.dim = static_cast<int32_t>(last_spanned);
+      cut.spans = false;
+    }
+  }
+  return Spec::make(spec->mesh, placements, sizes_in_runs(spec->sizes, last_spanned), spec->strides, spec->dtype);
+}
 
 Spec taken_apart(const Spec& spec, const BoxForm& form) {
-  const std::vector<int64_t> runs = sizes_in_runs(spec->sizes, form.last_spanned);
+  const Spec runs = in_runs(spec, form.last_spanned);
   std::vector<int64_t> sizes;
   std::vector<int64_t> strides;
   std::vector<int32_t> dims;
-  for (size_t d = 0; d < runs.size(); ++d) {
-    const int64_t size = runs[d] / form.blocks[d];
+  for (size_t d = 0; d < form.blocks.size(); ++d) {
+    const int64_t size = runs->sizes[d] / form.blocks[d];
     if (form.blocks[d] > 1) {
       sizes.push_back(form.blocks[d]);
-      strides.push_back(spec->strides[d] * size);
+      strides.push_back(runs->strides[d] * size);
     }
     dims.push_back(static_cast<int32_t>(sizes.size()));
     sizes.push_back(size);
-    strides.push_back(spec->strides[d]);
+    strides.push_back(runs->strides[d]);
   }
-  Placements placements = spec->placements;
+  Placements placements = runs->placements;
   for (Placement& placement : placements) {
     if (placement.is_shard()) {
-      TESSERA_ASSERT(form.fits(placement), spec.str(), " in blocks ", form.blocks, " and dims to ", form.last_spanned);
-      const int32_t dim = placement.dim == 0 ? static_cast<int32_t>(form.last_spanned) : placement.dim;
-      placement = cut_in(form, placement, dims[dim], spec->sizes);
+      TESSERA_ASSERT(placement.blocks == form.blocks[placement.dim], spec.str(), " in blocks ", form.blocks);
+      placement.dim = dims[placement.dim];
+      placement.blocks = 1;
     }
   }
-  return Spec::make(spec->mesh, placements, sizes, strides, spec->dtype);
+  return Spec::make(runs->mesh, placements, sizes, strides, runs->dtype);
 }
 
 std::vector<int64_t> axes_of_dim(const Mesh& mesh, const Placements& placements, int64_t dim) {

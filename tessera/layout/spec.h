@@ -184,6 +184,12 @@ bool is_layout_of(const Mesh& mesh, const Placements& placements, c10::IntArrayR
 // Of each of `ndim` dims, how many blocks its cuts have: 1, unless they are interleaved.
 std::vector<int64_t> blocks_of_dims(const Placements& placements, int64_t ndim);
 
+// The tensor with its leading dims, to `last_spanned`, as one, without labels. Cuts of these dims must be of them
+// together, or of whole rows, which are runs of them too. A rank's part is the same memory; of the result's local sizes
+// if the dims are cut together.
+Spec in_runs(const Spec& spec, int64_t last_spanned);
+bool is_of_runs(const Placement& cut, int64_t last_spanned);
+
 // How a tensor is seen so that what ranks hold are boxes of it: dims that are cut in blocks as two, [blocks, rest], and
 // the leading dims that a cut spans as one, [1, ..., all of them].
 struct BoxForm {

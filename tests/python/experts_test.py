@@ -50,14 +50,14 @@ class ExpertsTest(unittest.TestCase):
     def test_families(self):
         for family in FAMILIES:
             want, _ = train(family)
-            for mesh in ("tp=2", "dp=2,tp=2", "fsdp=2"):
+            for mesh in ("tp=2", "dp=2,tp=2", "fsdp=2", "fsdp=2,tp=2"):
                 with self.subTest(family=family, mesh=mesh):
                     ranks = tessera.run_ranks(train, tessera.Mesh(mesh).size(), args=(family, mesh), results="all")
                     for losses, share in ranks:
                         self.assertLessEqual(max(abs(a - b) / a for a, b in zip(want, losses, strict=True)), 1e-4, (want, losses))
-                        if "tp" in mesh:
+                        if mesh in ("tp=2", "dp=2,tp=2"):
                             self.assertEqual(share, 0.5)
-                    if mesh == "fsdp=2":
+                    if "fsdp" in mesh:
                         self.assertAlmostEqual(sum(share for _, share in ranks), 1.0)
 
 

@@ -136,6 +136,19 @@ TEST(Interleaved, OtherUsesAreRight) {
 }
 
 // The numbers of an element depend on neither generator on how it is cut.
+// As many elements as blocks: each is a block of its own, and is at the first rank.
+TEST(Interleaved, ADimOfAsManyElementsAsBlocksKeepsItsCut) {
+  const Mesh mesh = Mesh::parse("tp=2");
+  run_on(mesh, [&](int64_t) {
+    const at::Tensor value = waves({3, 2}), x = distribute(value, mesh, {InterleavedShard(1, 2)});
+    for (const at::Tensor& y : {x.mul(2), at::zeros_like(x), x.mul(3).add_(x)}) {
+      EXPECT_EQ(spec_of(y).layout_str(), "{tp: S(1/2)}");
+    }
+    expect_close(x.mul(3).add_(x), value.mul(4));
+    expect_close(at::zeros_like(x), at::zeros_like(value));
+  });
+}
+
 TEST(Interleaved, RandomNumbersAreThoseOfTheWhole) {
   const Mesh mesh = Mesh::parse("tp=4");
   run_on(mesh, [&](int64_t) {

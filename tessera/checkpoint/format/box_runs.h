@@ -13,7 +13,13 @@ namespace tessera::checkpoint {
 using reshard::Box;
 
 // The box of all elements.
-Box everything(c10::IntArrayRef sizes);
+inline Box everything(c10::IntArrayRef sizes) {
+  Box box;
+  for (const auto size : sizes) {
+    box.push_back({0, size});
+  }
+  return box;
+}
 
 // Calls visit(at, to, elements) for the runs of elements of `overlap` that lie one behind the other in both boxes: `at`
 // and `to` are where they begin in `from` and in `into`, in elements of row-major order. In that order.

@@ -24,13 +24,11 @@ at::Tensor part_at(const at::Tensor& flat, int64_t begin, c10::IntArrayRef sizes
 Range elements_of(const Spec& stored, const Spec& read, const Coord& coord) {
   const int64_t last = layout::last_spanned_dim(stored->placements);
   const Range own = stored.first_runs(coord)[last];
-  const layout::BoxForm form{.blocks = std::vector<int64_t>(read->sizes.size(), 1), .last_spanned = last};
-  const std::vector<Range> whole = layout::taken_apart(read, form).local_ranges(coord);
-  int64_t columns = 1;
-  for (size_t d = static_cast<size_t>(last) + 1; d < whole.size(); ++d) {
-    columns *= whole[d].size();
-  }
-  return {(own.begin - whole[last].begin) * columns, (own.end - whole[last].begin) * columns};
+  const Spec runs = layout::in_runs(read, last);
+  const auto sizes = runs.local_sizes(coord);
+  const int64_t begin = runs.first_runs(coord)[last].begin;
+  const int64_t columns = c10::multiply_integers(sizes.begin() + last + 1, sizes.end());
+  return {(own.begin - begin) * columns, (own.end - begin) * columns};
 }
 
 }  // namespace

@@ -1,7 +1,9 @@
 // Fully sharded data parallelism: of every parameter each rank of an fsdp axis keeps some rows, with their gradient and
 // the optimizer's state; operators gather the parameters that they read, those of one layer together.
 #include <algorithm>
+#include <cmath>
 #include <map>
+#include <numeric>
 #include <utility>
 
 #include "tessera/base/error.h"
@@ -28,6 +30,9 @@ bool is_in(const std::string& name, const std::string& module) {
   return name == module || name.starts_with(module + ".");
 }
 
+// A share of this many times an equal one is worth a note.
+constexpr double kMostWaste = 1.1;
+
 // Rows of a rank below which dims are taken together: cuts between so few leave ranks unequal shares.
 constexpr int64_t kFewRows = 16;
 
@@ -53,7 +58,10 @@ GroupMember member_of(const layout::Spec& compute, const std::vector<int64_t>& r
 class ShardedStyle {
  public:
   ShardedStyle(Draft& draft, std::vector<int64_t> axes)
-      : draft_(draft), mesh_(draft.plan.mesh), axes_(std::move(axes)) {}
+      : draft_(draft),
+        mesh_(draft.plan.mesh),
+        axes_(std::move(axes)),
+        held_(static_cast<size_t>(mesh_.axis(axes_.front()).size)) {}
 
   void run() {
     std::map<GroupKey, std::vector<NamedTensor>> groups;
@@ -80,6 +88,7 @@ class ShardedStyle {
     for (const auto& [key, members] : groups) {
       plan_group(general(key.name), members);
     }
+    note_waste();
   }
 
  private:
@@ -134,8 +143,23 @@ class ShardedStyle {
       ParameterPlan& entry = draft_.entry(members[i].name);
       const Placements compute = entry.storage;
       entry.storage = cut_rows(mesh_, entry.storage, axis, layout::RaggedShard(dims[i], rows[i]));
+      for (size_t part = 0; part < held_.size(); ++part) {
+        held_[part] += rows[i][part] * sizes[i].columns;
+      }
       entry.group = group;
       plan_states(entry, compute, draft_.wanted_of(members[i]).sharding);
+    }
+  }
+
+  // What it costs that a group is cut between whole rows, where that is much.
+  void note_waste() {
+    const int64_t all = std::accumulate(held_.begin(), held_.end(), int64_t{0});
+    const double equal = static_cast<double>(all) / static_cast<double>(held_.size());
+    const double most = static_cast<double>(*std::max_element(held_.begin(), held_.end()));
+    if (most > kMostWaste * equal) {
+      draft_.note(c10::str("rows stay whole: of what ", mesh_.axis(axes_.front()).name, "=", held_.size(),
+                           " shards in groups the rank that keeps most has ", std::llround(100 * most / equal - 100),
+                           "% more than an equal share"));
     }
   }
 
@@ -163,6 +187,7 @@ class ShardedStyle {
   Draft& draft_;
   const layout::Mesh& mesh_;
   const std::vector<int64_t> axes_;
+  std::vector<int64_t> held_;  // elements of groups, by coordinate of the first axis
 };
 
 }  // namespace

@@ -99,7 +99,7 @@ std::optional<Choice> factor_cut(const Frame& frame, const DimFactors& dim, cons
   const FactorMap& map = frame.map();
   int64_t left = shard.blocks;  // blocks that the factors so far do not make up
   c10::ArrayRef<int> rest(dim);
-  for (; left > 1 && !rest.empty(); rest = rest.slice(1)) {
+  for (; left > 1 && rest.size() > 1; rest = rest.slice(1)) {
     const int64_t extent = map.factors[rest.front()].extent;
     if (extent == 0 || left % extent != 0) {
       break;

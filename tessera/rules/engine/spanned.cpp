@@ -6,7 +6,6 @@
 
 namespace tessera::rules::detail {
 
-using layout::BoxForm;
 using layout::Placement;
 using layout::Placements;
 using layout::Spec;
@@ -19,11 +18,10 @@ Placements without_spans(const Placements& placements) {
   return layout::without_cuts(placements, [](const Placement& cut) { return cut.spans; });
 }
 
-// The tensor with its leading dims, to the last spanned one, as one; cuts that are none of those then are not there.
-Spec in_runs(const Spec& spec, int64_t last_spanned) {
-  const BoxForm form{.blocks = std::vector<int64_t>(spec->sizes.size(), 1), .last_spanned = last_spanned};
-  return layout::taken_apart(
-      spec.with(layout::without_cuts(spec->placements, [&](const Placement& cut) { return !form.fits(cut); })), form);
+// The tensor with its leading dims as one; cuts that are none of these dims together are not there.
+Spec seen_in_runs(const Spec& spec, int64_t last_spanned) {
+  const auto is_other = [&](const Placement& cut) { return !layout::is_of_runs(cut, last_spanned); };
+  return layout::in_runs(spec.with(layout::without_cuts(spec->placements, is_other)), last_spanned);
 }
 
 bool keeps_cuts(const Spec& spec, const Spec& seen) {
@@ -60,28 +58,23 @@ class Joiner {
   }
 
  private:
-  // The factors of the first such operand's dims, each of one dim, which may be cut anywhere.
+  // The factors of these dims, each of one dim, which may be cut anywhere; false if there are none such.
   bool find_leading() {
     for (size_t i = 0; i < seen_.call.operands.size(); ++i) {
-      const auto last = layout::last_spanned_dim(seen_.call.spec(i)->placements);
-      if (last == 0 || (seen_.last_spanned > 0 && last != seen_.last_spanned)) {
-        if (last > 0) {
-          return false;
-        }
+      const int64_t last = layout::last_spanned_dim(seen_.call.spec(i)->placements);
+      if (last == 0 || last == seen_.last_spanned) {
         continue;
       }
-      if (seen_.last_spanned == 0) {
-        const TensorFactors& dims = seen_.map.operands.at(i);
-        leading_.assign(dims.begin(), dims.begin() + last + 1);
+      if (seen_.last_spanned > 0) {
+        return false;  // other dims together
       }
       seen_.last_spanned = last;
+      const TensorFactors& dims = seen_.map.operands.at(i);
+      leading_.assign(dims.begin(), dims.begin() + last + 1);
     }
-    for (const DimFactors& dim : leading_) {
-      if (dim.size() > 1 || (dim.size() == 1 && !add(seen_.map.factors[dim[0]]))) {
-        return false;
-      }
-    }
-    return seen_.last_spanned > 0;
+    return seen_.last_spanned > 0 && std::all_of(leading_.begin(), leading_.end(), [&](const DimFactors& dim) {
+             return dim.empty() || (dim.size() == 1 && add(seen_.map.factors[dim[0]]));
+           });
   }
 
   bool add(const Factor& factor) {
@@ -113,7 +106,7 @@ class Joiner {
   // False if it would have to move, or holds samples, which are counted by dims of their own.
   bool see(Operand& operand) const {
     const Spec before = operand.spec;
-    operand.spec = in_runs(before, seen_.last_spanned);
+    operand.spec = seen_in_runs(before, seen_.last_spanned);
     return !layout::batch_dim(before->labels) && (!operand.is_written || keeps_cuts(before, operand.spec));
   }
 

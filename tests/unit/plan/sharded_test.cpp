@@ -143,6 +143,16 @@ TEST(Sharded, FewRowsAreThoseOfTheFirstDimsTogether) {
   EXPECT_EQ(storage({.mesh = mesh, .lattice = sums::Lattice()}).find('-'), std::string::npos);
 }
 
+// Two rows on three ranks: one has none of them.
+TEST(Sharded, WhatWholeRowsWasteIsNoted) {
+  ModuleTree tree;
+  tree.children = {linear("up", 64, 2)};
+  const auto notes = plan_model(tree, {.mesh = layout::Mesh::parse("fsdp=3")}).notes;
+  EXPECT_EQ(notes, std::vector<std::string>{"rows stay whole: of what fsdp=3 shards in groups the rank that keeps most "
+                                            "has 52% more than an equal share"});
+  EXPECT_TRUE(plan_model(tree, {.mesh = layout::Mesh::parse("fsdp=2")}).notes.empty());
+}
+
 TEST(Sharded, AGroupIsCutIntoOneRunARank) {
   const auto seed = std::random_device()();
   SCOPED_TRACE("seed " + std::to_string(seed));
