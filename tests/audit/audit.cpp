@@ -47,12 +47,15 @@ Placement ragged(int64_t dim, int64_t run, int64_t parts) {
 
 // The ragged cuts among these, of the runs that they are to cut.
 Placements with_fitting_places(const Mesh& mesh, Placements placements, c10::IntArrayRef sizes) {
-  for (size_t d = 0; d < sizes.size(); ++d) {
-    int64_t run = sizes[d];
+  const std::vector<int64_t> runs = layout::sizes_in_runs(sizes, layout::last_spanned_dim(placements));
+  for (size_t d = 0; d < runs.size(); ++d) {
+    int64_t run = runs[d];
     for (int64_t axis : layout::axes_of_dim(mesh, placements, static_cast<int64_t>(d))) {
       Placement& cut = placements[axis];
       const int64_t parts = mesh.axis(axis).size;
+      const bool spans = cut.spans;
       cut = cut.is_ragged() ? ragged(cut.dim, run, parts) : cut;
+      cut.spans = spans;
       run = cut.cut(run, parts).most();
     }
   }
@@ -73,6 +76,9 @@ std::vector<Placement> choices(const at::Tensor& tensor) {
         result.push_back(layout::InterleavedShard(d, blocks));
       }
     }
+  }
+  for (int64_t d = 1; d < tensor.dim(); ++d) {
+    result.push_back(layout::spanning(ragged(d, 1, 2)));
   }
   if (tensor.scalar_type() != at::kBool) {
     result.push_back(layout::Partial(ReduceOp::kSum));

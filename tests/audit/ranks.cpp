@@ -121,7 +121,7 @@ std::map<Coord, at::Tensor> distribute(const at::Tensor& value, const Spec& spec
   std::map<Coord, at::Tensor> parts;
   add_terms(value, spec, Coord(spec->placements.size()), 0, parts);
   for (auto& [coord, part] : parts) {
-    part = held_of(part.clone(), spec.local_runs(coord)).variable_data();
+    part = held_of(part.clone().reshape(spec->run_sizes()), spec.local_runs(coord)).variable_data();
   }
   return parts;
 }
@@ -201,8 +201,8 @@ at::Tensor assemble(const Spec& spec, const std::map<Coord, at::Tensor>& parts, 
     at::Tensor& term = merged[key];
     term = term.defined() ? combine(*op, term, part) : part;
   }
-  at::Tensor whole = at::zeros(spec->sizes, parts.begin()->second.options());
-  at::Tensor seen = at::zeros(spec->sizes, at::kBool);
+  at::Tensor whole = at::zeros(spec->run_sizes(), parts.begin()->second.options());
+  at::Tensor seen = at::zeros(spec->run_sizes(), at::kBool);
   for (const auto& [coord, part] : merged) {
     const std::vector<std::vector<Range>> runs = spec.local_runs(coord);
     const at::Tensor target = held_of(whole, runs);
@@ -215,6 +215,7 @@ at::Tensor assemble(const Spec& spec, const std::map<Coord, at::Tensor>& parts, 
     put_held(seen, runs, at::ones_like(part, at::kBool));
   }
   TESSERA_CHECK(seen.all().item<bool>(), "no rank holds some elements of ", spec.str());
+  whole = whole.view(spec->sizes);
   return averaged == 1 ? whole : whole.div(averaged);
 }
 

@@ -144,10 +144,11 @@ SeenCall with_whole(const Call& call, const FactorMap& map, const Wishes& wishes
   for (Operand& operand : seen.call.operands) {
     const Spec before = operand.spec;
     operand.spec = before->is_spanned() ? before.with(without_spans(before->placements)) : before;
-    TESSERA_CHECK(
-        !operand.is_written || operand.spec == before, "[", describe(call), "] writes into ", before.str(),
-        ", whose cut takes dims together that this operator does not see side by side; accepted: operators by "
-        "element, or a tensor that is cut in one dim, x.redistribute(...)");
+    TESSERA_CHECK(!operand.is_written || operand.spec == before, "[", short_name(call), "] no layout for ",
+                  describe(call), "; ", before.str(),
+                  " is written in place and stays where it is, and its cut takes dims together that this operator does "
+                  "not see side by side; accepted: operators by element, or a tensor that is cut in one dim, "
+                  "x.redistribute(...)");
   }
   for (auto* wished : {&seen.wishes.operands, &seen.wishes.outputs}) {
     for (std::optional<Placements>& wish : *wished) {
