@@ -11,9 +11,12 @@ namespace {
 constexpr int64_t kExperts = 4, kDim = 24, kHidden = 40;
 
 struct ExpertsImpl : torch::nn::Module {
-  at::Tensor up = register_parameter("up", waves({kExperts, kDim, kHidden}).to(at::kFloat));
-  at::Tensor down = register_parameter("down", waves({kExperts, kHidden, kDim}, 0.31).to(at::kFloat));
-  torch::nn::Linear last = register_module("last", torch::nn::Linear(kDim, 1));
+  explicit ExpertsImpl(at::ScalarType dtype = at::kFloat)
+      : up(register_parameter("up", waves({kExperts, kDim, kHidden}).to(dtype).clone())),
+        down(register_parameter("down", waves({kExperts, kHidden, kDim}, 0.31).to(dtype).clone())),
+        last(register_module("last", torch::nn::Linear(kDim, 1))) {
+    last->to(dtype);
+  }
 
   at::Tensor forward(const at::Tensor& x) {
     at::Tensor sum = x;
@@ -23,6 +26,9 @@ struct ExpertsImpl : torch::nn::Module {
     const at::Tensor together = at::einsum("bi,eio->beo", {x, up}).mean({1, 2});  // reads them all at once too
     return last(sum) + together.unsqueeze(1);
   }
+
+  at::Tensor up, down;
+  torch::nn::Linear last;
 };
 TORCH_MODULE(Experts);
 
@@ -35,13 +41,14 @@ struct Trained {
 Trained train(const std::string& axes, plan::Sharding sharding, bool in_exact) {
   Trained run;
   const Mesh mesh = Mesh::parse(axes);
-  const at::Tensor x = waves({16, kDim}).to(at::kFloat), y = waves({16, 1}, 0.7).to(at::kFloat);
+  const auto dtype = in_exact ? at::kFloat : at::kDouble;
+  const at::Tensor x = waves({16, kDim}).to(dtype), y = waves({16, 1}, 0.7).to(dtype);
   run_on(mesh, [&](int64_t rank) {
     const auto lattice = in_exact ? std::optional(sums::Lattice{.batch = 16, .feature = 4}) : std::nullopt;
     dtensor::set_numerics(in_exact ? dtensor::Numerics::kExact : dtensor::Numerics::kFast,
                           lattice.value_or(sums::Lattice()));
     torch::manual_seed(3);
-    Experts model;
+    Experts model(dtype);
     const auto plan = parallel::generate_plan(*model, {.mesh = mesh, .sharding = sharding, .lattice = lattice});
     parallel::place(*model, plan);
     parallel::Job job(
@@ -78,10 +85,10 @@ TEST(ShardedExperts, HaveTheNumbersOfOneDevice) {
         SCOPED_TRACE(c10::str(axes, " ", plan::name_of(sharding), in_exact ? " exact" : " fast"));
         const Trained many = train(axes, sharding, in_exact);
         for (size_t i = 0; i < one.losses.size(); ++i) {
-          EXPECT_NEAR(many.losses[i], one.losses[i], in_exact ? 0 : 1e-5 * one.losses[i]);
+          EXPECT_NEAR(many.losses[i], one.losses[i], in_exact ? 0 : 1e-11 * one.losses[i]);
         }
         for (size_t i = 0; i < one.parameters.size(); ++i) {
-          EXPECT_LE(error_of(many.parameters[i], one.parameters[i]), 1e-4);
+          EXPECT_LE(error_of(many.parameters[i], one.parameters[i]), 1e-9);
           EXPECT_TRUE(!in_exact || at::equal(many.parameters[i], one.parameters[i])) << i;
         }
       }

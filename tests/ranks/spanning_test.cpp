@@ -281,6 +281,7 @@ TEST(Spanning, AdamWAndClippingAreThoseOfOneDevice) {
     for (const bool is_fused : {false, true}) {
       const auto run = [&](const Mesh& mesh, RandomLayouts* random, std::vector<double>& norms) {
         dtensor::set_numerics(numerics);
+        const auto dtype = numerics == Numerics::kFast ? at::kDouble : at::kFloat;
         Tensors parameters;
         std::vector<std::string> layouts;
         for (const at::Tensor& value : start) {
@@ -289,11 +290,11 @@ TEST(Spanning, AdamWAndClippingAreThoseOfOneDevice) {
           if (spans && numerics == Numerics::kFast) {  // in `exact` nothing in blocks is written in place
             lies = with_cut_behind(*random, std::move(lies), value.sizes().vec(), 1);
           }
-          parameters.push_back(distribute(value.to(at::kFloat), mesh, lies).requires_grad_());
+          parameters.push_back(distribute(value.to(dtype), mesh, lies).requires_grad_());
           layouts.push_back(layout_of(parameters.back()));
         }
         AdamW update(is_fused);
-        norms = train(parameters, distribute(input.to(at::kFloat), mesh, Placements(mesh.ndim())), std::ref(update));
+        norms = train(parameters, distribute(input.to(dtype), mesh, Placements(mesh.ndim())), std::ref(update));
         Tensors found;
         for (size_t i = 0; i < parameters.size(); ++i) {
           EXPECT_EQ(layout_of(parameters[i]), layouts[i]) << "a parameter stays where it is";
@@ -313,9 +314,9 @@ TEST(Spanning, AdamWAndClippingAreThoseOfOneDevice) {
             std::vector<double> other;
             const Tensors found = run(mesh, &random, other);
             for (size_t i = 0; i < found.size(); ++i) {
-              EXPECT_LE(error_of(found[i], expected[i]), 1e-5);
+              EXPECT_LE(error_of(found[i], expected[i]), 1e-11);
               EXPECT_TRUE(numerics == Numerics::kFast || at::equal(found[i], expected[i])) << i;
-              EXPECT_NEAR(other[i], norms[i], numerics == Numerics::kFast ? 1e-5 * norms[i] : 0);
+              EXPECT_NEAR(other[i], norms[i], numerics == Numerics::kFast ? 1e-12 * norms[i] : 0);
             }
           }
         });
