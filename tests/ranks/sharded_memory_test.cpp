@@ -153,8 +153,9 @@ Account of_one_rank(Program program) {
   return accounts_of(program).front();
 }
 
-// By how many bytes some rank exceeds the closed form of a step; not above zero if none does. Above what one rank needs,
-// a pass has the gathered group, the terms of a group's gradients, and what is kept of them once they are merged.
+// By how many bytes some rank exceeds the closed form of a step; not above zero if none does. Above what one rank
+// needs, a pass has the gathered group, the terms of a group's gradients, and what is kept of them once they are
+// merged.
 int64_t excess_of_step(const std::vector<Account>& accounts, const Account& one) {
   int64_t excess = std::numeric_limits<int64_t>::min();
   for (const Account& account : accounts) {

@@ -1,9 +1,9 @@
 // Cuts of leading dims taken together: moved, computed with, written, trained, clipped and drawn, against one device.
-#include <ATen/ops/_fused_adamw.h>
 #include <torch/torch.h>
 
 #include "tessera/dtensor/front/chunks.h"
 #include "tessera/dtensor/front/gather_to.h"
+#include "tests/ranks/adamw_by_operators.h"
 #include "tests/ranks/support.h"
 #include "tests/unit/layout/random_layout.h"
 
@@ -233,43 +233,6 @@ std::vector<double> train(Tensors& parameters, const at::Tensor& x, const std::f
   }
   return norms;
 }
-
-// AdamW by operators on lists, or in one fused call: as torch.optim does with foreach=True and fused=True.
-class AdamW {
- public:
-  explicit AdamW(bool is_fused) : is_fused_(is_fused) {}
-
-  void operator()(Tensors& parameters, int step) {
-    Tensors gradients;
-    for (const at::Tensor& parameter : parameters) {
-      gradients.push_back(parameter.grad());
-      if (step == 1) {
-        first.push_back(at::zeros_like(parameter));
-        second.push_back(at::zeros_like(parameter));
-        steps_.push_back(at::zeros({}, at::kFloat));
-      }
-    }
-    if (is_fused_) {
-      at::_foreach_add_(steps_, 1);
-      at::_fused_adamw_(parameters, gradients, first, second, {}, steps_, 0.1, 0.9, 0.99, 0.01, 1e-8, false, false);
-      return;
-    }
-    at::_foreach_mul_(parameters, 1 - 0.1 * 0.01);
-    at::_foreach_lerp_(first, gradients, 0.1);
-    at::_foreach_mul_(second, 0.99);
-    at::_foreach_addcmul_(second, gradients, gradients, 0.01);
-    Tensors scale = at::_foreach_sqrt(second);
-    at::_foreach_div_(scale, std::sqrt(1 - std::pow(0.99, step)));
-    at::_foreach_add_(scale, 1e-8);
-    at::_foreach_addcdiv_(parameters, first, scale, -0.1 / (1 - std::pow(0.9, step)));
-  }
-
-  Tensors first, second;
-
- private:
-  bool is_fused_;
-  Tensors steps_;
-};
 
 // In `exact` they have the bits of one rank.
 TEST(Spanning, AdamWAndClippingAreThoseOfOneDevice) {
