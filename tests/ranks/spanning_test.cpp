@@ -61,6 +61,10 @@ TEST(Spanning, PartsAreARunOfTheDimsTogether) {
     EXPECT_TRUE(at::equal(full_tensor(x), value));
     const at::Tensor again = from_local(to_local(x), mesh, {RaggedShard({0, 1}, {1, 0, 5})}, Sizes{2, 3, 4});
     EXPECT_TRUE(at::equal(full_tensor(again), value));
+    const at::Tensor rows = distribute(value, mesh, "{fsdp: S(0|1,1,0)}");
+    const at::Tensor same = redistribute(rows, {RaggedShard({0, 1}, {3, 3, 0})});  // no element moves
+    EXPECT_EQ(to_local(same).sizes().vec(), (Sizes{1, rank < 2 ? 3 : 0, 4}));
+    EXPECT_TRUE(at::equal(full_tensor(same), value));
     const at::Tensor gathered = dtensor::gather_to(1, x);
     EXPECT_TRUE(rank != 1 || at::equal(gathered, value));
   });

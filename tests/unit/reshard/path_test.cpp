@@ -238,6 +238,7 @@ TEST(Spanning, IsOneStepFromAndToWhatIsARunOfTheSameDims) {
   EXPECT_EQ(path("{x: R}", "{x: S(0-1|7,5)}").str(), "slice x: R -> S(0-1|7,5)");
   EXPECT_EQ(path("{x: S(0-1|7,5)}", "{x: S(0)}").str(), "all_to_all x: S(0-1|7,5) -> S(0-1;3)");
   EXPECT_EQ(path("{x: S(0)}", "{x: S(0-1|6,6)}").str(), "relabel x: S(0-1;3) -> S(0-1|2*6)");
+  EXPECT_EQ(path("{x: S(0|2,2)}", "{x: S(0-1|6,6)}").steps.size(), 1u) << "a part has other sizes";
   EXPECT_EQ(path("{x: S(0-1|7,5)}", "{x: On(1)}").str(), "gather x: S(0-1|7,5) -> On(1)");
   EXPECT_EQ(path("{x: S(0-1|7,5)}", "{x: S(2)}").str(), "all_to_all x: S(0-1|7,5) -> S(2)");
   EXPECT_EQ(path("{x: S(0-1|7,5)}", "{x: S(1)}").str(), "all_gather x: S(0-1|7,5) -> R; slice x: R -> S(1)");
