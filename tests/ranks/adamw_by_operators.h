@@ -1,11 +1,13 @@
-// AdamW as programs spell it out.
+// AdamW as programs spell it out, and steps with it.
 #pragma once
 
 #include <cmath>
+#include <functional>
 #include <vector>
 
 #include <ATen/ATen.h>
 #include <ATen/ops/_fused_adamw.h>
+#include <torch/nn/utils/clip_grad.h>
 
 namespace tessera::ranks {
 
@@ -45,5 +47,21 @@ class AdamW {
   bool is_fused_;
   std::vector<at::Tensor> steps_;
 };
+
+// Three steps, clipped to a norm of 0.05; the norms that clipping saw.
+inline std::vector<double> clipped_steps(std::vector<at::Tensor>& parameters, AdamW& update,
+                                         const std::function<at::Tensor()>& loss) {
+  std::vector<double> norms;
+  for (int step = 1; step <= 3; ++step) {
+    loss().backward();
+    norms.push_back(torch::nn::utils::clip_grad_norm_(parameters, 0.05));
+    at::NoGradGuard no_grad;
+    update(parameters, step);
+    for (at::Tensor& parameter : parameters) {
+      parameter.mutable_grad().reset();
+    }
+  }
+  return norms;
+}
 
 }  // namespace tessera::ranks

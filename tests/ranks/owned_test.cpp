@@ -227,10 +227,10 @@ TEST(Owned, GoesOnFromACheckpoint) {
   ASSERT_TRUE(is_known);
   at::set_num_threads(1);
   const std::string run = std::filesystem::temp_directory_path() / ("tessera_owned_" + std::to_string(::getpid()));
+  const Tensors expected = go_on("1", "", "", 4);
   for (const char* first : {"1", "fsdp=2", "fsdp=3", "dp=2,fsdp=2"}) {
     std::filesystem::remove_all(run);
     go_on(first, "", run, 2);
-    const Tensors expected = go_on("1", "", "", 4);
     for (const char* then : {"1", "fsdp=2", "dp=2", "fsdp=4"}) {
       const Tensors found = go_on(then, run, "", 2);
       for (size_t i = 0; i < found.size(); ++i) {

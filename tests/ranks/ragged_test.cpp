@@ -173,19 +173,11 @@ TEST(Ragged, WritesReachTheRowsOfEveryRank) {
 }
 
 // Three steps of a small network whose parameters' rows are dealt out raggedly; the norms that clipping saw.
-std::vector<double> train(Tensors& parameters, const at::Tensor& x, const std::function<void(Tensors&, int)>& update) {
-  std::vector<double> norms;
-  for (int step = 1; step <= 3; ++step) {
+std::vector<double> train(Tensors& parameters, const at::Tensor& x, AdamW& update) {
+  return clipped_steps(parameters, update, [&] {
     const at::Tensor hidden = at::tanh(at::linear(x, parameters[0], parameters[1]));
-    at::linear(hidden, parameters[2]).square().mean().backward();
-    norms.push_back(torch::nn::utils::clip_grad_norm_(parameters, 0.05));
-    at::NoGradGuard no_grad;
-    update(parameters, step);
-    for (at::Tensor& parameter : parameters) {
-      parameter.mutable_grad().reset();
-    }
-  }
-  return norms;
+    return at::linear(hidden, parameters[2]).square().mean();
+  });
 }
 
 TEST(Ragged, AdamWAndClippingAreThoseOfOneDevice) {
@@ -199,7 +191,7 @@ TEST(Ragged, AdamWAndClippingAreThoseOfOneDevice) {
       plain.push_back(value.clone().requires_grad_());
     }
     AdamW one(is_fused);
-    const auto norms = train(plain, input, std::ref(one));
+    const auto norms = train(plain, input, one);
     for (const char* text : {"fsdp=3", "fsdp=3,tp=2"}) {
       const Mesh mesh = Mesh::parse(text);
       run_on(mesh, [&](int64_t) {
@@ -215,7 +207,7 @@ TEST(Ragged, AdamWAndClippingAreThoseOfOneDevice) {
             layouts.push_back(layout_of(parameter));
           }
           AdamW many(is_fused);
-          const auto found = train(parameters, distribute(input, mesh, Placements(mesh.ndim())), std::ref(many));
+          const auto found = train(parameters, distribute(input, mesh, Placements(mesh.ndim())), many);
           for (size_t i = 0; i < norms.size(); ++i) {
             EXPECT_NEAR(found[i], norms[i], 1e-12 * norms[i]);
           }

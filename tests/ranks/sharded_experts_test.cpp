@@ -3,7 +3,6 @@
 #include <torch/torch.h>
 
 #include "tests/ranks/support.h"
-#include "tests/support/counting_allocator.h"
 
 namespace tessera::ranks::sharded_experts_test {
 namespace {
@@ -98,7 +97,6 @@ TEST(ShardedExperts, HaveTheNumbersOfOneDevice) {
 
 // Eight ranks of four experts each keep an eighth, within a row of each parameter.
 TEST(ShardedExperts, AreDealtOutByTheRowsOfAllOfThem) {
-  support::count_allocations();
   const Mesh mesh = Mesh::parse("fsdp=8");
   run_on(mesh, [&](int64_t rank) {
     auto model = parallel::deferred([] { return Experts(); });

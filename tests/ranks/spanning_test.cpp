@@ -218,24 +218,16 @@ TEST(Spanning, AWriteThatWouldMoveItIsRefused) {
 }
 
 // Three steps of a network of experts whose matrices' rows are dealt out; the norms that clipping saw.
-std::vector<double> train(Tensors& parameters, const at::Tensor& x, const std::function<void(Tensors&, int)>& update) {
-  std::vector<double> norms;
-  for (int step = 1; step <= 3; ++step) {
+std::vector<double> train(Tensors& parameters, const at::Tensor& x, AdamW& update) {
+  return clipped_steps(parameters, update, [&] {
     at::Tensor sum;
     for (int64_t expert = 0; expert < parameters[0].size(0); ++expert) {
       const at::Tensor hidden = at::tanh(x.mm(parameters[0].select(0, expert)));
       const at::Tensor out = hidden.mm(parameters[1].select(0, expert)) * parameters[2];
       sum = expert == 0 ? out : sum + out;
     }
-    sum.square().mean().backward();
-    norms.push_back(torch::nn::utils::clip_grad_norm_(parameters, 0.05));
-    at::NoGradGuard no_grad;
-    update(parameters, step);
-    for (at::Tensor& parameter : parameters) {
-      parameter.mutable_grad().reset();
-    }
-  }
-  return norms;
+    return sum.square().mean();
+  });
 }
 
 // In `exact` they have the bits of one rank.
@@ -261,7 +253,7 @@ TEST(Spanning, AdamWAndClippingAreThoseOfOneDevice) {
           layouts.push_back(layout_of(parameters.back()));
         }
         AdamW update(is_fused);
-        norms = train(parameters, distribute(input.to(dtype), mesh, Placements(mesh.ndim())), std::ref(update));
+        norms = train(parameters, distribute(input.to(dtype), mesh, Placements(mesh.ndim())), update);
         Tensors found;
         for (size_t i = 0; i < parameters.size(); ++i) {
           EXPECT_EQ(layout_of(parameters[i]), layouts[i]) << "a parameter stays where it is";
