@@ -1,28 +1,32 @@
 #!/usr/bin/env python3
 """Pipelines beside torch.distributed.pipelining: the seconds of a step by 1F1B and by ZBV, in one run.
 
-Usage: PYTHONPATH=build/python python benchmarks/python/pipelining_bench.py [--widths 128 512] [--schedules 1f1b zbv] [--turns 3] [--tokens 64]
+Usage: PYTHONPATH=build/python python benchmarks/python/pipelining_bench.py [--widths 128 512] [--schedules 1f1b zbv] [--turns 12] [--steps 8] [--tokens 64]
 
 A decoder of 8 blocks with its loss, fused AdamW, 8 micro-batches of 2 rows of tokens, float32, one thread a rank; 2 processes over Gloo. PyTorch's side
 cuts the model into stages by hand and gives its schedule the batch where the first stage is and the targets where the last one is; ours calls the
-model. Both take turns, each turn in processes of its own; of all turns the least step of the slower rank counts. The last losses say that both computed
-the same.
+model. The processes of both live side by side and take turns of a few steps, so that a machine which slows down slows both; of a turn the least step of
+the slower rank counts, of all turns the least and the median of the ratios. The losses after the first steps say that both computed the same.
 """
 
 import argparse
 import json
 import os
+import signal
+import statistics
+import subprocess
+import sys
 import time
 
 import torch
-from rank_processes import run_ranks
+from rank_processes import start_ranks
 from torch import nn
 from torch.nn import functional as F
 
 SIDES = ("tessera", "torch")
 RANKS, LAYERS, MICRO_BATCHES, ROWS, VOCABULARY = 2, 8, 8, 2, 512
 WARM_STEPS = 3
-DEADLINE = 300  # seconds of one turn
+DEADLINE = 600  # seconds of one row
 
 
 class Block(nn.Module):
@@ -99,47 +103,71 @@ def their_step(schedule, width):
     return step
 
 
-def measure(side, schedule, width, tokens):
-    """One turn of one rank, as a line of JSON."""
+def answer(side, schedule, width, tokens):
+    """One rank of one side: it trains as many steps as each line that it reads says, and answers with the least seconds of one and the last loss, as JSON."""
     torch.set_num_threads(1)
     step = (our_step if side == "tessera" else their_step)(schedule, width)
     ids, labels = torch.randint(VOCABULARY, (2, ROWS * MICRO_BATCHES, tokens), generator=torch.Generator().manual_seed(1))
-    least = float("inf")
-    for index in range(WARM_STEPS + max(4, min(40, 10**7 // width**2))):
-        begin = time.perf_counter()
-        loss = step(ids, labels)
-        if index >= WARM_STEPS:
-            least = min(least, time.perf_counter() - begin)
-    print(json.dumps({"time": least, "loss": None if loss is None else loss.item()}), flush=True)
+    for line in sys.stdin:
+        seconds = []
+        for _ in range(int(line)):
+            begin = time.perf_counter()
+            loss = step(ids, labels)
+            seconds.append(time.perf_counter() - begin)
+        print(json.dumps({"time": min(seconds), "loss": None if loss is None else loss.item()}), flush=True)
     if side == "torch":
         os._exit(0)  # now and then a thread of its groups aborts the process that ends
 
 
-def run_turn(side, schedule, width, tokens):
-    """The step of the slower rank, and the last loss."""
-    outputs = run_ranks([__file__, "--rank-of", side, "--schedules", schedule, "--widths", width, "--tokens", tokens], RANKS, DEADLINE,
-                        f"{side}, {schedule} at width {width}")
-    found = [json.loads(output.strip().splitlines()[-1]) for output in outputs]
-    return max(each["time"] for each in found), next(each["loss"] for each in found if each["loss"] is not None)
+class Side:
+    """The processes of one side, which wait until they are asked for steps."""
+
+    def __init__(self, name, schedule, width, tokens):
+        self.ranks = start_ranks([__file__, "--rank-of", name, "--schedules", schedule, "--widths", width, "--tokens", tokens], RANKS, stdin=subprocess.PIPE)
+
+    def take(self, steps):
+        """The least seconds of a step of the slower rank, and the last loss."""
+        for rank in self.ranks:
+            print(steps, file=rank.stdin, flush=True)
+        found = [json.loads(rank.stdout.readline()) for rank in self.ranks]
+        return max(each["time"] for each in found), next(each["loss"] for each in found if each["loss"] is not None)
+
+    def end(self):
+        for rank in self.ranks:
+            rank.stdin.close()
+        for rank in self.ranks:
+            rank.wait()
+
+
+def compare(schedule, width, given):
+    """A row of both sides, whose processes live side by side and take turns of a few steps, so that a machine which slows down slows both."""
+    sides = [Side(name, schedule, width, given.tokens) for name in SIDES]
+    losses = [side.take(WARM_STEPS)[1] for side in sides]
+    turns = [[side.take(given.steps)[0] for side in sides] for _ in range(given.turns)]
+    for side in sides:
+        side.end()
+    ours, theirs = (min(turn[i] for turn in turns) for i in range(2))
+    middle = statistics.median(turn[0] / turn[1] for turn in turns)
+    return f"{schedule:8}{width:7}{ours * 1e3:22.2f}{theirs * 1e3:10.2f}{ours / theirs:7.2f}{middle:15.2f}{losses[0]:22.5f}{losses[1]:10.5f}"
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--widths", type=int, nargs="+", default=[128, 512])
     parser.add_argument("--schedules", nargs="+", default=["1f1b", "zbv"], choices=("1f1b", "zbv"))
-    parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("--turns", type=int, default=12)
+    parser.add_argument("--steps", type=int, default=8, help="of a turn")
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--rank-of", choices=SIDES, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.rank_of:
-        return measure(given.rank_of, given.schedules[0], given.widths[0], given.tokens)
-    print(f"{RANKS} processes, {MICRO_BATCHES} micro-batches of {ROWS}x{given.tokens} tokens, torch {torch.__version__}; the least of {given.turns} turns\n"
-          "schedule  width    ms a step: tessera     torch  ratio    last loss: tessera     torch")
+        return answer(given.rank_of, given.schedules[0], given.widths[0], given.tokens)
+    print(f"{RANKS} processes a side, {MICRO_BATCHES} micro-batches of {ROWS}x{given.tokens} tokens, torch {torch.__version__}; {given.turns} turns of {given.steps} steps\n"
+          "schedule  width    ms a step: tessera     torch  ratio  of turns' median  early loss: tessera     torch")
     for schedule in given.schedules:
         for width in given.widths:
-            turns = [[run_turn(side, schedule, width, given.tokens) for side in SIDES] for _ in range(given.turns)]
-            ours, theirs = (min(turn[i][0] for turn in turns) for i in range(2))
-            print(f"{schedule:8}{width:7}{ours * 1e3:22.2f}{theirs * 1e3:10.2f}{ours / theirs:7.2f}{turns[0][0][1]:22.5f}{turns[0][1][1]:10.5f}", flush=True)
+            signal.alarm(DEADLINE)
+            print(compare(schedule, width, given), flush=True)
 
 
 if __name__ == "__main__":

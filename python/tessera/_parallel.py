@@ -13,6 +13,7 @@ from tessera._arguments import named_tensors, with_tensors
 from tessera._microbatches import StepForward
 from tessera._random import has_drawn_since, stream_of_rank
 from tessera._ranks import ensure_rank, in_rank, rank
+from tessera._pass_over import make_passable
 from tessera._recompute import Forward, OffloadedForward, modules_to_offload, modules_to_recompute
 from tessera._samplers import hint_of, warn_of_same_rows
 
@@ -98,6 +99,7 @@ def parallelize(model: Model, plan: _C.Plan | _C.Mesh | str, optimizer: torch.op
         module.forward = Forward(name, module, plan.recompute_keep)
     for module in offloaded.values():
         module.forward = OffloadedForward(module)
+    make_passable(model, passes.plan)
     if optimizer:
         place_state_of(optimizer)
     whole = _whole_steps(model, passes.plan, accumulate, batch, microbatches, keep_outputs)

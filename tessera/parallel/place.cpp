@@ -20,7 +20,7 @@
 #include "tessera/layout/axis_role.h"
 #include "tessera/parallel/deferred.h"
 #include "tessera/parallel/optimizer_fields.h"
-#include "tessera/plan/recomputed.h"
+#include "tessera/plan/planned_modules.h"
 #include "tessera/watch/step_recorder.h"
 
 namespace tessera::parallel {

@@ -39,34 +39,38 @@ int64_t walked_place_of(const Action& action) {
 // Whether the rank's walks are of one stage, or part, alone.
 bool tells_apart(const PassList& list) { return list.rank_stages.size() > 1 || list.vocabulary > 0; }
 
-// Ranks of a schedule execute the same walks in different orders: what they executed is compared as a sum over walks,
-// without what comes late, which only the ranks of a stage have.
+// Ranks of a schedule execute the same walks in different orders, and go past modules of other stages: what they
+// executed is compared as a sum over walks, of which each is the sum of its calls, without what comes late, which only
+// the ranks of a stage have.
 class WalkedPrograms {
  public:
   explicit WalkedPrograms(comm::Program& program) : program_(program), before_(program) {}
   ~WalkedPrograms() {
     program_.hash = base::hash_combine(before_.hash, sum_);
     program_.count = before_.count + count_;
+    program_.sum = before_.sum + sum_;
   }
   WalkedPrograms(const WalkedPrograms&) = delete;
   WalkedPrograms& operator=(const WalkedPrograms&) = delete;
 
   void begin(const Action& action) {
-    start_ = program_.hash = base::hash_combine(before_.hash, static_cast<uint64_t>(action.micro_batch));
+    micro_batch_ = static_cast<uint64_t>(action.micro_batch);
+    program_.hash = base::hash_combine(before_.hash, micro_batch_);
     program_.count = before_.count;
+    start_ = program_.sum;
   }
   void end(bool is_late) {
     if (is_late) {
       return;
     }
-    sum_ += program_.hash - start_;
+    sum_ += base::hash_combine(program_.sum - start_, micro_batch_);
     count_ += program_.count - before_.count;
   }
 
  private:
   comm::Program& program_;
   const comm::Program before_;
-  uint64_t start_ = 0, sum_ = 0, count_ = 0;
+  uint64_t micro_batch_ = 0, start_ = 0, sum_ = 0, count_ = 0;
 };
 
 // The rank walks as one action says, for a scope.
@@ -76,7 +80,8 @@ class WalkScope {
     if (!list.is_scheduled) {
       return;
     }
-    comm::Walk walk{.is_scheduled = true, .micro_batch = action.micro_batch, .axis = list.axis};
+    comm::Walk walk{
+        .is_scheduled = true, .schedule = state.ctx.schedules, .micro_batch = action.micro_batch, .axis = list.axis};
     walk.puts_off_weights =
         action.kind == ActionKind::kInput || (action.kind == ActionKind::kHead && list.vocabulary == 1);
     if (tells_apart(list)) {
@@ -173,6 +178,7 @@ class PassRunner {
     std::optional<WalkedPrograms> programs;
     if (list_.is_scheduled) {
       programs.emplace(state_.ctx.program);
+      ++state_.ctx.schedules;
     }
     for (size_t i = 0; i < list_.actions.size(); ++i) {
       const Action& action = list_.actions[i];

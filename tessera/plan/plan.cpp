@@ -130,6 +130,8 @@ bool Plan::recomputes(std::string_view module) const { return match_any(recomput
 
 bool Plan::offloads(std::string_view module) const { return match_any(offload, module); }
 
+bool Plan::always_walks(std::string_view module) const { return match_any(always_walked, module); }
+
 bool Plan::merges_in_passes() const {
   const auto merges_over = [&](const ParameterPlan& entry, const std::string& axis) {
     return entry.gradient && !(*entry.gradient)[static_cast<size_t>(mesh.axis_index(axis))].is_partial();

@@ -70,6 +70,9 @@ struct Plan {
   // Parameters that are cut over the stages (`{pp: S(0)}`) have passes of their own in the schedule, with so many
   // barriers (schedule/vocabulary.h); 0: it has no such passes.
   int64_t vocabulary = 0;
+  // Modules that a rank of a schedule walks for every micro-batch where they are of another stage, and never goes past
+  // (dtensor/front/pass_over.h), such as those that do not do the same each time: such patterns.
+  std::vector<std::string> always_walked = {};
   // How many bytes of gathered activations a rank may keep so that nobody gathers them twice (for Q, K and V; for
   // backward).
   int64_t keep_gathered_bytes = int64_t{1} << 30;
@@ -89,6 +92,8 @@ struct Plan {
   bool recomputes(std::string_view module) const;
   // ... and whether what autograd saves in it is offloaded.
   bool offloads(std::string_view module) const;
+  // ... and whether ranks of other stages walk it for every micro-batch.
+  bool always_walks(std::string_view module) const;
 
   // Whether gradients of some parameters are merged over an axis that cuts the batch in each pass of a step.
   bool merges_in_passes() const;

@@ -101,9 +101,20 @@ class Reader {
   }
 
   Plan read() {
-    static const std::vector<std::string> kKeys = {
-        "version", "mesh",     "ranks",           "batch_axes", "parameters",          "recompute", "recompute_keep",
-        "offload", "schedule", "stages_per_rank", "vocabulary", "keep_gathered_bytes", "notes"};
+    static const std::vector<std::string> kKeys = {"version",
+                                                   "mesh",
+                                                   "ranks",
+                                                   "batch_axes",
+                                                   "parameters",
+                                                   "recompute",
+                                                   "recompute_keep",
+                                                   "offload",
+                                                   "schedule",
+                                                   "stages_per_rank",
+                                                   "vocabulary",
+                                                   "always_walked",
+                                                   "keep_gathered_bytes",
+                                                   "notes"};
     check(root_.is_object(), 1, "the plan is no object {...}");
     for (const auto& [key, unused] : root_.items()) {
       check_key(key, kKeys, key_lines_[key]);
@@ -119,6 +130,7 @@ class Reader {
     plan.recompute = texts("recompute");
     plan.recompute_keep = texts("recompute_keep");
     plan.offload = texts("offload");
+    plan.always_walked = texts("always_walked");
     read_schedule(plan);
     const auto entries = get<std::vector<Json>>(root_, "parameters", line_of("parameters"));
     for (size_t i = 0; i < entries.size(); ++i) {
@@ -270,7 +282,7 @@ std::string Plan::json() const {
   }
   text += "  \"batch_axes\": " + Json(batch_axes).dump() + ",\n";
   for (const auto& [key, names] : {std::pair("recompute", &recompute), std::pair("recompute_keep", &recompute_keep),
-                                   std::pair("offload", &offload)}) {
+                                   std::pair("offload", &offload), std::pair("always_walked", &always_walked)}) {
     if (!names->empty()) {
       text += "  " + quoted(key) + ": " + Json(*names).dump() + ",\n";
     }

@@ -2,7 +2,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/plan/draft.h"
-#include "tessera/plan/recomputed.h"
+#include "tessera/plan/planned_modules.h"
 
 namespace tessera::plan {
 namespace {

@@ -10,7 +10,7 @@
 #include "tessera/parallel/place.h"
 #include "tessera/parallel/whole_step.h"
 #include "tessera/plan/adapter_entries.h"
-#include "tessera/plan/recomputed.h"
+#include "tessera/plan/planned_modules.h"
 #include "tessera/python/bind.h"
 #include "tessera/python/module_tree.h"
 
@@ -157,6 +157,8 @@ void bind_models(py::module_& module) {
       .def_readonly("batch_axes", &Plan::batch_axes, "The axes that cut the batch, slowest first.")
       .def_readonly("recompute", &Plan::recompute, "Patterns over names of modules that run again in backward.")
       .def_readonly("recompute_keep", &Plan::recompute_keep, "Operators in them whose results are kept.")
+      .def_readonly("always_walked", &Plan::always_walked,
+                    "Patterns over names of modules that ranks of other stages walk for every micro-batch.")
       .def_readonly("offload", &Plan::offload, "Patterns over names of modules whose saved activations are offloaded.")
       .def_readonly("schedule", &Plan::schedule, "By which the stages of the pp axis share a step's micro-batches.")
       .def_readonly("stages_per_rank", &Plan::stages_per_rank, "Of that schedule.")
@@ -202,6 +204,8 @@ void bind_models(py::module_& module) {
              [](const Plan& plan, const py::object& model) { return plan::recomputed_modules(plan, describe(model)); });
   module.def("offloaded_modules",
              [](const Plan& plan, const py::object& model) { return plan::offloaded_modules(plan, describe(model)); });
+  module.def("passable_modules",
+             [](const Plan& plan, const py::object& model) { return plan::passable_modules(plan, describe(model)); });
   module.def("place", &place);
   module.def("place_added", &place_added);
   module.def("forward_passes", &forward_passes);

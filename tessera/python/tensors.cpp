@@ -6,6 +6,7 @@
 #include "tessera/dtensor/front/dtensor.h"
 #include "tessera/dtensor/front/gather_to.h"
 #include "tessera/dtensor/front/offload.h"
+#include "tessera/dtensor/front/pass_over.h"
 #include "tessera/dtensor/front/plain.h"
 #include "tessera/dtensor/ops/layout_ops.h"
 #include "tessera/dtensor/random/rng_state.h"
@@ -92,6 +93,18 @@ std::vector<at::Tensor> recompute(const py::function& function, const std::vecto
   return dtensor::recompute(body, inputs, {.keep = keep, .parameters = parameters});
 }
 
+using PassableResults = std::optional<std::vector<at::Tensor>>;
+
+PassableResults run_passable(dtensor::PassableBody& passable, uint64_t arguments, const std::vector<at::Tensor>& inputs,
+                             const py::function& function) {
+  const auto body = [&function](const std::vector<at::Tensor>& given) {
+    const py::gil_scoped_acquire locked;
+    return function(given).cast<PassableResults>();
+  };
+  const py::gil_scoped_release unlocked;
+  return passable.run(arguments, inputs, body);
+}
+
 std::vector<at::Tensor> offload(const py::function& function, const std::vector<at::Tensor>& inputs) {
   const auto body = body_of(function);
   const py::gil_scoped_release unlocked;
@@ -153,6 +166,10 @@ void bind_tensors(py::module_& module) {
   module.def("deep_copy", &dtensor::deep_copy, Unlocked());
   module.def("to_region", &dtensor::to_region, Unlocked());
   module.def("recompute", &recompute);
+  py::class_<dtensor::PassableBody>(module, "PassableBody")
+      .def(py::init<std::vector<at::Tensor>>())
+      .def("is_passable", &dtensor::PassableBody::is_passable)
+      .def("run", &run_passable);
   module.def("offload", &offload);
   module.def("set_offload_folder", &dtensor::set_offload_folder);
   module.def("offloaded_bytes", &dtensor::offloaded_bytes);

@@ -6,15 +6,19 @@
 
 namespace tessera::trace {
 
-void Ledger::record(const char* collective, const std::string& axis, const char* op, int64_t bytes) {
-  const std::string_view op_name = op ? op : "";
-  auto it = entries_.find(std::tuple<std::string_view, std::string_view, std::string_view>(axis, collective, op_name));
+LedgerEntry& Ledger::entry_of(std::string_view collective, std::string_view axis, std::string_view op) {
+  auto it = entries_.find(std::tuple(axis, collective, op));
   if (it == entries_.end()) {
-    LedgerEntry entry{.collective = collective, .axis = axis, .op = std::string(op_name)};
+    LedgerEntry entry{.collective = std::string(collective), .axis = std::string(axis), .op = std::string(op)};
     it = entries_.emplace(std::tuple(entry.axis, entry.collective, entry.op), entry).first;
   }
-  ++it->second.calls;
-  it->second.bytes += bytes;
+  return it->second;
+}
+
+void Ledger::record(const char* collective, const std::string& axis, const char* op, int64_t bytes) {
+  LedgerEntry& entry = entry_of(collective, axis, op ? op : "");
+  ++entry.calls;
+  entry.bytes += bytes;
 }
 
 void Ledger::record_composed(const char* collective, const std::string& axis, const char* parts) {
@@ -46,6 +50,33 @@ std::vector<LedgerEntry> Ledger::entries() const {
     list.push_back(entry);
   }
   return list;
+}
+
+std::vector<LedgerEntry> Ledger::since(const std::vector<LedgerEntry>& then) const {
+  std::vector<LedgerEntry> list;
+  auto before = then.begin();
+  for (LedgerEntry entry : entries()) {
+    const auto same = [&](const LedgerEntry& other) {
+      return other.axis == entry.axis && other.collective == entry.collective && other.op == entry.op;
+    };
+    if (before != then.end() && same(*before)) {
+      entry.calls -= before->calls;
+      entry.bytes -= before->bytes;
+      ++before;
+    }
+    if (entry.calls > 0) {
+      list.push_back(std::move(entry));
+    }
+  }
+  return list;
+}
+
+void Ledger::add(const std::vector<LedgerEntry>& entries) {
+  for (const LedgerEntry& each : entries) {
+    LedgerEntry& entry = entry_of(each.collective, each.axis, each.op);
+    entry.calls += each.calls;
+    entry.bytes += each.bytes;
+  }
 }
 
 int64_t Ledger::total_bytes() const {

@@ -5,6 +5,7 @@
 #include <functional>
 #include <map>
 #include <string>
+#include <string_view>
 #include <tuple>
 #include <vector>
 
@@ -40,6 +41,10 @@ class Ledger {
 
   // Sorted by axis, collective, op.
   std::vector<LedgerEntry> entries() const;
+  // What was recorded since the entries were these.
+  std::vector<LedgerEntry> since(const std::vector<LedgerEntry>& then) const;
+  // Adds as many calls and bytes.
+  void add(const std::vector<LedgerEntry>& entries);
   int64_t total_bytes() const;
   int64_t bytes_of(const std::string& collective, const std::string& axis) const;
   int64_t calls_of(const std::string& collective, const std::string& axis) const;
@@ -51,6 +56,8 @@ class Ledger {
   std::string json() const;
 
  private:
+  LedgerEntry& entry_of(std::string_view collective, std::string_view axis, std::string_view op);
+
   // By axis, collective, op; compared transparently, so that a repeated record allocates nothing.
   std::map<std::tuple<std::string, std::string, std::string>, LedgerEntry, std::less<>> entries_;
   // By axis, collective, parts: calls.

@@ -133,8 +133,8 @@ class WholeBatchTest(unittest.TestCase):
                 self.assertEqual([key for key in state if not torch.equal(parts[key], state[key])], [])
 
     def test_exact_has_the_bits_of_one_rank_and_one_batch(self):
-        for name in sampled(FAMILIES, 2):  # micro-batches of one sample: those of ViT's class token are refused, with or without stages
-            self.check_bits(name, ("exact", LATTICE), ONE, [run for run in runs() if name != "vit" or run[2] < 4])
+        for name in sampled(FAMILIES, 2):  # micro-batches of one sample: those of ViT's class token and of T5's position bias are refused, with or without stages
+            self.check_bits(name, ("exact", LATTICE), ONE, [run for run in runs() if name not in ("vit", "t5") or run[2] < 4])
 
     def test_recomputed_layers_of_llama(self):
         # Its norm is written out: what that makes before it reads its weight would be on the stage before.

@@ -11,6 +11,7 @@ CallScope::CallScope(Call& call)
   verify_call(call);
   if (context_) {
     throw_if_stopped();
+    ++context_->calls;
     call.op = context_->current_op;
     call.program = context_->compare_programs ? &context_->program : nullptr;
     context_->tell([&](Watcher& watcher) { watcher.on_begin(call_); });

@@ -26,6 +26,7 @@ struct Walk {
   static constexpr int64_t kAllStages = -1;
 
   bool is_scheduled = false;      // ranks that have other stages are elsewhere in the program
+  int64_t schedule = 0;           // which run of a schedule it is in, of the rank's
   int64_t micro_batch = 0;        // what the stages' messages belong to
   int64_t stage = kAllStages;     // of this rank's stages the one that runs
   std::string axis = {};          // whose stages they are
@@ -41,12 +42,18 @@ struct Walk {
 // What stages of one rank say to each other: their passes run one after the other.
 class OwnMessages {
  public:
-  void keep(int64_t tag, at::Tensor part) { parts_[tag].push_back(std::move(part)); }
+  void keep(int64_t tag, at::Tensor part) {
+    parts_[tag].push_back(std::move(part));
+    ++kept_;
+  }
   // The oldest of this tag. Throws if there is none.
   at::Tensor take(int64_t tag);
   void clear() { parts_.clear(); }
+  // How many were kept so far, in all.
+  int64_t kept() const { return kept_; }
 
  private:
+  int64_t kept_ = 0;
   std::unordered_map<int64_t, std::deque<at::Tensor>> parts_;
 };
 
@@ -74,9 +81,15 @@ class RankContext {
   const char* current_op = "";
   Walk walk;
   OwnMessages own_messages;
+  // Runs of schedules that began.
+  int64_t schedules = 0;
   // Runs of schedules that ended by an exception: what they sent is not received by later ones.
   int64_t broken_schedules = 0;
   trace::Ledger ledger;
+  // Collectives and messages of this rank to others.
+  int64_t calls = 0;
+  // ... and with those to itself.
+  int64_t all_messages() const { return calls + own_messages.kept(); }
   std::chrono::milliseconds deadline{60000};
   // request_stop calls before the job began: a later one stops it.
   uint64_t stops_before = 0;

@@ -233,9 +233,12 @@ class Planner {
       plan_->operand_is_parameter.push_back(operand.is_parameter);
       plan_->is_long |= operand.spec->numel() > at::internal::GRAIN_SIZE;
     }
-    plan_->program_key = program_key_of(call_);
+    plan_->program_key = adds_gradients() ? sum_key_of(call_) : program_key_of(call_);
     homes_.take_home(call_);
   }
+
+  // Gradients of one tensor meet in another order where a rank goes past a module (Note [Gradients that meet]).
+  bool adds_gradients() const { return forward_ && info_.row.carry == rules::Carry::kAdd && !info_.writes; }
 
   // The activation that meets a parameter lies as the plan wants.
   void wish_input() {

@@ -76,4 +76,12 @@ uint64_t program_key_of(const rules::Call& call) {
   return key;
 }
 
+uint64_t sum_key_of(const rules::Call& call) {
+  uint64_t key = base::hash_string(call.name);
+  for (const int64_t size : call.spec(0)->sizes) {
+    key = base::hash_combine(key, static_cast<uint64_t>(size));
+  }
+  return key;
+}
+
 }  // namespace tessera::dtensor

@@ -16,5 +16,7 @@ rules::Call make_call(const OpInfo& info, c10::ArrayRef<c10::IValue> args);
 
 // What names it in the program that a rank has run (comm::Program): equal on every rank that makes the same call.
 uint64_t program_key_of(const rules::Call& call);
+// The same of gradients of one tensor that are added, whichever two of them meet, however they lie.
+uint64_t sum_key_of(const rules::Call& call);
 
 }  // namespace tessera::dtensor

@@ -49,4 +49,34 @@ uint64_t Sites::next_draw() {
   return position_.evaluation > 0 ? base::hash_combine(site, position_.evaluation) : site;
 }
 
+Sites::Stretch Sites::since(const Position& then) const {
+  Stretch part;
+  part.draws = position_.draws, part.calls = position_.calls;
+  for (const auto& [parameter, count] : position_.readings) {
+    const auto before = then.readings.find(parameter);
+    if (const uint64_t more = count - (before == then.readings.end() ? 0 : before->second)) {
+      part.readings.emplace_back(parameter, more);
+    }
+  }
+  if (part.readings.empty()) {
+    part.draws -= then.draws, part.calls -= then.calls;
+  } else {
+    part.parameter = position_.parameter;
+  }
+  return part;
+}
+
+void Sites::go_past(const Stretch& part) {
+  for (const auto& [parameter, count] : part.readings) {
+    position_.readings[parameter] += count;
+  }
+  if (part.parameter) {
+    position_.parameter = part.parameter;
+    position_.reading = position_.readings[part.parameter] - 1;
+    position_.draws = position_.calls = 0;
+  }
+  position_.draws += part.draws;
+  position_.calls += part.calls;
+}
+
 }  // namespace tessera::dtensor

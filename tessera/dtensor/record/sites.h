@@ -26,6 +26,13 @@ class Sites {
     std::unordered_map<const ParameterInfo*, uint64_t> readings;
   };
 
+  // What part of a forward pass does to the position that it began at.
+  struct Stretch {
+    std::vector<std::pair<const ParameterInfo*, uint64_t>> readings;
+    const ParameterInfo* parameter = nullptr;  // the one read last; null: none was read
+    uint64_t draws = 0, calls = 0;             // since then
+  };
+
   uint64_t step() const { return position_.step; }
   // Which forward pass without gradients this is since the last one with; 0: one with gradients.
   uint64_t evaluation() const { return position_.evaluation; }
@@ -66,6 +73,11 @@ class Sites {
     restore(std::move(position));
     passes_ = passes;
   }
+
+  // Since the position was this one.
+  Stretch since(const Position& then) const;
+  // Goes past such a part.
+  void go_past(const Stretch& part);
 
   // What is drawn and read from now on belongs to this step, and to this evaluation of it.
   void begin_step(uint64_t step, uint64_t evaluation) {

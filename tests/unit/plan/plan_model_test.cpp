@@ -2,13 +2,15 @@
 
 #include <torch/torch.h>
 
+#include <algorithm>
+
 #include <gtest/gtest.h>
 
 #include "tessera/base/error.h"
 #include "tessera/base/text.h"
 #include "tessera/models/gpt.h"
 #include "tessera/models/llama.h"
-#include "tessera/plan/recomputed.h"
+#include "tessera/plan/planned_modules.h"
 
 namespace tessera::plan::plan_model_test {
 namespace {
@@ -110,6 +112,31 @@ TEST(PlanModel, NamesWhatIsRecomputed) {
       EXPECT_NE(message.find(accepted), std::string::npos) << message;
     }
   }
+}
+
+// Whole layers, and what is in them; the root and the list of layers are on both stages.
+TEST(PlanModel, NamesWhatOtherStagesGoPast) {
+  models::Llama model(models::LlamaConfig{.dim = 64, .layers = 2, .heads = 8, .kv_heads = 4, .hidden = 96});
+  auto options = on("pp=2", 8, 4);
+  EXPECT_TRUE(passable_modules(plan_model(*model, options), describe(*model)).empty());  // it has no schedule
+  options.schedule = "1f1b";
+  auto plan = plan_model(*model, options);
+  const auto found = passable_modules(plan, describe(*model));
+  const auto has = [](const std::vector<std::string>& names, const std::string& name) {
+    return std::find(names.begin(), names.end(), name) != names.end();
+  };
+  EXPECT_TRUE(has(found, "model.layers.0"));
+  EXPECT_TRUE(has(found, "model.layers.1.mlp"));
+  EXPECT_TRUE(has(found, "lm_head"));
+  EXPECT_FALSE(has(found, "model"));
+  EXPECT_FALSE(has(found, "model.layers"));
+  plan.always_walked = {"model.layers.1"};
+  const auto left = passable_modules(plan, describe(*model));
+  EXPECT_TRUE(has(left, "model.layers.0.mlp"));
+  EXPECT_FALSE(has(left, "model.layers.1"));
+  EXPECT_FALSE(has(left, "model.layers.1.mlp"));
+  plan.always_walked = {"layers.*"};
+  EXPECT_THROW(passable_modules(plan, describe(*model)), PlanError);
 }
 
 TEST(PlanModel, Gpt) {

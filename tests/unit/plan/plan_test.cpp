@@ -70,7 +70,7 @@ Plan random_plan(std::mt19937_64& random) {
   for (size_t i = random() % 3; i > 0; --i) {
     plan.notes.push_back(random_text(random));
   }
-  for (auto* names : {&plan.recompute, &plan.recompute_keep, &plan.offload}) {
+  for (auto* names : {&plan.recompute, &plan.recompute_keep, &plan.offload, &plan.always_walked}) {
     for (size_t i = random() % 3; i > 0; --i) {
       names->push_back(random_text(random));
     }

@@ -29,6 +29,24 @@ TEST(Ledger, AddsUpByAxisCollectiveAndOp) {
   EXPECT_EQ(entries[3].bytes, 111);
 }
 
+TEST(Ledger, AddsAgainWhatWasRecorded) {
+  Ledger ledger;
+  ledger.record("all_reduce", "tp", "aten::mm", 100);
+  const auto before = ledger.entries();
+  ledger.record("all_gather", "dp", "aten::mm", 7);
+  ledger.record("all_reduce", "tp", "aten::mm", 11);
+  ledger.record("send", "tp", nullptr, 3);
+  const auto since = ledger.since(before);
+  ASSERT_EQ(since.size(), 3u);
+  EXPECT_EQ(since[1].calls, 1);
+  EXPECT_EQ(since[1].bytes, 11);
+  EXPECT_TRUE(ledger.since(ledger.entries()).empty());
+  ledger.add(since);
+  EXPECT_EQ(ledger.total_bytes(), 100 + 2 * 21);
+  EXPECT_EQ(ledger.calls_of("all_reduce", "tp"), 3);
+  EXPECT_EQ(ledger.calls_of("send", "tp"), 2);
+}
+
 TEST(Ledger, TellsWhatWasComposedOfWhat) {
   Ledger ledger;
   ledger.record_composed("all_reduce", "tp", "all_to_all, all_gather");

@@ -1,4 +1,5 @@
-// Which modules of a model a plan has run again in backward, and of which it offloads what they save.
+// Which modules of a model a plan has run again in backward, of which it offloads what they save, and past which the
+// ranks of other stages may go.
 #pragma once
 
 #include <string>
@@ -15,5 +16,9 @@ std::vector<std::string> recomputed_modules(const Plan& plan, const ModuleTree& 
 
 // Likewise of Plan::offload.
 std::vector<std::string> offloaded_modules(const Plan& plan, const ModuleTree& model);
+
+// Those with parameters, all of them on one stage and none read by a module outside, without what Plan::always_walked
+// matches and what is in it; modules in modules, too. None where the plan has no schedule. Throws PlanError likewise.
+std::vector<std::string> passable_modules(const Plan& plan, const ModuleTree& model);
 
 }  // namespace tessera::plan

@@ -1,7 +1,9 @@
-#include "tessera/plan/recomputed.h"
+#include "tessera/plan/planned_modules.h"
 
 #include <algorithm>
 #include <functional>
+#include <map>
+#include <optional>
 
 #include "tessera/base/error.h"
 #include "tessera/base/text.h"
@@ -61,6 +63,28 @@ Names modules_of(const char* key, const Names& patterns, const ModuleTree& model
   return found;
 }
 
+// Adds those with parameters of which `stage_of` knows one stage for all, and gives it.
+using StageOf = std::function<std::optional<layout::Placement>(const at::Tensor&)>;
+void add_passable(const ModuleTree& module, const std::string& prefix, const StageOf& stage_of, Names& names) {
+  std::vector<at::Tensor> all;
+  const std::function<void(const ModuleTree&)> collect = [&](const ModuleTree& part) {
+    for (const auto& [name, parameter] : part.parameters) {
+      all.push_back(parameter);
+    }
+    std::for_each(part.children.begin(), part.children.end(), collect);
+  };
+  for (const ModuleTree& child : module.children) {
+    const std::string name = dotted(prefix, child.name);
+    all.clear();
+    collect(child);
+    const auto stage = all.empty() ? std::nullopt : stage_of(all.front());
+    if (stage && std::all_of(all.begin(), all.end(), [&](const auto& each) { return stage_of(each) == stage; })) {
+      names.push_back(name);
+    }
+    add_passable(child, name, stage_of, names);
+  }
+}
+
 }  // namespace
 
 Names recomputed_modules(const Plan& plan, const ModuleTree& model) {
@@ -75,6 +99,33 @@ Names recomputed_modules(const Plan& plan, const ModuleTree& model) {
 
 Names offloaded_modules(const Plan& plan, const ModuleTree& model) {
   return modules_of("offload", plan.offload, model, [&](const std::string& module) { return plan.offloads(module); });
+}
+
+Names passable_modules(const Plan& plan, const ModuleTree& model) {
+  const Names walked = modules_of("always_walked", plan.always_walked, model,
+                                  [&](const std::string& module) { return plan.always_walks(module); });
+  const auto axis = plan.pipeline_axis();
+  if (plan.schedule.empty() || !axis) {
+    return {};
+  }
+  std::map<const c10::TensorImpl*, layout::Placement> stages;  // of parameters that have one name
+  for (const NamedTensor& each : tensors_of(model)) {
+    const ParameterPlan* entry = each.is_parameter && each.aliases.empty() ? plan.find(each.name) : nullptr;
+    if (entry && entry->storage[static_cast<size_t>(*axis)].is_on()) {
+      stages.emplace(each.tensor.unsafeGetTensorImpl(), entry->storage[static_cast<size_t>(*axis)]);
+    }
+  }
+  Names found;
+  const auto stage_of = [&](const at::Tensor& parameter) {
+    const auto stage = stages.find(parameter.unsafeGetTensorImpl());
+    return stage == stages.end() ? std::nullopt : std::optional(stage->second);
+  };
+  add_passable(model, "", stage_of, found);
+  std::erase_if(found, [&](const std::string& name) {
+    return std::any_of(walked.begin(), walked.end(),
+                       [&](const std::string& outer) { return name == outer || name.starts_with(outer + "."); });
+  });
+  return found;
 }
 
 }  // namespace tessera::plan

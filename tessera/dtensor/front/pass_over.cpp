@@ -1,0 +1,158 @@
+#include "tessera/dtensor/front/pass_over.h"
+
+#include <algorithm>
+#include <utility>
+
+#include <ATen/autocast_mode.h>
+#include <ATen/core/grad_mode.h>
+
+#include "tessera/base/hash.h"
+#include "tessera/dtensor/front/walk_checks.h"
+#include "tessera/dtensor/front/walk_record.h"
+
+namespace tessera::dtensor {
+
+using Tensors = PassableBody::Tensors;
+
+// What is known of a body that is given such inputs.
+struct PassableBody::Trial {
+  enum class Phase : uint8_t { kWaits, kSeen, kMarked, kPassed, kFailed };
+  Phase phase = Phase::kWaits;
+  size_t gradients = 0;               // of inputs, that are still to be seen
+  std::shared_ptr<WalkRecord> probe;  // of the walk between marks
+
+  // Without other stages' shares a gradient lies where its tensor does.
+  void see(const RankState& state, const at::Tensor& gradient, const Spec& spec) {
+    if (!is_absent(state, gradient) || !is_at_same_place(meta_of(gradient)->spec, spec)) {
+      phase = Phase::kFailed;
+    } else if (--gradients == 0 && phase == Phase::kWaits) {
+      phase = Phase::kSeen;
+    }
+  }
+};
+
+using Phase = PassableBody::Trial::Phase;
+
+namespace {
+
+constexpr size_t kMostTrials = 256;  // of a body whose inputs are always others, no more
+
+uint64_t key_of(int64_t stage, uint64_t arguments, const Tensors& inputs) {
+  uint64_t key = base::hash_combine(arguments, static_cast<uint64_t>(stage));
+  key = base::hash_combine(key, at::GradMode::is_enabled());
+  for (const at::Tensor& input : inputs) {
+    if (!input.defined()) {
+      key = base::hash_combine(key, 0);
+    } else if (is_dtensor(input)) {
+      const Meta& meta = *meta_of(input);
+      key = base::hash_combine(key, meta.spec->hash);
+      key = base::hash_combine(key, 2 + input.requires_grad() + (meta.origin ? 2 : 0));
+    } else {
+      key = base::hash_combine(key, static_cast<uint64_t>(input.scalar_type()));
+      for (const int64_t size : input.sizes()) {
+        key = base::hash_combine(key, static_cast<uint64_t>(size));
+      }
+    }
+  }
+  return key;
+}
+
+// Has the trial see the gradients of the inputs that want one.
+void see_gradients(const RankState& state, const std::shared_ptr<PassableBody::Trial>& trial, const Tensors& inputs) {
+  for (const at::Tensor& input : wanting(inputs)) {
+    ++trial->gradients;
+    input.register_hook([&state, trial, spec = meta_of(input)->spec](const at::Tensor& gradient) {
+      trial->see(state, gradient, spec);
+    });
+  }
+}
+
+}  // namespace
+
+PassableBody::~PassableBody() = default;
+
+PassableBody::Stage& PassableBody::stage_of(RankState& state) {
+  const comm::Walk& walk = state.ctx.walk;
+  Stage& stage = stages_[walk.stage];
+  if (stage.schedule != walk.schedule) {
+    stage = Stage();
+    stage.schedule = walk.schedule;
+    stage.is_elsewhere =
+        !parameters_.empty() && std::all_of(parameters_.begin(), parameters_.end(),
+                                            [&](const at::Tensor& parameter) { return is_absent(state, parameter); });
+  }
+  return stage;
+}
+
+bool PassableBody::is_passable() {
+  RankState* state = RankState::current();
+  if (!state || !state->ctx.walk.is_scheduled || state->flags() != 0 || state->pass.is_recomputing() ||
+      at::autocast::is_autocast_enabled(at::kCPU) || at::autocast::is_autocast_enabled(at::kCUDA)) {
+    return false;
+  }
+  const Stage& stage = stage_of(*state);
+  return stage.is_elsewhere && !stage.varies;
+}
+
+std::optional<Tensors> PassableBody::run(uint64_t arguments, const Tensors& inputs, const Body& body) {
+  RankState& state = RankState::require();
+  if (!is_passable() || !std::all_of(inputs.begin(), inputs.end(),
+                                     [&](const at::Tensor& input) { return is_passable_input(state, input); })) {
+    return body(inputs);
+  }
+  Stage& stage = stage_of(state);
+  const uint64_t key = key_of(state.ctx.walk.stage, arguments, inputs);
+  stage.varies |= stage.record && stage.key != key;
+  const auto found = trials_.find(key);
+  if (found == trials_.end()) {
+    return trials_.size() < kMostTrials ? try_out(state, key, inputs, body) : body(inputs);
+  }
+  Trial& trial = *found->second;
+  if (trial.phase == Phase::kMarked && trial.probe->has_run_back()) {
+    trial.phase = trial.probe->is_clean_back() ? Phase::kPassed : Phase::kFailed;
+    trial.probe.reset();
+  }
+  if (stage.varies || (trial.phase != Phase::kSeen && trial.phase != Phase::kPassed)) {
+    return body(inputs);
+  }
+  if (stage.record) {
+    return stage.record->go_past(inputs);
+  }
+  stage.key = key;
+  std::optional<Tensors> results = record(state, stage, inputs, body);
+  if (!stage.record) {
+    trial.phase = Phase::kFailed;
+  } else if (trial.phase == Phase::kSeen) {
+    trial.phase = Phase::kMarked;
+    trial.probe = stage.record;
+  }
+  return results;
+}
+
+std::optional<Tensors> PassableBody::try_out(RankState& state, uint64_t key, const Tensors& inputs, const Body& body) {
+  const auto trial = std::make_shared<Trial>();
+  trials_[key] = trial;
+  const Untouched untouched(state, inputs);
+  std::optional<Tensors> results = body(inputs);
+  if (!results || !untouched.holds() || !is_differentiated_whole(*results, inputs) ||
+      !can_be_replaced(state, *results, inputs)) {
+    trial->phase = Phase::kFailed;
+  } else if (std::none_of(results->begin(), results->end(), wants_gradient)) {
+    trial->phase = Phase::kPassed;
+  } else {
+    see_gradients(state, trial, inputs);
+  }
+  return results;
+}
+
+std::optional<Tensors> PassableBody::record(RankState& state, Stage& stage, const Tensors& inputs, const Body& body) {
+  const auto record = std::make_shared<WalkRecord>(state, inputs);
+  std::optional<Tensors> results = body(record->begin());
+  if (results) {
+    results = record->end(*std::move(results));
+    stage.record = record->is_usable() ? record : nullptr;
+  }
+  return results;
+}
+
+}  // namespace tessera::dtensor

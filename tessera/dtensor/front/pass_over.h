@@ -1,0 +1,74 @@
+// Bodies of other stages that a rank goes past instead of walking them.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <unordered_map>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+namespace tessera::dtensor {
+
+struct RankState;
+class WalkRecord;
+
+// Note [Going past]. In a pipeline's schedule a rank walks the whole program, once for each micro-batch and each of its
+// stages; of a module of another stage each operator costs it a lookup, and with many stages nearly all modules are of
+// others. What such a module does here is known after one micro-batch: results without elements, readings of
+// parameters, places of random numbers, calls that ranks compare. So in each step its first walk is recorded, and the
+// other micro-batches go past it, where it is given what it was given there but for the elements: its results are one
+// node of autograd's graph, and the program stands afterwards where the walk would have left it, in backward too.
+//
+// A body is tried out before. Its first walk tells whether it gives results without elements and nothing else: it must
+// not write to its inputs, have this rank communicate, or draw from libtorch's own stream. The gradients of its inputs
+// tell that no other stage has a share in them; and a walk between two marks, that backward does not communicate either
+// (it does where the gradient of what the body gives comes from this rank). A body that fails is walked always. So are
+// all under `exact`, whose sums over samples name each of a step's passes, under autocast, which keeps casts between
+// micro-batches, and while anybody observes calls.
+
+// A body of the program, such as the forward of a module. One of each rank, on its thread.
+class PassableBody {
+ public:
+  using Tensors = std::vector<at::Tensor>;
+  // Nothing: its results are more than tensors and what can be told from `arguments`, or it does more than giving them.
+  using Body = std::function<std::optional<Tensors>(const Tensors&)>;
+
+  // With all parameters that the body reads. None: it is walked always.
+  explicit PassableBody(Tensors parameters) : parameters_(std::move(parameters)) {}
+  PassableBody(const PassableBody&) = delete;
+  PassableBody& operator=(const PassableBody&) = delete;
+  ~PassableBody();
+
+  // Whether `run` may do anything else than calling the body. False outside of a rank.
+  bool is_passable();
+
+  // body(inputs), or what stands for its results. `arguments` names what else the body is given, and so what is around
+  // its results: the same for the same. Throws what the body throws.
+  std::optional<Tensors> run(uint64_t arguments, const Tensors& inputs, const Body& body);
+
+  struct Trial;
+
+ private:
+  // Of one of the rank's stages, in the run of a schedule that was last.
+  struct Stage {
+    int64_t schedule = -1;
+    bool is_elsewhere = false;
+    bool varies = false;  // it was called with several kinds of inputs
+    uint64_t key = 0;
+    std::shared_ptr<WalkRecord> record;
+  };
+
+  Stage& stage_of(RankState& state);
+  std::optional<Tensors> try_out(RankState& state, uint64_t key, const Tensors& inputs, const Body& body);
+  std::optional<Tensors> record(RankState& state, Stage& stage, const Tensors& inputs, const Body& body);
+
+  Tensors parameters_;
+  std::map<int64_t, Stage> stages_;
+  std::unordered_map<uint64_t, std::shared_ptr<Trial>> trials_;  // by what it was given
+};
+
+}  // namespace tessera::dtensor

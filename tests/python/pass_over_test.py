@@ -1,0 +1,198 @@
+#!/usr/bin/env python3
+"""Modules of other stages, past which ranks of a schedule go: what they compute is what it is when every micro-batch walks them, bit for bit; a module
+that does more than its results say is walked.
+
+Usage: pass_over_test.py [unittest's arguments]; with TESSERA_FULL=1 on more layouts.
+"""
+
+import collections
+import itertools
+import os
+import types
+import unittest
+
+import tessera
+import torch
+import warm_python
+from pipelined import on_ranks
+from sampling import sampled
+from torch import nn
+from torch.nn import functional as F
+
+RUNS = (("pp=2", "1f1b", 4), ("pp=2", "zbv", 4), ("pp=4", "1f1b", 4), ("pp=2", "interleaved", 4), ("pp=2,dp=2", "1f1b", 4), ("pp=2,tp=2", "zbv", 4),
+        ("pp=2,fsdp=2", "1f1b", 4), ("pp=2,dp=2,tp=2", "gpipe", 4))
+STEPS = 3
+EVERY = ["**"]
+
+
+class Block(nn.Module):
+    """`inside` is given the block and its input, and gives what the block goes on with."""
+
+    def __init__(self, inside):
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(8), nn.Linear(8, 16), nn.Linear(16, 8)
+        self.inside = inside
+
+    def forward(self, x, memory=None, scale=1.0):
+        y = self.inside(self, x)
+        y = y if memory is None else y + memory
+        return x + self.down(torch.tanh(self.up(self.norm(y)))) * scale
+
+
+class Net(nn.Module):
+    def __init__(self, inside, remembers=False):
+        super().__init__()
+        self.table = nn.Embedding(16, 8)
+        self.blocks = nn.ModuleList(Block(inside) for _ in range(8))
+        self.head = nn.Linear(8, 16)
+        self.remembers = remembers
+
+    def forward(self, ids, labels):
+        x = self.table(ids)
+        memory = None
+        for index, block in enumerate(self.blocks):
+            x = block(x, memory=memory, scale=0.5)
+            memory = x if self.remembers and index == 0 else memory
+        return F.cross_entropy(self.head(x).flatten(0, 1), labels.flatten())
+
+
+def as_it_is(block, x):
+    return x
+
+
+class PassOverTest(unittest.TestCase):
+    def trained(self, run, always=(), inside=as_it_is, rows=8, change=lambda model: None, remembers=False):
+        """Losses and parameters after some steps; and of each rank and step how often each block ran."""
+        def body(mesh, schedule, microbatches):
+            torch.set_num_threads(1)
+            tessera.manual_seed(3)
+            torch.manual_seed(0)
+            counts = collections.Counter()
+
+            def counted(block, x):
+                counts[names[block]] += 1
+                return inside(block, x)
+
+            model = Net(counted, remembers)
+            names = {block: index for index, block in enumerate(model.blocks)}
+            ids, labels = torch.randint(16, (2, rows, 5))
+            plan = tessera.generate_plan(model, mesh=mesh, schedule=schedule).json()
+            plan = plan.replace('"keep_gathered_bytes"', f'"always_walked": {str(list(always)).replace(chr(39), chr(34))},\n  "keep_gathered_bytes"')
+            optimizer = torch.optim.SGD(model.parameters(), 0.1)
+            tessera.parallelize(model, tessera.Plan.from_json(plan), optimizer, microbatches=microbatches)
+            change(model)
+            losses, seen = [], []
+            for _ in range(STEPS):
+                counts.clear()
+                loss = model(ids, labels)
+                loss.backward()
+                nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+                optimizer.step()
+                optimizer.zero_grad()
+                losses.append(loss.item())
+                seen.append(dict(counts))
+            every.append((tessera.rank(), seen))
+            return losses, {key: value.clone() for key, value in tessera.full_state_dict(model, rank=None).items()}
+
+        every = []
+        losses, state = on_ranks(body, run)
+        return losses, state, dict(every)
+
+    def check(self, run=("pp=2", "1f1b", 4), **options):
+        """The counts of what runs as it is to: the numbers are those of walks of everything."""
+        losses, state, counts = self.trained(run, **options)
+        want, parts, walked = self.trained(run, EVERY, **options)
+        self.assertEqual(losses, want)
+        self.assertEqual([key for key in state if not torch.equal(state[key], parts[key])], [])
+        return counts, walked
+
+    def test_same_bits(self):
+        for run in RUNS if os.environ.get("TESSERA_FULL") else RUNS[:1] + tuple(sampled(RUNS[1:], 2)):
+            with self.subTest(run=run):
+                counts, walked = self.check(run)
+                self.assertLess(sum(counts[0][-1].values()), sum(walked[0][-1].values()))
+
+    def test_once_a_step(self):
+        counts, walked = self.check()
+        # In the first step they are tried out. The block that reads what rank 0 sends is walked by it, and the one whose gradient comes from rank 1 by that.
+        self.assertEqual(counts[0][1:], [{**dict.fromkeys(range(5), 4), **dict.fromkeys(range(5, 8), 1)}] * (STEPS - 1))
+        self.assertEqual(counts[1][1:], [{**dict.fromkeys(range(3), 1), **dict.fromkeys(range(3, 8), 4)}] * (STEPS - 1))
+        self.assertEqual(walked[0][1:], [dict.fromkeys(range(8), 4)] * (STEPS - 1))
+
+    def check_walked(self, **options):
+        counts, walked = self.check(**options)
+        self.assertEqual(counts[0], walked[0])
+
+    def test_what_keeps_count_is_walked(self):
+        def counting(block, x):
+            block.calls = getattr(block, "calls", 0) + 1
+            return x
+
+        def listing(block, x):
+            block.__dict__.setdefault("seen", []).append(x.shape)
+            return x
+
+        for inside in (counting, listing):
+            with self.subTest(inside=inside.__name__):
+                self.check_walked(inside=inside)
+
+    def test_what_has_hooks_inside_is_walked(self):
+        def change(model):
+            for block in model.blocks:
+                block.up.register_forward_hook(lambda module, args, result: None)
+
+        self.check_walked(change=change)
+
+    def test_what_writes_to_its_input_is_walked(self):
+        self.check_walked(inside=lambda block, x: x.mul_(1.5))
+
+    def test_what_gives_objects_is_walked(self):
+        def change(model):
+            for block in model.blocks:
+                passable, forward = block.forward, block.forward.forward
+                passable.forward = lambda *args, forward=forward, **kwargs: types.SimpleNamespace(value=forward(*args, **kwargs))
+                block.forward = lambda *args, passable=passable, **kwargs: passable(*args, **kwargs).value
+
+        losses, _, counts = self.trained(RUNS[0], change=change)
+        want, _, walked = self.trained(RUNS[0], EVERY)
+        self.assertEqual(losses, want)
+        self.assertEqual(counts[0], walked[0])
+
+    def test_micro_batches_of_other_sizes(self):
+        self.check(("pp=2", "1f1b", 3), rows=7)
+
+    def test_values_that_several_stages_read(self):
+        for run in (("pp=4", "1f1b", 4), ("pp=2", "zbv", 4)):
+            with self.subTest(run=run):
+                self.check(run, remembers=True)
+
+    def test_dropout(self):
+        def dropping(block, x):
+            return F.dropout(x, 0.3)
+
+        def other(model):
+            tessera.set_generator("counter")
+
+        self.check_walked(inside=dropping)  # from PyTorch's own stream
+        counts, walked = self.check(inside=dropping, change=other)
+        self.assertLess(sum(counts[0][-1].values()), sum(walked[0][-1].values()))
+
+    def test_exact_walks_everything(self):
+        def change(model):
+            tessera.numerics("exact", "batch=8")
+
+        self.check_walked(change=change)
+
+    def test_a_module_that_is_not_the_same_in_each_micro_batch(self):
+        """Is refused where nothing but its calls tell; walked, it is right."""
+        def inside(block, x, turns=collections.defaultdict(itertools.count)):
+            return x * 1 if next(turns[block]) % 3 == 0 else x
+
+        with self.assertRaisesRegex(RuntimeError, "always_walked"):
+            self.trained(("pp=2", "1f1b", 4), inside=inside)
+        self.trained(("pp=2", "1f1b", 4), EVERY, inside=inside)
+
+
+if __name__ == "__main__":
+    warm_python.begin()
+    unittest.main()
