@@ -5,7 +5,8 @@ Usage: PYTHONPATH=build/python python benchmarks/python/stages_bench.py [--width
 
 A Llama of `transformers` with 32 layers on pp=4, float32, one thread. Every rank walks the whole program; an operator of another stage runs no kernel there.
 Measured on a rank of imagined ones whose stage holds nothing: a walk of all 32 layers, forward and backward of one micro-batch, of which a rank of pp=4 makes three
-quarters. Beside it a quarter of the plain step at that width, of micro-batches of two rows. CPU time of the thread, the least of the turns.
+quarters; once without a schedule, and once by 1F1B in 8 micro-batches, where the rank goes past layers in all but one. Beside it a quarter of the plain step at that width, of
+micro-batches of two rows. CPU time of the thread, the least of the turns.
 """
 
 import argparse
@@ -16,7 +17,7 @@ import tessera
 import torch
 import transformers as tf
 
-LAYERS, STAGES, ROWS = 32, 4, 2
+LAYERS, STAGES, ROWS, MICRO_BATCHES = 32, 4, 2, 8
 
 
 def model_of(width, length):
@@ -25,24 +26,25 @@ def model_of(width, length):
                                               num_key_value_heads=8, max_position_embeddings=length, use_cache=False)).train()
 
 
-def least(model, length, turns):
-    """Milliseconds of a forward and backward."""
-    ids = torch.randint(512, (ROWS, length), generator=torch.Generator().manual_seed(1))
+def least(model, length, turns, microbatches=1):
+    """Milliseconds of a forward and backward of a micro-batch."""
+    ids = torch.randint(512, (ROWS * microbatches, length), generator=torch.Generator().manual_seed(1))
     best = float("inf")
-    for _ in range(turns + 1):
+    for _ in range(turns + 3):
         begin = time.thread_time()
         model(input_ids=ids, labels=ids).loss.backward()
         best = min(best, time.thread_time() - begin)
         model.zero_grad()
-    return 1e3 * best
+    return 1e3 * best / microbatches
 
 
-def walk(length, turns):
+def walk(length, turns, microbatches=1):
     """Of all layers, on a rank whose stage holds none; the width is small, since nothing is computed."""
     def body():
         model = model_of(64, length)
-        plan = str(tessera.generate_plan(model, mesh=f"pp={STAGES}")).replace(f"On({STAGES - 1})", f"On({STAGES - 2})")
-        return least(tessera.parallelize(model, tessera.Plan.from_json(plan)), length, turns)
+        plan = str(tessera.generate_plan(model, mesh=f"pp={STAGES}", schedule="1f1b" if microbatches > 1 else ""))
+        plan = tessera.Plan.from_json(plan.replace(f"On({STAGES - 1})", f"On({STAGES - 2})"))
+        return least(tessera.parallelize(model, plan, microbatches=microbatches), length, turns, microbatches)
 
     return tessera.run_fake(body, STAGES, rank=STAGES - 1)
 
@@ -56,12 +58,12 @@ def main():
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     print(f"{LAYERS} layers on pp={STAGES}, torch {torch.__version__}; milliseconds of a micro-batch, forward and backward, the least of {given.turns} turns")
-    print(f"{'tokens':>6} {'all layers walked':>18} {'of other stages':>16} {f'own stage, width {given.width}':>22} {'share':>6}")
+    print(f"{'tokens':>6} {'all layers walked':>18} {'in a schedule':>14} {f'own stage, width {given.width}':>22} {'share of other stages':>22} {'in a schedule':>14}")
     for length in given.tokens:
-        others = walk(length, 4 * given.turns)
         own = least(model_of(given.width, length), length, given.turns) / STAGES
-        share = others * (STAGES - 1) / STAGES
-        print(f"{ROWS * length:6} {others:18.1f} {share:16.1f} {own:22.1f} {share / own:6.1%}", flush=True)
+        walks = [walk(length, 4 * given.turns), walk(length, given.turns, MICRO_BATCHES)]
+        shares = [each * (STAGES - 1) / STAGES / own for each in walks]
+        print(f"{ROWS * length:6} {walks[0]:18.1f} {walks[1]:14.1f} {own:22.1f} {shares[0]:22.1%} {shares[1]:14.1%}", flush=True)
 
 
 if __name__ == "__main__":

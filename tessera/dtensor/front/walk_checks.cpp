@@ -51,7 +51,7 @@ std::optional<size_t> find_origin(const Origin* origin, const Tensors& tensors) 
 
 namespace {
 
-uint32_t version_of(const at::Tensor& tensor) {
+uint32_t writes_to(const at::Tensor& tensor) {
   return tensor.defined() && !tensor.is_inference() ? tensor._version() : 0;
 }
 
@@ -73,14 +73,14 @@ bool can_be_replaced(const RankState& state, const at::Tensor& output, const Ten
 Untouched::Untouched(const RankState& state, const Tensors& inputs)
     : state_(state), inputs_(inputs), messages_(state.ctx.all_messages()), drawn_(drawn()) {
   for (const at::Tensor& input : inputs) {
-    versions_.push_back(version_of(input));
+    versions_.push_back(writes_to(input));
     specs_.push_back(spec_of_present(input));
   }
 }
 
 bool Untouched::holds() const {
   for (size_t i = 0; i < inputs_.size(); ++i) {
-    if (version_of(inputs_[i]) != versions_[i] || spec_of_present(inputs_[i]) != specs_[i]) {
+    if (writes_to(inputs_[i]) != versions_[i] || spec_of_present(inputs_[i]) != specs_[i]) {
       return false;
     }
   }

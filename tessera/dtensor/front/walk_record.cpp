@@ -59,7 +59,7 @@ void give_name(RankState& state, const Node& node, const ForwardPlans::Slot& of)
 }
 
 // Whether sums in these names lie at the same place.
-bool are_alike(const ForwardPlans::Slot& a, const ForwardPlans::Slot& b) {
+bool lie_together(const ForwardPlans::Slot& a, const ForwardPlans::Slot& b) {
   return a.plan && b.plan ? is_at_same_place(a.plan->outputs.at(0).final_spec, b.plan->outputs.at(0).final_spec)
                           : a.plan == b.plan;
 }
@@ -190,7 +190,7 @@ bool WalkRecord::find_names(const at::Tensor& result) {
       names.push_back(slot ? *slot : ForwardPlans::Slot());
     }
     are_clear = are_clear && std::all_of(names.begin(), names.end(),
-                                         [&](const auto& name) { return are_alike(name, names.front()); });
+                                         [&](const auto& name) { return lie_together(name, names.front()); });
     gradients_[i].name = names.empty() ? ForwardPlans::Slot() : names.front();
     if (const auto& name = gradients_[i].name; name.plan) {
       PlanCache::keep(*name.plan);
