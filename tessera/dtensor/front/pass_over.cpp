@@ -14,25 +14,6 @@ namespace tessera::dtensor {
 
 using Tensors = PassableBody::Tensors;
 
-// What is known of a body that is given such inputs.
-struct PassableBody::Trial {
-  enum class Phase : uint8_t { kWaits, kSeen, kMarked, kPassed, kFailed };
-  Phase phase = Phase::kWaits;
-  size_t gradients = 0;               // of inputs, that are still to be seen
-  std::shared_ptr<WalkRecord> probe;  // of the walk between marks
-
-  // Without other stages' shares a gradient lies where its tensor does.
-  void see(const RankState& state, const at::Tensor& gradient, const Spec& spec) {
-    if (!is_absent(state, gradient) || !is_at_same_place(meta_of(gradient)->spec, spec)) {
-      phase = Phase::kFailed;
-    } else if (--gradients == 0 && phase == Phase::kWaits) {
-      phase = Phase::kSeen;
-    }
-  }
-};
-
-using Phase = PassableBody::Trial::Phase;
-
 namespace {
 
 constexpr size_t kMostTrials = 256;  // of a body whose inputs are always others, no more
@@ -55,16 +36,6 @@ uint64_t key_of(int64_t stage, uint64_t arguments, const Tensors& inputs) {
     }
   }
   return key;
-}
-
-// Has the trial see the gradients of the inputs that want one.
-void see_gradients(const RankState& state, const std::shared_ptr<PassableBody::Trial>& trial, const Tensors& inputs) {
-  for (const at::Tensor& input : wanting(inputs)) {
-    ++trial->gradients;
-    input.register_hook([&state, trial, spec = meta_of(input)->spec](const at::Tensor& gradient) {
-      trial->see(state, gradient, spec);
-    });
-  }
 }
 
 }  // namespace
@@ -107,12 +78,12 @@ std::optional<Tensors> PassableBody::run(uint64_t arguments, const Tensors& inpu
   if (found == trials_.end()) {
     return trials_.size() < kMostTrials ? try_out(state, key, inputs, body) : body(inputs);
   }
-  Trial& trial = *found->second;
+  Trial& trial = found->second;
   if (trial.phase == Phase::kMarked && trial.probe->has_run_back()) {
     trial.phase = trial.probe->is_clean_back() ? Phase::kPassed : Phase::kFailed;
     trial.probe.reset();
   }
-  if (stage.varies || (trial.phase != Phase::kSeen && trial.phase != Phase::kPassed)) {
+  if (stage.varies || (trial.phase != Phase::kTried && trial.phase != Phase::kPassed)) {
     return body(inputs);
   }
   if (stage.record) {
@@ -122,7 +93,7 @@ std::optional<Tensors> PassableBody::run(uint64_t arguments, const Tensors& inpu
   std::optional<Tensors> results = record(state, stage, inputs, body);
   if (!stage.record) {
     trial.phase = Phase::kFailed;
-  } else if (trial.phase == Phase::kSeen) {
+  } else if (trial.phase == Phase::kTried) {
     trial.phase = Phase::kMarked;
     trial.probe = stage.record;
   }
@@ -130,17 +101,13 @@ std::optional<Tensors> PassableBody::run(uint64_t arguments, const Tensors& inpu
 }
 
 std::optional<Tensors> PassableBody::try_out(RankState& state, uint64_t key, const Tensors& inputs, const Body& body) {
-  const auto trial = std::make_shared<Trial>();
-  trials_[key] = trial;
   const Untouched untouched(state, inputs);
   std::optional<Tensors> results = body(inputs);
-  if (!results || !untouched.holds() || !is_differentiated_whole(*results, inputs) ||
-      !can_be_replaced(state, *results, inputs)) {
-    trial->phase = Phase::kFailed;
-  } else if (std::none_of(results->begin(), results->end(), wants_gradient)) {
-    trial->phase = Phase::kPassed;
-  } else {
-    see_gradients(state, trial, inputs);
+  Trial& trial = trials_[key];
+  if (results && untouched.holds() && is_differentiated_whole(*results, inputs) &&
+      can_be_replaced(state, *results, inputs)) {
+    const bool has_backward = std::any_of(results->begin(), results->end(), wants_gradient);
+    trial.phase = has_backward ? Phase::kTried : Phase::kPassed;
   }
   return results;
 }

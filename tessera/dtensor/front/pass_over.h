@@ -24,11 +24,10 @@ class WalkRecord;
 // node of autograd's graph, and the program stands afterwards where the walk would have left it, in backward too.
 //
 // A body is tried out before. Its first walk tells whether it gives results without elements and nothing else: it must
-// not write to its inputs, have this rank communicate, or draw from libtorch's own stream. The gradients of its inputs
-// tell that no other stage has a share in them; and a walk between two marks, that backward does not communicate either
-// (it does where the gradient of what the body gives comes from this rank). A body that fails is walked always. So are
-// all under `exact`, whose sums over samples name each of a step's passes, under autocast, which keeps casts between
-// micro-batches, and while anybody observes calls.
+// not write to its inputs, have this rank communicate, or draw from libtorch's own stream. A walk between two marks in
+// the graph tells the same of backward, which communicates where the gradient of what the body gives comes from this
+// rank. A body that fails is walked always. So are all under `exact`, whose sums over samples name each of a step's
+// passes, under autocast, which keeps casts between micro-batches, and while anybody observes calls.
 
 // A body of the program, such as the forward of a module. One of each rank, on its thread.
 class PassableBody {
@@ -50,9 +49,13 @@ class PassableBody {
   // its results: the same for the same. Throws what the body throws.
   std::optional<Tensors> run(uint64_t arguments, const Tensors& inputs, const Body& body);
 
-  struct Trial;
-
  private:
+  enum class Phase : uint8_t { kTried, kMarked, kPassed, kFailed };
+  // What is known of it when it is given such inputs.
+  struct Trial {
+    Phase phase = Phase::kFailed;
+    std::shared_ptr<WalkRecord> probe = nullptr;  // of the walk between marks
+  };
   // Of one of the rank's stages, in the run of a schedule that was last.
   struct Stage {
     int64_t schedule = -1;
@@ -68,7 +71,7 @@ class PassableBody {
 
   Tensors parameters_;
   std::map<int64_t, Stage> stages_;
-  std::unordered_map<uint64_t, std::shared_ptr<Trial>> trials_;  // by what it was given
+  std::unordered_map<uint64_t, Trial> trials_;  // by what it was given
 };
 
 }  // namespace tessera::dtensor
