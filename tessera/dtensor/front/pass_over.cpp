@@ -5,6 +5,7 @@
 
 #include <ATen/autocast_mode.h>
 #include <ATen/core/grad_mode.h>
+#include <c10/util/ScopeExit.h>
 
 #include "tessera/base/hash.h"
 #include "tessera/dtensor/front/walk_checks.h"
@@ -114,6 +115,7 @@ std::optional<Tensors> PassableBody::try_out(RankState& state, uint64_t key, con
 
 std::optional<Tensors> PassableBody::record(RankState& state, Stage& stage, const Tensors& inputs, const Body& body) {
   const auto record = std::make_shared<WalkRecord>(state, inputs);
+  const auto let_go = c10::make_scope_exit([&] { record->let_go(); });
   std::optional<Tensors> results = body(record->begin());
   if (results) {
     results = record->end(*std::move(results));

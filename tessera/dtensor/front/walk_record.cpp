@@ -174,8 +174,12 @@ Tensors WalkRecord::end(Tensors results) {
       result = alias_behind(node, result);
     }
   }
-  given_.clear(), entered_.clear();
   return results;
+}
+
+void WalkRecord::let_go() {
+  given_.clear();
+  entered_.clear();
 }
 
 // In which names the inputs' gradients are given; false if those of one input are sums at several places.

@@ -37,13 +37,14 @@ class WalkRecord : public std::enable_shared_from_this<WalkRecord> {
  public:
   using Tensors = std::vector<at::Tensor>;
 
-  // `inputs` outlive `end`.
   WalkRecord(RankState& state, const Tensors& inputs);
 
   // What the body is given in place of the inputs: they, behind marks in the graph.
   Tensors begin();
   // After the walk: the results, behind a mark.
   Tensors end(Tensors results);
+  // The tensors of this walk are not needed any more, whether it came to its end or threw.
+  void let_go();
   // Whether the walk was one that others can be like.
   bool is_usable() const { return is_usable_; }
 
@@ -93,7 +94,7 @@ class WalkRecord : public std::enable_shared_from_this<WalkRecord> {
   Tensors go_past_back(const Tensors& grads);
 
   RankState& state_;
-  // Until the end.
+  // Of the walk, until it lets go: their graph holds this record.
   Tensors given_, entered_;
   Untouched untouched_;
   Sites::Position position_;
