@@ -41,20 +41,23 @@ class Block(nn.Module):
 
 
 class Net(nn.Module):
-    def __init__(self, inside, remembers=False):
+    """Its blocks read what the first one gave, if it remembers; or it draws between the first two, which every rank does, what it adds at the end."""
+
+    def __init__(self, inside, remembers=False, draws=False):
         super().__init__()
         self.table = nn.Embedding(16, 8)
         self.blocks = nn.ModuleList(Block(inside) for _ in range(8))
         self.head = nn.Linear(8, 16)
-        self.remembers = remembers
+        self.remembers, self.draws = remembers, draws
 
     def forward(self, ids, labels):
         x = self.table(ids)
-        memory = None
+        memory, drawn = None, 0
         for index, block in enumerate(self.blocks):
             x = block(x, memory=memory, scale=0.5)
             memory = x if self.remembers and index == 0 else memory
-        return F.cross_entropy(self.head(x).flatten(0, 1), labels.flatten())
+            drawn = torch.rand_like(ids, dtype=x.dtype).unsqueeze(-1) if self.draws and index == 0 else drawn
+        return F.cross_entropy((self.head(x) * (1 + drawn)).flatten(0, 1), labels.flatten())
 
 
 def as_it_is(block, x):
@@ -62,7 +65,7 @@ def as_it_is(block, x):
 
 
 class PassOverTest(unittest.TestCase):
-    def trained(self, run, always=(), inside=as_it_is, rows=8, change=lambda model: None, remembers=False):
+    def trained(self, run, always=(), inside=as_it_is, rows=8, change=lambda model: None, **options):
         """Losses and parameters after some steps; and of each rank and step how often each block ran."""
         def body(mesh, schedule, microbatches):
             torch.set_num_threads(1)
@@ -74,7 +77,7 @@ class PassOverTest(unittest.TestCase):
                 counts[names[block]] += 1
                 return inside(block, x)
 
-            model = Net(counted, remembers)
+            model = Net(counted, **options)
             names = {block: index for index, block in enumerate(model.blocks)}
             ids, labels = torch.randint(16, (2, rows, 5))
             plan = tessera.generate_plan(model, mesh=mesh, schedule=schedule).json()
@@ -177,6 +180,12 @@ class PassOverTest(unittest.TestCase):
         self.check_walked(inside=dropping)  # from PyTorch's own stream
         counts, walked = self.check(inside=dropping, change=other)
         self.assertLess(sum(counts[0][-1].values()), sum(walked[0][-1].values()))
+
+    def test_what_is_drawn_between_modules(self):
+        for generator in ("stock", "counter"):
+            with self.subTest(generator=generator):
+                counts, walked = self.check(draws=True, change=lambda model, generator=generator: tessera.set_generator(generator))
+                self.assertLess(sum(counts[1][-1].values()), sum(walked[1][-1].values()))
 
     def test_exact_walks_everything(self):
         def change(model):
