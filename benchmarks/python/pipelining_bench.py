@@ -166,6 +166,7 @@ def main():
           "schedule  width    ms a step: tessera     torch  ratio  of turns' median  early loss: tessera     torch")
     for schedule in given.schedules:
         for width in given.widths:
+            signal.signal(signal.SIGALRM, lambda *_, row=f"{schedule} at width {width}": sys.exit(f"{row} took more than {DEADLINE} s"))
             signal.alarm(DEADLINE)
             print(compare(schedule, width, given), flush=True)
 

@@ -11,9 +11,9 @@ from tessera import _C
 from tessera._added import Added
 from tessera._arguments import named_tensors, with_tensors
 from tessera._microbatches import StepForward
+from tessera._pass_over import make_passable
 from tessera._random import has_drawn_since, stream_of_rank
 from tessera._ranks import ensure_rank, in_rank, rank
-from tessera._pass_over import make_passable
 from tessera._recompute import Forward, OffloadedForward, modules_to_offload, modules_to_recompute
 from tessera._samplers import hint_of, warn_of_same_rows
 

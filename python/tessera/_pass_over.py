@@ -78,7 +78,7 @@ class _Opaque(Exception):
 
 
 def _taken_apart(value: object, tensors: list[torch.Tensor]) -> object:
-    """What is around the tensors in the value, which are appended: equal for equal values."""
+    """What is around the tensors in the value, which are appended: equal for equal values, which _recompute's shells are not."""
     if isinstance(value, torch.Tensor):
         tensors.append(value)
         return _TENSOR

@@ -80,8 +80,7 @@ class WalkScope {
     if (!list.is_scheduled) {
       return;
     }
-    comm::Walk walk{
-        .is_scheduled = true, .schedule = state.ctx.schedules, .micro_batch = action.micro_batch, .axis = list.axis};
+    comm::Walk walk{.is_scheduled = true, .micro_batch = action.micro_batch, .axis = list.axis};
     walk.puts_off_weights =
         action.kind == ActionKind::kInput || (action.kind == ActionKind::kHead && list.vocabulary == 1);
     if (tells_apart(list)) {

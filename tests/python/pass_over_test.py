@@ -7,6 +7,7 @@ Usage: pass_over_test.py [unittest's arguments]; with TESSERA_FULL=1 on more lay
 
 import collections
 import itertools
+import json
 import os
 import types
 import unittest
@@ -81,7 +82,7 @@ class PassOverTest(unittest.TestCase):
             names = {block: index for index, block in enumerate(model.blocks)}
             ids, labels = torch.randint(16, (2, rows, 5))
             plan = tessera.generate_plan(model, mesh=mesh, schedule=schedule).json()
-            plan = plan.replace('"keep_gathered_bytes"', f'"always_walked": {str(list(always)).replace(chr(39), chr(34))},\n  "keep_gathered_bytes"')
+            plan = plan.replace('"keep_gathered_bytes"', f'"always_walked": {json.dumps(always)},\n  "keep_gathered_bytes"')
             optimizer = torch.optim.SGD(model.parameters(), 0.1)
             tessera.parallelize(model, tessera.Plan.from_json(plan), optimizer, microbatches=microbatches)
             change(model)

@@ -71,9 +71,8 @@ std::string report(const Call& a, const Call& b, const char* what = "run differe
       << ". Every rank must run the same operators with the same global shapes, layouts and numbers: look for what "
          "depends on the rank.";
   if ((a.program && a.program->has_gone_past) || (b.program && b.program->has_gone_past)) {
-    out << " Or for a module that does not run the same in each micro-batch: a plan with \"always_walked\": [\"**\"] "
-           "has "
-           "ranks of other stages walk all modules every time.";
+    out << " Or for a module that does not run the same in each micro-batch: a plan with "
+           "\"always_walked\": [\"**\"] has ranks of other stages walk all modules every time.";
   }
   return out.str();
 }

@@ -26,7 +26,6 @@ struct Walk {
   static constexpr int64_t kAllStages = -1;
 
   bool is_scheduled = false;      // ranks that have other stages are elsewhere in the program
-  int64_t schedule = 0;           // which run of a schedule it is in, of the rank's
   int64_t micro_batch = 0;        // what the stages' messages belong to
   int64_t stage = kAllStages;     // of this rank's stages the one that runs
   std::string axis = {};          // whose stages they are

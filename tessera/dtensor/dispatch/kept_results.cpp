@@ -18,10 +18,6 @@ namespace {
 
 uint64_t last_node() { return at::sequence_number::peek() - 1; }
 
-uint32_t version_of(const at::Tensor& part) {
-  return part.is_inference() ? 0 : part.unsafeGetTensorImpl()->version_counter().current_version();
-}
-
 [[noreturn]] void throw_other(const RankState& state, const std::string& called, const std::string& kept) {
   TESSERA_CHECK(false, "[recompute] the body's second run ", called, ", where its first run ", kept, " (rank ",
                 state.ctx.rank, "); accepted: a body that does the same twice");

@@ -44,11 +44,10 @@ uint64_t key_of(int64_t stage, uint64_t arguments, const Tensors& inputs) {
 PassableBody::~PassableBody() = default;
 
 PassableBody::Stage& PassableBody::stage_of(RankState& state) {
-  const comm::Walk& walk = state.ctx.walk;
-  Stage& stage = stages_[walk.stage];
-  if (stage.schedule != walk.schedule) {
+  Stage& stage = stages_[state.ctx.walk.stage];
+  if (stage.schedule != state.ctx.schedules) {
     stage = Stage();
-    stage.schedule = walk.schedule;
+    stage.schedule = state.ctx.schedules;
     stage.is_elsewhere =
         !parameters_.empty() && std::all_of(parameters_.begin(), parameters_.end(),
                                             [&](const at::Tensor& parameter) { return is_absent(state, parameter); });

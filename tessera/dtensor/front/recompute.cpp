@@ -1,5 +1,5 @@
 #include <algorithm>
-#include <unordered_set>
+#include <utility>
 
 #include <ATen/SequenceNumber.h>
 #include <ATen/ThreadLocalState.h>
@@ -17,6 +17,7 @@
 #include "tessera/dtensor/exact/pending.h"
 #include "tessera/dtensor/front/dtensor.h"
 #include "tessera/dtensor/record/node.h"
+#include "tessera/dtensor/record/same_tensor.h"
 #include "tessera/dtensor/state/state.h"
 #include "tessera/rules/families/operators_named.h"
 
@@ -98,12 +99,6 @@ Tensors cut_off(const Tensors& inputs) {
   return all;
 }
 
-// Which one it is; as many as there are if it is none.
-size_t place_in(const Tensors& all, const at::Tensor& tensor) {
-  return static_cast<size_t>(
-      std::find_if(all.begin(), all.end(), [&](const auto& each) { return each.is_same(tensor); }) - all.begin());
-}
-
 // An edge of the body's graph that ends at a leaf: one use of an input, or of a parameter.
 struct End {
   Node* node;
@@ -115,30 +110,26 @@ struct End {
 // number of the body's first node.
 std::vector<End> ends_of(const Tensors& outputs, uint64_t first) {
   std::vector<End> ends;
-  std::unordered_set<const Node*> seen;
   std::vector<Node*> open;
   for (const at::Tensor& output : outputs) {
     open.push_back(output.grad_fn().get());
   }
-  while (!open.empty()) {
-    Node* node = open.back();
-    open.pop_back();
-    if (!seen.insert(node).second) {
-      continue;
+  for_each_node(std::move(open), [&](Node& node) {
+    if (is_accumulating(&node)) {
+      return false;
     }
-    TESSERA_CHECK(node->sequence_nr() >= first,
+    TESSERA_CHECK(node.sequence_nr() >= first,
                   "[recompute] the body reads a tensor that was computed before it and wants a gradient (of ",
-                  node->name(), ") without being told: give it to the body as an input (rank ",
+                  node.name(), ") without being told: give it to the body as an input (rank ",
                   RankState::require().ctx.rank, ").");
-    for (size_t i = 0; i < node->num_outputs(); ++i) {
-      Node* next = node->next_edge(i).function.get();
+    for (size_t i = 0; i < node.num_outputs(); ++i) {
+      Node* next = node.next_edge(i).function.get();
       if (next && is_accumulating(next)) {
-        ends.push_back({node, i, static_cast<torch::autograd::AccumulateGrad*>(next)->variable});
-      } else if (next) {
-        open.push_back(next);
+        ends.push_back({&node, i, static_cast<torch::autograd::AccumulateGrad*>(next)->variable});
       }
     }
-  }
+    return true;
+  });
   std::sort(ends.begin(), ends.end(), [](const End& a, const End& b) {
     const auto at = a.node->sequence_nr(), bt = b.node->sequence_nr();
     return at != bt ? at > bt : a.edge < b.edge;
@@ -235,8 +226,8 @@ struct Recompute final : Node {
   }
 
   size_t source_of(const at::Tensor& leaf, const Tensors& fresh) const {
-    const size_t i = place_in(fresh, leaf);
-    return i < fresh.size() ? i : i + place_in(leaves, leaf);
+    const auto input = find_same(fresh, leaf);
+    return input ? *input : fresh.size() + find_same(leaves, leaf).value_or(leaves.size());
   }
 
   void verify(const RankState& state, const std::vector<End>& ends, const Tensors& fresh) const {
@@ -329,12 +320,12 @@ Tensors recompute(const Body& body, const Tensors& given, const RecomputeOptions
   std::vector<size_t> wanting;
   Tensors differentiated;
   for (size_t i = 0; i < results.size(); ++i) {
-    const size_t input = place_in(fresh, results[i]);
+    const auto input = find_same(fresh, results[i]);
     if (results[i].defined() && results[i].grad_fn()) {
       wanting.push_back(i);
       differentiated.push_back(results[i]);
-    } else if (results[i].defined() && input < fresh.size()) {
-      results[i] = inputs[input];
+    } else if (results[i].defined() && input) {
+      results[i] = inputs[*input];
     }
   }
   if (wanting.empty()) {
@@ -349,12 +340,12 @@ Tensors recompute(const Body& body, const Tensors& given, const RecomputeOptions
   }
   edge_list edges;
   for (const End& end : ends_of(differentiated, first)) {
-    const size_t input = place_in(fresh, end.leaf);
-    if (input == fresh.size() && place_in(node->leaves, end.leaf) == node->leaves.size()) {
+    const auto input = find_same(fresh, end.leaf);
+    if (!input && !find_same(node->leaves, end.leaf)) {
       node->leaves.push_back(end.leaf);
     }
     node->uses.push_back(node->source_of(end.leaf, fresh));
-    edges.push_back(gradient_edge(input < fresh.size() ? inputs[input] : end.leaf));
+    edges.push_back(gradient_edge(input ? inputs[*input] : end.leaf));
   }
   node->set_next_edges(std::move(edges));
   for (const size_t i : wanting) {

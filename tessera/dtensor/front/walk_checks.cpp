@@ -2,8 +2,13 @@
 
 #include <algorithm>
 #include <iterator>
+#include <unordered_set>
 
+#include <torch/csrc/autograd/functions/utils.h>
 #include <torch/csrc/autograd/variable.h>
+
+#include "tessera/dtensor/record/node.h"
+#include "tessera/dtensor/record/same_tensor.h"
 
 namespace tessera::dtensor {
 
@@ -32,11 +37,6 @@ Tensors wanting(const Tensors& tensors) {
   return found;
 }
 
-size_t index_of(const Tensors& all, const at::Tensor& tensor) {
-  const auto found = std::find_if(all.begin(), all.end(), [&](const at::Tensor& each) { return each.is_same(tensor); });
-  return found == all.end() ? kNone : static_cast<size_t>(found - all.begin());
-}
-
 std::optional<size_t> find_origin(const Origin* origin, const Tensors& tensors) {
   if (!origin) {
     return kNone;
@@ -51,10 +51,6 @@ std::optional<size_t> find_origin(const Origin* origin, const Tensors& tensors) 
 
 namespace {
 
-uint32_t writes_to(const at::Tensor& tensor) {
-  return tensor.defined() && !tensor.is_inference() ? tensor._version() : 0;
-}
-
 bool shows_memory_of(const at::Tensor& output, const Tensors& inputs) {
   return std::any_of(inputs.begin(), inputs.end(), [&](const at::Tensor& input) {
     return is_dtensor(input) && &meta_of(output)->memory() == &meta_of(input)->memory();
@@ -63,7 +59,7 @@ bool shows_memory_of(const at::Tensor& output, const Tensors& inputs) {
 
 // Whether others can stand for these results.
 bool can_be_replaced(const RankState& state, const at::Tensor& output, const Tensors& inputs) {
-  return !output.defined() || index_of(inputs, output) != kNone ||
+  return !output.defined() || find_same(inputs, output) ||
          (is_absent(state, output) && !meta_of(output)->derived() && !meta_of(output)->is_pending() &&
           !shows_memory_of(output, inputs) && find_origin(meta_of(output)->origin, inputs));
 }
@@ -73,14 +69,15 @@ bool can_be_replaced(const RankState& state, const at::Tensor& output, const Ten
 Untouched::Untouched(const RankState& state, const Tensors& inputs)
     : state_(state), inputs_(inputs), messages_(state.ctx.all_messages()), drawn_(drawn()) {
   for (const at::Tensor& input : inputs) {
-    versions_.push_back(writes_to(input));
+    versions_.push_back(input.defined() ? version_of(input) : 0);
     specs_.push_back(spec_of_present(input));
   }
 }
 
 bool Untouched::holds() const {
   for (size_t i = 0; i < inputs_.size(); ++i) {
-    if (writes_to(inputs_[i]) != versions_[i] || spec_of_present(inputs_[i]) != specs_[i]) {
+    const at::Tensor& input = inputs_[i];
+    if ((input.defined() && version_of(input) != versions_[i]) || spec_of_present(input) != specs_[i]) {
       return false;
     }
   }
@@ -97,7 +94,7 @@ Spec Untouched::spec_of_present(const at::Tensor& tensor) const {
 bool can_be_replaced(const RankState& state, const Tensors& results, const Tensors& inputs) {
   size_t count = 0;
   return std::all_of(results.begin(), results.end(), [&](const at::Tensor& result) {
-    count += wants_gradient(result) && index_of(inputs, result) == kNone;
+    count += wants_gradient(result) && !find_same(inputs, result);
     return count <= 1 && can_be_replaced(state, result, inputs);
   });
 }
@@ -114,9 +111,9 @@ bool is_differentiated_whole(const Tensors& results, const Tensors& inputs) {
   }
   bool begins = false;
   for (const at::Tensor& result : results) {
-    if (wants_gradient(result) && index_of(inputs, result) == kNone) {
+    if (wants_gradient(result) && !find_same(inputs, result)) {
       begins = true;
-      for_each_node(result.grad_fn().get(), [&](Node& node) { return ends.erase(&node) == 0; });
+      for_each_node({result.grad_fn().get()}, [&](Node& node) { return ends.erase(&node) == 0; });
     }
   }
   return !begins || ends.empty();

@@ -4,11 +4,9 @@
 #include <cstddef>
 #include <cstdint>
 #include <optional>
-#include <unordered_set>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
-#include <torch/csrc/autograd/function.h>
 
 #include "tessera/dtensor/record/meta.h"
 #include "tessera/dtensor/state/state.h"
@@ -28,8 +26,6 @@ bool wants_gradient(const at::Tensor& tensor);
 std::vector<at::Tensor> wanting(const std::vector<at::Tensor>& tensors);
 
 constexpr size_t kNone = ~size_t{0};
-// Which of them it is.
-size_t index_of(const std::vector<at::Tensor>& all, const at::Tensor& tensor);
 // Which of them has these rows; kNone where there are no rows. Nothing if none has.
 std::optional<size_t> find_origin(const Origin* origin, const std::vector<at::Tensor>& tensors);
 
@@ -57,23 +53,6 @@ class Untouched {
 // or inputs as they are.
 bool can_be_replaced(const RankState& state, const std::vector<at::Tensor>& results,
                      const std::vector<at::Tensor>& inputs);
-
-// Calls `visit` with a node and those behind it, each once, as long as it gives true for the node before.
-template <typename Visit>
-void for_each_node(torch::autograd::Node* from, Visit visit) {
-  std::unordered_set<const torch::autograd::Node*> seen;
-  std::vector<torch::autograd::Node*> open = {from};
-  while (!open.empty()) {
-    torch::autograd::Node* node = open.back();
-    open.pop_back();
-    if (!node || !seen.insert(node).second || !visit(*node)) {
-      continue;
-    }
-    for (const auto& edge : node->next_edges()) {
-      open.push_back(edge.function.get());
-    }
-  }
-}
 
 // Whether the inputs that want gradients have all of theirs from the results that want one, if any does.
 bool is_differentiated_whole(const std::vector<at::Tensor>& results, const std::vector<at::Tensor>& inputs);

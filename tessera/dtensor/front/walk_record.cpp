@@ -9,7 +9,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/dtensor/plan/plan_cache.h"
-#include "tessera/dtensor/record/node.h"
+#include "tessera/dtensor/record/same_tensor.h"
 
 namespace tessera::dtensor {
 
@@ -67,7 +67,7 @@ bool lie_together(const ForwardPlans::Slot& a, const ForwardPlans::Slot& b) {
 // The nodes that give `exit` gradients, in the graph behind this one, the last of them first.
 std::vector<const Node*> givers_of(const Node& exit, Node* from) {
   std::vector<const Node*> givers;
-  for_each_node(from, [&](Node& node) {
+  for_each_node({from}, [&](Node& node) {
     const auto& edges = node.next_edges();
     if (std::any_of(edges.begin(), edges.end(), [&](const auto& edge) { return edge.function.get() == &exit; })) {
       givers.push_back(&node);
@@ -154,15 +154,15 @@ Tensors WalkRecord::end(Tensors results) {
   counts_ = counts_since(counts_);
   std::for_each(given_.begin(), given_.end(), [this](const at::Tensor& input) { note_input(input); });
   for (at::Tensor& result : results) {
-    const size_t input = index_of(entered_, result);
-    result = input == kNone ? result : given_[input];
+    const auto input = find_same(entered_, result);
+    result = input ? given_[*input] : result;
   }
   is_usable_ = untouched_.holds() && can_be_replaced(state_, results, given_);
   for (size_t i = 0; is_usable_ && i < results.size(); ++i) {
     at::Tensor& result = results[i];
     Output& output = outputs_.emplace_back();
-    output.input = index_of(given_, result);
-    if (!result.defined() || output.input != kNone) {
+    output.input = find_same(given_, result);
+    if (!result.defined() || output.input) {
       continue;
     }
     output.absent.emplace(result, *find_origin(meta_of(result)->origin, given_));
@@ -253,9 +253,9 @@ Tensors WalkRecord::go_past(const Tensors& inputs) {
   add(counts_);
   Tensors results;
   for (Output& output : outputs_) {
-    results.push_back(output.input != kNone ? inputs[output.input]
-                      : output.absent       ? output.absent->make(inputs)
-                                            : at::Tensor());
+    results.push_back(output.input    ? inputs[*output.input]
+                      : output.absent ? output.absent->make(inputs)
+                                      : at::Tensor());
     if (output.wants_gradient) {
       torch::autograd::create_gradient_edge(results.back(), node_for(wanting(inputs)));
     }

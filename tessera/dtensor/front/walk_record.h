@@ -10,6 +10,7 @@
 
 #include "tessera/dtensor/front/walk_checks.h"
 #include "tessera/dtensor/plan/forward_plans.h"
+#include "tessera/dtensor/record/node.h"
 #include "tessera/dtensor/record/tensor_like.h"
 #include "tessera/trace/ledger.h"
 
@@ -67,7 +68,7 @@ class WalkRecord : public std::enable_shared_from_this<WalkRecord> {
     std::vector<Spec> sent;  // where its values went
   };
   struct Output {
-    size_t input = kNone;          // it is this input
+    std::optional<size_t> input;   // it is this input
     std::optional<Absent> absent;  // or else it is new; neither: undefined
     bool wants_gradient = false;
   };

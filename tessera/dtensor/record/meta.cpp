@@ -172,8 +172,7 @@ Rare& Meta::make_rare() {
 
 Moment Meta::moment() const {
   const Meta& held = memory();
-  c10::TensorImpl* impl = held.local.unsafeGetTensorImpl();
-  return {held.writes, epoch, impl->is_inference() ? 0 : impl->version_counter().current_version()};
+  return {held.writes, epoch, version_of(held.local)};
 }
 
 bool Meta::unchanged_since(const Moment& then) const { return !memory().local.is_inference() && moment() == then; }

@@ -62,6 +62,11 @@ struct Moment {
   bool operator==(const Moment&) const = default;
 };
 
+// How often libtorch counted a write to the tensor; 0 for one of inference mode, which counts none.
+inline uint32_t version_of(const at::Tensor& tensor) {
+  return tensor.is_inference() ? 0 : tensor.unsafeGetTensorImpl()->version_counter().current_version();
+}
+
 struct OpInfo;
 
 // How a view is made from its base again, of a view that does not share its base's memory for good: its elements had to

@@ -3,6 +3,8 @@
 
 #include <memory>
 #include <type_traits>
+#include <unordered_set>
+#include <vector>
 
 #include <ATen/core/Tensor.h>
 #include <torch/csrc/autograd/edge.h>
@@ -20,6 +22,22 @@ auto make_node() {
     return std::make_shared<Node>();
   } else {
     return c10::make_intrusive<Node>();
+  }
+}
+
+// Calls `visit` with the nodes and those behind them, each once; behind one only where it gave true for that one.
+template <typename Visit>
+void for_each_node(std::vector<torch::autograd::Node*> open, Visit visit) {
+  std::unordered_set<const torch::autograd::Node*> seen;
+  while (!open.empty()) {
+    torch::autograd::Node* node = open.back();
+    open.pop_back();
+    if (!node || !seen.insert(node).second || !visit(*node)) {
+      continue;
+    }
+    for (const auto& edge : node->next_edges()) {
+      open.push_back(edge.function.get());
+    }
   }
 }
 
