@@ -129,7 +129,11 @@ at::Tensor sent_part(RankState& state, const char* op, Meta& meta, const Spec& t
   const GatheredCopy* last = meta.last_sent();
   const bool goes_on = last && is_way(last->spec->placements, to->placements);
   const Move& move = *state.engine.moves.find_or_plan(goes_on ? last->spec : meta.spec, to);
+  const int64_t messages = state.ctx.all_messages();
   at::Tensor part = run_move(state.ctx, move, goes_on ? last->part : meta.local, op);
+  if (state.ctx.walk.is_scheduled && state.ctx.all_messages() != messages) {
+    state.engine.sent.push_back({&meta, meta.spec, to, op});
+  }
   // A parameter is read in every walk: those of this rank's other stages leave it to the one that sends or receives.
   const auto is_of_other_stage = [&](const Spec& spec) { return spec->holds(coord) && !state.has_part(spec); };
   if (!meta.parameter || !(is_of_other_stage(move.from) || is_of_other_stage(to))) {
@@ -247,6 +251,11 @@ void unwrap_list(IValue& arg) {
 }
 
 }  // namespace
+
+void send_ahead(RankState& state, const char* reader, Meta& value, const Spec& to) {
+  const LocalScope scope;
+  sent_part(state, reader, value, to);
+}
 
 [[gnu::flatten]] void prepare_operands(const Invocation& call, const CallPlan& plan,
                                        c10::SmallVectorImpl<at::Tensor>& written) {

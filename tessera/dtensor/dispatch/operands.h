@@ -11,6 +11,10 @@ namespace tessera::dtensor {
 // that the call writes to `written`, as they came.
 void prepare_operands(const Invocation& call, const CallPlan& plan, c10::SmallVectorImpl<at::Tensor>& written);
 
+// Has the value at `to`, other coordinates of axes on which it is On, as `reader` would that reads it there: sent, if
+// it is not there.
+void send_ahead(RankState& state, const char* reader, Meta& value, const Spec& to);
+
 // Replaces the sizes on the call's stack by those of this rank's results.
 inline void rewrite_sizes(const Invocation& call, const CallPlan& plan) {
   for (const auto& [index, value] : plan.rewritten) {

@@ -67,8 +67,7 @@ bool PassableBody::is_passable() {
 
 std::optional<Tensors> PassableBody::run(uint64_t arguments, const Tensors& inputs, const Body& body) {
   RankState& state = RankState::require();
-  if (!is_passable() || !std::all_of(inputs.begin(), inputs.end(),
-                                     [&](const at::Tensor& input) { return is_passable_input(state, input); })) {
+  if (!is_passable() || !std::all_of(inputs.begin(), inputs.end(), is_passable_input)) {
     return body(inputs);
   }
   Stage& stage = stage_of(state);
@@ -80,8 +79,8 @@ std::optional<Tensors> PassableBody::run(uint64_t arguments, const Tensors& inpu
   }
   Trial& trial = found->second;
   if (trial.phase == Phase::kMarked && trial.probe->has_run_back()) {
-    trial.phase = trial.probe->is_clean_back() ? Phase::kPassed : Phase::kFailed;
-    trial.probe.reset();
+    trial.judge_probe();
+    stage.record = trial.phase == Phase::kPassed ? stage.record : nullptr;
   }
   if (stage.varies || (trial.phase != Phase::kTried && trial.phase != Phase::kPassed)) {
     return body(inputs);
@@ -90,7 +89,7 @@ std::optional<Tensors> PassableBody::run(uint64_t arguments, const Tensors& inpu
     return stage.record->go_past(inputs);
   }
   stage.key = key;
-  std::optional<Tensors> results = record(state, stage, inputs, body);
+  std::optional<Tensors> results = record(state, stage, trial, inputs, body);
   if (!stage.record) {
     trial.phase = Phase::kFailed;
   } else if (trial.phase == Phase::kTried) {
@@ -100,20 +99,37 @@ std::optional<Tensors> PassableBody::run(uint64_t arguments, const Tensors& inpu
   return results;
 }
 
+// What it sent besides is sent before the next one, which tells whether that is all.
+void PassableBody::Trial::judge_probe() {
+  const std::shared_ptr<WalkRecord> judged = std::exchange(probe, nullptr);
+  phase = judged->is_clean_back() ? Phase::kPassed : Phase::kFailed;
+  if (phase == Phase::kFailed && sends_back.is_empty() && judged->found_back() && !judged->found_back()->is_empty()) {
+    sends_back = *judged->found_back();
+    phase = Phase::kTried;
+  }
+}
+
 std::optional<Tensors> PassableBody::try_out(RankState& state, uint64_t key, const Tensors& inputs, const Body& body) {
   const Untouched untouched(state, inputs);
+  const size_t sent = state.engine.sent.size();
   std::optional<Tensors> results = body(inputs);
   Trial& trial = trials_[key];
-  if (results && untouched.holds() && is_differentiated_whole(*results, inputs) &&
-      can_be_replaced(state, *results, inputs)) {
+  const std::optional<WalkSends> sends = WalkSends::since(state, sent, inputs);
+  if (results && sends && (untouched.is_silent() || !sends->is_empty()) && untouched.holds() &&
+      is_differentiated_whole(*results, inputs) && can_be_replaced(state, *results, inputs)) {
+    trial.sends = *sends;
     const bool has_backward = std::any_of(results->begin(), results->end(), wants_gradient);
     trial.phase = has_backward ? Phase::kTried : Phase::kPassed;
   }
   return results;
 }
 
-std::optional<Tensors> PassableBody::record(RankState& state, Stage& stage, const Tensors& inputs, const Body& body) {
-  const auto record = std::make_shared<WalkRecord>(state, inputs);
+std::optional<Tensors> PassableBody::record(RankState& state, Stage& stage, const Trial& trial, const Tensors& inputs,
+                                            const Body& body) {
+  if (!trial.sends.run(state, inputs)) {
+    return body(inputs);
+  }
+  const auto record = std::make_shared<WalkRecord>(state, inputs, trial.sends, trial.sends_back);
   const auto let_go = c10::make_scope_exit([&] { record->let_go(); });
   std::optional<Tensors> results = body(record->begin());
   if (results) {

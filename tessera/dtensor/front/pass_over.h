@@ -11,9 +11,10 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "tessera/dtensor/front/walk_sends.h"
+
 namespace tessera::dtensor {
 
-struct RankState;
 class WalkRecord;
 
 // Note [Going past]. In a pipeline's schedule a rank walks the whole program, once for each micro-batch and each of its
@@ -24,10 +25,11 @@ class WalkRecord;
 // node of autograd's graph, and the program stands afterwards where the walk would have left it, in backward too.
 //
 // A body is tried out before. Its first walk tells whether it gives results without elements and nothing else: it must
-// not write to its inputs, have this rank communicate, or draw from libtorch's own stream. A walk between two marks in
-// the graph tells the same of backward, which communicates where the gradient of what the body gives comes from this
-// rank. A body that fails is walked always. So are all under `exact`, whose sums over samples name each of a step's
-// passes, under autocast, which keeps casts between micro-batches, and while anybody observes calls.
+// not write to its inputs, have this rank communicate anything but inputs that it reads on another stage, or draw from
+// libtorch's own stream. A walk between two marks in the graph tells the same of backward, which communicates where the
+// gradient of what the body gives comes from this rank. What is communicated is known then, and from the next walk on
+// sent before it. A body that fails is walked always. So are all under `exact`, whose sums over samples name each of a
+// step's passes, under autocast, which keeps casts between micro-batches, and while anybody observes calls.
 
 // A body of the program, such as the forward of a module. One of each rank, on its thread.
 class PassableBody {
@@ -54,7 +56,10 @@ class PassableBody {
   // What is known of it when it is given such inputs.
   struct Trial {
     Phase phase = Phase::kFailed;
+    WalkSends sends = {}, sends_back = {};
     std::shared_ptr<WalkRecord> probe = nullptr;  // of the walk between marks
+
+    void judge_probe();
   };
   // Of one of the rank's stages, in the run of a schedule that was last.
   struct Stage {
@@ -67,7 +72,8 @@ class PassableBody {
 
   Stage& stage_of(RankState& state);
   std::optional<Tensors> try_out(RankState& state, uint64_t key, const Tensors& inputs, const Body& body);
-  std::optional<Tensors> record(RankState& state, Stage& stage, const Tensors& inputs, const Body& body);
+  std::optional<Tensors> record(RankState& state, Stage& stage, const Trial& trial, const Tensors& inputs,
+                                const Body& body);
 
   Tensors parameters_;
   std::map<int64_t, Stage> stages_;

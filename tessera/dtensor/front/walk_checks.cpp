@@ -24,9 +24,8 @@ bool are_absent(const RankState& state, const Tensors& tensors) {
                      [&](const at::Tensor& each) { return !each.defined() || is_absent(state, each); });
 }
 
-bool is_passable_input(const RankState& state, const at::Tensor& input) {
-  return !input.defined() || is_absent(state, input) ||
-         (!input.requires_grad() && (!is_dtensor(input) || meta_of(input)->spec->is_everywhere));
+bool is_passable_input(const at::Tensor& input) {
+  return !input.defined() || !input.requires_grad() || (is_dtensor(input) && !meta_of(input)->spec->is_everywhere);
 }
 
 bool wants_gradient(const at::Tensor& tensor) { return tensor.defined() && tensor.requires_grad(); }
@@ -81,8 +80,10 @@ bool Untouched::holds() const {
       return false;
     }
   }
-  return state_.ctx.all_messages() == messages_ && drawn() == drawn_;
+  return drawn() == drawn_;
 }
+
+bool Untouched::is_silent() const { return state_.ctx.all_messages() == messages_; }
 
 uint64_t Untouched::drawn() const { return state_.random.stock() ? state_.random.stock().mark() : 0; }
 

@@ -18,8 +18,8 @@ bool is_absent(const RankState& state, const at::Tensor& tensor);
 // Whether all that are defined are.
 bool are_absent(const RankState& state, const std::vector<at::Tensor>& tensors);
 
-// Whether a walk that is given this is the same for any elements.
-bool is_passable_input(const RankState& state, const at::Tensor& input);
+// Whether a walk that is given this can be the same for any elements.
+bool is_passable_input(const at::Tensor& input);
 
 bool wants_gradient(const at::Tensor& tensor);
 // Those that do.
@@ -29,13 +29,15 @@ constexpr size_t kNone = ~size_t{0};
 // Which of them has these rows; kNone where there are no rows. Nothing if none has.
 std::optional<size_t> find_origin(const Origin* origin, const std::vector<at::Tensor>& tensors);
 
-// What a walk must not touch: versions of its inputs, layouts of those that have a part here, this rank's messages, and
-// libtorch's own stream of random bits.
+// What a walk must not touch: versions of its inputs, layouts of those that have a part here, and libtorch's own stream
+// of random bits. Its messages are counted.
 class Untouched {
  public:
   // Both outlive it.
   Untouched(const RankState& state, const std::vector<at::Tensor>& inputs);
   bool holds() const;
+  // Whether this rank has sent or received nothing.
+  bool is_silent() const;
 
  private:
   uint64_t drawn() const;

@@ -117,8 +117,10 @@ struct WalkRecord::PassedOn final : Node {
   std::string name() const override { return "PassedBackward"; }
 };
 
-WalkRecord::WalkRecord(RankState& state, const Tensors& inputs)
+WalkRecord::WalkRecord(RankState& state, const Tensors& inputs, WalkSends sends, WalkSends sends_back)
     : state_(state),
+      sends_(std::move(sends)),
+      sends_back_(std::move(sends_back)),
       given_(inputs),
       untouched_(state, given_),
       position_(state.pass.sites.position()),
@@ -157,7 +159,7 @@ Tensors WalkRecord::end(Tensors results) {
     const auto input = find_same(entered_, result);
     result = input ? given_[*input] : result;
   }
-  is_usable_ = untouched_.holds() && can_be_replaced(state_, results, given_);
+  is_usable_ = untouched_.holds() && untouched_.is_silent() && can_be_replaced(state_, results, given_);
   for (size_t i = 0; is_usable_ && i < results.size(); ++i) {
     at::Tensor& result = results[i];
     Output& output = outputs_.emplace_back();
@@ -244,6 +246,7 @@ NodePtr WalkRecord::node_for(Tensors inputs) {
 }
 
 Tensors WalkRecord::go_past(const Tensors& inputs) {
+  check_same(sends_.run(state_, inputs), "inputs");
   for (size_t i = 0; i < inputs.size(); ++i) {
     if (is_absent(state_, inputs[i])) {
       leave(*meta_of(inputs[i]), inputs_[i]);
@@ -265,8 +268,12 @@ Tensors WalkRecord::go_past(const Tensors& inputs) {
 
 void WalkRecord::enter_back(const Tensors& grads) {
   given_back_ = grads;
-  is_clean_back_ = are_absent(state_, grads);
+  for (const at::Tensor& grad : grads) {
+    results_back_.push_back({grad.defined(), is_absent(state_, grad)});
+  }
+  is_clean_back_ = sends_back_.run(state_, grads);
   messages_back_ = state_.ctx.all_messages();
+  sent_back_ = state_.engine.sent.size();
   counts_back_ = counts();
 }
 
@@ -276,6 +283,7 @@ void WalkRecord::leave_back(size_t input, const at::Tensor& grad) {
   if (!std::exchange(has_left_, true)) {
     counts_back_ = counts_since(counts_back_);
     is_clean_back_ &= state_.ctx.all_messages() == messages_back_;
+    found_back_ = WalkSends::since(state_, sent_back_, given_back_);
   }
   if (grad.defined()) {
     const auto origin = find_origin(meta_of(grad)->origin, given_back_);
@@ -283,23 +291,31 @@ void WalkRecord::leave_back(size_t input, const at::Tensor& grad) {
     gradients_[input].absent.emplace(grad, origin.value_or(kNone));
   }
   has_run_back_ = --exits_ == 0;
+  if (has_run_back_) {
+    given_back_.clear();
+  }
 }
 
 Tensors WalkRecord::go_past_back(const Tensors& grads) {
-  bool is_as_recorded = has_run_back_ && is_clean_back_ && are_absent(state_, grads);
-  for (size_t i = 0; i < grads.size(); ++i) {
-    is_as_recorded = is_as_recorded && grads[i].defined() == given_back_[i].defined();
+  bool is_as_recorded = has_run_back_ && is_clean_back_;
+  for (size_t i = 0; is_as_recorded && i < grads.size(); ++i) {
+    is_as_recorded =
+        grads[i].defined() == results_back_[i].is_defined && is_absent(state_, grads[i]) == results_back_[i].is_absent;
   }
-  TESSERA_CHECK(is_as_recorded, "[job] a module of another stage has other gradients in micro-batch ",
-                state_.ctx.walk.micro_batch, " than in the first of the step (rank ", state_.ctx.rank,
-                "); accepted: programs that use the same results in each, or a plan whose \"always_walked\" has the "
-                "module");
+  check_same(is_as_recorded && sends_back_.run(state_, grads), "gradients");
   add(counts_back_);
   Tensors gradients;
   for (Gradient& gradient : gradients_) {
     gradients.push_back(gradient.absent ? gradient.absent->make(grads) : at::Tensor());
   }
   return gradients;
+}
+
+void WalkRecord::check_same(bool is_same, const char* what) const {
+  TESSERA_CHECK(is_same, "[job] a module of another stage has other ", what, " in micro-batch ",
+                state_.ctx.walk.micro_batch, " than in the first of the step (rank ", state_.ctx.rank,
+                "); accepted: programs that use the same results in each, or a plan whose \"always_walked\" has the "
+                "module");
 }
 
 }  // namespace tessera::dtensor

@@ -9,6 +9,7 @@
 #include <ATen/core/Tensor.h>
 
 #include "tessera/dtensor/front/walk_checks.h"
+#include "tessera/dtensor/front/walk_sends.h"
 #include "tessera/dtensor/plan/forward_plans.h"
 #include "tessera/dtensor/record/node.h"
 #include "tessera/dtensor/record/tensor_like.h"
@@ -38,7 +39,8 @@ class WalkRecord : public std::enable_shared_from_this<WalkRecord> {
  public:
   using Tensors = std::vector<at::Tensor>;
 
-  WalkRecord(RankState& state, const Tensors& inputs);
+  // The walk sends this of its inputs, and its backward pass that of its results' gradients.
+  WalkRecord(RankState& state, const Tensors& inputs, WalkSends sends, WalkSends sends_back);
 
   // What the body is given in place of the inputs: they, behind marks in the graph.
   Tensors begin();
@@ -49,10 +51,11 @@ class WalkRecord : public std::enable_shared_from_this<WalkRecord> {
   // Whether the walk was one that others can be like.
   bool is_usable() const { return is_usable_; }
 
-  // Whether a backward pass has gone through it whole; and if so, whether nothing of it came from this rank or went to
-  // it.
+  // Whether a backward pass has gone through it whole; and if so, whether it sent no more than it was said to.
   bool has_run_back() const { return has_run_back_; }
   bool is_clean_back() const { return is_clean_back_; }
+  // What it sent besides; nothing if that is not of its results' gradients alone.
+  const std::optional<WalkSends>& found_back() const { return found_back_; }
 
   // The results of another micro-batch, for such inputs: the program stands afterwards where a walk would leave it.
   Tensors go_past(const Tensors& inputs);
@@ -66,6 +69,10 @@ class WalkRecord : public std::enable_shared_from_this<WalkRecord> {
   struct Input {
     Spec merged;             // as it lay afterwards: a Partial that was read is merged
     std::vector<Spec> sent;  // where its values went
+  };
+  // Of the gradient of a result.
+  struct Given {
+    bool is_defined, is_absent;
   };
   struct Output {
     std::optional<size_t> input;   // it is this input
@@ -93,8 +100,10 @@ class WalkRecord : public std::enable_shared_from_this<WalkRecord> {
   void enter_back(const Tensors& grads);
   void leave_back(size_t input, const at::Tensor& grad);
   Tensors go_past_back(const Tensors& grads);
+  void check_same(bool is_same, const char* what) const;
 
   RankState& state_;
+  const WalkSends sends_, sends_back_;
   // Of the walk, until it lets go: their graph holds this record.
   Tensors given_, entered_;
   Untouched untouched_;
@@ -107,9 +116,12 @@ class WalkRecord : public std::enable_shared_from_this<WalkRecord> {
   Counts counts_, counts_back_;
   bool is_usable_ = false;
   // Of the backward pass.
-  Tensors given_back_;         // gradients of the results
+  Tensors given_back_;  // until its end: gradients of the results
+  std::vector<Given> results_back_;
+  std::optional<WalkSends> found_back_;
   int64_t messages_back_ = 0;  // before it
-  size_t exits_ = 0;           // inputs whose gradients are still to come
+  size_t sent_back_ = 0;
+  size_t exits_ = 0;  // inputs whose gradients are still to come
   bool has_left_ = false, has_run_back_ = false, is_clean_back_ = false;
 };
 

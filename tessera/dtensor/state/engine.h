@@ -14,6 +14,13 @@
 
 namespace tessera::dtensor {
 
+// A value that this rank has sent or received between stages: which, where it lay, where it is read, and by whom.
+struct Sent {
+  const Meta* value;  // for telling it from others, while it lives
+  layout::Spec from, to;
+  const char* reader;
+};
+
 // Each of these looks after itself; dispatch fills them.
 struct Engine {
   // For the rank of `context`, which outlives it.
@@ -34,6 +41,8 @@ struct Engine {
   GatheredGroups gathered_groups;
   // Set: gradients that groups merge go there, not to their parameters; see front/group_gradients.h.
   std::vector<std::pair<const Meta*, at::Tensor>>* gradients_aside = nullptr;
+  // In the walk of a schedule that runs, in the order of the messages.
+  std::vector<Sent> sent;
   PlacedParameters parameters;
 
   // When a pass ends, and when a step does.

@@ -64,6 +64,7 @@ void RankState::begin_walk(comm::Walk walk) {
   ctx.walk = std::move(walk);
   flags_.set(kOfVocabulary, layout::is_of_vocabulary(ctx.walk.stage));
   engine.plan_for(ctx.walk.stage);
+  engine.sent.clear();
 }
 
 RankState& RankState::require() {
