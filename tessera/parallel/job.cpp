@@ -35,7 +35,7 @@ using torch::autograd::variable_list;
 
 // Stands behind the step's loss: backward scales the gradients that the job holds and hands them to the parameters.
 struct Deposit final : torch::autograd::Node {
-  std::vector<at::Tensor> gradients;
+  std::vector<at::Tensor> gradients, parameters;
   bool is_last = false;
   bool is_spent = false;
 
@@ -48,18 +48,31 @@ struct Deposit final : torch::autograd::Node {
     is_spent = is_last;
     // The last time nothing is kept, so that the parameters' `.grad` take the tensors instead of copies.
     variable_list result = is_last ? std::move(gradients) : gradients;
-    const at::Tensor& scale = grads.at(0);
-    if (!scale.defined() || scale.item().toDouble() == 1) {
-      return result;
+    if (const at::Tensor& scale = grads.at(0); scale.defined() && scale.item().toDouble() != 1) {
+      for (at::Tensor& gradient : result) {
+        gradient = at::mul(gradient, scale);
+      }
     }
-    for (at::Tensor& gradient : result) {
-      gradient = at::mul(gradient, scale);
+    for (size_t i = 0; i < result.size() && is_last; ++i) {
+      if (can_be_given(result[i], parameters[i])) {
+        parameters[i].mutable_grad() = std::move(result[i]);
+      }
     }
     return result;
   }
 
+  // Whether a gradient that is handed on would become the parameter's as it is.
+  static bool can_be_given(const at::Tensor& gradient, const at::Tensor& parameter) {
+    return gradient.use_count() == 1 && !parameter.grad().defined() && dtensor::is_dtensor(gradient) &&
+           dtensor::is_dtensor(parameter) && dtensor::meta_of(gradient)->spec == dtensor::meta_of(parameter)->spec &&
+           dtensor::is_unheard(parameter);
+  }
+
   void will_release_variables() override { is_last = true; }
-  void release_variables() override { gradients.clear(); }
+  void release_variables() override {
+    gradients.clear();
+    parameters.clear();
+  }
 };
 
 }  // namespace
@@ -141,6 +154,7 @@ at::Tensor with_deposit(const at::Tensor& loss, std::vector<at::Tensor> held,
       continue;  // unused: its hooks are not called
     }
     node->gradients.push_back(std::move(held[i]));
+    node->parameters.push_back(parameters[i]);
     edges.push_back(torch::autograd::impl::gradient_edge(parameters[i]));
   }
   node->set_next_edges(std::move(edges));

@@ -22,11 +22,14 @@ bool are_same(const at::Tensor& a, const at::Tensor& b) {
 at::Tensor next_tokens(const at::Tensor& ids) { return ids.slice(-1, 1); }
 
 at::Tensor rows_of(const at::Tensor& tensor, int64_t samples, const layout::Origin* origin) {
-  const at::Tensor rows = at::empty({samples}, at::kLong);
+  std::vector<int64_t> rows;
+  bool are_together = true;
   for (int64_t row = 0; row < samples; ++row) {
-    rows.data_ptr<int64_t>()[row] = layout::sample_of_row(origin, row);
+    rows.push_back(layout::sample_of_row(origin, row));
+    are_together = are_together && rows.back() == rows.front() + row;
   }
-  return tensor.index_select(0, rows.to(tensor.device()));
+  return are_together && samples > 0 ? tensor.narrow(0, rows.front(), samples)
+                                     : tensor.index_select(0, at::tensor(rows, at::kLong).to(tensor.device()));
 }
 
 bool are_next(const at::Tensor& targets, const at::Tensor& ids, int64_t ignored) {
@@ -48,27 +51,37 @@ StepTargets::StepTargets(const std::vector<dtensor::NamedValue>& batch) {
     if (!has_ignored_ && at::eq(value.tensor, kIgnored).any().item<bool>()) {
       has_ignored_ = value.name;
     }
-    integers_.push_back(value);
+    readings_.emplace_back(value.tensor, /*is_next=*/false);
+    readings_.emplace_back(value.tensor, /*is_next=*/true);
   }
 }
 
+std::optional<StepTargets::Counts> StepTargets::Reading::count(const at::Tensor& targets, int64_t ignored,
+                                                               int64_t samples, const layout::Origin* origin) {
+  const at::Tensor own = rows_of(integers_, samples, origin);
+  if (!(is_next_ ? are_next(targets, own, ignored) : are_same(targets, own))) {
+    return std::nullopt;
+  }
+  if (!known_ || known_->first != ignored) {
+    known_.emplace(ignored, counted(is_next_ ? next_tokens(integers_) : integers_, ignored));
+  }
+  return Counts{counted(targets, ignored), known_->second};
+}
+
 std::optional<StepTargets::Counts> StepTargets::count(const at::Tensor& targets, int64_t ignored, int64_t samples,
-                                                      const layout::Origin* origin,
-                                                      std::optional<int64_t> of_step) const {
+                                                      const layout::Origin* origin, std::optional<int64_t> of_step) {
   const dtensor::LocalScope plain;
-  std::optional<Counts> found;
-  const auto consider = [&](const at::Tensor& all) {
-    const Counts counts{counted(targets, ignored), counted(all, ignored)};
-    const bool is_better = !found || (of_step ? counts.of_step == *of_step : counts.of_step < found->of_step);
-    found = is_better ? counts : found;
-  };
-  for (const dtensor::NamedValue& value : integers_) {
-    const at::Tensor own = rows_of(value.tensor, samples, origin);
-    if (are_same(targets, own)) {
-      consider(value.tensor);
+  if (of_step && last_ < readings_.size()) {
+    const auto again = readings_[last_].count(targets, ignored, samples, origin);
+    if (again && again->of_step == *of_step) {
+      return again;
     }
-    if (are_next(targets, own, ignored)) {
-      consider(next_tokens(value.tensor));
+  }
+  std::optional<Counts> found;
+  for (size_t i = 0; i < readings_.size(); ++i) {
+    const auto counts = readings_[i].count(targets, ignored, samples, origin);
+    if (counts && (!found || (of_step ? counts->of_step == *of_step : counts->of_step < found->of_step))) {
+      found = counts, last_ = i;
     }
   }
   if (found) {

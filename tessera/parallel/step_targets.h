@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "tessera/dtensor/dispatch/same_values.h"
@@ -32,10 +33,25 @@ class StepTargets {
   // passes before, or else least. Nothing if the targets are none of the batch's, and none is ignored; throws if one
   // is.
   std::optional<Counts> count(const at::Tensor& targets, int64_t ignored, int64_t samples, const layout::Origin* origin,
-                              std::optional<int64_t> of_step) const;
+                              std::optional<int64_t> of_step);
 
  private:
-  std::vector<dtensor::NamedValue> integers_;
+  // One way of taking targets out of the batch.
+  class Reading {
+   public:
+    Reading(at::Tensor integers, bool is_next) : integers_(std::move(integers)), is_next_(is_next) {}
+    // Nothing if the targets of this pass are others.
+    std::optional<Counts> count(const at::Tensor& targets, int64_t ignored, int64_t samples,
+                                const layout::Origin* origin);
+
+   private:
+    at::Tensor integers_;
+    bool is_next_;                                      // they are the next tokens
+    std::optional<std::pair<int64_t, int64_t>> known_;  // what was ignored last, and how many of the step then count
+  };
+
+  std::vector<Reading> readings_;
+  size_t last_ = 0;  // the one found last
   std::optional<std::string> has_ignored_;
 };
 

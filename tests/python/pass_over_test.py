@@ -27,27 +27,31 @@ STEPS = 3
 EVERY = ["**"]
 
 
-class Block(nn.Module):
-    """`inside` is given the block and its input, and gives what the block goes on with."""
+def as_it_is(block, x):
+    return x
 
-    def __init__(self, inside):
+
+class Block(nn.Module):
+    """`inside` is given the block and its input, and gives what the block goes on with. `recalls` makes of a memory what is added."""
+
+    def __init__(self, inside, recalls):
         super().__init__()
         self.norm, self.up, self.down = nn.LayerNorm(8), nn.Linear(8, 16), nn.Linear(16, 8)
-        self.inside = inside
+        self.inside, self.recalls = inside, recalls
 
     def forward(self, x, memory=None, scale=1.0):
         y = self.inside(self, x)
-        y = y if memory is None else y + memory
+        y = y if memory is None else y + self.recalls(self, memory)
         return x + self.down(torch.tanh(self.up(self.norm(y)))) * scale
 
 
 class Net(nn.Module):
     """Its blocks read what the first one gave, if it remembers; or it draws between the first two, which every rank does, what it adds at the end."""
 
-    def __init__(self, inside, remembers=False, draws=False):
+    def __init__(self, inside, remembers=False, draws=False, recalls=as_it_is):
         super().__init__()
         self.table = nn.Embedding(16, 8)
-        self.blocks = nn.ModuleList(Block(inside) for _ in range(8))
+        self.blocks = nn.ModuleList(Block(inside, recalls) for _ in range(8))
         self.head = nn.Linear(8, 16)
         self.remembers, self.draws = remembers, draws
 
@@ -59,10 +63,6 @@ class Net(nn.Module):
             memory = x if self.remembers and index == 0 else memory
             drawn = torch.rand_like(ids, dtype=x.dtype).unsqueeze(-1) if self.draws and index == 0 else drawn
         return F.cross_entropy((self.head(x) * (1 + drawn)).flatten(0, 1), labels.flatten())
-
-
-def as_it_is(block, x):
-    return x
 
 
 class PassOverTest(unittest.TestCase):
@@ -172,6 +172,13 @@ class PassOverTest(unittest.TestCase):
         for run in (("pp=4", "1f1b", 4), ("pp=2", "zbv", 4)):
             with self.subTest(run=run):
                 self.check(run, remembers=True)
+
+    def test_values_that_are_sent_in_one_module(self):
+        """The memory, which its first linear reads, before what it is added to; and where a module makes of it what is sent, it is walked."""
+        counts, _ = self.check(remembers=True, recalls=lambda block, memory: block.down(torch.tanh(block.up(memory))))
+        self.assertEqual([step[4] for step in counts[0][1:]], [1] * (STEPS - 1))
+        counts, _ = self.check(remembers=True, recalls=lambda block, memory: memory * 2)
+        self.assertEqual([step[4] for step in counts[0][1:]], [4] * (STEPS - 1))
 
     def test_dropout(self):
         def dropping(block, x):

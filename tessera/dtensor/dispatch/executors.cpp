@@ -2,6 +2,7 @@
 
 #include <optional>
 
+#include <ATen/TensorUtils.h>
 #include <ATen/ops/reshape.h>
 
 #include "tessera/dtensor/dispatch/absent.h"
@@ -43,11 +44,15 @@ void check_writes(const Invocation& call) {
   });
 }
 
+bool can_be_viewed(const at::Tensor& part, c10::IntArrayRef shape) {
+  return part.is_contiguous() || at::detail::computeStride(part.sizes(), part.strides(), shape);
+}
+
 // Whether the view has to remember how it was made (Note [Views]).
 bool is_more_than_alias(const Running& run) {
   const Meta& base = *run.base;
   return base.spec->has_partial || base.derived() || run.plan.outputs.at(0).detached_view ||
-         (run.plan.reshape && !base.local.is_contiguous());
+         (run.plan.reshape && !can_be_viewed(run.call.args()[0].toTensor(), run.plan.local_shape));
 }
 
 // The parts that the local operator reads stand on the stack afterwards.
@@ -139,9 +144,11 @@ void call_reshape(Running& run, torch::jit::Stack&) {
   if (C10_LIKELY(local.is_contiguous())) {
     return replace_arguments(run, view_part(local, run.plan.local_shape, run.plan.local_prototype));
   }
-  at::Tensor result = at::reshape(local, run.plan.local_shape);
-  run.copied = run.call.info.is_view && !result.is_alias_of(local);
-  replace_arguments(run, std::move(result));
+  if (const auto strides = at::detail::computeStride(local.sizes(), local.strides(), run.plan.local_shape)) {
+    return replace_arguments(run, view_part(local, run.plan.local_shape, *strides));
+  }
+  run.copied = run.call.info.is_view;
+  replace_arguments(run, at::reshape(local, run.plan.local_shape));
 }
 
 void call_node_sum(Running& run, torch::jit::Stack&) {

@@ -266,7 +266,7 @@ void send_ahead(RankState& state, const char* reader, Meta& value, const Spec& t
   IValue* args = call.args();
   for (const int i : call.info.tensor_args) {
     IValue& arg = args[i];
-    if (C10_UNLIKELY(call.info.args[i].written)) {
+    if (C10_UNLIKELY(call.info.writes && call.info.args[i].written)) {
       for_each_tensor({arg}, [&](const at::Tensor& tensor, int, int) { written.push_back(tensor); });
     }
     if (arg.isTensor()) {

@@ -93,7 +93,7 @@ void scan_list(const IValue& value, Scan& scan) {
   }
 }
 
-void scan_argument(const IValue& value, bool reads_numbers, Scan& scan) {
+void scan_argument(const OpInfo& info, const IValue& value, Scan& scan) {
   if (value.isTensor()) {
     scan_tensor(value.toTensor(), scan);
   } else if (value.isInt()) {
@@ -105,7 +105,7 @@ void scan_argument(const IValue& value, bool reads_numbers, Scan& scan) {
     scan.key.push_back(kNone);
   } else if (value.isDouble()) {
     scan.key.push_back(kNumber);
-    if (reads_numbers) {
+    if (info.rule && info.rule->reads_numbers) {
       scan.key.push_back(bits_of(value.toDouble()));
     }
   } else if (value.isList()) {
@@ -121,10 +121,9 @@ void scan_argument(const IValue& value, bool reads_numbers, Scan& scan) {
 }  // namespace
 
 [[gnu::flatten]] void scan_arguments(const OpInfo& info, c10::ArrayRef<IValue> args, Scan& scan) {
-  const bool reads_numbers = info.rule && info.rule->reads_numbers;
   scan.key.push_back(static_cast<uint64_t>(info.id));
   for (const IValue& value : args) {
-    scan_argument(value, reads_numbers, scan);
+    scan_argument(info, value, scan);
   }
   if (C10_UNLIKELY((scan.flags & kPlain) && scan.parameter)) {
     scan.flags |= kPlainReading;

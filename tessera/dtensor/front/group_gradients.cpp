@@ -127,12 +127,6 @@ void merge_at_end(RankState& state, GatherGroup& group) {
   }
 }
 
-// Whether nobody else hears of this gradient on its way.
-bool is_unheard(const RankState& state, const at::Tensor& parameter) {
-  return state.engine.gradients_aside || (torch::autograd::get_current_graph_task_exec_info()->empty() &&
-                                          impl::hooks(parameter).size() == 1 && !impl::post_acc_grad_hooks(parameter));
-}
-
 // Stands before a parameter's end of the graph, where the sum over its uses arrives.
 struct TakeGradient final : torch::autograd::FunctionPreHook {
   explicit TakeGradient(const at::Tensor& leaf) : parameter(leaf.getIntrusivePtr()), placed(&info_of(leaf)) {}
@@ -154,7 +148,7 @@ struct TakeGradient final : torch::autograd::FunctionPreHook {
     const ParameterInfo& info = info_of(leaf);
     const bool is_in_group = info.group && info.group->has(info.member, *meta_of(leaf));
     const bool may_wait = is_in_group && info.group->may_take(info.member, gradient);
-    if (may_wait && is_unheard(*state, leaf)) {
+    if (may_wait && (state->engine.gradients_aside || is_unheard(leaf))) {
       merge_at_end(*state, *info.group);
       if (info.group->take(info.member, gradient)) {
         merge(*state, *info.group);
@@ -217,6 +211,12 @@ void add_hook(const at::Tensor& parameter, std::unique_ptr<torch::autograd::Func
 }
 
 }  // namespace
+
+bool is_unheard(const at::Tensor& parameter) {
+  const auto end = impl::try_get_grad_accumulator(parameter);
+  return torch::autograd::get_current_graph_task_exec_info()->empty() && impl::hooks(parameter).size() == 1 &&
+         !impl::post_acc_grad_hooks(parameter) && (!end || (end->pre_hooks().empty() && end->post_hooks().empty()));
+}
 
 void merge_in_each_pass(const std::vector<at::Tensor>& parameters) {
   for (const at::Tensor& parameter : parameters) {

@@ -22,6 +22,10 @@ namespace tessera::dtensor {
 // of the policies, in backward passes.
 void merge_in_each_pass(const std::vector<at::Tensor>& parameters);
 
+// Whether nobody hears of the gradient of a placed parameter on its way there, in the backward pass that runs: then it
+// may be handed to the parameter.
+bool is_unheard(const at::Tensor& parameter);
+
 // Whether the passes of a step merge what policies say is merged in each.
 enum class PassMerges : uint8_t { kAll, kNone };
 

@@ -62,7 +62,7 @@ bool PassableBody::is_passable() {
     return false;
   }
   const Stage& stage = stage_of(*state);
-  return stage.is_elsewhere && !stage.varies;
+  return stage.is_elsewhere && !stage.is_walked;
 }
 
 std::optional<Tensors> PassableBody::run(uint64_t arguments, const Tensors& inputs, const Body& body) {
@@ -72,7 +72,7 @@ std::optional<Tensors> PassableBody::run(uint64_t arguments, const Tensors& inpu
   }
   Stage& stage = stage_of(state);
   const uint64_t key = key_of(state.ctx.walk.stage, arguments, inputs);
-  stage.varies |= stage.record && stage.key != key;
+  stage.is_walked |= stage.record && stage.key != key;
   const auto found = trials_.find(key);
   if (found == trials_.end()) {
     return trials_.size() < kMostTrials ? try_out(state, key, inputs, body) : body(inputs);
@@ -82,7 +82,8 @@ std::optional<Tensors> PassableBody::run(uint64_t arguments, const Tensors& inpu
     trial.judge_probe();
     stage.record = trial.phase == Phase::kPassed ? stage.record : nullptr;
   }
-  if (stage.varies || (trial.phase != Phase::kTried && trial.phase != Phase::kPassed)) {
+  stage.is_walked |= trial.phase == Phase::kFailed;
+  if (stage.is_walked || trial.phase == Phase::kMarked) {
     return body(inputs);
   }
   if (stage.record) {

@@ -65,7 +65,7 @@ class PassableBody {
   struct Stage {
     int64_t schedule = -1;
     bool is_elsewhere = false;
-    bool varies = false;  // it was called with several kinds of inputs
+    bool is_walked = false;  // from here on: it failed, or was called with several kinds of inputs
     uint64_t key = 0;
     std::shared_ptr<WalkRecord> record;
   };

@@ -147,7 +147,7 @@ Tensor fused_attention(const Tensor& query, const Tensor& key, const Tensor& val
   node->key = SavedVariable(key, /*is_output=*/false);
   node->value = SavedVariable(value, /*is_output=*/false);
   auto [out, log_sums] = call_fused(query, key, value, is_causal, scale);
-  node->out = SavedVariable(out.detach(), /*is_output=*/false);  // itself it would hold the node that holds it
+  node->out = SavedVariable(out.tensor_data(), /*is_output=*/false);  // itself it would hold the node that holds it
   node->log_sums = SavedVariable(log_sums, /*is_output=*/false);
   torch::autograd::set_history(out, node);
   return out;

@@ -20,7 +20,7 @@ namespace tessera::dtensor {
 // twice. A program without such calls drops nothing.
 class PlanCache {
  public:
-  static constexpr size_t kYoung = 64, kOnTrial = 512, kCalm = size_t{1} << 14;
+  static constexpr size_t kYoung = 64, kOnTrial = 512, kCalm = size_t{1} << 12;
 
   using Key = c10::SmallVector<uint64_t, 24>;
 

@@ -19,6 +19,12 @@ struct PartView final : TensorLike, base::Pooled<PartView> {
   PartView(const at::Tensor& part, c10::IntArrayRef sizes) : TensorLike(part.key_set(), part.dtype(), part.device()) {
     set_sizes_contiguous(sizes);
   }
+
+  PartView(const at::Tensor& part, c10::IntArrayRef sizes, c10::IntArrayRef strides)
+      : TensorLike(c10::Storage(part.storage()), part.key_set(), part.dtype(),
+                   part.unsafeGetTensorImpl()->version_counter()) {
+    set_sizes_and_strides(sizes, strides, part.storage_offset());
+  }
 };
 
 }  // namespace
@@ -29,6 +35,10 @@ at::Tensor view_part(const at::Tensor& part, c10::IntArrayRef sizes, Prototype& 
   }
   TESSERA_ASSERT(part.numel() == prototype.made->numel(), "a part of ", part.sizes(), " is viewed as ", sizes);
   return at::detail::make_tensor<PartView>(part, static_cast<const PartView&>(*prototype.made));
+}
+
+at::Tensor view_part(const at::Tensor& part, c10::IntArrayRef sizes, c10::IntArrayRef strides) {
+  return at::detail::make_tensor<PartView>(part, sizes, strides);
 }
 
 }  // namespace tessera::dtensor
