@@ -104,6 +104,39 @@ class LossTest(unittest.TestCase):
         self.assertLessEqual(furthest(parts, want), 1e-12)
 
 
+class HooksTest(unittest.TestCase):
+    """Whoever waits for a parameter's gradient hears of the step's, once."""
+
+    def check(self, listen):
+        model, ids, labels = made()
+        names = [name for name, _ in model.named_parameters()]
+
+        def body(*run):
+            own = placed(copy.deepcopy(model), *run)
+            heard = []
+            kept = [listen(p, lambda gradient, name=name: heard.append((name, gradient is not None))) for name, p in own.named_parameters()]
+            own(ids, labels).backward()
+            return sorted(heard), len(kept)
+
+        for run in (("pp=2", "1f1b", 3), ("1", "", 2)):
+            with self.subTest(run=run):
+                self.assertEqual(on_ranks(body, run), (sorted((name, True) for name in names), len(names)))
+
+    def test_of_the_tensor(self):
+        self.check(lambda parameter, hear: parameter.register_hook(hear))
+
+    def test_behind_the_sum(self):
+        self.check(lambda parameter, hear: parameter.register_post_accumulate_grad_hook(lambda p: hear(p.grad)))
+
+    def test_of_the_node(self):
+        def listen(parameter, hear):
+            node = torch.autograd.graph.get_gradient_edge(parameter).node
+            node.register_prehook(lambda gradients: hear(gradients[0]))
+            return node
+
+        self.check(listen)
+
+
 class RefusalTest(unittest.TestCase):
     def refused(self, kind, *inside, ignored=0.0, run=("pp=2", "1f1b", 4), **options):
         """What the first rank's error says, or another's that it was woken by."""

@@ -164,6 +164,23 @@ TEST(Writes, ThroughViewsReachTheBaseOrThrow) {
   EXPECT_GT(reached, 4 * refused);
 }
 
+// A view of the tensor, of which the part may be one too or have to be copied.
+TEST(Writes, ThroughViewsOfStridedParts) {
+  const Mesh mesh = Mesh::parse("a=2");
+  run_on(mesh, [&](int64_t) {
+    const at::Tensor kept = at::arange(24, at::kDouble).view({2, 12});
+    for (const at::Tensor& part : {kept.narrow(1, 3, 6), kept.view({12, 2}).t().narrow(1, 0, 6)}) {
+      const at::Tensor x = dtensor::from_local(part.detach(), mesh, {Shard(0)}), before = full_tensor(x).clone();
+      for (const at::Tensor& through : {x.view({-1}), x.view({4, 3, 2}), x.view({2, 2, 6})}) {
+        through.mul_(2);
+        through.add_(1);
+      }
+      EXPECT_TRUE(at::equal(full_tensor(x), before * 8 + 7)) << full_tensor(x);
+      EXPECT_TRUE(at::equal(dtensor::to_local(x), part));
+    }
+  });
+}
+
 TEST(Writes, ThroughSelectedRowsAndElementsAlwaysWork) {
   const at::Tensor value = integers({5, 4, 3});
   on_layouts(3, [&](const Mesh& mesh, const Placements& placements) {

@@ -127,8 +127,11 @@ void merge_at_end(RankState& state, GatherGroup& group) {
   }
 }
 
+// Those that nobody else waits for.
+struct OwnHook : torch::autograd::FunctionPreHook {};
+
 // Stands before a parameter's end of the graph, where the sum over its uses arrives.
-struct TakeGradient final : torch::autograd::FunctionPreHook {
+struct TakeGradient final : OwnHook {
   explicit TakeGradient(const at::Tensor& leaf) : parameter(leaf.getIntrusivePtr()), placed(&info_of(leaf)) {}
 
   variable_list operator()(const variable_list& gradients) override {
@@ -169,7 +172,7 @@ struct TakeGradient final : torch::autograd::FunctionPreHook {
 
 // Stands there too, where gradients are merged once a step: a first one in another order of memory (that of a view that
 // is transposed) would be copied by libtorch, which merges it, alone.
-struct KeepSum final : torch::autograd::FunctionPreHook {
+struct KeepSum final : OwnHook {
   explicit KeepSum(const at::Tensor& leaf) : parameter(leaf.getIntrusivePtr()) {}
 
   variable_list operator()(const variable_list& gradients) override {
@@ -213,9 +216,12 @@ void add_hook(const at::Tensor& parameter, std::unique_ptr<torch::autograd::Func
 }  // namespace
 
 bool is_unheard(const at::Tensor& parameter) {
+  const auto& hooks = impl::hooks(parameter);
   const auto end = impl::try_get_grad_accumulator(parameter);
-  return torch::autograd::get_current_graph_task_exec_info()->empty() && impl::hooks(parameter).size() == 1 &&
-         !impl::post_acc_grad_hooks(parameter) && (!end || (end->pre_hooks().empty() && end->post_hooks().empty()));
+  return torch::autograd::get_current_graph_task_exec_info()->empty() && !impl::post_acc_grad_hooks(parameter) &&
+         std::all_of(hooks.begin(), hooks.end(),
+                     [](const auto& hook) { return dynamic_cast<const OwnHook*>(hook.get()) != nullptr; }) &&
+         (!end || (end->pre_hooks().empty() && end->post_hooks().empty()));
 }
 
 void merge_in_each_pass(const std::vector<at::Tensor>& parameters) {
