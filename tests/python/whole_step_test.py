@@ -118,7 +118,7 @@ class HooksTest(unittest.TestCase):
             own(ids, labels).backward()
             return sorted(heard), len(kept)
 
-        for run in (("pp=2", "1f1b", 3), ("1", "", 2)):
+        for run in (("pp=2", "1f1b", 3), ("1", "", 2), ("fsdp=2", "", 1)):
             with self.subTest(run=run):
                 self.assertEqual(on_ranks(body, run), (sorted((name, True) for name in names), len(names)))
 
