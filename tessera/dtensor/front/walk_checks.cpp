@@ -19,11 +19,6 @@ bool is_absent(const RankState& state, const at::Tensor& tensor) {
   return is_dtensor(tensor) && !state.has_part(meta_of(tensor)->spec);
 }
 
-bool are_absent(const RankState& state, const Tensors& tensors) {
-  return std::all_of(tensors.begin(), tensors.end(),
-                     [&](const at::Tensor& each) { return !each.defined() || is_absent(state, each); });
-}
-
 bool is_passable_input(const at::Tensor& input) {
   return !input.defined() || !input.requires_grad() || (is_dtensor(input) && !meta_of(input)->spec->is_everywhere);
 }

@@ -15,8 +15,6 @@ namespace tessera::dtensor {
 
 // Whether the tensor is a DTensor without a part here, in the walk that runs.
 bool is_absent(const RankState& state, const at::Tensor& tensor);
-// Whether all that are defined are.
-bool are_absent(const RankState& state, const std::vector<at::Tensor>& tensors);
 
 // Whether a walk that is given this can be the same for any elements.
 bool is_passable_input(const at::Tensor& input);
