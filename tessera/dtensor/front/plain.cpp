@@ -314,17 +314,16 @@ FactoryScope::~FactoryScope() { factory_hook = previous_; }
 
 namespace {
 
-// Views of DTensors are replayed in backward, not rebuilt by strides and offsets, which a part does not have.
+// Kernels of views set the thread's mode (Kernel::note_replay): what it was before stands again behind the rank.
 class ViewReplay {
  public:
-  ViewReplay() : previous_(state().get_view_replay_enabled()) { state().set_view_replay_enabled(true); }
-  ~ViewReplay() { state().set_view_replay_enabled(previous_); }
+  ViewReplay() = default;
+  ~ViewReplay() { c10::AutogradState::get_tls_state().set_view_replay_enabled(before_); }
   ViewReplay(const ViewReplay&) = delete;
   ViewReplay& operator=(const ViewReplay&) = delete;
 
  private:
-  static c10::AutogradState& state() { return c10::AutogradState::get_tls_state(); }
-  bool previous_;
+  bool before_ = c10::AutogradState::get_tls_state().get_view_replay_enabled();
 };
 
 struct RankThread {

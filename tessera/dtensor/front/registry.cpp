@@ -4,6 +4,7 @@
 #include <mutex>
 
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <c10/core/AutogradState.h>
 
 #include "tessera/base/error.h"
 #include "tessera/comm/core/compared_run.h"
@@ -37,6 +38,9 @@ class Kernel final : public c10::OperatorKernel {
     comm::leave_to_front([&] {
       try {
         dispatch(*info_, *stack);
+        if (info_->is_view) {
+          note_replay();
+        }
       } catch (const c10::Error& error) {
         rethrow_with_call(error, *info_);
       }
@@ -44,6 +48,13 @@ class Kernel final : public c10::OperatorKernel {
   }
 
  private:
+  // Views of DTensors are replayed where autograd needs them again, not rebuilt by strides and offsets, which a part
+  // does not have. libtorch asks behind this kernel whether to note how; nobody does where no gradients are recorded.
+  static void note_replay() {
+    c10::AutogradState& modes = c10::AutogradState::get_tls_state();
+    modes.set_view_replay_enabled(modes.get_grad_mode());
+  }
+
   const OpInfo* info_;
 };
 
