@@ -1,5 +1,7 @@
 #include "tessera/parallel/step_targets.h"
 
+#include <algorithm>
+
 #include <ATen/Functions.h>
 
 #include "tessera/base/error.h"
@@ -14,8 +16,9 @@ constexpr int64_t kIgnored = -100;  // libtorch's own default
 
 int64_t counted(const at::Tensor& targets, int64_t ignored) { return at::ne(targets, ignored).sum().item<int64_t>(); }
 
+// Whether they have the same elements in the same order.
 bool are_same(const at::Tensor& a, const at::Tensor& b) {
-  return a.numel() == b.numel() && at::equal(a.flatten(), b.flatten());
+  return a.numel() == b.numel() && at::equal(a, b.reshape(a.sizes()));
 }
 
 // From the second position on.
@@ -51,35 +54,47 @@ StepTargets::StepTargets(const std::vector<dtensor::NamedValue>& batch) {
     if (!has_ignored_ && at::eq(value.tensor, kIgnored).any().item<bool>()) {
       has_ignored_ = value.name;
     }
-    readings_.emplace_back(value.tensor, /*is_next=*/false);
-    readings_.emplace_back(value.tensor, /*is_next=*/true);
+    readings_.emplace_back(value, /*is_next=*/false);
+    readings_.emplace_back(value, /*is_next=*/true);
   }
 }
 
-std::optional<StepTargets::Counts> StepTargets::Reading::count(const at::Tensor& targets, int64_t ignored,
-                                                               int64_t samples, const layout::Origin* origin) {
+bool StepTargets::Reading::gives(const at::Tensor& targets, int64_t ignored, int64_t samples,
+                                 const layout::Origin* origin) const {
   const at::Tensor own = rows_of(integers_, samples, origin);
-  if (!(is_next_ ? are_next(targets, own, ignored) : are_same(targets, own))) {
-    return std::nullopt;
+  return is_next_ ? are_next(targets, own, ignored) : are_same(targets, own);
+}
+
+StepTargets::Counts StepTargets::Reading::count(int64_t ignored, int64_t samples, const layout::Origin* origin) {
+  if (!known_ || known_->ignored != ignored) {
+    const at::Tensor targets = is_next_ ? next_tokens(integers_) : integers_;
+    const at::Tensor counts = at::ne(targets, ignored).reshape({targets.size(0), -1}).sum(1).cpu();
+    const int64_t* const begin = counts.const_data_ptr<int64_t>();
+    known_ = {ignored, {begin, begin + counts.numel()}, counts.sum().item<int64_t>()};
   }
-  if (!known_ || known_->first != ignored) {
-    known_.emplace(ignored, counted(is_next_ ? next_tokens(integers_) : integers_, ignored));
+  Counts found{.of_step = known_->of_step};
+  for (int64_t row = 0; row < samples; ++row) {
+    found.of_pass += known_->of_rows[static_cast<size_t>(layout::sample_of_row(origin, row))];
   }
-  return Counts{counted(targets, ignored), known_->second};
+  return found;
 }
 
 std::optional<StepTargets::Counts> StepTargets::count(const at::Tensor& targets, int64_t ignored, int64_t samples,
                                                       const layout::Origin* origin, std::optional<int64_t> of_step) {
   const dtensor::LocalScope plain;
+  const auto read = [&](Reading& as) {
+    return as.gives(targets, ignored, samples, origin) ? std::optional(as.count(ignored, samples, origin))
+                                                       : std::nullopt;
+  };
   if (of_step && last_ < readings_.size()) {
-    const auto again = readings_[last_].count(targets, ignored, samples, origin);
+    const auto again = read(readings_[last_]);
     if (again && again->of_step == *of_step) {
       return again;
     }
   }
   std::optional<Counts> found;
   for (size_t i = 0; i < readings_.size(); ++i) {
-    const auto counts = readings_[i].count(targets, ignored, samples, origin);
+    const auto counts = read(readings_[i]);
     if (counts && (!found || (of_step ? counts->of_step == *of_step : counts->of_step < found->of_step))) {
       found = counts, last_ = i;
     }
@@ -94,6 +109,15 @@ std::optional<StepTargets::Counts> StepTargets::count(const at::Tensor& targets,
                 "). Accepted: targets that are in the batch, as they are or from the second position on; targets of "
                 "which none is ignored; microbatches=1");
   return std::nullopt;
+}
+
+StepTargets::Counts StepTargets::count_of(const std::string& name, int64_t ignored, int64_t samples,
+                                          const layout::Origin* origin) {
+  const dtensor::LocalScope plain;
+  const auto as_given = std::find_if(readings_.begin(), readings_.end(),
+                                     [&](const Reading& reading) { return reading.is_as_given(name); });
+  TESSERA_ASSERT(as_given != readings_.end());
+  return as_given->count(ignored, samples, origin);
 }
 
 }  // namespace tessera::parallel

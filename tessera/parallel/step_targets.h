@@ -34,20 +34,33 @@ class StepTargets {
   // is.
   std::optional<Counts> count(const at::Tensor& targets, int64_t ignored, int64_t samples, const layout::Origin* origin,
                               std::optional<int64_t> of_step);
+  // The same of targets that are known to be this tensor's, as they are.
+  Counts count_of(const std::string& name, int64_t ignored, int64_t samples, const layout::Origin* origin);
 
  private:
   // One way of taking targets out of the batch.
   class Reading {
    public:
-    Reading(at::Tensor integers, bool is_next) : integers_(std::move(integers)), is_next_(is_next) {}
-    // Nothing if the targets of this pass are others.
-    std::optional<Counts> count(const at::Tensor& targets, int64_t ignored, int64_t samples,
-                                const layout::Origin* origin);
+    Reading(const dtensor::NamedValue& integers, bool is_next)
+        : name_(integers.name), integers_(integers.tensor), is_next_(is_next) {}
+    bool is_as_given(const std::string& name) const { return !is_next_ && name_ == name; }
+    // Whether the targets of this pass are so.
+    bool gives(const at::Tensor& targets, int64_t ignored, int64_t samples, const layout::Origin* origin) const;
+    // ... and how many of them count.
+    Counts count(int64_t ignored, int64_t samples, const layout::Origin* origin);
 
    private:
+    // What counts in each row of the step where this is ignored.
+    struct Known {
+      int64_t ignored;
+      std::vector<int64_t> of_rows;
+      int64_t of_step;
+    };
+
+    std::string name_;
     at::Tensor integers_;
-    bool is_next_;                                      // they are the next tokens
-    std::optional<std::pair<int64_t, int64_t>> known_;  // what was ignored last, and how many of the step then count
+    bool is_next_;  // they are the next tokens
+    std::optional<Known> known_;
   };
 
   std::vector<Reading> readings_;

@@ -93,6 +93,7 @@ std::vector<NamedValue> WholeStep::take(const std::vector<NamedValue>& batch, co
                : std::optional(dtensor::distribute(value.tensor, mesh, layout::Placements(mesh.ndim()))));
     if (is_row) {
       rows.push_back(value);
+      given_.names.push_back(value.name);
     }
   }
   const bool is_local = job_.options().batch == Batch::kLocal && !job_.plan().batch_axes.empty();
@@ -104,6 +105,12 @@ std::vector<NamedValue> WholeStep::take(const std::vector<NamedValue>& batch, co
 at::Tensor WholeStep::loss_of(const std::vector<at::Tensor>& rows) {
   const dtensor::Meta& meta = *dtensor::meta_of(rows.front());
   pass_ = {.samples = rows.front().size(0), .of_samples = meta.spec->labels[0].front().total, .origin = meta.origin};
+  for (size_t i = 0; i < rows.size(); ++i) {
+    if (const auto integers = dtensor::MetaPtr::reclaim_copy(dtensor::meta_of(rows[i]));
+        rows[i].scalar_type() == at::kLong) {
+      pass_.integers.push_back({&given_.names[i], integers, integers->moment()});
+    }
+  }
   std::vector<at::Tensor> batch;
   auto next = rows.begin();
   for (const auto& whole : given_.whole) {
@@ -127,7 +134,10 @@ void WholeStep::tell_targets(const at::Tensor& targets, int64_t ignored) {
     return;  // the program counts
   }
   const auto before = loss < given_.counts.size() ? std::optional(given_.counts[loss]) : std::nullopt;
-  const auto found = given_.targets.count(dtensor::full_tensor(targets), ignored, pass_.samples, pass_.origin, before);
+  const std::string* const name = given_as(targets);
+  const auto found =
+      name ? std::optional(given_.targets.count_of(*name, ignored, pass_.samples, pass_.origin))
+           : given_.targets.count(dtensor::full_tensor(targets), ignored, pass_.samples, pass_.origin, before);
   const StepTargets::Counts counts = found.value_or(StepTargets::Counts{pass_.samples, pass_.of_samples});
   const bool is_exact = rank.exact.lattice().has_value();
   verify_one_weight(counts, is_exact);
@@ -140,6 +150,16 @@ void WholeStep::tell_targets(const at::Tensor& targets, int64_t ignored) {
   TESSERA_CHECK(is_exact || counts.of_pass > 0 || counts.of_step == 0, "[micro-batches] all targets of samples from ",
                 first_sample(), " on are ignored: their mean is 0 / 0 (rank ", rank.ctx.rank,
                 "). Accepted: fewer micro-batches; exact numerics, where it is a share of the step's mean");
+}
+
+const std::string* WholeStep::given_as(const at::Tensor& targets) const {
+  const dtensor::Meta& meta = *dtensor::meta_of(targets);
+  const auto found = std::find_if(pass_.integers.begin(), pass_.integers.end(), [&](const GivenIntegers& each) {
+    return &meta.memory() == &each.meta->memory() && meta.spec->numel() == each.meta->spec->numel();
+  });
+  const bool is_same = found != pass_.integers.end() && !meta.derived() && targets.is_contiguous() &&
+                       found->meta->unchanged_since(found->moment);
+  return is_same ? found->name : nullptr;
 }
 
 void WholeStep::verify_one_weight(const StepTargets::Counts& counts, bool is_exact) const {

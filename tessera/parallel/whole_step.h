@@ -50,6 +50,12 @@ class WholeStep {
   Batch rows() const { return job_.options().batch; }
 
  private:
+  // Integers of a pass, as it was given them.
+  struct GivenIntegers {
+    const std::string* name;
+    dtensor::MetaPtr meta;
+    dtensor::Moment moment;
+  };
   // What the pass that runs is over, and what it told of its loss.
   struct Pass {
     int64_t samples = 0, of_samples = 0;  // of those of the step
@@ -57,10 +63,12 @@ class WholeStep {
     std::optional<StepTargets::Counts> counts = std::nullopt;
     size_t losses = 0;  // that were told
     bool is_share = false;
+    std::vector<GivenIntegers> integers = {};
   };
   // What a call was given.
   struct Given {
     const Forward* forward = nullptr;
+    std::vector<std::string> names = {};                // of what is samples
     std::vector<std::optional<at::Tensor>> whole = {};  // by their place in the batch; nothing: samples
     StepTargets targets = StepTargets({});
     std::vector<int64_t> counts = {};  // of the step, by the losses of a pass
@@ -70,6 +78,8 @@ class WholeStep {
 
   std::vector<dtensor::NamedValue> take(const std::vector<dtensor::NamedValue>& batch, const Forward& forward);
   at::Tensor loss_of(const std::vector<at::Tensor>& rows);
+  // Which of its integers the targets are, in some shape, as it was given them; null if that is not known.
+  const std::string* given_as(const at::Tensor& targets) const;
   // The loss so that the job, which weighs by samples, weighs by what counts.
   at::Tensor weighed(const at::Tensor& loss) const;
   void verify_told() const;
