@@ -23,7 +23,8 @@ from torch.nn import functional as F
 RUNS = (("pp=2", "1f1b", 4), ("pp=2", "zbv", 4), ("pp=4", "1f1b", 4), ("pp=2", "interleaved", 4), ("pp=2,dp=2", "1f1b", 4), ("pp=2,tp=2", "zbv", 4),
         ("pp=2,fsdp=2", "1f1b", 4), ("pp=2,dp=2,tp=2", "gpipe", 4), ("pp=2", "v-half", 4), ("pp=2", "v-min", 4), ("pp=2", "1f1b-v", 4), ("pp=2", "dualpipev", 4),
         ("pp=4", "zb-h1", 6), ("pp=4", "zb-h2", 6))
-STEPS = 3
+STEPS = 5
+KNOWN = 2  # from this step on: in the first a body is looked at, in the second it is tried out
 EVERY = ["**"]
 
 
@@ -119,12 +120,12 @@ class PassOverTest(unittest.TestCase):
 
     def test_once_a_step(self):
         counts, walked = self.check()
-        # In the first step they are tried out. The block that reads what rank 0 sends is among them, and the one whose gradient comes from rank 1.
+        # The block that reads what rank 0 sends is among them, and the one whose gradient comes from rank 1.
         own, others = dict.fromkeys(range(4), 4), dict.fromkeys(range(4, 8), 1)
-        self.assertEqual(counts[0][1:], [own | others] * (STEPS - 1))
+        self.assertEqual(counts[0][KNOWN:], [own | others] * (STEPS - KNOWN))
         own, others = dict.fromkeys(range(4, 8), 4), dict.fromkeys(range(4), 1)
-        self.assertEqual(counts[1][1:], [own | others] * (STEPS - 1))
-        self.assertEqual(walked[0][1:], [dict.fromkeys(range(8), 4)] * (STEPS - 1))
+        self.assertEqual(counts[1][KNOWN:], [own | others] * (STEPS - KNOWN))
+        self.assertEqual(walked[0][KNOWN:], [dict.fromkeys(range(8), 4)] * (STEPS - KNOWN))
 
     def check_walked(self, **options):
         counts, walked = self.check(**options)
@@ -173,12 +174,30 @@ class PassOverTest(unittest.TestCase):
             with self.subTest(run=run):
                 self.check(run, remembers=True)
 
-    def test_values_that_are_sent_in_one_module(self):
-        """The memory, which its first linear reads, before what it is added to; and where a module makes of it what is sent, it is walked."""
-        counts, _ = self.check(remembers=True, recalls=lambda block, memory: block.down(torch.tanh(block.up(memory))))
-        self.assertEqual([step[4] for step in counts[0][1:]], [1] * (STEPS - 1))
-        counts, _ = self.check(remembers=True, recalls=lambda block, memory: memory * 2)
-        self.assertEqual([step[4] for step in counts[0][1:]], [4] * (STEPS - 1))
+    def check_passed(self, **options):
+        """Each module of the other stage runs once a step, the one that reads what this stage gave as well."""
+        counts, _ = self.check(**options)
+        self.assertEqual([[step[block] for block in range(4, 8)] for step in counts[0][KNOWN:]], [[1] * 4] * (STEPS - KNOWN))
+        self.assertEqual([[step[block] for block in range(4)] for step in counts[1][KNOWN:]], [[1] * 4] * (STEPS - KNOWN))
+
+    def test_what_computes_before_it_reads_a_parameter(self):
+        """It is given its input on its own stage, and computes there."""
+        self.check_passed(inside=lambda block, x: x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6))
+        self.check_passed(inside=lambda block, x: x if block.down.bias is None else torch.tanh(x) + x.sin())
+
+    def test_values_that_are_sent_to_one_module(self):
+        """The memory, which its first linear reads, before what it is added to; and what a module makes of it before it reads a parameter."""
+        for recalls in (lambda block, memory: block.down(torch.tanh(block.up(memory))), lambda block, memory: memory * 2):
+            counts, _ = self.check(remembers=True, recalls=recalls)
+            self.assertEqual([step[4] for step in counts[0][KNOWN:]], [1] * (STEPS - KNOWN))
+
+    def test_a_module_that_writes_to_its_input_in_later_steps(self):
+        def inside(block, x, turns=collections.defaultdict(itertools.count)):
+            return x.mul_(1.5) if next(turns[block]) == 10 else x
+
+        with self.assertRaisesRegex(RuntimeError, "writes to its input.*always_walked"):
+            self.trained(("pp=2", "1f1b", 4), inside=inside)
+        self.trained(("pp=2", "1f1b", 4), EVERY, inside=inside)
 
     def test_dropout(self):
         def dropping(block, x):

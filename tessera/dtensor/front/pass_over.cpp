@@ -7,7 +7,9 @@
 #include <ATen/core/grad_mode.h>
 #include <c10/util/ScopeExit.h>
 
+#include "tessera/base/error.h"
 #include "tessera/base/hash.h"
+#include "tessera/dtensor/front/brought.h"
 #include "tessera/dtensor/front/walk_checks.h"
 #include "tessera/dtensor/front/walk_record.h"
 
@@ -17,7 +19,8 @@ using Tensors = PassableBody::Tensors;
 
 namespace {
 
-constexpr size_t kMostTrials = 256;  // of a body whose inputs are always others, no more
+constexpr const char* kReader = "module";  // of what is brought to it
+constexpr size_t kMostTrials = 256;        // of a body whose inputs are always others, no more
 
 uint64_t key_of(int64_t stage, uint64_t arguments, const Tensors& inputs) {
   uint64_t key = base::hash_combine(arguments, static_cast<uint64_t>(stage));
@@ -55,29 +58,68 @@ PassableBody::Stage& PassableBody::stage_of(RankState& state) {
   return stage;
 }
 
-bool PassableBody::is_passable() {
+bool PassableBody::may_go_past(const RankState& state, const Stage& stage) const {
+  return stage.is_elsewhere && !stage.is_walked && first_schedule_ != state.ctx.schedules && state.flags() == 0 &&
+         !state.pass.is_recomputing() && !at::autocast::is_autocast_enabled(at::kCPU) &&
+         !at::autocast::is_autocast_enabled(at::kCUDA);
+}
+
+// The same on all ranks.
+bool PassableBody::may_bring(const RankState& state) const {
+  return first_schedule_ != state.ctx.schedules && !writes_to_inputs_ && !state.exact.lattice();
+}
+
+bool PassableBody::is_run() {
   RankState* state = RankState::current();
-  if (!state || !state->ctx.walk.is_scheduled || state->flags() != 0 || state->pass.is_recomputing() ||
-      at::autocast::is_autocast_enabled(at::kCPU) || at::autocast::is_autocast_enabled(at::kCUDA)) {
+  if (!state || !state->ctx.walk.is_scheduled) {
     return false;
   }
   const Stage& stage = stage_of(*state);
-  return stage.is_elsewhere && !stage.is_walked;
+  return may_go_past(*state, stage) || stage.is_border.value_or(true);
 }
 
-std::optional<Tensors> PassableBody::run(uint64_t arguments, const Tensors& inputs, const Body& body) {
+std::optional<Tensors> PassableBody::run(uint64_t arguments, const Tensors& given, const Body& body) {
   RankState& state = RankState::require();
-  if (!is_passable() || !std::all_of(inputs.begin(), inputs.end(), is_passable_input)) {
+  Stage& stage = stage_of(state);
+  first_schedule_ = first_schedule_ == -1 ? state.ctx.schedules : first_schedule_;
+  const bool brings = may_bring(state) && stage.is_border.value_or(true);
+  Tensors inputs = given;
+  std::vector<std::pair<const at::Tensor*, uint32_t>> coming;  // and their versions
+  for (at::Tensor& input : inputs) {
+    if (const auto there = place_for(input, parameters_)) {
+      coming.emplace_back(&given[static_cast<size_t>(&input - inputs.data())], version_of(input));
+      input = brings ? at_stage(state, kReader, input, *there) : input;
+    }
+  }
+  stage.is_border = stage.is_border.value_or(!coming.empty());
+  std::optional<Tensors> results =
+      may_go_past(state, stage) ? go_past(state, stage, arguments, given, inputs, body) : body(inputs);
+  const bool has_written = std::any_of(coming.begin(), coming.end(),
+                                       [](const auto& each) { return version_of(*each.first) != each.second; });
+  TESSERA_CHECK(!has_written || !brings,
+                "[job] a module writes to its input, which is of another stage, and did not in "
+                "the first step (micro-batch ",
+                state.ctx.walk.micro_batch, ", rank ", state.ctx.rank,
+                "); accepted: a plan whose \"always_walked\" has the module");
+  writes_to_inputs_ |= has_written;
+  return results;
+}
+
+std::optional<Tensors> PassableBody::go_past(RankState& state, Stage& stage, uint64_t arguments, const Tensors& values,
+                                             const Tensors& inputs, const Body& body) {
+  if (!std::all_of(inputs.begin(), inputs.end(), is_passable_input)) {
     return body(inputs);
   }
-  Stage& stage = stage_of(state);
   const uint64_t key = key_of(state.ctx.walk.stage, arguments, inputs);
   stage.is_walked |= stage.record && stage.key != key;
   const auto found = trials_.find(key);
   if (found == trials_.end()) {
-    return trials_.size() < kMostTrials ? try_out(state, key, inputs, body) : body(inputs);
+    return trials_.size() < kMostTrials ? try_out(state, key, values, inputs, body) : body(inputs);
   }
   Trial& trial = found->second;
+  if (std::exchange(trial.values, {}).are_read_elsewhere()) {
+    trial.phase = Phase::kFailed;
+  }
   if (trial.phase == Phase::kMarked && trial.probe->has_run_back()) {
     trial.judge_probe();
     stage.record = trial.phase == Phase::kPassed ? stage.record : nullptr;
@@ -90,7 +132,7 @@ std::optional<Tensors> PassableBody::run(uint64_t arguments, const Tensors& inpu
     return stage.record->go_past(inputs);
   }
   stage.key = key;
-  std::optional<Tensors> results = record(state, stage, trial, inputs, body);
+  std::optional<Tensors> results = record(state, stage, trial, values, inputs, body);
   if (!stage.record) {
     trial.phase = Phase::kFailed;
   } else if (trial.phase == Phase::kTried) {
@@ -110,7 +152,8 @@ void PassableBody::Trial::judge_probe() {
   }
 }
 
-std::optional<Tensors> PassableBody::try_out(RankState& state, uint64_t key, const Tensors& inputs, const Body& body) {
+std::optional<Tensors> PassableBody::try_out(RankState& state, uint64_t key, const Tensors& values,
+                                             const Tensors& inputs, const Body& body) {
   const Untouched untouched(state, inputs);
   const size_t sent = state.engine.sent.size();
   std::optional<Tensors> results = body(inputs);
@@ -119,18 +162,19 @@ std::optional<Tensors> PassableBody::try_out(RankState& state, uint64_t key, con
   if (results && sends && (untouched.is_silent() || !sends->is_empty()) && untouched.holds() &&
       is_differentiated_whole(*results, inputs) && can_be_replaced(state, *results, inputs)) {
     trial.sends = *sends;
+    trial.values = ReadValues(values, inputs);
     const bool has_backward = std::any_of(results->begin(), results->end(), wants_gradient);
     trial.phase = has_backward ? Phase::kTried : Phase::kPassed;
   }
   return results;
 }
 
-std::optional<Tensors> PassableBody::record(RankState& state, Stage& stage, const Trial& trial, const Tensors& inputs,
-                                            const Body& body) {
+std::optional<Tensors> PassableBody::record(RankState& state, Stage& stage, const Trial& trial, const Tensors& values,
+                                            const Tensors& inputs, const Body& body) {
   if (!trial.sends.run(state, inputs)) {
     return body(inputs);
   }
-  const auto record = std::make_shared<WalkRecord>(state, inputs, trial.sends, trial.sends_back);
+  const auto record = std::make_shared<WalkRecord>(state, values, inputs, trial.sends, trial.sends_back);
   const auto let_go = c10::make_scope_exit([&] { record->let_go(); });
   std::optional<Tensors> results = body(record->begin());
   if (results) {

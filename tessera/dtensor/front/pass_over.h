@@ -11,6 +11,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "tessera/dtensor/front/walk_checks.h"
 #include "tessera/dtensor/front/walk_sends.h"
 
 namespace tessera::dtensor {
@@ -45,10 +46,11 @@ class PassableBody {
   ~PassableBody();
 
   // Whether `run` may do anything else than calling the body. False outside of a rank.
-  bool is_passable();
+  bool is_run();
 
   // body(inputs), or what stands for its results. `arguments` names what else the body is given, and so what is around
-  // its results: the same for the same. Throws what the body throws.
+  // its results: the same for the same. Throws what the body throws, and where it writes to an input from another
+  // stage, which it did not do when it was called first.
   std::optional<Tensors> run(uint64_t arguments, const Tensors& inputs, const Body& body);
 
  private:
@@ -57,6 +59,7 @@ class PassableBody {
   struct Trial {
     Phase phase = Phase::kFailed;
     WalkSends sends = {}, sends_back = {};
+    ReadValues values = {};                       // of the walk that tried it, until the next
     std::shared_ptr<WalkRecord> probe = nullptr;  // of the walk between marks
 
     void judge_probe();
@@ -66,16 +69,24 @@ class PassableBody {
     int64_t schedule = -1;
     bool is_elsewhere = false;
     bool is_walked = false;  // from here on: it failed, or was called with several kinds of inputs
+    std::optional<bool> is_border = std::nullopt;  // inputs come from another stage; nothing: it was not called yet
     uint64_t key = 0;
     std::shared_ptr<WalkRecord> record;
   };
 
   Stage& stage_of(RankState& state);
-  std::optional<Tensors> try_out(RankState& state, uint64_t key, const Tensors& inputs, const Body& body);
-  std::optional<Tensors> record(RankState& state, Stage& stage, const Trial& trial, const Tensors& inputs,
-                                const Body& body);
+  bool may_go_past(const RankState& state, const Stage& stage) const;
+  bool may_bring(const RankState& state) const;
+  std::optional<Tensors> go_past(RankState& state, Stage& stage, uint64_t arguments, const Tensors& values,
+                                 const Tensors& inputs, const Body& body);
+  std::optional<Tensors> try_out(RankState& state, uint64_t key, const Tensors& values, const Tensors& inputs,
+                                 const Body& body);
+  std::optional<Tensors> record(RankState& state, Stage& stage, const Trial& trial, const Tensors& values,
+                                const Tensors& inputs, const Body& body);
 
   Tensors parameters_;
+  int64_t first_schedule_ = -1;    // in the run of which it was called first; -1: in none yet
+  bool writes_to_inputs_ = false;  // as they came from another stage
   std::map<int64_t, Stage> stages_;
   std::unordered_map<uint64_t, Trial> trials_;  // by what it was given
 };

@@ -15,6 +15,7 @@
 #include "tessera/base/error.h"
 #include "tessera/dtensor/dispatch/kept_results.h"
 #include "tessera/dtensor/exact/pending.h"
+#include "tessera/dtensor/front/brought.h"
 #include "tessera/dtensor/front/dtensor.h"
 #include "tessera/dtensor/record/node.h"
 #include "tessera/dtensor/record/same_tensor.h"
@@ -249,38 +250,13 @@ struct Recompute final : Node {
   std::string name() const override { return "RecomputeBackward"; }
 };
 
-// The place of all parameters that are On, by axis; Replicate where there are none, or at two places.
-layout::Placements stage_of(const Tensors& parameters, const layout::Mesh& mesh) {
-  layout::Placements places(mesh.ndim());
-  for (int64_t axis = 0; axis < mesh.ndim(); ++axis) {
-    bool is_at_one = true;
-    for (const at::Tensor& parameter : parameters) {
-      if (!is_dtensor(parameter) || meta_of(parameter)->spec->mesh != mesh) {
-        continue;
-      }
-      const layout::Placement& place = meta_of(parameter)->spec->placements[axis];
-      is_at_one &= !place.is_on() || !places[axis].is_on() || place == places[axis];
-      places[axis] = place.is_on() ? place : places[axis];
-    }
-    places[axis] = is_at_one ? places[axis] : layout::Replicate();
-  }
-  return places;
-}
-
-bool has_on(const layout::Placements& placements) {
-  return std::any_of(placements.begin(), placements.end(), [](const auto& each) { return each.is_on(); });
-}
-
 // The inputs, on the stage of the parameters.
 Tensors brought(const Tensors& inputs, const Tensors& parameters) {
   Tensors all = inputs;
   for (at::Tensor& input : all) {
-    if (!input.defined() || !input.requires_grad() || !is_dtensor(input) || !has_on(spec_of(input)->placements)) {
-      continue;
+    if (const auto there = place_for(input, parameters)) {
+      input = redistribute(input, (*there)->placements);
     }
-    const layout::Spec& spec = spec_of(input);
-    const auto there = layout::sent_to(spec->placements, stage_of(parameters, spec->mesh));
-    input = there == spec->placements ? input : redistribute(input, there);
   }
   return all;
 }
