@@ -82,9 +82,17 @@ StepTargets::Counts StepTargets::Reading::count(int64_t ignored, int64_t samples
 std::optional<StepTargets::Counts> StepTargets::count(const at::Tensor& targets, int64_t ignored, int64_t samples,
                                                       const layout::Origin* origin, std::optional<int64_t> of_step) {
   const dtensor::LocalScope plain;
-  const auto read = [&](Reading& as) {
-    return as.gives(targets, ignored, samples, origin) ? std::optional(as.count(ignored, samples, origin))
-                                                       : std::nullopt;
+  const auto read = [&](Reading& as) -> std::optional<Counts> {
+    if (!as.gives(targets, ignored, samples, origin)) {
+      return std::nullopt;
+    }
+    const Counts counts = as.count(ignored, samples, origin);
+    TESSERA_CHECK(counted(targets, ignored) == counts.of_pass, "[micro-batches] targets of a mean loss, ",
+                  targets.sizes(),
+                  ", to which the program wrote since the step began: how many count in the step is "
+                  "not known (rank ",
+                  dtensor::RankState::require().ctx.rank, "). Accepted: targets that are written before the step");
+    return counts;
   };
   if (of_step && last_ < readings_.size()) {
     const auto again = read(readings_[last_]);

@@ -214,8 +214,13 @@ class RefusalTest(unittest.TestCase):
                 scores = self.scores(ids).flatten(0, 1)
                 return F.cross_entropy(scores, labels.flatten()) + F.cross_entropy(scores, ids.flatten())
 
+        class Written(Net):
+            def forward(self, ids, labels):
+                labels[:, 1] = -100
+                return F.cross_entropy(self.scores(ids).flatten(0, 1), labels.flatten())
+
         for kind, why in ((Masked, "`argument 1` has targets to ignore"), (Weighted, "weights of classes"), (Strange, "none of the step's batch"),
-                          (Two, "two mean losses of one model")):
+                          (Written, "the program wrote since the step began"), (Two, "two mean losses of one model")):
             with self.subTest(kind=kind.__name__):
                 self.assertRegex(self.refused(kind, ignored=0.4), why)
 
