@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <memory>
+#include <unordered_map>
 #include <utility>
 
 #include <torch/csrc/autograd/engine.h>
@@ -257,11 +258,11 @@ GradientsAside::GradientsAside(RankState& state, const std::vector<at::Tensor>& 
 GradientsAside::~GradientsAside() { state_.engine.gradients_aside = nullptr; }
 
 std::vector<at::Tensor> GradientsAside::with(std::vector<at::Tensor> gradients) {
-  for (size_t i = 0; i < parameters_.size(); ++i) {
-    for (auto& [meta, gradient] : aside_) {
-      if (is_dtensor(parameters_[i]) && meta_of(parameters_[i]) == meta) {
-        gradients[i] = std::move(gradient);
-      }
+  std::unordered_map<const Meta*, at::Tensor> aside(aside_.begin(), aside_.end());
+  for (size_t i = 0; i < parameters_.size() && !aside.empty(); ++i) {
+    if (const auto found = is_dtensor(parameters_[i]) ? aside.find(meta_of(parameters_[i])) : aside.end();
+        found != aside.end()) {
+      gradients[i] = std::move(found->second);
     }
   }
   let_go_of_bases(gradients);

@@ -84,21 +84,23 @@ std::optional<Tensors> PassableBody::run(uint64_t arguments, const Tensors& give
   first_schedule_ = first_schedule_ == -1 ? state.ctx.schedules : first_schedule_;
   const bool brings = may_bring(state) && stage.is_border.value_or(true);
   Tensors inputs = given;
-  std::vector<std::pair<const at::Tensor*, uint32_t>> coming;  // and their versions
-  for (at::Tensor& input : inputs) {
-    if (const auto there = place_for(input, parameters_)) {
-      coming.emplace_back(&given[static_cast<size_t>(&input - inputs.data())], version_of(input));
-      input = brings ? at_stage(state, kReader, input, *there) : input;
+  std::vector<size_t> coming;  // from other stages
+  std::vector<uint32_t> versions;
+  for (size_t i = 0; i < given.size(); ++i) {
+    versions.push_back(given[i].defined() ? version_of(given[i]) : 0);
+    if (const auto there = place_for(given[i], parameters_)) {
+      coming.push_back(i);
+      inputs[i] = brings ? at_stage(state, kReader, given[i], *there) : given[i];
     }
   }
   stage.is_border = stage.is_border.value_or(!coming.empty());
   std::optional<Tensors> results =
       may_go_past(state, stage) ? go_past(state, stage, arguments, given, inputs, body) : body(inputs);
-  const bool has_written = std::any_of(coming.begin(), coming.end(),
-                                       [](const auto& each) { return version_of(*each.first) != each.second; });
+  const bool has_written =
+      std::any_of(coming.begin(), coming.end(), [&](size_t i) { return version_of(given[i]) != versions[i]; });
   TESSERA_CHECK(!has_written || !brings,
-                "[job] a module writes to its input, which is of another stage, and did not in "
-                "the first step (micro-batch ",
+                "[job] a module writes to its input, which is of another stage, and did not in the first step "
+                "(micro-batch ",
                 state.ctx.walk.micro_batch, ", rank ", state.ctx.rank,
                 "); accepted: a plan whose \"always_walked\" has the module");
   writes_to_inputs_ |= has_written;
