@@ -87,9 +87,10 @@ class PassOverTest(unittest.TestCase):
             optimizer = torch.optim.SGD(model.parameters(), 0.1)
             tessera.parallelize(model, tessera.Plan.from_json(plan), optimizer, microbatches=microbatches)
             change(model)
-            losses, seen = [], []
+            losses, seen, sent = [], [], []
             for _ in range(STEPS):
                 counts.clear()
+                before = tessera.ledger()["total_bytes"]
                 loss = model(ids, labels)
                 loss.backward()
                 nn.utils.clip_grad_norm_(model.parameters(), 0.1)
@@ -97,10 +98,12 @@ class PassOverTest(unittest.TestCase):
                 optimizer.zero_grad()
                 losses.append(loss.item())
                 seen.append(dict(counts))
+                sent.append(tessera.ledger()["total_bytes"] - before)
             every.append((tessera.rank(), seen))
+            self.sent[tessera.rank()] = sent
             return losses, {key: value.clone() for key, value in tessera.full_state_dict(model, rank=None).items()}
 
-        every = []
+        every, self.sent = [], {}
         losses, state = on_ranks(body, run)
         return losses, state, dict(every)
 
@@ -181,9 +184,15 @@ class PassOverTest(unittest.TestCase):
         self.assertEqual([[step[block] for block in range(4)] for step in counts[1][KNOWN:]], [[1] * 4] * (STEPS - KNOWN))
 
     def test_what_computes_before_it_reads_a_parameter(self):
-        """It is given its input on its own stage, and computes there."""
-        self.check_passed(inside=lambda block, x: x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6))
-        self.check_passed(inside=lambda block, x: x if block.down.bias is None else torch.tanh(x) + x.sin())
+        """It is given its input on its own stage, and computes there: one value is sent, and one gradient back, instead of two."""
+        def normed(block, x):
+            return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6)
+
+        self.check_passed(inside=normed)
+        self.trained(RUNS[0], inside=normed)
+        value = 8 * 5 * 8 * 4  # bytes
+        for sent in self.sent.values():
+            self.assertGreaterEqual(sent[0] - sent[KNOWN], value)
 
     def test_values_that_are_sent_to_one_module(self):
         """The memory, which its first linear reads, before what it is added to; and what a module makes of it before it reads a parameter."""
