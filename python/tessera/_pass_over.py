@@ -31,7 +31,7 @@ class PassableForward:
             self.body = _C.PassableBody(list(self.module.parameters()))
             self.hooks = _hooks_in(self.module)
         tensors = []
-        if not self.body.is_run() or any(self.hooks):
+        if not self.body.needs_run() or any(self.hooks):
             return self.forward(*args, **kwargs)
         try:
             given = _taken_apart((args, kwargs), tensors)

@@ -68,7 +68,8 @@ bool StepTargets::Reading::gives(const at::Tensor& targets, int64_t ignored, int
 StepTargets::Counts StepTargets::Reading::count(int64_t ignored, int64_t samples, const layout::Origin* origin) {
   if (!known_ || known_->ignored != ignored) {
     const at::Tensor targets = is_next_ ? next_tokens(integers_) : integers_;
-    const at::Tensor counts = at::ne(targets, ignored).reshape({targets.size(0), -1}).sum(1).cpu();
+    const int64_t rows = targets.size(0), of_row = targets.numel() / std::max<int64_t>(rows, 1);
+    const at::Tensor counts = at::ne(targets, ignored).reshape({rows, of_row}).sum(1).cpu();
     const int64_t* const begin = counts.const_data_ptr<int64_t>();
     known_ = {ignored, {begin, begin + counts.numel()}, counts.sum().item<int64_t>()};
   }

@@ -168,7 +168,7 @@ void bind_tensors(py::module_& module) {
   module.def("recompute", &recompute);
   py::class_<dtensor::PassableBody>(module, "PassableBody")
       .def(py::init<std::vector<at::Tensor>>())
-      .def("is_run", &dtensor::PassableBody::is_run)
+      .def("needs_run", &dtensor::PassableBody::needs_run)
       .def("run", &run_passable);
   module.def("offload", &offload);
   module.def("set_offload_folder", &dtensor::set_offload_folder);

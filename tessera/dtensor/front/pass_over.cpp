@@ -69,7 +69,7 @@ bool PassableBody::may_bring(const RankState& state) const {
   return first_schedule_ != state.ctx.schedules && !writes_to_inputs_ && !state.exact.lattice();
 }
 
-bool PassableBody::is_run() {
+bool PassableBody::needs_run() {
   RankState* state = RankState::current();
   if (!state || !state->ctx.walk.is_scheduled) {
     return false;
@@ -84,20 +84,18 @@ std::optional<Tensors> PassableBody::run(uint64_t arguments, const Tensors& give
   first_schedule_ = first_schedule_ == -1 ? state.ctx.schedules : first_schedule_;
   const bool brings = may_bring(state) && stage.is_border.value_or(true);
   Tensors inputs = given;
-  std::vector<size_t> coming;  // from other stages
-  std::vector<uint32_t> versions;
+  std::vector<std::pair<size_t, uint32_t>> coming;  // from other stages: which inputs, and their versions
   for (size_t i = 0; i < given.size(); ++i) {
-    versions.push_back(given[i].defined() ? version_of(given[i]) : 0);
     if (const auto there = place_for(given[i], parameters_)) {
-      coming.push_back(i);
+      coming.emplace_back(i, version_of(given[i]));
       inputs[i] = brings ? at_stage(state, kReader, given[i], *there) : given[i];
     }
   }
   stage.is_border = stage.is_border.value_or(!coming.empty());
   std::optional<Tensors> results =
       may_go_past(state, stage) ? go_past(state, stage, arguments, given, inputs, body) : body(inputs);
-  const bool has_written =
-      std::any_of(coming.begin(), coming.end(), [&](size_t i) { return version_of(given[i]) != versions[i]; });
+  const bool has_written = std::any_of(coming.begin(), coming.end(),
+                                       [&](const auto& each) { return version_of(given[each.first]) != each.second; });
   TESSERA_CHECK(!has_written || !brings,
                 "[job] a module writes to its input, which is of another stage, and did not in the first step "
                 "(micro-batch ",

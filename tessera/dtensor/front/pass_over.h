@@ -46,7 +46,7 @@ class PassableBody {
   ~PassableBody();
 
   // Whether `run` may do anything else than calling the body. False outside of a rank.
-  bool is_run();
+  bool needs_run();
 
   // body(inputs), or what stands for its results. `arguments` names what else the body is given, and so what is around
   // its results: the same for the same. Throws what the body throws, and where it writes to an input from another
