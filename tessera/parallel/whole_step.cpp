@@ -106,8 +106,8 @@ at::Tensor WholeStep::loss_of(const std::vector<at::Tensor>& rows) {
   const dtensor::Meta& meta = *dtensor::meta_of(rows.front());
   pass_ = {.samples = rows.front().size(0), .of_samples = meta.spec->labels[0].front().total, .origin = meta.origin};
   for (size_t i = 0; i < rows.size(); ++i) {
-    if (const auto integers = dtensor::MetaPtr::reclaim_copy(dtensor::meta_of(rows[i]));
-        rows[i].scalar_type() == at::kLong) {
+    if (rows[i].scalar_type() == at::kLong) {
+      const auto integers = dtensor::MetaPtr::reclaim_copy(dtensor::meta_of(rows[i]));
       pass_.integers.push_back({&given_.names[i], integers, integers->moment()});
     }
   }

@@ -47,7 +47,7 @@ class Block(nn.Module):
 
 
 class Net(nn.Module):
-    """Its blocks read what the first one gave, if it remembers; or it draws between the first two, which every rank does, what it adds at the end."""
+    """Its blocks read what the first one gave, or a parameter of its own, if it remembers; or it draws between the first two, which every rank does, what it adds at the end."""
 
     def __init__(self, inside, remembers=False, draws=False, recalls=as_it_is):
         super().__init__()
@@ -61,7 +61,7 @@ class Net(nn.Module):
         memory, drawn = None, 0
         for index, block in enumerate(self.blocks):
             x = block(x, memory=memory, scale=0.5)
-            memory = x if self.remembers and index == 0 else memory
+            memory = (self.table.weight if self.remembers == "parameter" else x) if self.remembers and index == 0 else memory
             drawn = torch.rand_like(ids, dtype=x.dtype).unsqueeze(-1) if self.draws and index == 0 else drawn
         return F.cross_entropy((self.head(x) * (1 + drawn)).flatten(0, 1), labels.flatten())
 
@@ -199,6 +199,11 @@ class PassOverTest(unittest.TestCase):
         for recalls in (lambda block, memory: block.down(torch.tanh(block.up(memory))), lambda block, memory: memory * 2):
             counts, _ = self.check(remembers=True, recalls=recalls)
             self.assertEqual([step[4] for step in counts[0][KNOWN:]], [1] * (STEPS - KNOWN))
+
+    def test_a_parameter_that_modules_of_other_stages_are_given(self):
+        for run in (("pp=2", "1f1b", 4), ("pp=2", "zbv", 4), ("pp=2,fsdp=2", "1f1b", 4)):
+            with self.subTest(run=run):
+                self.check(run, remembers="parameter", recalls=lambda block, memory: memory.t().mean(1))
 
     def test_a_module_that_writes_to_its_input_in_later_steps(self):
         def inside(block, x, turns=collections.defaultdict(itertools.count)):

@@ -1,6 +1,5 @@
 #include "tessera/dtensor/front/brought.h"
 
-#include <algorithm>
 #include <utility>
 
 #include <torch/csrc/autograd/variable.h>

@@ -16,7 +16,8 @@ namespace tessera::dtensor {
 std::optional<Spec> place_for(const at::Tensor& value, const std::vector<at::Tensor>& parameters);
 
 // The value there, sent as `reader` would have it sent: another tensor for the same place in autograd's graph, so that
-// its gradients meet those of the value in their order. It may not be written to. Collective over both stages.
+// its gradients meet those of the value in their order. It may not be written to. No parameter, or view of one.
+// Collective over both stages.
 at::Tensor at_stage(RankState& state, const char* reader, const at::Tensor& value, const Spec& there);
 
 }  // namespace tessera::dtensor

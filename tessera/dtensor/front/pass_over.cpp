@@ -82,10 +82,13 @@ std::optional<Tensors> PassableBody::run(uint64_t arguments, const Tensors& give
   RankState& state = RankState::require();
   Stage& stage = stage_of(state);
   first_schedule_ = first_schedule_ == -1 ? state.ctx.schedules : first_schedule_;
-  const bool brings = may_bring(state) && stage.is_border.value_or(true);
+  const bool brings = may_bring(state);
   Tensors inputs = given;
   std::vector<std::pair<size_t, uint32_t>> coming;  // from other stages: which inputs, and their versions
-  for (size_t i = 0; i < given.size(); ++i) {
+  for (size_t i = 0; stage.is_border.value_or(true) && i < given.size(); ++i) {
+    if (is_dtensor(given[i]) && meta_of(given[i])->parameter) {
+      continue;  // whoever reads it knows it for one
+    }
     if (const auto there = place_for(given[i], parameters_)) {
       coming.emplace_back(i, version_of(given[i]));
       inputs[i] = brings ? at_stage(state, kReader, given[i], *there) : given[i];
