@@ -17,7 +17,9 @@ list(REMOVE_DUPLICATES libraries)
 add_library(tessera SHARED ${objects})
 set_target_properties(tessera PROPERTIES LINKER_LANGUAGE CXX VERSION ${PROJECT_VERSION} SOVERSION 0
   INSTALL_RPATH "${TESSERA_TORCH_DIR}/lib")
-target_link_options(tessera PRIVATE -Wl,--version-script=${CMAKE_CURRENT_LIST_DIR}/hidden.map)
+# Calls from one of its functions to another go straight there, not by way of a table: two lines of memory less each.
+target_link_options(tessera PRIVATE
+  -Wl,-Bsymbolic-functions -Wl,--version-script=${CMAKE_CURRENT_LIST_DIR}/hidden.map)
 set_target_properties(tessera PROPERTIES LINK_DEPENDS ${CMAKE_CURRENT_LIST_DIR}/hidden.map)
 target_link_libraries(tessera PUBLIC $<BUILD_INTERFACE:tessera_torch> PRIVATE ${libraries})
 target_include_directories(tessera INTERFACE
