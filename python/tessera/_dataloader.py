@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader
 from tessera import _C
 from tessera._batches import Generators, batches_of, parts_of
 from tessera._fully_shard import place_asked
+from tessera._layout import mesh_of
 from tessera._parallel import forwards_of
 from tessera._ranks import ensure_rank, in_rank, rank
 from tessera._rows import Part, Ranks, no_rows, with_rows
@@ -61,7 +62,7 @@ def _part_on(on):
                              "fully_shard placed, or its plan")
         on = forwards[0].passes.plan
     if not isinstance(on, _C.Plan):
-        mesh = _C.Mesh(on) if isinstance(on, str) else on
+        mesh = mesh_of(on)
         on = _C.generate_plan(torch.nn.Identity(), None, mesh, False, "parameters", ["", "", ""], [[], [], []], ("", 0, 0), 0, 0, "", [], [])
     index, count = 0, 1
     for axis in on.batch_axes:

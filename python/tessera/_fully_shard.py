@@ -6,6 +6,7 @@ import functools
 import torch
 
 from tessera import _C
+from tessera._layout import mesh_of
 from tessera._parallel import dtype_names, parallelize
 from tessera._ranks import ensure_rank, world_size
 
@@ -67,12 +68,12 @@ def fully_shard(module: torch.nn.Module, *, mesh: "_C.Mesh | str | torch.distrib
         raise ValueError(f"[fully_shard] offload_policy={offload_policy!r}: nothing is offloaded so far; accepted: None, OffloadPolicy()")
     near = reshard_after_forward if type(reshard_after_forward) is int else 0
     sharding = "gradients" if reshard_after_forward is False else "secondary" if near else "parameters"
-    module._fully_shard_call = _Call(_mesh_of(mesh), sharding, near, _dtypes_of(mp_policy), list(ignored_params or ()))
+    module._fully_shard_call = _Call(_mesh_that_shards(mesh), sharding, near, _dtypes_of(mp_policy), list(ignored_params or ()))
     module.__class__ = _class_of(type(module))
     return module
 
 
-def _mesh_of(mesh):
+def _mesh_that_shards(mesh):
     if mesh is None:
         return f"fsdp={world_size()}"
     if not isinstance(mesh, _C.Mesh | str):
@@ -81,7 +82,7 @@ def _mesh_of(mesh):
         if names is None or mesh.device_type != "cpu":
             raise ValueError(f"[fully_shard] mesh {mesh}; accepted: a DeviceMesh of CPUs with one dim, or two: replicate, shard")
         mesh = _C.Mesh(list(zip(names, ranks.shape, strict=True)), ranks.flatten().tolist())
-    if not _C.shards_parameters(_C.Mesh(mesh) if isinstance(mesh, str) else mesh):
+    if not _C.shards_parameters(mesh_of(mesh)):
         raise ValueError(f"[fully_shard] no axis of mesh {mesh} shards parameters; accepted: one with an axis named fsdp or dp_shard, such as \"fsdp=4\"")
     return mesh
 
@@ -118,7 +119,7 @@ def place_asked(model):
     if len({str(each.mesh) for each in calls.values()}) > 1:
         raise ValueError(f"[fully_shard] {type(model).__name__}: its parts are on the meshes {sorted({str(each.mesh) for each in calls.values()})}; accepted: one")
     ignored = {id(parameter) for each in calls.values() for parameter in each.ignored}
-    mesh = _C.Mesh(call.mesh) if isinstance(call.mesh, str) else call.mesh
+    mesh = mesh_of(call.mesh)
     near = {each.near for each in calls.values() if each.near}
     if len(near) > 1:
         raise ValueError(f"[fully_shard] {type(model).__name__}: reshard_after_forward is {' and '.join(map(str, sorted(near)))} for parts of it; accepted: one number")

@@ -71,6 +71,11 @@ class On(metaclass=_OfKind):
 DeviceMesh = _C.Mesh
 
 
+def mesh_of(given):
+    """The mesh of text, "dp=2,tp=2"; what is none is given back."""
+    return _C.Mesh(given) if isinstance(given, str) else given
+
+
 def init_device_mesh(device_type, mesh_shape, *, mesh_dim_names=None):
     """The mesh of ranks 0, 1, ... in the given shape, the last axis varying fastest. Axes without names are dim_0, dim_1, ...
 

@@ -10,6 +10,7 @@ import torch
 from tessera import _C
 from tessera._added import Added
 from tessera._arguments import named_tensors, with_tensors
+from tessera._layout import mesh_of
 from tessera._microbatches import StepForward
 from tessera._pass_over import make_passable
 from tessera._random import has_drawn_since, stream_of_rank
@@ -58,10 +59,9 @@ def generate_plan(model: torch.nn.Module, devices: int | None = None, *, mesh: _
     elsewhere is told it. Print the plan to see what is cut, and why not.
     """
     ensure_rank()
-    parsed = _C.Mesh(mesh) if isinstance(mesh, str) else mesh
     dtypes = dtype_names(storage_dtype, compute_dtype, reduce_dtype)
     blocks = [[names] if isinstance(names, str) else list(names) for names in (recompute, recompute_keep, offload)]
-    plan = _C.generate_plan(model, devices, parsed, sequence_parallel, sharding, dtypes, blocks, (schedule, stages_per_rank, vocabulary), heads, kv_heads, lattice, [], [])
+    plan = _C.generate_plan(model, devices, mesh_of(mesh), sequence_parallel, sharding, dtypes, blocks, (schedule, stages_per_rank, vocabulary), heads, kv_heads, lattice, [], [])
     if mesh is None and plan.mesh.ndim > 0 and (not in_rank() or rank() == 0):
         print(f"tessera: {plan.notes[0]}", file=sys.stderr)
     return plan

@@ -2,6 +2,7 @@
 
 from tessera import _C
 from tessera._C import from_local as _from_local
+from tessera._layout import mesh_of
 from tessera._ranks import ensure_rank
 
 
@@ -24,15 +25,15 @@ class DTensor(metaclass=_DTensorType):
 
 
 def distribute_tensor(tensor, device_mesh, placements=None):
-    """A DTensor whose value is `tensor`, which every rank passes alike; each keeps its part. Moves nothing."""
+    """A DTensor whose value is `tensor`, which every rank passes alike; each keeps its part. Moves nothing. The mesh may be text, "dp=2,tp=2"."""
     ensure_rank()
-    return _C.distribute_tensor(tensor, device_mesh, placements)
+    return _C.distribute_tensor(tensor, mesh_of(device_mesh), placements)
 
 
 def from_local(local_tensor, device_mesh, placements=None, *, shape=None):
     """A DTensor made of the ranks' parts. `shape` is the global one; without it all parts must have one size."""
     ensure_rank()
-    return _from_local(local_tensor, device_mesh, placements, None if shape is None else list(shape))
+    return _from_local(local_tensor, mesh_of(device_mesh), placements, None if shape is None else list(shape))
 
 
 def to_local(tensor):
@@ -49,4 +50,4 @@ def redistribute(tensor, device_mesh=None, placements=None):
     """The same value, otherwise placed. Collective over the mesh. Differentiable."""
     if placements is None and not isinstance(device_mesh, _C.Mesh):
         device_mesh, placements = None, device_mesh
-    return _C.redistribute(tensor, device_mesh, placements)
+    return _C.redistribute(tensor, mesh_of(device_mesh), placements)

@@ -6,7 +6,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from tessera import _C
-from tessera._layout import Partial
+from tessera._layout import Partial, mesh_of
 from tessera._parallel import generate_plan, parallelize, passes_of
 from tessera._ranks import ensure_rank, in_rank, rank, world_size
 from tessera._run import numerics as set_numerics
@@ -21,9 +21,9 @@ def begin(trainer, mesh, numerics, lattice, generator):
         set_generator(generator)
         if numerics is not None:
             set_numerics(numerics, lattice)
-    elif mesh is not None and _mesh_of(mesh).size() > 1:
-        raise ValueError(f"[{trainer}] {_mesh_of(mesh)} in a program without ranks; accepted: a launcher (torchrun --nproc-per-node "
-                         f"{_mesh_of(mesh).size()} script.py), or tessera.run_ranks(main, {_mesh_of(mesh).size()})")
+    elif mesh is not None and _mesh_in(mesh).size() > 1:
+        raise ValueError(f"[{trainer}] {_mesh_in(mesh)} in a program without ranks; accepted: a launcher (torchrun --nproc-per-node "
+                         f"{_mesh_in(mesh).size()} script.py), or tessera.run_ranks(main, {_mesh_in(mesh).size()})")
 
 
 def place(model, mesh, optimizer=None, accumulate=1):
@@ -50,5 +50,5 @@ def given_by(source, value):
     return pickle.loads(bytes(sum_of_ranks(torch.tensor(words or [0] * count)).tolist()))
 
 
-def _mesh_of(mesh):
-    return mesh.mesh if isinstance(mesh, _C.Plan) else _C.Mesh(mesh) if isinstance(mesh, str) else mesh
+def _mesh_in(plan_or_mesh):
+    return plan_or_mesh.mesh if isinstance(plan_or_mesh, _C.Plan) else mesh_of(plan_or_mesh)

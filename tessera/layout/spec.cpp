@@ -94,10 +94,11 @@ void normalise(const Mesh& mesh, PlacementList& placements) {
 // What is wrong with the cuts of `dim` that divide it into blocks or are at given places, or nothing. `axes` are those
 // that cut it, slowest first.
 std::string fault_of_cuts(const Mesh& mesh, PlacementsRef placements, int64_t dim, int64_t size, const AxisList& axes) {
-  const int64_t blocks = placements[axes.front()].blocks;
+  const Placement& slowest = placements[axes.front()];
+  const std::string what = slowest.spans ? c10::str("dims 0 to ", dim, " together") : c10::str("dim ", dim);
+  const int64_t blocks = slowest.blocks;
   if (size % blocks != 0) {
-    return c10::str(placements[axes.front()].str(), " of ", size, " elements: dim ", dim, " is not ", blocks,
-                    " blocks of one size");
+    return c10::str(slowest.str(), " of ", size, " elements: ", what, " cannot be ", blocks, " blocks of one size");
   }
   int64_t run = size / blocks;  // the longest that is left to an axis
   for (int64_t axis : axes) {
@@ -107,7 +108,7 @@ std::string fault_of_cuts(const Mesh& mesh, PlacementsRef placements, int64_t di
                                                  placement.places.total() == run);
     if (!fits) {
       return c10::str(placement.str(), " on axis ", mesh.axes()[axis].name, " gives ", placement.places.total(),
-                      " elements of dim ", dim, " to ", placement.places.sizes().size(), " ranks; accepted: ", parts,
+                      " elements of ", what, " to ", placement.places.sizes().size(), " ranks; accepted: ", parts,
                       " sizes that add up to ", run);
     }
     run = placement.cut(run, parts).most();

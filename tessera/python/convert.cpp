@@ -11,11 +11,18 @@ layout::Placements placements_of(const layout::Mesh& mesh, const py::object& pla
   if (py::isinstance<py::str>(placements)) {
     return layout::parse_placements(mesh, placements.cast<std::string>());
   }
-  auto list = py::isinstance<layout::Placement>(placements) ? layout::Placements{placements.cast<layout::Placement>()}
-                                                            : placements.cast<layout::Placements>();
+  const std::string accepted =
+      c10::str("accepted: one for each axis of mesh {", mesh.str(), "}, [tessera.Shard(0)], or text such as \"{",
+               mesh.ndim() > 0 ? mesh.axis(0).name : "tp", ": S(0)}\"");
+  layout::Placements list;
+  try {
+    list = py::isinstance<layout::Placement>(placements) ? layout::Placements{placements.cast<layout::Placement>()}
+                                                         : placements.cast<layout::Placements>();
+  } catch (const py::cast_error&) {
+    TESSERA_CHECK(false, "[placements] ", py::repr(placements).cast<std::string>(), " are no placements; ", accepted);
+  }
   TESSERA_CHECK(static_cast<int64_t>(list.size()) == mesh.ndim(), "[placements] ", list.size(),
-                " placements for the axes of mesh {", mesh.str(), "}; accepted: one for each axis, or text such as \"{",
-                mesh.ndim() > 0 ? mesh.axis(0).name : "tp", ": S(0)}\"");
+                " placements for the axes of mesh {", mesh.str(), "}; ", accepted);
   return layout::with_dims(list, [&](int64_t dim) { return dim < 0 ? dim + ndim : dim; });
 }
 

@@ -386,6 +386,18 @@ class TensorTest(unittest.TestCase):
 
         self.assertEqual(tessera.run_ranks(on_ranks, 2), ((tessera.Shard(1),), (4, 3)))
 
+    def test_meshes_as_text(self):
+        def on_ranks():
+            x = tessera.distribute_tensor(VALUE, "dp=1,tp=2", [tessera.Replicate(), tessera.Shard(0)])
+            self.assertEqual(x.device_mesh, tessera.Mesh("dp=1,tp=2"))
+            y = tessera.from_local(x.to_local(), "tp=2", [tessera.Shard(0)])
+            moved = y.redistribute("tp=2", [tessera.Replicate()])
+            with self.assertRaisesRegex(ValueError, "\"tp=two\" is no mesh"):
+                tessera.from_local(VALUE, "tp=two", [tessera.Shard(0)])
+            return torch.equal(moved.to_local(), VALUE)
+
+        self.assertTrue(tessera.run_ranks(on_ranks, 2))
+
     def test_on_one_coordinate(self):
         """The others hold nothing; what reads it runs there, and its gradient is there."""
 

@@ -141,6 +141,8 @@ TEST(RaggedShard, SizesAddUpToWhatTheAxisCuts) {
   };
   says("{fsdp: S(0|3,0,4)}", {8, 2}, "gives 7 elements of dim 0 to 3 ranks; accepted: 3 sizes that add up to 8");
   says("{fsdp: S(0|3,5)}", {8, 2}, "gives 8 elements of dim 0 to 2 ranks; accepted: 3 sizes that add up to 8");
+  says("{fsdp: S(0-1|3,0,4)}", {4, 2},
+       "gives 7 elements of dims 0 to 1 together to 3 ranks; accepted: 3 sizes that add up to 8");
   says("{tp: S(0@0), fsdp: S(0|3,0,5@1)}", {8}, "accepted: 3 sizes that add up to 4");
   says("{fsdp: S(0/2|3,0,5)}", {8}, "accepted: 3 sizes that add up to 4");
   says("{tp: S(0|5,3@0), fsdp: S(0|3,0,1@1)}", {8}, "accepted: 3 sizes that add up to 5");
