@@ -12,6 +12,7 @@
 #include "tessera/base/error.h"
 #include "tessera/base/hash.h"
 #include "tessera/dtensor/exact/pending.h"
+#include "tessera/dtensor/move/stage_walks.h"
 #include "tessera/dtensor/state/observer.h"
 #include "tessera/dtensor/state/state.h"
 #include "tessera/layout/vocabulary.h"
@@ -178,6 +179,7 @@ class PassRunner {
     if (list_.is_scheduled) {
       programs.emplace(state_.ctx.program);
       ++state_.ctx.schedules;
+      dtensor::StageWalks::of(state_.ctx).begin_run();
     }
     for (size_t i = 0; i < list_.actions.size(); ++i) {
       const Action& action = list_.actions[i];
@@ -266,7 +268,11 @@ class PassRunner {
     for (const at::Tensor& given : walks.batch) {
       dtensor::tell_given(state_, "batch", given);
     }
+    const comm::Program::Stretch before = state_.ctx.program.place();
     forward.loss = passes_.loss(k, walks.batch);
+    if (list_.is_scheduled && k == list_.actions.front().micro_batch) {
+      dtensor::StageWalks::of(state_.ctx).note_first_forward(state_.ctx.walk.stage, state_.ctx.program.since(before));
+    }
     if (walks.count++ > 0) {
       state_.random = here;
     }
@@ -440,9 +446,13 @@ PassList scheduled_passes(const plan::Plan& plan, int64_t micro_batches) {
 }
 
 StepResult run_passes(Step& step, const PassList& list, const StepPasses& passes) {
+  dtensor::StageWalks& walks = dtensor::StageWalks::of(RankState::require().ctx);
   try {
-    return PassRunner(step, list, passes).run();
+    StepResult result = PassRunner(step, list, passes).run();
+    walks.end_run(/*is_whole=*/true);
+    return result;
   } catch (...) {
+    walks.end_run(/*is_whole=*/false);
     comm::RankContext& ctx = comm::RankContext::require();
     ctx.own_messages.clear();
     ctx.broken_schedules += list.is_scheduled;

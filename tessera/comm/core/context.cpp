@@ -39,7 +39,12 @@ struct RankContext::State {
 
 at::Tensor OwnMessages::take(int64_t tag) {
   const auto found = parts_.find(tag);
-  TESSERA_ASSERT(found != parts_.end() && !found->second.empty(), "no message of this rank to itself has tag ", tag);
+  TESSERA_CHECK(
+      found != parts_.end() && !found->second.empty(),
+      "[job] a pass of one of this rank's stages reads what only a later pass of another one makes: the program "
+      "sends values back and forth between stages, which a schedule that gives ranks several stages has no "
+      "place for. Accepted: one stage a rank (1f1b, zb-h1), or no schedule. (tag ",
+      tag, ")");
   at::Tensor part = std::move(found->second.front());
   found->second.pop_front();
   return part;

@@ -79,7 +79,7 @@ class Planner {
         reads_values_(!call.info.is_view && !call.info.row.needs_no_value),
         reads_gathered_(has_gathered_ && reads_values_ && call.reads_gathered()),
         call_(make_call(info_, args_)),
-        homes_(call_, call.is_in_derivative(), forward_result(forward_), state_.ctx.walk.stage),
+        homes_(call_, derivative_of(call), state_.ctx.walk.stage),
         plan_(std::make_unique<CallPlan>()) {}
 
   std::unique_ptr<CallPlan> run() {
@@ -235,6 +235,11 @@ class Planner {
     }
     plan_->program_key = adds_gradients() ? sum_key_of(call_) : program_key_of(call_);
     homes_.take_home(call_);
+  }
+
+  std::optional<rules::Homes::Derivative> derivative_of(const Invocation& call) const {
+    return call.is_in_derivative() ? std::optional(rules::Homes::Derivative{forward_result(forward_), adds_gradients()})
+                                   : std::nullopt;
   }
 
   // Gradients of one tensor meet in another order where a rank goes past a module (Note [Gradients that meet]).

@@ -5,6 +5,7 @@
 #include <ATen/ops/add.h>
 #include <ATen/ops/slice_backward.h>
 #include <c10/core/WrapDimMinimal.h>
+#include <c10/util/ScopeExit.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/graph_task.h>
 
@@ -259,8 +260,9 @@ at::Tensor carry_copy(RankState& state, c10::ArrayRef<IValue> args) {
   return self;
 }
 
-// As the sum of its parts, each among zeros.
-at::Tensor carry_cat(c10::ArrayRef<IValue> args) {
+// As the sum of its parts, each among zeros: calls in the place of one, which is noted. Ranks of other stages may have
+// no handles, and run that one.
+at::Tensor carry_cat(RankState& state, c10::ArrayRef<IValue> args) {
   const std::vector<at::Tensor> parts = args[0].toTensorVector();
   const int64_t dim = c10::maybe_wrap_dim(args[1].toInt(), parts.at(0).dim());
   std::vector<int64_t> sizes = parts[0].sizes().vec();
@@ -271,6 +273,8 @@ at::Tensor carry_cat(c10::ArrayRef<IValue> args) {
     }
     sizes[dim] += part.size(dim);
   }
+  const comm::Program noted = state.ctx.program;
+  const auto leave = c10::make_scope_exit([&] { state.ctx.program = noted; });
   at::Tensor sum;
   int64_t begin = 0;
   for (const at::Tensor& part : parts) {
@@ -309,7 +313,7 @@ std::optional<size_t> find_hole(Carry carry, c10::ArrayRef<IValue> args) {
 at::Tensor carry(RankState& state, const OpInfo& info, c10::ArrayRef<IValue> args, Spec output) {
   switch (info.row.carry) {
     case Carry::kAdd: return carry_add(state, info, args);
-    case Carry::kCat: return carry_cat(args);
+    case Carry::kCat: return carry_cat(state, args);
     case Carry::kCopy: return carry_copy(state, args);
     default: break;
   }

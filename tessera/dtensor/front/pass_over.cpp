@@ -12,6 +12,7 @@
 #include "tessera/dtensor/front/brought.h"
 #include "tessera/dtensor/front/walk_checks.h"
 #include "tessera/dtensor/front/walk_record.h"
+#include "tessera/dtensor/move/stage_walks.h"
 
 namespace tessera::dtensor {
 
@@ -22,9 +23,12 @@ namespace {
 constexpr const char* kReader = "module";  // of what is brought to it
 constexpr size_t kMostTrials = 256;        // of a body whose inputs are always others, no more
 
-uint64_t key_of(int64_t stage, uint64_t arguments, const Tensors& inputs) {
-  uint64_t key = base::hash_combine(arguments, static_cast<uint64_t>(stage));
+uint64_t key_of(int64_t stage, uint64_t program, uint64_t arguments, const Tensors& inputs, const Tensors& parameters) {
+  uint64_t key = base::hash_combine(base::hash_combine(arguments, program), static_cast<uint64_t>(stage));
   key = base::hash_combine(key, at::GradMode::is_enabled());
+  for (const at::Tensor& parameter : parameters) {
+    key = base::hash_combine(key, parameter.requires_grad());  // programs freeze some, and thaw them
+  }
   for (const at::Tensor& input : inputs) {
     if (!input.defined()) {
       key = base::hash_combine(key, 0);
@@ -58,10 +62,19 @@ PassableBody::Stage& PassableBody::stage_of(RankState& state) {
   return stage;
 }
 
+// Of one that a walk calls several times gradients of parameters meet: it is walked.
+void PassableBody::note_call(RankState& state) {
+  if (!state.pass.is_recomputing()) {
+    const std::array<int64_t, 3> walk = {state.ctx.schedules, state.ctx.walk.stage, state.ctx.walk.micro_batch};
+    is_repeated_ |= std::exchange(last_walk_, walk) == walk;
+  }
+}
+
 bool PassableBody::may_go_past(const RankState& state, const Stage& stage) const {
-  return stage.is_elsewhere && !stage.is_walked && first_schedule_ != state.ctx.schedules && state.flags() == 0 &&
-         !state.pass.is_recomputing() && !at::autocast::is_autocast_enabled(at::kCPU) &&
-         !at::autocast::is_autocast_enabled(at::kCUDA);
+  const StageWalks& walks = StageWalks::of(state.ctx);
+  return stage.is_elsewhere && !is_repeated_ && !walks.has_crowded_way() && walks.program_of(state.ctx.walk.stage) &&
+         first_schedule_ != state.ctx.schedules && state.flags() == 0 && !state.pass.is_recomputing() &&
+         !at::autocast::is_autocast_enabled(at::kCPU) && !at::autocast::is_autocast_enabled(at::kCUDA);
 }
 
 // The same on all ranks.
@@ -74,6 +87,7 @@ bool PassableBody::needs_run() {
   if (!state || !state->ctx.walk.is_scheduled) {
     return false;
   }
+  note_call(*state);
   const Stage& stage = stage_of(*state);
   return may_go_past(*state, stage) || stage.is_border.value_or(true);
 }
@@ -96,7 +110,7 @@ std::optional<Tensors> PassableBody::run(uint64_t arguments, const Tensors& give
   }
   stage.is_border = stage.is_border.value_or(!coming.empty());
   std::optional<Tensors> results =
-      may_go_past(state, stage) ? go_past(state, stage, arguments, given, inputs, body) : body(inputs);
+      may_go_past(state, stage) ? go_past(state, arguments, given, inputs, body) : body(inputs);
   const bool has_written = std::any_of(coming.begin(), coming.end(),
                                        [&](const auto& each) { return version_of(given[each.first]) != each.second; });
   TESSERA_CHECK(!has_written || !brings,
@@ -108,13 +122,15 @@ std::optional<Tensors> PassableBody::run(uint64_t arguments, const Tensors& give
   return results;
 }
 
-std::optional<Tensors> PassableBody::go_past(RankState& state, Stage& stage, uint64_t arguments, const Tensors& values,
+std::optional<Tensors> PassableBody::go_past(RankState& state, uint64_t arguments, const Tensors& values,
                                              const Tensors& inputs, const Body& body) {
   if (!std::all_of(inputs.begin(), inputs.end(), is_passable_input)) {
     return body(inputs);
   }
-  const uint64_t key = key_of(state.ctx.walk.stage, arguments, inputs);
-  stage.is_walked |= stage.record && stage.key != key;
+  const int64_t stage = state.ctx.walk.stage;
+  const StageWalks& walks = StageWalks::of(state.ctx);
+  const uint64_t program = *walks.program_of(stage);
+  const uint64_t key = key_of(stage, program, arguments, inputs, parameters_);
   const auto found = trials_.find(key);
   if (found == trials_.end()) {
     return trials_.size() < kMostTrials ? try_out(state, key, values, inputs, body) : body(inputs);
@@ -123,33 +139,23 @@ std::optional<Tensors> PassableBody::go_past(RankState& state, Stage& stage, uin
   if (std::exchange(trial.values, {}).are_read_elsewhere()) {
     trial.phase = Phase::kFailed;
   }
-  if (trial.phase == Phase::kMarked && trial.probe->has_run_back()) {
-    trial.judge_probe();
-    stage.record = trial.phase == Phase::kPassed ? stage.record : nullptr;
+  if (trial.phase == Phase::kMarked && trial.record->has_run_back()) {
+    trial.judge_record();
   }
-  stage.is_walked |= trial.phase == Phase::kFailed;
-  if (stage.is_walked || trial.phase == Phase::kMarked) {
+  if (trial.phase == Phase::kFailed || trial.phase == Phase::kMarked || !walks.is_known(program)) {
     return body(inputs);
   }
-  if (stage.record) {
-    return stage.record->go_past(inputs);
-  }
-  stage.key = key;
-  std::optional<Tensors> results = record(state, stage, trial, values, inputs, body);
-  if (!stage.record) {
-    trial.phase = Phase::kFailed;
-  } else if (trial.phase == Phase::kTried) {
-    trial.phase = Phase::kMarked;
-    trial.probe = stage.record;
-  }
-  return results;
+  return trial.record ? trial.record->go_past(inputs) : record(state, trial, values, inputs, body);
 }
 
 // What it sent besides is sent before the next one, which tells whether that is all.
-void PassableBody::Trial::judge_probe() {
-  const std::shared_ptr<WalkRecord> judged = std::exchange(probe, nullptr);
-  phase = judged->is_clean_back() ? Phase::kPassed : Phase::kFailed;
-  if (phase == Phase::kFailed && sends_back.is_empty() && judged->found_back() && !judged->found_back()->is_empty()) {
+void PassableBody::Trial::judge_record() {
+  phase = record->is_clean_back() ? Phase::kPassed : Phase::kFailed;
+  if (phase == Phase::kPassed) {
+    return;
+  }
+  const std::shared_ptr<WalkRecord> judged = std::exchange(record, nullptr);
+  if (sends_back.is_empty() && judged->found_back() && !judged->found_back()->is_empty()) {
     sends_back = *judged->found_back();
     phase = Phase::kTried;
   }
@@ -172,8 +178,10 @@ std::optional<Tensors> PassableBody::try_out(RankState& state, uint64_t key, con
   return results;
 }
 
-std::optional<Tensors> PassableBody::record(RankState& state, Stage& stage, const Trial& trial, const Tensors& values,
+std::optional<Tensors> PassableBody::record(RankState& state, Trial& trial, const Tensors& values,
                                             const Tensors& inputs, const Body& body) {
+  const bool has_backward = trial.phase == Phase::kTried;
+  trial.phase = Phase::kFailed;
   if (!trial.sends.run(state, inputs)) {
     return body(inputs);
   }
@@ -182,7 +190,10 @@ std::optional<Tensors> PassableBody::record(RankState& state, Stage& stage, cons
   std::optional<Tensors> results = body(record->begin());
   if (results) {
     results = record->end(*std::move(results));
-    stage.record = record->is_usable() ? record : nullptr;
+    trial.record = record->is_usable() ? record : nullptr;
+  }
+  if (trial.record) {
+    trial.phase = has_backward ? Phase::kMarked : Phase::kPassed;
   }
   return results;
 }

@@ -1,6 +1,7 @@
 // Bodies of other stages that a rank goes past instead of walking them.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -21,9 +22,11 @@ class WalkRecord;
 // Note [Going past]. In a pipeline's schedule a rank walks the whole program, once for each micro-batch and each of its
 // stages; of a module of another stage each operator costs it a lookup, and with many stages nearly all modules are of
 // others. What such a module does here is known after one micro-batch: results without elements, readings of
-// parameters, places of random numbers, calls that ranks compare. So in each step its first walk is recorded, and the
-// other micro-batches go past it, where it is given what it was given there but for the elements: its results are one
-// node of autograd's graph, and the program stands afterwards where the walk would have left it, in backward too.
+// parameters, places of random numbers, calls that ranks compare. So one walk of it is recorded, and micro-batches go
+// past it, where it is given what it was given there but for the elements: its results are one node of autograd's
+// graph, and the program stands afterwards where the walk would have left it, in backward too. The first micro-batch of
+// each step walks everything as it is, which tells whether the program is the one of which that is known (StageWalks),
+// and makes gradients of parameters of other stages what they were. A body that a walk calls twice is walked.
 //
 // A body is tried out before. Its first walk tells whether it gives results without elements and nothing else: it must
 // not write to its inputs, have this rank communicate anything but inputs that it reads on another stage, or draw from
@@ -59,34 +62,34 @@ class PassableBody {
   struct Trial {
     Phase phase = Phase::kFailed;
     WalkSends sends = {}, sends_back = {};
-    ReadValues values = {};                       // of the walk that tried it, until the next
-    std::shared_ptr<WalkRecord> probe = nullptr;  // of the walk between marks
+    ReadValues values = {};                        // of the walk that tried it, until the next
+    std::shared_ptr<WalkRecord> record = nullptr;  // of the walk between marks
 
-    void judge_probe();
+    void judge_record();
   };
   // Of one of the rank's stages, in the run of a schedule that was last.
   struct Stage {
     int64_t schedule = -1;
     bool is_elsewhere = false;
-    bool is_walked = false;  // from here on: it failed, or was called with several kinds of inputs
     std::optional<bool> is_border = std::nullopt;  // inputs come from another stage; nothing: it was not called yet
-    uint64_t key = 0;
-    std::shared_ptr<WalkRecord> record;
   };
 
   Stage& stage_of(RankState& state);
+  void note_call(RankState& state);
   bool may_go_past(const RankState& state, const Stage& stage) const;
   bool may_bring(const RankState& state) const;
-  std::optional<Tensors> go_past(RankState& state, Stage& stage, uint64_t arguments, const Tensors& values,
-                                 const Tensors& inputs, const Body& body);
+  std::optional<Tensors> go_past(RankState& state, uint64_t arguments, const Tensors& values, const Tensors& inputs,
+                                 const Body& body);
   std::optional<Tensors> try_out(RankState& state, uint64_t key, const Tensors& values, const Tensors& inputs,
                                  const Body& body);
-  std::optional<Tensors> record(RankState& state, Stage& stage, const Trial& trial, const Tensors& values,
-                                const Tensors& inputs, const Body& body);
+  std::optional<Tensors> record(RankState& state, Trial& trial, const Tensors& values, const Tensors& inputs,
+                                const Body& body);
 
   Tensors parameters_;
-  int64_t first_schedule_ = -1;    // in the run of which it was called first; -1: in none yet
-  bool writes_to_inputs_ = false;  // as they came from another stage
+  int64_t first_schedule_ = -1;                      // in the run of which it was called first; -1: in none yet
+  bool writes_to_inputs_ = false;                    // as they came from another stage
+  bool is_repeated_ = false;                         // a walk called it twice
+  std::array<int64_t, 3> last_walk_ = {-1, -1, -1};  // in which it was called: schedule, stage, micro-batch
   std::map<int64_t, Stage> stages_;
   std::unordered_map<uint64_t, Trial> trials_;  // by what it was given
 };

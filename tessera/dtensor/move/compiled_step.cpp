@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 
 #include "tessera/base/error.h"
 #include "tessera/layout/joined_axes.h"
@@ -115,7 +116,7 @@ class StepCompiler {
       case StepKind::kAllToAll:
       case StepKind::kGather:
       case StepKind::kScatter: return all_to_all();
-      case StepKind::kSend: done_.action = Action::kSend; return;
+      case StepKind::kSend: return send();
       case StepKind::kBroadcast: return broadcast();
       case StepKind::kExchange: return exchange();
       case StepKind::kDrop: done_.action = takes(index()) ? Action::kKeep : Action::kForget; return;
@@ -171,6 +172,20 @@ class StepCompiler {
     done_.action = Action::kBroadcast;
     done_.root = step_.from.coordinate();
     done_.gives_part = index() == done_.root;
+  }
+
+  void send() {
+    done_.action = Action::kSend;
+    const layout::SpecData& spec = *step_.before;
+    std::vector<int64_t> order(spec.sizes.size());
+    std::iota(order.begin(), order.end(), 0);
+    const bool is_dense =
+        std::none_of(order.begin(), order.end(), [&](int64_t d) { return spec.strides[d] == 0 && spec.sizes[d] > 1; });
+    std::stable_sort(order.begin(), order.end(),
+                     [&](int64_t a, int64_t b) { return spec.strides[a] > spec.strides[b]; });
+    if (is_dense && !step_.form && !std::is_sorted(order.begin(), order.end())) {
+      done_.order = std::move(order);
+    }
   }
 
   void partialize() {

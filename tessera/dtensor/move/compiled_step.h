@@ -58,6 +58,9 @@ struct CompiledStep {
   std::vector<int64_t> taken_apart = {}, put_together = {};
 
   std::vector<int64_t> result_sizes = {};  // of what the action makes
+  // kSend: the dims from the slowest to the fastest, as the one-device program has them in memory; empty: as they come.
+  // What is sent lies so behind it, too: kernels give other bits for other orders.
+  std::vector<int64_t> order = {};
   Slices slices = {};    // kSlice: of the part, what stays. kPad: of the result, where the part stands
   Pieces sends = {};     // of the part, by receiver
   Pieces receives = {};  // of the result, by sender

@@ -8,6 +8,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/dtensor/move/hand_over.h"
+#include "tessera/dtensor/move/stage_walks.h"
 #include "tessera/layout/vocabulary.h"
 
 namespace tessera::dtensor {
@@ -65,27 +66,51 @@ at::Tensor run_local(const CompiledStep& step, const at::Tensor& local) {
   }
 }
 
+// The part as it travels.
+at::Tensor in_order(const CompiledStep& step, const at::Tensor& part) {
+  return step.order.empty() ? part.contiguous() : part.permute(step.order).contiguous();
+}
+
+// One of these sizes that lies so, and as it is received.
+struct Receiving {
+  at::Tensor result, part;
+};
+
+Receiving empty_in_order(const CompiledStep& step, const at::TensorOptions& options) {
+  std::vector<int64_t> sizes = step.result_sizes, back(step.order.size());
+  for (size_t i = 0; i < step.order.size(); ++i) {
+    sizes[i] = step.result_sizes[step.order[i]];
+    back[step.order[i]] = static_cast<int64_t>(i);
+  }
+  const at::Tensor part = at::empty(sizes, options);
+  return {step.order.empty() ? part : part.permute(back), part};
+}
+
 // Between stages of one rank, which run one after the other, the part waits in its own box.
 IssuedStep issue_send(comm::RankContext& ctx, comm::Communicator& group, const CompiledStep& step,
                       const at::Tensor& local) {
   const bool gives = step.is_at_from && ctx.walk.runs(step.axis_name, step.from);
   const bool takes = step.is_at_to && ctx.walk.runs(step.axis_name, step.to);
   const int64_t tag = tag_between(ctx, step.from.stage, step.to.stage);
+  if (ctx.walk.is_scheduled && (gives || takes)) {
+    StageWalks::of(ctx).note_message(tag);
+  }
   IssuedStep issued;
   if (gives && takes) {
     issued.result = local;
   } else if (takes && step.is_at_from) {
     issued.result = ctx.own_messages.take(tag);
   } else if (takes) {
-    issued.result = at::empty(step.result_sizes, local.options());
-    issued.work = group.receive(issued.result, step.from.coordinate(), tag);
+    auto [result, part] = empty_in_order(step, local.options());
+    issued.result = std::move(result);
+    issued.work = group.receive(std::move(part), step.from.coordinate(), tag);
   } else {
     issued.result = at::empty({0}, local.options());
   }
   if (gives && !takes && step.is_at_to) {
     ctx.own_messages.keep(tag, local);
   } else if (gives && !takes) {
-    issued.sent = {local.contiguous()};
+    issued.sent = {in_order(step, local)};
     issued.work = group.send(issued.sent.front(), step.to.coordinate(), tag);
   }
   return issued;

@@ -34,8 +34,9 @@ struct Home {
 };
 
 // Where the call runs on an axis on which some operand is On: there, or everywhere (Replicate).
-Placement home_of(const Call& call, bool is_derivative, const layout::Spec& forward, int64_t axis) {
+Placement home_of(const Call& call, const std::optional<Homes::Derivative>& derivative, int64_t axis) {
   Home home;
+  const layout::Spec forward = derivative && !derivative->adds_gradients ? derivative->forward : layout::Spec();
   if (forward && forward->placements[axis].is_on()) {
     home = {forward->placements[axis], Say::kForward};
   }
@@ -51,7 +52,7 @@ Placement home_of(const Call& call, bool is_derivative, const layout::Spec& forw
     const bool clashes = say == Say::kWritten && home.say == Say::kWritten && home.place != placement;
     TESSERA_CHECK(!clashes, "[", call.name, "] writes at two places of axis ", operand.spec->mesh.axis(axis).name, ": ",
                   home.place.str(), " and ", placement.str(), ". Redistribute one of them to the other's place first.");
-    if (home.gives_way_to(placement, say, is_derivative)) {
+    if (home.gives_way_to(placement, say, derivative.has_value())) {
       home = {placement, say};
     }
   }
@@ -100,7 +101,7 @@ Placement place_of_part(const Call& call, const layout::Spec& forward, int64_t a
   if (stage < 0 || stage == part || forward) {
     return layout::Replicate();
   }
-  return layout::On(part == layout::kHead ? home_of(call, false, forward, axis).coordinate() : 0, part);
+  return layout::On(part == layout::kHead ? home_of(call, {}, axis).coordinate() : 0, part);
 }
 
 // Without the cut of an axis. Given places at which others cut its dim may be those of the run that it left: these cut
@@ -116,13 +117,17 @@ void take_away(Placements& placements, int64_t axis) {
 
 }  // namespace
 
-Homes::Homes(const Call& call, bool is_derivative, const layout::Spec& forward, int64_t stage) {
-  const layout::Spec known = forward && forward->mesh == call.spec(0)->mesh ? forward : layout::Spec();
+Homes::Homes(const Call& call, const std::optional<Derivative>& derivative, int64_t stage) {
+  std::optional<Derivative> of = derivative;
+  if (of && of->forward && of->forward->mesh != call.spec(0)->mesh) {
+    of->forward = {};
+  }
+  const layout::Spec known = of ? of->forward : layout::Spec();
   for (int64_t axis = 0; axis < call.spec(0)->mesh.ndim(); ++axis) {
     if (const int32_t part = vocabulary_part_of(call, known, axis)) {
       axes_.push_back({axis, place_of_part(call, known, axis, part, stage), part});
     } else if (has_on(call, axis)) {
-      axes_.push_back({axis, home_of(call, is_derivative, known, axis)});
+      axes_.push_back({axis, home_of(call, of, axis)});
     }
   }
 }

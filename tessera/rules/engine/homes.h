@@ -1,6 +1,7 @@
 // Calls with operands that lie at one coordinate of an axis (On): where such a call runs.
 #pragma once
 
+#include <optional>
 #include <vector>
 
 #include "tessera/rules/engine/call.h"
@@ -13,18 +14,27 @@ namespace tessera::rules {
 //
 // On an axis where an operand is On, the call runs at one coordinate alone: that of an operand that is written, else,
 // in a derivative, that of the forward call, else that of a parameter, else the latest stage of all but of parameters
-// that are fetched, else the latest of those. So the gradient of what is On is computed where the value was. In a
-// derivative whose forward call is not known (a sum of what a recomputed body gives) the earliest stage takes the place
-// of the latest: gradients go back. The other operands move there, and its results are On there. Where an operand is
-// written that is not On, what is On becomes Replicate instead, and the call runs on all ranks.
+// that are fetched, else the latest of those. So the gradient of what is On is computed where the value was. Where no
+// forward call says where a derivative runs, the earliest stage takes the place of the latest: gradients go back. None
+// says so of a sum of what a recomputed body gives, nor where gradients of one tensor meet, which are of its readers on
+// several stages: the walk of a later stage has ended before that of an earlier one begins. The other operands move
+// there, and its results are On there. Where an operand is written that is not On, what is On becomes Replicate
+// instead, and the call runs on all ranks.
 //
 // A parameter that is cut over the stages of a pipeline (layout/vocabulary.h) is read on all ranks, too: what is On a
 // stage becomes Replicate. In a walk of one stage alone such a call is at a place of the vocabulary.
 class Homes {
  public:
-  // `forward`: a result of the forward call, if this is its derivative. `stage`: the one that runs alone, or a place of
-  // the vocabulary; negative: all. Throws if operands are written at two coordinates of an axis.
-  explicit Homes(const Call& call, bool is_derivative = false, const layout::Spec& forward = {}, int64_t stage = -1);
+  // What the call is part of, if it is one of a derivative: a result of the forward call, where it is known, and
+  // whether it adds gradients of one tensor.
+  struct Derivative {
+    layout::Spec forward = {};
+    bool adds_gradients = false;
+  };
+
+  // `stage`: the one that runs alone, or a place of the vocabulary; negative: all. Throws if operands are written at
+  // two coordinates of an axis.
+  explicit Homes(const Call& call, const std::optional<Derivative>& derivative = {}, int64_t stage = -1);
 
   // No operand is On.
   bool empty() const { return axes_.empty(); }

@@ -1,0 +1,160 @@
+#!/usr/bin/env python3
+"""Programs that do something between the modules of a pipeline, or change from step to step: under schedules they have one rank's bits.
+
+Usage: between_modules_test.py [unittest's arguments]
+"""
+
+import unittest
+
+import tessera
+import torch
+import warm_python
+from torch import nn
+from torch.nn import functional as F
+
+WIDTH, STEPS, CHANGES = 16, 6, 4
+RUNS = (("pp=2", "1f1b"), ("pp=4", "1f1b"), ("pp=2", "interleaved"))
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x):
+        return x + torch.tanh(self.linear(x))
+
+
+class Split(Block):
+    """Reads halves of a parameter."""
+
+    def __init__(self):
+        super().__init__()
+        self.both = nn.Parameter(torch.randn(2 * WIDTH, WIDTH) * 0.2)
+
+    def forward(self, x):
+        a, b = self.both.split([WIDTH, WIDTH])
+        return x + torch.tanh(self.linear(x) + F.linear(x, a) + F.linear(x * 0.5, b))
+
+
+class Turned(Block):
+    """Reads its input as it lies otherwise in memory."""
+
+    def forward(self, x):
+        return x + torch.tanh(self.linear(x.transpose(0, 1))).transpose(0, 1)
+
+
+class Net(nn.Module):
+    """`body` is given the blocks and what goes through them; `steps` the step and the model, before each."""
+
+    def __init__(self, body, block):
+        super().__init__()
+        self.blocks = nn.ModuleList(block() for _ in range(4))
+        self.head = nn.Linear(WIDTH, WIDTH)
+        self.body, self.is_changed = body, False
+
+    def forward(self, x, y):
+        return self.body(self, self.blocks, x, y)
+
+
+def loss_of(model, x, y):
+    return (model.head(x) - y).square().mean()
+
+
+def in_turn(model, blocks, x, y):
+    for block in blocks:
+        x = block(x)
+    return loss_of(model, x, y)
+
+
+def trained(mesh, schedule, body, block, before):
+    def on_rank():
+        torch.manual_seed(0)
+        model = Net(body, block)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        tessera.parallelize(model, tessera.generate_plan(model, mesh=mesh, schedule=schedule), optimizer, microbatches=4)
+        losses = []
+        for step in range(STEPS):
+            before(step, model)
+            loss = model(*torch.randn(2, 8, WIDTH, WIDTH, generator=torch.Generator().manual_seed(step)))
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(loss.item())
+        return losses, {name: value.clone() for name, value in tessera.full_state_dict(model).items()}
+
+    return tessera.run_ranks(on_rank, tessera.Mesh(mesh).size())
+
+
+class BetweenModulesTest(unittest.TestCase):
+    def check(self, body=in_turn, block=Block, before=lambda step, model: None, runs=RUNS):
+        losses, values = trained("1", "", body, block, before)
+        for mesh, schedule in runs:
+            with self.subTest(mesh=mesh, schedule=schedule):
+                got, of_stages = trained(mesh, schedule, body, block, before)
+                self.assertEqual(got, losses)
+                self.assertEqual([name for name in values if not torch.equal(values[name], of_stages[name])], [])
+
+    def test_a_value_that_a_module_reads_and_an_operator(self):
+        def skipped(model, blocks, x, y):
+            value = blocks[1](blocks[0](x))
+            return loss_of(model, blocks[3](blocks[2](value) + value * 0.5), y)
+
+        def beside(model, blocks, x, y):
+            for block in blocks:
+                x = block(x) + x * 0.5
+            return loss_of(model, x, y)
+
+        def behind(model, blocks, x, y):
+            x = blocks[1](blocks[0](x))
+            return loss_of(model, blocks[3](x * 0.5 + blocks[2](x)), y)
+
+        for body in (skipped, beside, behind):
+            self.check(body)
+        self.check(beside, runs=[("pp=2", "zbv"), ("pp=4", "zb-h1")])
+
+    def test_a_module_that_is_called_twice(self):
+        def early(model, blocks, x, y):
+            x = blocks[2](blocks[1](blocks[0](x)))
+            return loss_of(model, x, y) * 0.1 + loss_of(model, blocks[3](x), y)
+
+        self.check(early)
+
+    def test_a_program_that_changes(self):
+        def helped(model, blocks, x, y):
+            x = blocks[1](blocks[0](x))
+            loss = in_turn(model, blocks[2:], x, y)
+            return loss + x.square().mean() * 0.1 if model.is_changed else loss
+
+        def shorter(model, blocks, x, y):
+            return in_turn(model, blocks[:3] if model.is_changed else blocks, x, y)
+
+        def change(step, model):
+            model.is_changed = step >= CHANGES
+
+        self.check(helped, before=change)
+        self.check(shorter, before=change)
+
+    def test_a_hook_that_comes_later(self):
+        def hook(step, model):
+            if step == CHANGES:
+                model.blocks[1].register_forward_hook(lambda module, given, result: result * 1.5)
+
+        self.check(before=hook)
+
+    def test_parameters_that_are_thawed(self):
+        def thaw(step, model):
+            model.blocks[:2].requires_grad_(step >= CHANGES)
+
+        self.check(before=thaw)
+
+    def test_halves_of_a_parameter(self):
+        self.check(block=Split, runs=[("pp=2", "1f1b"), ("pp=2", "zb-h1"), ("pp=2", "zbv")])
+
+    def test_values_that_lie_otherwise_in_memory(self):
+        self.check(block=Turned)
+
+
+if __name__ == "__main__":
+    warm_python.begin()
+    unittest.main()
