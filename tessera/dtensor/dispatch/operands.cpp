@@ -128,6 +128,11 @@ at::Tensor sent_part(RankState& state, const char* op, Meta& meta, const Spec& t
   check_sends(state, op, meta, to);
   const GatheredCopy* last = meta.last_sent();
   const bool goes_on = last && is_way(last->spec->placements, to->placements);
+  TESSERA_CHECK(!(goes_on && meta.parameter && state.ctx.walk.stage != comm::Walk::kAllStages), "[", op,
+                "] a parameter is read on three stages or more (", meta.spec.str(), ", ", last->spec.str(), ", ",
+                to.str(), ", rank ", state.ctx.rank, ", stage ", state.ctx.walk.stage,
+                "), in a schedule that gives ranks several: which of their passes sends it on is not the same on every "
+                "rank. Accepted: a schedule of one stage a rank (1f1b, zb-h1), or no schedule.");
   const Move& move = *state.engine.moves.find_or_plan(goes_on ? last->spec : meta.spec, to);
   const int64_t messages = state.ctx.all_messages();
   at::Tensor part = run_move(state.ctx, move, goes_on ? last->part : meta.local, op);
