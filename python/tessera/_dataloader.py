@@ -62,8 +62,7 @@ def _part_on(on):
                              "fully_shard placed, or its plan")
         on = forwards[0].passes.plan
     if not isinstance(on, _C.Plan):
-        mesh = mesh_of(on)
-        on = _C.generate_plan(torch.nn.Identity(), None, mesh, False, "parameters", ["", "", ""], [[], [], []], ("", 0, 0), 0, 0, "", [], [])
+        on = _C.generate_plan(torch.nn.Identity(), None, mesh_of(on), False, "parameters", ["", "", ""], [[], [], []], ("", 0, 0), 0, 0, "", [], [])
     index, count = 0, 1
     for axis in on.batch_axes:
         index, count = index * on.mesh.size(axis) + on.mesh.get_local_rank(axis), count * on.mesh.size(axis)

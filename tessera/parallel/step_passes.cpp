@@ -195,6 +195,9 @@ class PassRunner {
       }
       held_.add(std::exchange(gradients_, {}));
     }
+    if (list_.is_scheduled) {
+      dtensor::StageWalks::of(state_.ctx).end_run();
+    }
     return {std::move(losses_), std::move(held_.sums())};
   }
 
@@ -446,13 +449,9 @@ PassList scheduled_passes(const plan::Plan& plan, int64_t micro_batches) {
 }
 
 StepResult run_passes(Step& step, const PassList& list, const StepPasses& passes) {
-  dtensor::StageWalks& walks = dtensor::StageWalks::of(RankState::require().ctx);
   try {
-    StepResult result = PassRunner(step, list, passes).run();
-    walks.end_run(/*is_whole=*/true);
-    return result;
+    return PassRunner(step, list, passes).run();
   } catch (...) {
-    walks.end_run(/*is_whole=*/false);
     comm::RankContext& ctx = comm::RankContext::require();
     ctx.own_messages.clear();
     ctx.broken_schedules += list.is_scheduled;

@@ -316,7 +316,7 @@ Tensors WalkRecord::go_past_back(const Tensors& grads) {
 
 void WalkRecord::check_same(bool is_same, const char* what) const {
   TESSERA_CHECK(is_same, "[job] a module of another stage has other ", what, " in micro-batch ",
-                state_.ctx.walk.micro_batch, " than in the first of the step (rank ", state_.ctx.rank,
+                state_.ctx.walk.micro_batch, " than when it was walked (rank ", state_.ctx.rank,
                 "); accepted: programs that use the same results in each, or a plan whose \"always_walked\" has the "
                 "module");
 }

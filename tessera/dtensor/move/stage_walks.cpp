@@ -21,14 +21,13 @@ void StageWalks::begin_run() {
   ++runs_;
 }
 
-void StageWalks::end_run(bool is_whole) {
+void StageWalks::end_run() {
   constexpr size_t kMost = 4096;  // programs of inputs that are always of other sizes
   for (const auto& [stage, program] : programs_) {
-    if (is_whole && runs_ > 1 && known_.size() < kMost) {
+    if (runs_ > 1 && known_.size() < kMost) {
       known_.insert(program);
     }
   }
-  programs_.clear();
 }
 
 void StageWalks::note_first_forward(int64_t stage, const comm::Program::Stretch& calls) {

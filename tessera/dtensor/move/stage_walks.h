@@ -26,8 +26,8 @@ class StageWalks {
 
   // A schedule is run.
   void begin_run();
-  // ... and has ended, by an exception or at its end.
-  void end_run(bool is_whole);
+  // ... and has come to its end.
+  void end_run();
   // A message of a walk, sent or received. `way` names the micro-batch and both stages.
   void note_message(int64_t way) { has_crowded_way_ |= ++ways_[way] > 1 && runs_ > 1; }
   // The forward pass of a stage over the run's first micro-batch made these calls.
