@@ -12,7 +12,7 @@
 #include "tessera/base/error.h"
 #include "tessera/base/hash.h"
 #include "tessera/dtensor/exact/pending.h"
-#include "tessera/dtensor/move/stage_walks.h"
+#include "tessera/dtensor/front/stage_walks.h"
 #include "tessera/dtensor/state/observer.h"
 #include "tessera/dtensor/state/state.h"
 #include "tessera/layout/vocabulary.h"
@@ -195,9 +195,6 @@ class PassRunner {
       }
       held_.add(std::exchange(gradients_, {}));
     }
-    if (list_.is_scheduled) {
-      dtensor::StageWalks::of(state_.ctx).end_run();
-    }
     return {std::move(losses_), std::move(held_.sums())};
   }
 
@@ -274,7 +271,9 @@ class PassRunner {
     const comm::Program::Stretch before = state_.ctx.program.place();
     forward.loss = passes_.loss(k, walks.batch);
     if (list_.is_scheduled && k == list_.actions.front().micro_batch) {
-      dtensor::StageWalks::of(state_.ctx).note_first_forward(state_.ctx.walk.stage, state_.ctx.program.since(before));
+      dtensor::StageWalks::of(state_.ctx)
+          .note_first_forward(state_.ctx.walk.stage, state_.ctx.program.since(before),
+                              static_cast<uint64_t>(forward.first_node), forward.loss);
     }
     if (walks.count++ > 0) {
       state_.random = here;

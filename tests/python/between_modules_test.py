@@ -25,6 +25,18 @@ class Block(nn.Module):
         return x + torch.tanh(self.linear(x))
 
 
+class Pair(Block):
+    """Its second part reads what the first one gave, and what that one was given."""
+
+    def __init__(self):
+        super().__init__()
+        self.second = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x):
+        inner = super().forward(x)
+        return inner + torch.tanh(self.second(inner + torch.sigmoid(x)))
+
+
 class Split(Block):
     """Reads halves of a parameter."""
 
@@ -67,7 +79,7 @@ def in_turn(model, blocks, x, y):
     return loss_of(model, x, y)
 
 
-def trained(mesh, schedule, body, block, before):
+def trained(mesh, schedule, body, block, before, sizes):
     def on_rank():
         torch.manual_seed(0)
         model = Net(body, block)
@@ -76,7 +88,7 @@ def trained(mesh, schedule, body, block, before):
         losses = []
         for step in range(STEPS):
             before(step, model)
-            loss = model(*torch.randn(2, 8, WIDTH, WIDTH, generator=torch.Generator().manual_seed(step)))
+            loss = model(*torch.randn(2, *sizes, generator=torch.Generator().manual_seed(step)))
             loss.backward()
             optimizer.step()
             optimizer.zero_grad()
@@ -86,12 +98,16 @@ def trained(mesh, schedule, body, block, before):
     return tessera.run_ranks(on_rank, tessera.Mesh(mesh).size())
 
 
+def change(step, model):
+    model.is_changed = step >= CHANGES
+
+
 class BetweenModulesTest(unittest.TestCase):
-    def check(self, body=in_turn, block=Block, before=lambda step, model: None, runs=RUNS):
-        losses, values = trained("1", "", body, block, before)
+    def check(self, body=in_turn, block=Block, before=lambda step, model: None, runs=RUNS, sizes=(8, WIDTH, WIDTH)):
+        losses, values = trained("1", "", body, block, before, sizes)
         for mesh, schedule in runs:
             with self.subTest(mesh=mesh, schedule=schedule):
-                got, of_stages = trained(mesh, schedule, body, block, before)
+                got, of_stages = trained(mesh, schedule, body, block, before, sizes)
                 self.assertEqual(got, losses)
                 self.assertEqual([name for name in values if not torch.equal(values[name], of_stages[name])], [])
 
@@ -118,7 +134,14 @@ class BetweenModulesTest(unittest.TestCase):
             x = blocks[2](blocks[1](blocks[0](x)))
             return loss_of(model, x, y) * 0.1 + loss_of(model, blocks[3](x), y)
 
+        def twice(model, blocks, x, y):
+            x = blocks[0](x + blocks[0](x)) * 0.5
+            for block in blocks[1:]:
+                x = Block.forward(block, x)
+            return loss_of(model, x, y)
+
         self.check(early)
+        self.check(twice, Pair, runs=[("pp=2", "1f1b"), ("pp=4", "zb-h1")], sizes=(8, WIDTH))
 
     def test_a_program_that_changes(self):
         def helped(model, blocks, x, y):
@@ -129,11 +152,18 @@ class BetweenModulesTest(unittest.TestCase):
         def shorter(model, blocks, x, y):
             return in_turn(model, blocks[:3] if model.is_changed else blocks, x, y)
 
-        def change(step, model):
-            model.is_changed = step >= CHANGES
-
         self.check(helped, before=change)
         self.check(shorter, before=change)
+
+    def test_calls_that_read_other_values(self):
+        def crossed(model, blocks, x, y):
+            first = blocks[0](x)
+            second = blocks[1](first)
+            third = blocks[2](second)
+            beside = (second if model.is_changed else first) * 0.5
+            return loss_of(model, blocks[3](third) + beside, y)
+
+        self.check(crossed, before=change)
 
     def test_a_hook_that_comes_later(self):
         def hook(step, model):

@@ -31,6 +31,7 @@ def main():
     parser.add_argument("--seed", type=int, default=random.randrange(2**32), help="chooses variants and modes")
     parser.add_argument("--seconds", type=float, default=12, help="of processor time for all")
     options = parser.parse_args()
+    print(f"seed {options.seed}", flush=True)  # should the process not live to the end
     pairs = [(name, op, mode) for name, op in variants().items() for mode in MODES]
     random.Random(options.seed).shuffle(pairs)
     counts, failures = collections.Counter(), []
@@ -42,7 +43,7 @@ def main():
         counts[verdict_of(record)] += 1
         if why := failure_of(name, record):
             failures.append(f"{name} ({mode}): {why}")
-    print(f"seed {options.seed}: {sum(counts.values())} of {len(pairs)} variants and modes: {dict(counts)}")
+    print(f"{sum(counts.values())} of {len(pairs)} variants and modes: {dict(counts)}")
     print("\n".join(failures))
     sys.exit(bool(failures) or not counts["pass"])
 

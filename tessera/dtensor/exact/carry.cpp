@@ -222,7 +222,8 @@ bool are_terms(const at::Tensor& a, const at::Tensor& b) {
   return !was_unfinished(a) && !was_unfinished(b);
 }
 
-at::Tensor carry_add(RankState& state, const OpInfo& info, c10::ArrayRef<IValue> args) {
+// Ranks of other stages may have no handles, and the plan's layout: it says how the sum lies in memory.
+at::Tensor carry_add(RankState& state, const OpInfo& info, c10::ArrayRef<IValue> args, const Spec& output) {
   const at::Tensor self = args[0].toTensor(), other = args[1].toTensor();
   const bool is_alike = are_terms(self, other);
   if (!is_alike || !args[2].toScalar().equal(1) || (info.writes && !owns_memory(self))) {
@@ -234,7 +235,8 @@ at::Tensor carry_add(RankState& state, const OpInfo& info, c10::ArrayRef<IValue>
   }
   Meta& meta = *meta_of(self);
   auto sum = joined(as_pending(self), as_pending(other), info.name.c_str());
-  at::Tensor handle = make_handle(meta.spec, meta.local.options(), state.ctx.coord(meta.spec->mesh), sum);
+  const Spec spec = !info.writes && output->placements == meta.spec->placements ? output : meta.spec;
+  at::Tensor handle = make_handle(spec, meta.local.options(), state.ctx.coord(spec->mesh), sum);
   if (!info.writes) {
     return handle;
   }
@@ -312,7 +314,7 @@ std::optional<size_t> find_hole(Carry carry, c10::ArrayRef<IValue> args) {
 
 at::Tensor carry(RankState& state, const OpInfo& info, c10::ArrayRef<IValue> args, Spec output) {
   switch (info.row.carry) {
-    case Carry::kAdd: return carry_add(state, info, args);
+    case Carry::kAdd: return carry_add(state, info, args, output);
     case Carry::kCat: return carry_cat(state, args);
     case Carry::kCopy: return carry_copy(state, args);
     default: break;

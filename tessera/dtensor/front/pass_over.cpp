@@ -1,8 +1,10 @@
 #include "tessera/dtensor/front/pass_over.h"
 
 #include <algorithm>
+#include <atomic>
 #include <utility>
 
+#include <ATen/SequenceNumber.h>
 #include <ATen/autocast_mode.h>
 #include <ATen/core/grad_mode.h>
 #include <c10/util/ScopeExit.h>
@@ -10,9 +12,9 @@
 #include "tessera/base/error.h"
 #include "tessera/base/hash.h"
 #include "tessera/dtensor/front/brought.h"
+#include "tessera/dtensor/front/stage_walks.h"
 #include "tessera/dtensor/front/walk_checks.h"
 #include "tessera/dtensor/front/walk_record.h"
-#include "tessera/dtensor/move/stage_walks.h"
 
 namespace tessera::dtensor {
 
@@ -46,7 +48,20 @@ uint64_t key_of(int64_t stage, uint64_t program, uint64_t arguments, const Tenso
   return key;
 }
 
+// Note [Going past]
+bool has_like_walks(const RankState& state) {
+  return state.flags() == 0 && !state.pass.is_recomputing() && !at::autocast::is_autocast_enabled(at::kCPU) &&
+         !at::autocast::is_autocast_enabled(at::kCUDA);
+}
+
+uint64_t next_id() {
+  static std::atomic<uint64_t> count{0};
+  return ++count;
+}
+
 }  // namespace
+
+PassableBody::PassableBody(Tensors parameters) : id_(next_id()), parameters_(std::move(parameters)) {}
 
 PassableBody::~PassableBody() = default;
 
@@ -62,19 +77,14 @@ PassableBody::Stage& PassableBody::stage_of(RankState& state) {
   return stage;
 }
 
-// Of one that a walk calls several times gradients of parameters meet: it is walked.
-void PassableBody::note_call(RankState& state) {
-  if (!state.pass.is_recomputing()) {
-    const std::array<int64_t, 3> walk = {state.ctx.schedules, state.ctx.walk.stage, state.ctx.walk.micro_batch};
-    is_repeated_ |= std::exchange(last_walk_, walk) == walk;
-  }
+bool PassableBody::may_go_past(const RankState& state, const Stage& stage) const {
+  return stage.is_elsewhere && StageWalks::of(state.ctx).is_alone(state.ctx.walk.stage, id_) && has_like_walks(state);
 }
 
-bool PassableBody::may_go_past(const RankState& state, const Stage& stage) const {
+// Whether this walk is to tell that of others.
+bool PassableBody::is_noted(const RankState& state, const Stage& stage) const {
   const StageWalks& walks = StageWalks::of(state.ctx);
-  return stage.is_elsewhere && !is_repeated_ && !walks.has_crowded_way() && walks.program_of(state.ctx.walk.stage) &&
-         first_schedule_ != state.ctx.schedules && state.flags() == 0 && !state.pass.is_recomputing() &&
-         !at::autocast::is_autocast_enabled(at::kCPU) && !at::autocast::is_autocast_enabled(at::kCUDA);
+  return stage.is_elsewhere && walks.wants_bodies() && !walks.program_of(state.ctx.walk.stage) && has_like_walks(state);
 }
 
 // The same on all ranks.
@@ -87,9 +97,8 @@ bool PassableBody::needs_run() {
   if (!state || !state->ctx.walk.is_scheduled) {
     return false;
   }
-  note_call(*state);
   const Stage& stage = stage_of(*state);
-  return may_go_past(*state, stage) || stage.is_border.value_or(true);
+  return may_go_past(*state, stage) || is_noted(*state, stage) || stage.is_border.value_or(true);
 }
 
 std::optional<Tensors> PassableBody::run(uint64_t arguments, const Tensors& given, const Body& body) {
@@ -109,8 +118,11 @@ std::optional<Tensors> PassableBody::run(uint64_t arguments, const Tensors& give
     }
   }
   stage.is_border = stage.is_border.value_or(!coming.empty());
-  std::optional<Tensors> results =
-      may_go_past(state, stage) ? go_past(state, arguments, given, inputs, body) : body(inputs);
+  const uint64_t first_node = at::sequence_number::peek();
+  std::optional<Tensors> results = may_go_past(state, stage) ? go_past(state, arguments, inputs, body) : body(inputs);
+  if (is_noted(state, stage)) {
+    StageWalks::of(state.ctx).note_body(id_, first_node, at::sequence_number::peek());
+  }
   const bool has_written = std::any_of(coming.begin(), coming.end(),
                                        [&](const auto& each) { return version_of(given[each.first]) != each.second; });
   TESSERA_CHECK(!has_written || !brings,
@@ -122,30 +134,26 @@ std::optional<Tensors> PassableBody::run(uint64_t arguments, const Tensors& give
   return results;
 }
 
-std::optional<Tensors> PassableBody::go_past(RankState& state, uint64_t arguments, const Tensors& values,
-                                             const Tensors& inputs, const Body& body) {
+std::optional<Tensors> PassableBody::go_past(RankState& state, uint64_t arguments, const Tensors& inputs,
+                                             const Body& body) {
   if (!std::all_of(inputs.begin(), inputs.end(), is_passable_input)) {
     return body(inputs);
   }
   const int64_t stage = state.ctx.walk.stage;
-  const StageWalks& walks = StageWalks::of(state.ctx);
-  const uint64_t program = *walks.program_of(stage);
-  const uint64_t key = key_of(stage, program, arguments, inputs, parameters_);
+  const uint64_t key =
+      key_of(stage, StageWalks::of(state.ctx).program_of(stage).value_or(0), arguments, inputs, parameters_);
   const auto found = trials_.find(key);
   if (found == trials_.end()) {
-    return trials_.size() < kMostTrials ? try_out(state, key, values, inputs, body) : body(inputs);
+    return trials_.size() < kMostTrials ? try_out(state, key, inputs, body) : body(inputs);
   }
   Trial& trial = found->second;
-  if (std::exchange(trial.values, {}).are_read_elsewhere()) {
-    trial.phase = Phase::kFailed;
-  }
   if (trial.phase == Phase::kMarked && trial.record->has_run_back()) {
     trial.judge_record();
   }
-  if (trial.phase == Phase::kFailed || trial.phase == Phase::kMarked || !walks.is_known(program)) {
+  if (trial.phase == Phase::kFailed || trial.phase == Phase::kMarked) {
     return body(inputs);
   }
-  return trial.record ? trial.record->go_past(inputs) : record(state, trial, values, inputs, body);
+  return trial.record ? trial.record->go_past(inputs) : record(state, trial, inputs, body);
 }
 
 // What it sent besides is sent before the next one, which tells whether that is all.
@@ -161,8 +169,7 @@ void PassableBody::Trial::judge_record() {
   }
 }
 
-std::optional<Tensors> PassableBody::try_out(RankState& state, uint64_t key, const Tensors& values,
-                                             const Tensors& inputs, const Body& body) {
+std::optional<Tensors> PassableBody::try_out(RankState& state, uint64_t key, const Tensors& inputs, const Body& body) {
   const Untouched untouched(state, inputs);
   const size_t sent = state.engine.sent.size();
   std::optional<Tensors> results = body(inputs);
@@ -171,21 +178,19 @@ std::optional<Tensors> PassableBody::try_out(RankState& state, uint64_t key, con
   if (results && sends && (untouched.is_silent() || !sends->is_empty()) && untouched.holds() &&
       is_differentiated_whole(*results, inputs) && can_be_replaced(state, *results, inputs)) {
     trial.sends = *sends;
-    trial.values = ReadValues(values, inputs);
     const bool has_backward = std::any_of(results->begin(), results->end(), wants_gradient);
     trial.phase = has_backward ? Phase::kTried : Phase::kPassed;
   }
   return results;
 }
 
-std::optional<Tensors> PassableBody::record(RankState& state, Trial& trial, const Tensors& values,
-                                            const Tensors& inputs, const Body& body) {
+std::optional<Tensors> PassableBody::record(RankState& state, Trial& trial, const Tensors& inputs, const Body& body) {
   const bool has_backward = trial.phase == Phase::kTried;
   trial.phase = Phase::kFailed;
   if (!trial.sends.run(state, inputs)) {
     return body(inputs);
   }
-  const auto record = std::make_shared<WalkRecord>(state, values, inputs, trial.sends, trial.sends_back);
+  const auto record = std::make_shared<WalkRecord>(state, inputs, trial.sends, trial.sends_back);
   const auto let_go = c10::make_scope_exit([&] { record->let_go(); });
   std::optional<Tensors> results = body(record->begin());
   if (results) {

@@ -1,7 +1,6 @@
 // Bodies of other stages that a rank goes past instead of walking them.
 #pragma once
 
-#include <array>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -25,8 +24,8 @@ class WalkRecord;
 // parameters, places of random numbers, calls that ranks compare. So one walk of it is recorded, and micro-batches go
 // past it, where it is given what it was given there but for the elements: its results are one node of autograd's
 // graph, and the program stands afterwards where the walk would have left it, in backward too. The first micro-batch of
-// each step walks everything as it is, which tells whether the program is the one of which that is known (StageWalks),
-// and makes gradients of parameters of other stages what they were. A body that a walk calls twice is walked.
+// each step walks everything as it is, which tells whether the program is the one of which that is known, and past
+// which bodies a rank may go (StageWalks), and makes gradients of parameters of other stages what they were.
 //
 // A body is tried out before. Its first walk tells whether it gives results without elements and nothing else: it must
 // not write to its inputs, have this rank communicate anything but inputs that it reads on another stage, or draw from
@@ -43,7 +42,7 @@ class PassableBody {
   using Body = std::function<std::optional<Tensors>(const Tensors&)>;
 
   // With all parameters that the body reads. None: it is walked always.
-  explicit PassableBody(Tensors parameters) : parameters_(std::move(parameters)) {}
+  explicit PassableBody(Tensors parameters);
   PassableBody(const PassableBody&) = delete;
   PassableBody& operator=(const PassableBody&) = delete;
   ~PassableBody();
@@ -62,7 +61,6 @@ class PassableBody {
   struct Trial {
     Phase phase = Phase::kFailed;
     WalkSends sends = {}, sends_back = {};
-    ReadValues values = {};                        // of the walk that tried it, until the next
     std::shared_ptr<WalkRecord> record = nullptr;  // of the walk between marks
 
     void judge_record();
@@ -75,21 +73,17 @@ class PassableBody {
   };
 
   Stage& stage_of(RankState& state);
-  void note_call(RankState& state);
   bool may_go_past(const RankState& state, const Stage& stage) const;
+  bool is_noted(const RankState& state, const Stage& stage) const;
   bool may_bring(const RankState& state) const;
-  std::optional<Tensors> go_past(RankState& state, uint64_t arguments, const Tensors& values, const Tensors& inputs,
-                                 const Body& body);
-  std::optional<Tensors> try_out(RankState& state, uint64_t key, const Tensors& values, const Tensors& inputs,
-                                 const Body& body);
-  std::optional<Tensors> record(RankState& state, Trial& trial, const Tensors& values, const Tensors& inputs,
-                                const Body& body);
+  std::optional<Tensors> go_past(RankState& state, uint64_t arguments, const Tensors& inputs, const Body& body);
+  std::optional<Tensors> try_out(RankState& state, uint64_t key, const Tensors& inputs, const Body& body);
+  std::optional<Tensors> record(RankState& state, Trial& trial, const Tensors& inputs, const Body& body);
 
+  const uint64_t id_;  // which no other body of this process had
   Tensors parameters_;
-  int64_t first_schedule_ = -1;                      // in the run of which it was called first; -1: in none yet
-  bool writes_to_inputs_ = false;                    // as they came from another stage
-  bool is_repeated_ = false;                         // a walk called it twice
-  std::array<int64_t, 3> last_walk_ = {-1, -1, -1};  // in which it was called: schedule, stage, micro-batch
+  int64_t first_schedule_ = -1;    // in the run of which it was called first; -1: in none yet
+  bool writes_to_inputs_ = false;  // as they came from another stage
   std::map<int64_t, Stage> stages_;
   std::unordered_map<uint64_t, Trial> trials_;  // by what it was given
 };

@@ -87,22 +87,6 @@ Spec Untouched::spec_of_present(const at::Tensor& tensor) const {
   return is_dtensor(tensor) && !is_absent(state_, tensor) ? meta_of(tensor)->spec : Spec();
 }
 
-ReadValues::ReadValues(const Tensors& values, const Tensors& inputs) {
-  for (size_t i = 0; i < values.size(); ++i) {
-    if (wants_gradient(values[i])) {
-      reads_.push_back({MetaPtr::reclaim_copy(meta_of(values[i])), meta_of(inputs[i])->spec});
-    }
-  }
-}
-
-bool ReadValues::are_read_elsewhere() const {
-  return std::any_of(reads_.begin(), reads_.end(), [](const Read& read) {
-    const Rare* rare = read.value->rare.get();
-    return rare && std::any_of(rare->sent.begin(), rare->sent.end(),
-                               [&](const GatheredCopy& copy) { return copy.spec != read.there; });
-  });
-}
-
 bool can_be_replaced(const RankState& state, const Tensors& results, const Tensors& inputs) {
   size_t count = 0;
   return std::all_of(results.begin(), results.end(), [&](const at::Tensor& result) {

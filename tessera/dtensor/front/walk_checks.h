@@ -49,25 +49,6 @@ class Untouched {
   std::vector<Spec> specs_;
 };
 
-// The values that a body reads and that want gradients, with the stage on which it does. Gradients of one that is read
-// on several stages come from several, and ranks that run the body add them between its calls; one that goes past it,
-// or marks it in the graph, would do so behind them, and its messages come in another order.
-class ReadValues {
- public:
-  ReadValues() = default;
-  // Of a body that is given these inputs for the values, one for each.
-  ReadValues(const std::vector<at::Tensor>& values, const std::vector<at::Tensor>& inputs);
-  // By what was read since.
-  bool are_read_elsewhere() const;
-
- private:
-  struct Read {
-    MetaPtr value;
-    Spec there;
-  };
-  std::vector<Read> reads_;
-};
-
 // Whether others can stand for the results of a walk: tensors without elements, of which one at most wants a gradient,
 // or inputs as they are.
 bool can_be_replaced(const RankState& state, const std::vector<at::Tensor>& results,

@@ -117,16 +117,14 @@ struct WalkRecord::PassedOn final : Node {
   std::string name() const override { return "PassedBackward"; }
 };
 
-WalkRecord::WalkRecord(RankState& state, const Tensors& values, const Tensors& inputs, WalkSends sends,
-                       WalkSends sends_back)
+WalkRecord::WalkRecord(RankState& state, const Tensors& inputs, WalkSends sends, WalkSends sends_back)
     : state_(state),
       sends_(std::move(sends)),
       sends_back_(std::move(sends_back)),
       given_(inputs),
       untouched_(state, given_),
       position_(state.pass.sites.position()),
-      counts_(counts()),
-      values_(values, inputs) {}
+      counts_(counts()) {}
 
 WalkRecord::Counts WalkRecord::counts() const { return {state_.ctx.program.place(), state_.ctx.ledger.entries()}; }
 
@@ -273,8 +271,7 @@ void WalkRecord::enter_back(const Tensors& grads) {
   for (const at::Tensor& grad : grads) {
     results_back_.push_back({grad.defined(), is_absent(state_, grad)});
   }
-  is_clean_back_ = !values_.are_read_elsewhere() && sends_back_.run(state_, grads);
-  values_ = {};
+  is_clean_back_ = sends_back_.run(state_, grads);
   messages_back_ = state_.ctx.all_messages();
   sent_back_ = state_.engine.sent.size();
   counts_back_ = counts();

@@ -39,9 +39,8 @@ class WalkRecord : public std::enable_shared_from_this<WalkRecord> {
  public:
   using Tensors = std::vector<at::Tensor>;
 
-  // Of a body that is given these for `values` (see at_stage; most are they). The walk sends this of its inputs, and
-  // its backward pass that of its results' gradients.
-  WalkRecord(RankState& state, const Tensors& values, const Tensors& inputs, WalkSends sends, WalkSends sends_back);
+  // Of a body that is given these. The walk sends this of them, and its backward pass that of its results' gradients.
+  WalkRecord(RankState& state, const Tensors& inputs, WalkSends sends, WalkSends sends_back);
 
   // What the body is given in place of the inputs: they, behind marks in the graph.
   Tensors begin();
@@ -115,7 +114,6 @@ class WalkRecord : public std::enable_shared_from_this<WalkRecord> {
   std::vector<Gradient> gradients_;
   Sites::Stretch sites_;
   Counts counts_, counts_back_;
-  ReadValues values_;  // until its backward pass
   bool is_usable_ = false;
   // Of the backward pass.
   Tensors given_back_;  // until its end: gradients of the results

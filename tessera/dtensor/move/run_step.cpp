@@ -8,7 +8,6 @@
 
 #include "tessera/base/error.h"
 #include "tessera/dtensor/move/hand_over.h"
-#include "tessera/dtensor/move/stage_walks.h"
 #include "tessera/layout/vocabulary.h"
 
 namespace tessera::dtensor {
@@ -92,9 +91,6 @@ IssuedStep issue_send(comm::RankContext& ctx, comm::Communicator& group, const C
   const bool gives = step.is_at_from && ctx.walk.runs(step.axis_name, step.from);
   const bool takes = step.is_at_to && ctx.walk.runs(step.axis_name, step.to);
   const int64_t tag = tag_between(ctx, step.from.stage, step.to.stage);
-  if (ctx.walk.is_scheduled && (gives || takes)) {
-    StageWalks::of(ctx).note_message(tag);
-  }
   IssuedStep issued;
   if (gives && takes) {
     issued.result = local;

@@ -1,0 +1,163 @@
+#!/usr/bin/env python3
+"""Random programs around the modules of a pipeline have one rank's losses and parameters under every schedule, or are refused by an error where a rank has several stages.
+
+A program calls its blocks in their order, on values that it made before, and does something between them: skips, values that
+several blocks read, blocks that are called twice or of two values, tied weights, losses on the way. It prints its seed; a
+program that fails is printed as it stands.
+
+Usage: random_programs_test.py [--seed N] [--programs 3] [--run pp=2,dp=2:1f1b]... [--verbose]
+"""
+
+import argparse
+import collections
+import random
+import sys
+
+import tessera
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+WIDTH, STEPS, MICRO_BATCHES = 8, 5, 4
+DEADLINE = 30.0
+RUNS = ["pp=2:1f1b", "pp=4:1f1b", "pp=4:zb-h1", "pp=2:interleaved", "pp=2:zbv", "pp=2,dp=2:1f1b", "pp=2,tp=2:zb-h1"]
+REFUSING = ("interleaved", "zbv")  # ranks have several stages: what goes back and forth between them may be refused
+
+
+class Block(nn.Module):
+    """A value of the sizes of its weight, so that no message could be told from another by its sizes."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x, beside=None):
+        inner = x if beside is None else x + torch.sigmoid(beside)
+        return x + torch.tanh(self.linear(inner))
+
+
+class Pair(nn.Module):
+    """Two blocks, of which the second is given what the first was given, too."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = Block(), Block()
+        self.linear = self.first.linear
+
+    def forward(self, x, beside=None):
+        return self.second(self.first(x, beside), x) + x * 0.5
+
+
+class Net(nn.Module):
+    def __init__(self, blocks, ties, body):
+        super().__init__()
+        self.blocks = nn.ModuleList(block() for block in blocks)
+        for k, first in ties.items():
+            self.blocks[k].tied = self.blocks[first].linear.weight
+        self.head = nn.Linear(WIDTH, WIDTH)
+        self.body = body
+
+    def forward(self, x, y):
+        return self.body(self.blocks, lambda value: (self.head(value) - y).square().mean(), x)
+
+
+class Program:
+    def __init__(self, seed):
+        draw = random.Random(seed)
+        self.blocks = draw.choices([Block, Pair], [4, 1], k=draw.randint(4, 6))
+        self.ties = {}  # of which block the weight is that of another one, too
+        count = len(self.blocks)
+        lines = [f"v{k + 1} = {self.call(draw, k)}" for k in range(count)]
+        middle = draw.randrange(1, count)
+        extra = draw.choice(["", "", f" + loss_of(v{middle}) * 0.3", f" + v{middle}.square().mean() * 0.1"])
+        self.text = "\n    ".join(["def body(blocks, loss_of, v0):", *lines, f"return loss_of(v{count}){extra}"])
+
+    def call(self, draw, k):
+        """Of the block k."""
+        last, other = f"v{k}", f"v{draw.randint(0, k)}"
+        kinds = {
+            f"blocks[{k}]({last})": 8,
+            f"blocks[{k}]({last}, {other})": 2,
+            f"blocks[{k}]({last}) + {other} * 0.5": 2,
+            f"blocks[{k}]({last} * 0.5 + {other} * 0.5)": 2,
+            f"blocks[{k}]({last} + blocks[{k}]({other})) * 0.5": 2,
+            f"blocks[{k}](torch.tanh({last}))": 2,
+            f"blocks[{k}]({last}) + {other}.detach() * 0.5": 1,
+        }
+        if k:
+            self.ties[k] = draw.choice([0, draw.randrange(k)])
+            kinds[f"blocks[{k}]({last}) + F.linear({other}, blocks[{k}].tied) * 0.1"] = 3
+        chosen = draw.choices(list(kinds), list(kinds.values()))[0]
+        if "tied" not in chosen:
+            self.ties.pop(k, None)
+        return chosen
+
+    def __str__(self):
+        kinds = f"blocks = {', '.join(block.__name__ for block in self.blocks)}\n"
+        return kinds + "".join(f"blocks[{k}].tied = blocks[{first}].linear.weight\n" for k, first in self.ties.items()) + self.text
+
+    def body(self):
+        names = {"torch": torch, "F": F}
+        exec(self.text, names)
+        return names["body"]
+
+
+def trained(mesh, schedule, program):
+    def on_rank():
+        torch.manual_seed(0)
+        model = Net(program.blocks, program.ties, program.body())
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        tessera.parallelize(model, tessera.generate_plan(model, mesh=mesh, schedule=schedule), optimizer, microbatches=MICRO_BATCHES)
+        losses = []
+        for step in range(STEPS):
+            loss = model(*torch.randn(2, MICRO_BATCHES * WIDTH, WIDTH, generator=torch.Generator().manual_seed(step)))
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(loss.detach().full_tensor() if isinstance(loss, tessera.DTensor) else loss.detach())
+        return [torch.stack(losses), *(value.clone() for value in tessera.full_state_dict(model).values())]
+
+    return tessera.run_ranks(on_rank, tessera.Mesh(mesh).size(), deadline=DEADLINE)
+
+
+def is_same(got, want, is_exact):
+    if is_exact:
+        return all(map(torch.equal, got, want))
+    return all(torch.allclose(a, b, rtol=1e-4, atol=1e-5) for a, b in zip(got, want, strict=True))
+
+
+def run(mesh, schedule, program, want):
+    """(verdict, the error's text). In `fast`, gradients of tied weights and of parts of a batch or a product are rounded in another order."""
+    try:
+        got = trained(mesh, schedule, program)
+    except RuntimeError as error:
+        return "refused" if schedule in REFUSING else "error", str(error)
+    return "right" if is_same(got, want, is_exact=not program.ties and "," not in mesh) else "wrong", ""
+
+
+def main():
+    parser = argparse.ArgumentParser(usage=__doc__.partition("Usage: ")[2])
+    parser.add_argument("--seed", type=int, default=random.randrange(2**32))
+    parser.add_argument("--programs", type=int, default=3)
+    parser.add_argument("--run", action="append", help="a mesh and a schedule")
+    parser.add_argument("--verbose", action="store_true", help="prints what was refused, too")
+    options = parser.parse_args()
+    print(f"seed {options.seed}", flush=True)
+    counts, failed = collections.Counter(), False
+    for seed in range(options.seed, options.seed + options.programs):
+        program = Program(seed)
+        want = trained("1", "", program)
+        for mesh, schedule in (one.split(":") for one in options.run or RUNS):
+            verdict, error = run(mesh, schedule, program, want)
+            counts[mesh, schedule, verdict] += 1
+            is_bad = verdict in ("wrong", "error")
+            failed |= is_bad
+            if is_bad or options.verbose and error:
+                print(f"seed {seed}, {mesh}, {schedule}: {verdict}\n{program}\n{error}", flush=True)
+    for (mesh, schedule, verdict), count in sorted(counts.items()):
+        print(f"{mesh} {schedule}: {count} {verdict}")
+    sys.exit(failed)
+
+
+if __name__ == "__main__":
+    main()
