@@ -73,12 +73,13 @@ class StepForward:
         named = list(named_tensors(args, kwargs))
         count = next(tensor.shape[0] for _, tensor in named if tensor.dim() > 0)
         few = [(name, tensor[:-(-count // self.micro_batches)] if tensor.dim() > 0 and tensor.shape[0] == count else tensor) for name, tensor in named]
+        try:
+            output = self._asked(passes, args, kwargs, few, torch.no_grad())
+        except RuntimeError as error:
+            if "does not require grad" not in str(error):
+                raise
+            output = self._asked(passes, args, kwargs, few, torch.enable_grad())  # it takes derivatives itself
         with torch.no_grad():
-            args, kwargs = with_tensors((args, kwargs), iter(passes.begin(few)))
-            try:
-                output = self.forward(*args, **kwargs)
-            finally:
-                passes.end()
             for buffer, (version, before) in buffers.items():
                 if buffer._version != version:
                     buffer.copy_(before)
@@ -88,6 +89,14 @@ class StepForward:
             return False
         _verify_norms(model, self.micro_batches)
         return True
+
+    def _asked(self, passes, args, kwargs, few, mode):
+        with mode:
+            args, kwargs = with_tensors((args, kwargs), iter(passes.begin(few)))
+            try:
+                return self.forward(*args, **kwargs)
+            finally:
+                passes.end()
 
     def _tell(self, model, why):
         if not self._has_told:

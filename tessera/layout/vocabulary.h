@@ -14,4 +14,7 @@ constexpr int32_t kHead = (1 << 14) - 1;
 
 constexpr bool is_of_vocabulary(int64_t stage) { return stage >= kLookup; }
 
+// A number in the order in which a value comes through the stages.
+constexpr int64_t order_of_stage(int64_t stage) { return stage == kLookup ? -1 : stage; }
+
 }  // namespace tessera::layout

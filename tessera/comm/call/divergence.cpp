@@ -70,14 +70,30 @@ std::string report(const Call& a, const Call& b, const char* what = "run differe
       << " calls " << a.str() << ", rank " << global_rank(b) << " calls " << b.str() << parting(a, b)
       << ". Every rank must run the same operators with the same global shapes, layouts and numbers: look for what "
          "depends on the rank.";
-  if ((a.program && a.program->has_gone_past) || (b.program && b.program->has_gone_past)) {
+  const std::string advice = advice_for(a);
+  out << (advice.empty() ? advice_for(b) : advice);
+  return out.str();
+}
+
+}  // namespace
+
+std::string advice_for(const Call& call) {
+  std::ostringstream out;
+  if (!call.program) {
+    return "";
+  }
+  if (const Program::WayBack& back = call.program->way_back; back.reader) {
+    out << " In this pipeline's schedule " << back.reader << " reads on stage " << back.to << " what stage "
+        << back.from
+        << " made, and passes go through the stages in their order: register layers in the order in which they are "
+           "called, or change their On(...) in the plan; a parameter that a later layer reads must be one of that "
+           "layer's too (a tied weight). Without a schedule such a program is right.";
+  } else if (call.program->has_gone_past) {
     out << " Or for a module that does not run the same in each micro-batch: a plan with "
            "\"always_walked\": [\"**\"] has ranks of other stages walk all modules every time.";
   }
   return out.str();
 }
-
-}  // namespace
 
 std::string divergence_of(const std::vector<const Call*>& calls) {
   const auto& first = *calls[0];

@@ -8,6 +8,9 @@
 
 namespace tessera::comm {
 
+// What the rank of a call that is not met may look for, by what it has run: a sentence, or nothing.
+std::string advice_for(const Call& call);
+
 // What the members' calls of one collective disagree about, naming two ranks, what each called, and the first op where
 // their programs parted; empty if they agree. Members without a program are compared by their calls alone.
 std::string divergence_of(const std::vector<const Call*>& calls);

@@ -15,6 +15,11 @@ struct Program {
   // Of the keys of all ops: the same in whichever order they came.
   uint64_t sum = 0;
   bool has_gone_past = false;  // some ops (go_past)
+  // In a pipeline's schedule: the first op that read, on an earlier stage, what a later one had made.
+  struct WayBack {
+    const char* reader = nullptr;  // null: none did
+    int64_t from = 0, to = 0;      // stages
+  } way_back = {};
   // The last ops, newest at (count - 1) % kKept, for finding where two ranks parted.
   static constexpr size_t kKept = 64;
   struct Entry {

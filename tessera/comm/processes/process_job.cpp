@@ -6,6 +6,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/text.h"
+#include "tessera/comm/call/divergence.h"
 #include "tessera/comm/call/flight.h"
 #include "tessera/comm/core/context.h"
 #include "tessera/comm/core/errors.h"
@@ -309,7 +310,8 @@ void ProcessJob::watch_wait(Clock::time_point now) {
   if (waited >= options_.deadline) {
     const auto message = c10::str(
         "[comm] rank ", rank_, " waited ", options_.deadline.count(), " ms in ", waiting_.round->call.str(), " for ",
-        missing(), "; look for a lock or a wait that depends on the rank there, or give slow ranks a longer deadline");
+        missing(), "; look for a lock or a wait that depends on the rank there, or give slow ranks a longer deadline.",
+        advice_for(waiting_.round->call));
     lock.unlock();
     return set_failure({JobFailure::Kind::kTimeout, rank_, message});
   }

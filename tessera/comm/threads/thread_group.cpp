@@ -342,7 +342,8 @@ void ThreadGroup::throw_timeout(const Waiter& waiter) {
     }
   }
   out << "; look for a lock or a wait that depends on the rank there, or give slow ranks a longer "
-      << base::in_language("RunOptions::deadline", "deadline: run_ranks(body, n, deadline=seconds)");
+      << base::in_language("RunOptions::deadline", "deadline: run_ranks(body, n, deadline=seconds)") << "."
+      << advice_for(waiter.call);
   job_.set_failure({ranks_[waiter.member], out.str()});
   TESSERA_THROW(base::CommTimeout, out.str());
 }

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include <torch/csrc/autograd/graph_task.h>
+
 #include "tessera/dtensor/dispatch/absent.h"
 #include "tessera/dtensor/dispatch/step_gradients.h"
 #include "tessera/dtensor/record/arguments.h"
@@ -96,12 +98,6 @@ bool goes_to_all(const Spec& from, const Spec& there) {
   return false;
 }
 
-// Whether a value at one place gets to the other by messages alone.
-bool is_way(const layout::Placements& from, const layout::Placements& to) {
-  return std::equal(from.begin(), from.end(), to.begin(), to.end(),
-                    [](const layout::Placement& a, const layout::Placement& b) { return a.is_on() || a == b; });
-}
-
 // Ranks run a body again one after the other, each in its own backward pass, and send each other what it reads. A rank
 // of several stages, or parts of a vocabulary, does so in the pass of each of them: another one of its own would be
 // asked for a value that only a later pass makes.
@@ -115,8 +111,24 @@ void check_sends(const RankState& state, const char* op, const Meta& meta, const
                 "schedule of one stage a rank (1f1b) without a cut vocabulary.");
 }
 
+// A forward pass that goes back may meet passes that wait for it: should ranks part, they know where it did.
+void note_way_back(RankState& state, const char* op, const Spec& from, const Spec& to) {
+  comm::Program::WayBack& back = state.ctx.program.way_back;
+  const std::string& axis = state.ctx.walk.axis;
+  if (!state.ctx.walk.is_scheduled || back.reader || torch::autograd::get_current_graph_task_id() != -1) {
+    return;
+  }
+  const size_t stages = from->mesh.axis_index(axis);
+  const layout::Placement &made = from->placements[stages], &read = to->placements[stages];
+  if (made.is_on() && read.is_on() && !layout::is_of_vocabulary(made.stage) && !layout::is_of_vocabulary(read.stage) &&
+      read.stage < made.stage) {
+    back = {op, made.stage, read.stage};
+  }
+}
+
 // The value at other coordinates of the axes on which it is On. Whoever reads it there once keeps it as long as it
-// lives, for those that read it later and for backward; it comes from where it was sent last, from stage to stage.
+// lives, for those that read it later and for backward. It goes from stage to stage, as passes do; a parameter, which
+// passes of several stages may read first, always from its own.
 at::Tensor sent_part(RankState& state, const char* op, Meta& meta, const Spec& to) {
   if (const GatheredCopy* found = meta.find_sent(to)) {
     return found->part;
@@ -126,16 +138,13 @@ at::Tensor sent_part(RankState& state, const char* op, Meta& meta, const Spec& t
     return meta.local;  // of one of this rank's stages at another, whichever runs
   }
   check_sends(state, op, meta, to);
-  const GatheredCopy* last = meta.last_sent();
-  const bool goes_on = last && is_way(last->spec->placements, to->placements);
-  TESSERA_CHECK(!(goes_on && meta.parameter && state.ctx.walk.stage != comm::Walk::kAllStages), "[", op,
-                "] a parameter is read on three stages or more (", meta.spec.str(), ", ", last->spec.str(), ", ",
-                to.str(), ", rank ", state.ctx.rank, ", stage ", state.ctx.walk.stage,
-                "), in a schedule that gives ranks several: which of their passes sends it on is not the same on every "
-                "rank. Accepted: a schedule of one stage a rank (1f1b, zb-h1), or no schedule.");
-  const Move& move = *state.engine.moves.find_or_plan(goes_on ? last->spec : meta.spec, to);
+  if (!meta.parameter) {
+    note_way_back(state, op, meta.spec, to);
+  }
+  const GatheredCopy* nearer = meta.parameter ? nullptr : meta.nearest_sent(to);
+  const Move& move = *state.engine.moves.find_or_plan(nearer ? nearer->spec : meta.spec, to);
   const int64_t messages = state.ctx.all_messages();
-  at::Tensor part = run_move(state.ctx, move, goes_on ? last->part : meta.local, op);
+  at::Tensor part = run_move(state.ctx, move, nearer ? nearer->part : meta.local, op);
   if (state.ctx.walk.is_scheduled && state.ctx.all_messages() != messages) {
     state.engine.sent.push_back({&meta, meta.spec, to, op});
   }

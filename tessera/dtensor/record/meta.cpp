@@ -1,14 +1,18 @@
 #include "tessera/dtensor/record/meta.h"
 
 #include <algorithm>
+#include <cstdlib>
+#include <limits>
 #include <memory>
 #include <new>
+#include <optional>
 #include <utility>
 
 #include <c10/core/DispatchKeySet.h>
 
 #include "tessera/base/error.h"
 #include "tessera/base/hints.h"
+#include "tessera/layout/vocabulary.h"
 
 namespace tessera::dtensor {
 
@@ -19,6 +23,27 @@ c10::DispatchKeySet dtensor_keys() {
       c10::DispatchKeySet(kKey) | c10::DispatchKeySet(c10::DispatchKey::AutocastCPU) |
       c10::getAutogradRelatedKeySetFromBackend(c10::BackendComponent::PrivateUse3Bit);
   return keys;
+}
+
+// How many stages lie between `at` and `to`, if it is on the way there from `from` and goes on by messages alone.
+std::optional<int64_t> rest_of_way(const layout::Placements& from, const layout::Placements& at,
+                                   const layout::Placements& to) {
+  int64_t rest = 0;
+  for (size_t axis = 0; axis < to.size(); ++axis) {
+    if (at[axis] == to[axis]) {
+      continue;
+    }
+    if (!at[axis].is_on() || !to[axis].is_on()) {
+      return std::nullopt;
+    }
+    const int64_t here = layout::order_of_stage(at[axis].stage), end = layout::order_of_stage(to[axis].stage);
+    const int64_t begin = from[axis].is_on() ? layout::order_of_stage(from[axis].stage) : here;
+    if (here < std::min(begin, end) || here > std::max(begin, end)) {
+      return std::nullopt;
+    }
+    rest += std::abs(end - here);
+  }
+  return rest;
 }
 
 // Note [Husks]. libtorch keeps two records of a tensor on the heap: the count of its writes, and what few tensors have
@@ -198,8 +223,18 @@ const GatheredCopy* Meta::find_sent(const Spec& wanted) const {
   return found == rare->sent.end() ? nullptr : &*found;
 }
 
-const GatheredCopy* Meta::last_sent() const {
-  return rare && !rare->sent.empty() && may_read(rare->sent.back()) ? &rare->sent.back() : nullptr;
+const GatheredCopy* Meta::nearest_sent(const Spec& to) const {
+  const GatheredCopy* nearest = nullptr;
+  int64_t least = std::numeric_limits<int64_t>::max();
+  for (size_t i = 0; rare && i < rare->sent.size(); ++i) {
+    const GatheredCopy& copy = rare->sent[i];
+    const auto rest = rest_of_way(spec->placements, copy.spec->placements, to->placements);
+    if (rest && *rest < least && may_read(copy)) {
+      nearest = &copy;
+      least = *rest;
+    }
+  }
+  return nearest;
 }
 
 void Meta::keep_sent(const Spec& copy_spec, at::Tensor part) {

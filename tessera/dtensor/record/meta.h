@@ -127,7 +127,9 @@ struct Meta final : c10::BackendMeta, base::Pooled<Meta> {
   void keep_copy(GatheredCopy Rare::* slot, const Spec& spec, at::Tensor part);
   // The same of copies at other coordinates: the last one that is valid, or null.
   const GatheredCopy* find_sent(const Spec& spec) const;
-  const GatheredCopy* last_sent() const;
+  // The copy from which it gets there the shortest way, by messages alone, on the way from its own place. Null: it goes
+  // from that.
+  const GatheredCopy* nearest_sent(const Spec& to) const;
   void keep_sent(const Spec& spec, at::Tensor part);
 
   Rare& make_rare();
