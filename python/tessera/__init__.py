@@ -11,6 +11,7 @@ Ranks are the threads of `run_ranks`, or the processes of a launcher such as tor
 """
 
 from tessera import _torch_version as _torch_version  # first: refuses a torch that this was not built for
+from tessera._built_for import VERSION as __version__  # noqa: F401
 from tessera import _loading as _loading
 from tessera import _on_torch as _on_torch
 from tessera import _threads as _threads

@@ -56,6 +56,17 @@ class Turned(Block):
         return x + torch.tanh(self.linear(x.transpose(0, 1))).transpose(0, 1)
 
 
+class Recurrent(Block):
+    """Its result becomes a view of itself (`transpose_`)."""
+
+    def __init__(self):
+        super().__init__()
+        self.recurrent = nn.GRU(WIDTH, WIDTH, batch_first=True)
+
+    def forward(self, x):
+        return super().forward(self.recurrent(x)[0])
+
+
 class Net(nn.Module):
     """`body` is given the blocks and what goes through them; `steps` the step and the model, before each."""
 
@@ -183,6 +194,7 @@ class BetweenModulesTest(unittest.TestCase):
 
     def test_values_that_lie_otherwise_in_memory(self):
         self.check(block=Turned)
+        self.check(block=Recurrent, runs=[("pp=2", ""), ("pp=2", "1f1b")])
 
 
 if __name__ == "__main__":

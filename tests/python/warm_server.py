@@ -9,6 +9,7 @@ order of a set matters, which is that of one hash seed here. Without a client fo
 """
 
 import array
+import faulthandler
 import gc
 import importlib
 import json
@@ -136,6 +137,7 @@ def become(python, kind, words, environment, folder):
         warm_python.begun(python)
     else:
         sys.executable = python
+    faulthandler.enable()  # one that is killed by what it did to its memory says where it was
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(environment)

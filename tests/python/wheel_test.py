@@ -26,7 +26,9 @@ PACKAGES = Path(importlib.util.find_spec("torch").submodule_search_locations[0])
 
 TWO_RANKS = """
 import sys, tessera, torch
+from importlib.metadata import version
 assert sys.prefix in tessera.__file__, tessera.__file__
+assert tessera.__version__ == version("tessera"), tessera.__version__
 x = torch.arange(12.0).reshape(4, 3)
 def body():
     mesh = tessera.init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
@@ -118,7 +120,7 @@ class WheelTest(unittest.TestCase):
         self.assertRegex(refused, r"tessera was built for torch \d+\.\d+\.\d+\S*, and this is torch 2\.99\.0\+cpu\. .*pip install torch==\d")
 
     def test_builds_of_one_release(self):
-        built_for = "import sys, types\nsys.modules['tessera._built_for'] = types.SimpleNamespace(TORCH_VERSION='2.98.0{}', LINKS_CUDA={})\n"
+        built_for = "import sys, types\nsys.modules['tessera._built_for'] = types.SimpleNamespace(VERSION='0', TORCH_VERSION='2.98.0{}', LINKS_CUDA={})\n"
         for built, links_cuda, found, is_refused in (("+cpu", False, "+cu130", False), ("+cu130", False, "+cpu", False), ("+cu130", True, "+cu130", False),
                                                      ("+cu130", True, "+cpu", True), ("+cu130", True, "+cu126", True)):
             with self.subTest(built=built, links_cuda=links_cuda, found=found):

@@ -55,6 +55,19 @@ class LossTest(unittest.TestCase):
                 with self.subTest(kind=kind.__name__, ignored=ignored, run=run):
                     self.check(kind, run, ignored)
 
+    def test_a_model_that_takes_derivatives(self):
+        """By autograd.grad, without which it has no loss; on one stage, since a schedule's forward passes go forward."""
+        class Smooth(Net):
+            def forward(self, ids, labels):
+                x = self.table(ids).detach().requires_grad_()
+                scores = self.head(torch.tanh(self.layers[0](x)))
+                (slope,) = torch.autograd.grad(scores.sum(), x, create_graph=True)
+                return F.cross_entropy(scores.flatten(0, 1), labels.flatten()) + slope.square().mean() + self.scores(ids).square().mean()
+
+        for run in (("1", "", 3), ("dp=2", "", 2), ("dp=2,tp=2", "", 1)):
+            with self.subTest(run=run):
+                self.check(Smooth, run, 0.0)
+
     def test_the_model_divides_by_what_it_is_told(self):
         """As transformers' models do, given num_items_in_batch."""
         with doubles():

@@ -88,6 +88,7 @@ bool takes_parts(const OpInfo& info) {
     case Special::kDropout:
     case Special::kRandomFill:
     case Special::kRandomLike:
+    case Special::kViewInPlace:
     case Special::kZerosLikePrimal: return true;
     default: return false;
   }
