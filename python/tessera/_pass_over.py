@@ -1,7 +1,9 @@
 """Modules of a pipeline's other stages, past which a rank goes in all micro-batches of a step but the first (docs/guide/pipelines.md)."""
 
+import collections
 import functools
-from collections.abc import Iterator
+import types
+from collections.abc import Sequence
 
 import torch
 
@@ -9,7 +11,6 @@ from tessera import _C
 
 # What may stand around tensors and is told from others by its value.
 _PLAIN = (type(None), bool, int, float, str, torch.dtype, torch.device)
-_TENSOR = object()
 
 
 class PassableForward:
@@ -34,19 +35,19 @@ class PassableForward:
         if not self.body.needs_run() or any(self.hooks):
             return self.forward(*args, **kwargs)
         try:
-            given = _taken_apart((args, kwargs), tensors)
+            given = _taken_apart((args, tuple(kwargs.items())), tensors, (tuple,))  # a list or a dict is its caller's, too
         except _Opaque:
             return self.forward(*args, **kwargs)
         result = None
 
         def body(tensors):
             nonlocal result
-            args, kwargs = _around(given, iter(tensors))
+            args, named = _around(given, tensors)
             before = self._attributes() if given not in self.around else None
-            result = self.forward(*args, **kwargs)
+            result = self.forward(*args, **dict(named))
             tensors = []
             try:
-                around = _taken_apart(result, tensors)
+                around = _taken_apart(result, tensors, (tuple, list, dict))
             except _Opaque:
                 return None
             if before is not None and before != self._attributes():
@@ -55,12 +56,11 @@ class PassableForward:
             return tensors
 
         results = self.body.run(hash(given) % 2**64, tensors, body)
-        return result if results is None else _around(self.around[given], iter(results))
+        return result if results is None else _around(self.around[given], results)
 
     def _attributes(self):
-        """What the module and those in it have, and how much is in it: other when a call has changed it."""
-        return [(name, id(value), len(value) if isinstance(value, (list, dict, set)) else 0)
-                for module in self.module.modules() for name, value in module.__dict__.items()]
+        """What the module and those in it have, and what is in it: other when a call has changed it."""
+        return [(name, _trace(value)) for module in self.module.modules() for name, value in module.__dict__.items()]
 
 
 def make_passable(model, plan):
@@ -77,29 +77,47 @@ class _Opaque(Exception):
     """A value of which it is not known whether it is the same as another."""
 
 
-def _taken_apart(value: object, tensors: list[torch.Tensor]) -> object:
-    """What is around the tensors in the value, which are appended: equal for equal values, which _recompute's shells are not."""
+def _taken_apart(value: object, tensors: list[torch.Tensor], containers: tuple[type, ...]) -> object:
+    """What is around the tensors in the value, which are appended, each once: equal for equal values, which _recompute's shells are not."""
     if isinstance(value, torch.Tensor):
-        tensors.append(value)
-        return _TENSOR
+        place = next((i for i, tensor in enumerate(tensors) if tensor is value), len(tensors))
+        if place == len(tensors):
+            tensors.append(value)
+        return torch.Tensor, place
     kind = type(value)
     if kind in _PLAIN:
         return kind, value
-    if kind is tuple or kind is list:
-        return kind, tuple([_taken_apart(each, tensors) for each in value])
+    if kind not in containers:
+        raise _Opaque
     if kind is dict:
-        return kind, tuple(value), tuple([_taken_apart(each, tensors) for each in value.values()])
-    raise _Opaque
+        return kind, tuple(value), tuple([_taken_apart(each, tensors, containers) for each in value.values()])
+    return kind, tuple([_taken_apart(each, tensors, containers) for each in value])
 
 
-def _around(shell: object, tensors: Iterator[torch.Tensor]) -> object:
+def _around(shell: object, tensors: Sequence[torch.Tensor]) -> object:
     """The value with these tensors."""
-    if shell is _TENSOR:
-        return next(tensors)
     kind, *parts = shell
+    if kind is torch.Tensor:
+        return tensors[parts[0]]
     if kind is dict:
         return dict(zip(parts[0], [_around(each, tensors) for each in parts[1]], strict=True))
     return kind([_around(each, tensors) for each in parts[0]]) if kind in (tuple, list) else parts[0]
+
+
+def _trace(value: object, depth: int = 3) -> object:
+    """Another one when the value was changed, or what it holds so deep."""
+    if type(value) in _PLAIN:
+        return value
+    if isinstance(value, torch.Tensor):
+        return id(value), value._version
+    if depth == 0 or isinstance(value, (torch.nn.Module, type, types.FunctionType, types.ModuleType)):
+        return id(value)
+    if isinstance(value, dict):
+        return id(value), [(key, _trace(each, depth - 1)) for key, each in value.items()]
+    if isinstance(value, (list, tuple, collections.deque)):
+        return id(value), [_trace(each, depth - 1) for each in value]
+    inside = getattr(value, "__dict__", None)
+    return id(value), _trace(inside, depth - 1) if isinstance(inside, dict) else len(value) if isinstance(value, (set, bytearray)) else None
 
 
 def _hooks_in(module):

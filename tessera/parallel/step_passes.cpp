@@ -1,5 +1,6 @@
 #include "tessera/parallel/step_passes.h"
 
+#include <exception>
 #include <limits>
 #include <map>
 #include <utility>
@@ -45,11 +46,14 @@ bool tells_apart(const PassList& list) { return list.rank_stages.size() > 1 || l
 // the ranks of a stage have.
 class WalkedPrograms {
  public:
-  explicit WalkedPrograms(comm::Program& program) : program_(program), before_(program) {}
+  explicit WalkedPrograms(comm::Program& program)
+      : program_(program), before_(program), exceptions_(std::uncaught_exceptions()) {}
+  // Ranks that an exception ends are each somewhere else: they stand then where they began.
   ~WalkedPrograms() {
-    program_.hash = base::hash_combine(before_.hash, sum_);
-    program_.count = before_.count + count_;
-    program_.sum = before_.sum + sum_;
+    const bool is_whole = std::uncaught_exceptions() == exceptions_;
+    program_.hash = base::hash_combine(before_.hash, is_whole ? sum_ : 0);
+    program_.count = before_.count + (is_whole ? count_ : 0);
+    program_.sum = before_.sum + (is_whole ? sum_ : 0);
   }
   WalkedPrograms(const WalkedPrograms&) = delete;
   WalkedPrograms& operator=(const WalkedPrograms&) = delete;
@@ -71,6 +75,7 @@ class WalkedPrograms {
  private:
   comm::Program& program_;
   const comm::Program before_;
+  const int exceptions_;
   uint64_t micro_batch_ = 0, start_ = 0, sum_ = 0, count_ = 0;
 };
 
@@ -448,12 +453,16 @@ PassList scheduled_passes(const plan::Plan& plan, int64_t micro_batches) {
 }
 
 StepResult run_passes(Step& step, const PassList& list, const StepPasses& passes) {
+  RankState& state = RankState::require();
+  const dtensor::Random before = state.random;
   try {
     return PassRunner(step, list, passes).run();
   } catch (...) {
-    comm::RankContext& ctx = comm::RankContext::require();
-    ctx.own_messages.clear();
-    ctx.broken_schedules += list.is_scheduled;
+    state.ctx.own_messages.clear();
+    state.ctx.broken_schedules += list.is_scheduled;
+    if (list.is_scheduled) {
+      state.random = before;  // ranks drew for other micro-batches
+    }
     throw;
   }
 }

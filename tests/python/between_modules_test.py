@@ -4,6 +4,7 @@
 Usage: between_modules_test.py [unittest's arguments]
 """
 
+import types
 import unittest
 
 import tessera
@@ -65,6 +66,21 @@ class Recurrent(Block):
 
     def forward(self, x):
         return super().forward(self.recurrent(x)[0])
+
+
+class Told(Block):
+    """Asks what it is given whether it is the same, counts in a list of its caller's, and in an object of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.state = types.SimpleNamespace(calls=0)
+
+    def forward(self, x, same=None, seen=None):
+        self.state.calls += seen is None and same is None
+        if seen is not None:
+            seen.append(len(seen))
+        scale = 1.0 if seen is None else float(len(seen))
+        return super().forward(x * 0.5 if same is x else x) * scale / max(1, self.state.calls % 3)
 
 
 class Net(nn.Module):
@@ -139,6 +155,41 @@ class BetweenModulesTest(unittest.TestCase):
         for body in (skipped, beside, behind):
             self.check(body)
         self.check(beside, runs=[("pp=4", "zb-h1")])
+
+    def test_what_a_module_is_given(self):
+        """One tensor twice is one; a list is its caller's, too."""
+        def same(model, blocks, x, y):
+            for block in blocks:
+                x = block(x, same=x)
+            return loss_of(model, x, y)
+
+        def listed(model, blocks, x, y):
+            seen = []
+            for block in blocks:
+                x = block(x, seen=seen)
+            return loss_of(model, x, y)
+
+        for body in (same, listed):
+            self.check(body, Told, runs=[("pp=2", "1f1b"), ("pp=2", "zbv")])
+
+    def test_a_module_that_counts_in_an_object(self):
+        self.check(block=Told, runs=[("pp=2", "1f1b")])
+
+    def test_a_parameter_of_another_stage(self):
+        """Its gradient is made on the last stage and goes to its own, at once."""
+        def close(model, blocks, x, y):
+            return in_turn(model, blocks, x, y) + (blocks[0].linear.bias - blocks[3].linear.bias).square().mean()
+
+        self.check(close, runs=[("pp=4", "1f1b"), ("pp=4", "zb-h1"), ("pp=2", "zbv"), ("pp=4", "zbv")])
+
+    def test_gradients_that_are_zeros(self):
+        def rounded(model, blocks, x, y):
+            for block in blocks:
+                x = block(x)
+                x = x + x.sign()
+            return loss_of(model, x, y)
+
+        self.check(rounded, runs=[("pp=2", ""), ("pp=2", "1f1b")])
 
     def test_a_module_that_is_called_twice(self):
         def early(model, blocks, x, y):

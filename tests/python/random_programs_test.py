@@ -82,6 +82,7 @@ class Program:
             f"blocks[{k}]({last} + blocks[{k}]({other})) * 0.5": 2,
             f"blocks[{k}](torch.tanh({last}))": 2,
             f"blocks[{k}]({last}) + {other}.detach() * 0.5": 1,
+            f"blocks[{k}]({last}, {other}.detach())": 1,
         }
         if k:
             self.ties[k] = draw.choice([0, draw.randrange(k)])

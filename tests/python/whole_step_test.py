@@ -194,6 +194,39 @@ class RefusalTest(unittest.TestCase):
 
             self.assertEqual(self.refused(Net, inside), "ValueError: on purpose")
 
+    def test_a_step_that_throws_on_every_rank(self):
+        """Is as if it had not been, wherever its ranks were."""
+        def trained(*run):
+            calls = 0
+
+            def inside(index, x):
+                nonlocal calls
+                calls += index == 2 and torch.is_grad_enabled()
+                if calls == 3 and step == 3:
+                    raise ValueError("on purpose")
+                return x
+
+            model, ids, labels = made(Net, inside)
+            placed(model, *run, optimizer := torch.optim.SGD(model.parameters(), 0.1))
+            losses = []
+            for step in range(6):  # noqa: B007
+                calls = 0
+                try:
+                    loss = model(ids, labels)
+                    loss.backward()
+                    optimizer.step()
+                    losses.append(loss.item())
+                except ValueError as error:
+                    losses.append(str(error))
+                optimizer.zero_grad()
+            return losses
+
+        want = on_ranks(trained, ("1", "", 4))
+        self.assertEqual(want[3], "on purpose")
+        for run in (("pp=2", "1f1b", 4), ("pp=4", "zb-h1", 4), ("pp=2", "zbv", 4)):
+            with self.subTest(run=run):
+                self.assertEqual(on_ranks(trained, run), want)
+
     def test_nan(self):
         def inside(index, x):
             return x * float("nan") if index == 1 else x

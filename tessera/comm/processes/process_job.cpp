@@ -308,10 +308,11 @@ void ProcessJob::watch_wait(Clock::time_point now) {
   }
   const auto waited = std::chrono::duration_cast<milliseconds>(now - waiting_.begin);
   if (waited >= options_.deadline) {
+    const std::string advice = advice_for(waiting_.round->call);
     const auto message = c10::str(
         "[comm] rank ", rank_, " waited ", options_.deadline.count(), " ms in ", waiting_.round->call.str(), " for ",
-        missing(), "; look for a lock or a wait that depends on the rank there, or give slow ranks a longer deadline.",
-        advice_for(waiting_.round->call));
+        missing(), "; look for a lock or a wait that depends on the rank there, or give slow ranks a longer deadline",
+        advice.empty() ? "" : "." + advice);
     lock.unlock();
     return set_failure({JobFailure::Kind::kTimeout, rank_, message});
   }

@@ -342,8 +342,10 @@ void ThreadGroup::throw_timeout(const Waiter& waiter) {
     }
   }
   out << "; look for a lock or a wait that depends on the rank there, or give slow ranks a longer "
-      << base::in_language("RunOptions::deadline", "deadline: run_ranks(body, n, deadline=seconds)") << "."
-      << advice_for(waiter.call);
+      << base::in_language("RunOptions::deadline", "deadline: run_ranks(body, n, deadline=seconds)");
+  if (const std::string advice = advice_for(waiter.call); !advice.empty()) {
+    out << "." << advice;
+  }
   job_.set_failure({ranks_[waiter.member], out.str()});
   TESSERA_THROW(base::CommTimeout, out.str());
 }

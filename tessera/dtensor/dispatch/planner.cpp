@@ -237,9 +237,11 @@ class Planner {
     homes_.take_home(call_);
   }
 
+  // A gradient that is made of sizes alone (`zeros_like`) is made where those are.
   std::optional<rules::Homes::Derivative> derivative_of(const Invocation& call) const {
-    return call.is_in_derivative() ? std::optional(rules::Homes::Derivative{forward_result(forward_), adds_gradients()})
-                                   : std::nullopt;
+    return call.is_in_derivative() && !call.info.row.needs_no_value
+               ? std::optional(rules::Homes::Derivative{forward_result(forward_), adds_gradients()})
+               : std::nullopt;
   }
 
   // Gradients of one tensor meet in another order where a rank goes past a module (Note [Gradients that meet]).
@@ -409,16 +411,18 @@ class Planner {
                    : std::pair<const Spec*, const GatherPolicy*>();
   }
 
-  // Whether this call of a derivative makes the gradient of a parameter alone, which stays where it is made and is not
-  // taken by a group before its pass ends.
+  // Whether this call of a derivative makes the gradient of a parameter alone, which stays where it is made, on the
+  // parameter's stage, and is not taken by a group before its pass ends.
   bool makes_parameter_gradient() const {
     if (!forward_ || info_.writes || info_.is_view || plan_->outputs.size() != 1 || plan_->list_returns.at(0) >= 0) {
       return false;
     }
     const CallPlan::Output& output = plan_->outputs[0];
     const auto [stored, gather] = parameter_of_output(0, /*like=*/-1);
-    return stored && !gather &&
-           layout::sent_to(output.spec->placements, output.final_spec->placements) == output.spec->placements;
+    const auto stays = [&](const Spec& to) {
+      return layout::sent_to(output.spec->placements, to->placements) == output.spec->placements;
+    };
+    return stored && !gather && stays(*stored) && stays(output.final_spec);
   }
 
   void add_outputs(const rules::Propagation& decided) {

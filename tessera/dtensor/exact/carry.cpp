@@ -222,10 +222,17 @@ bool are_terms(const at::Tensor& a, const at::Tensor& b) {
   return !was_unfinished(a) && !was_unfinished(b);
 }
 
+// Whether one of them comes late, and the other from another stage: ranks of both stages meet now.
+bool is_late_elsewhere(const at::Tensor& a, const at::Tensor& b) {
+  const Meta &own = *meta_of(a), &other = *meta_of(b);
+  return layout::sent_to(own.spec->placements, other.spec->placements) != own.spec->placements &&
+         (is_late(own) || is_late(other));
+}
+
 // Ranks of other stages may have no handles, and the plan's layout: it says how the sum lies in memory.
 at::Tensor carry_add(RankState& state, const OpInfo& info, c10::ArrayRef<IValue> args, const Spec& output) {
   const at::Tensor self = args[0].toTensor(), other = args[1].toTensor();
-  const bool is_alike = are_terms(self, other);
+  const bool is_alike = are_terms(self, other) && !is_late_elsewhere(self, other);
   if (!is_alike || !args[2].toScalar().equal(1) || (info.writes && !owns_memory(self))) {
     return {};
   }
