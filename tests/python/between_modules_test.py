@@ -180,7 +180,13 @@ class BetweenModulesTest(unittest.TestCase):
         def close(model, blocks, x, y):
             return in_turn(model, blocks, x, y) + (blocks[0].linear.bias - blocks[3].linear.bias).square().mean()
 
-        self.check(close, runs=[("pp=4", "1f1b"), ("pp=4", "zb-h1"), ("pp=2", "zbv"), ("pp=4", "zbv")])
+        def scaled(model, blocks, x, y):
+            for block in blocks:
+                x = block(x) + torch.sin(blocks[0].linear.bias) * torch.tanh(block.linear.bias)
+            return loss_of(model, x, y)
+
+        for body in (close, scaled):
+            self.check(body, runs=[("pp=4", "1f1b"), ("pp=4", "zb-h1"), ("pp=2", "zbv"), ("pp=4", "zbv")])
 
     def test_gradients_that_are_zeros(self):
         def rounded(model, blocks, x, y):
@@ -233,6 +239,16 @@ class BetweenModulesTest(unittest.TestCase):
                 model.blocks[1].register_forward_hook(lambda module, given, result: result * 1.5)
 
         self.check(before=hook)
+
+    def test_a_hook_of_a_value(self):
+        def damped(model, blocks, x, y):
+            for block in blocks:
+                x = block(x)
+                if x.requires_grad:
+                    x.register_hook(lambda gradient: gradient * 0.5)
+            return loss_of(model, x, y)
+
+        self.check(damped)
 
     def test_parameters_that_are_thawed(self):
         def thaw(step, model):

@@ -191,13 +191,23 @@ std::optional<IValue> copy_of_argument(const IValue& value) {
   return wrap(meta.local.clone(at::MemoryFormat::Contiguous), meta.spec);
 }
 
+// Whether one of them comes late, and the other from another stage: ranks of both stages meet now.
+bool is_late_elsewhere(const at::Tensor& a, const IValue& b) {
+  if (!b.isTensor() || !is_dtensor(b.toTensor())) {
+    return false;
+  }
+  const Meta &own = *meta_of(a), &other = *meta_of(b.toTensor());
+  return layout::sent_to(own.spec->placements, other.spec->placements) != own.spec->placements &&
+         (is_late(own) || is_late(other));
+}
+
 // A handle like `pending`, not settled, each group's chain one link longer.
 at::Tensor carry_link(RankState& state, const OpInfo& info, c10::ArrayRef<IValue> args, size_t hole,
                       const Pending& pending, Spec output) {
   Pending::Link link{&info, {}, hole};
   for (size_t i = 0; i < args.size(); ++i) {
     const std::optional<IValue> copy = i == hole ? std::optional(IValue()) : copy_of_argument(args[i]);
-    if (!copy) {
+    if (!copy || is_late_elsewhere(args[hole].toTensor(), args[i])) {
       return {};
     }
     link.args.push_back(*copy);
@@ -220,13 +230,6 @@ bool are_terms(const at::Tensor& a, const at::Tensor& b) {
     return !pending_of(tensor) && is_unfinished(*meta_of(tensor));
   };
   return !was_unfinished(a) && !was_unfinished(b);
-}
-
-// Whether one of them comes late, and the other from another stage: ranks of both stages meet now.
-bool is_late_elsewhere(const at::Tensor& a, const at::Tensor& b) {
-  const Meta &own = *meta_of(a), &other = *meta_of(b);
-  return layout::sent_to(own.spec->placements, other.spec->placements) != own.spec->placements &&
-         (is_late(own) || is_late(other));
 }
 
 // Ranks of other stages may have no handles, and the plan's layout: it says how the sum lies in memory.
@@ -277,7 +280,7 @@ at::Tensor carry_cat(RankState& state, c10::ArrayRef<IValue> args) {
   std::vector<int64_t> sizes = parts[0].sizes().vec();
   sizes[dim] = 0;
   for (const at::Tensor& part : parts) {
-    if (!is_dtensor(part) || part.dim() != static_cast<int64_t>(sizes.size())) {
+    if (!is_dtensor(part) || part.dim() != static_cast<int64_t>(sizes.size()) || is_late_elsewhere(part, parts[0])) {
       return {};
     }
     sizes[dim] += part.size(dim);

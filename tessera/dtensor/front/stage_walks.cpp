@@ -4,6 +4,7 @@
 #include <limits>
 #include <memory>
 #include <tuple>
+#include <utility>
 
 #include <ATen/SequenceNumber.h>
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
@@ -28,10 +29,16 @@ uint64_t name_of(const Node& node, uint64_t first) {
              : node.sequence_nr() - first;
 }
 
+// Whether the program hears of gradients on their way, and may make others of them: not of a leaf's.
+bool has_hooks(Node& node) {
+  return node.sequence_nr() != kOfLeaf &&
+         !(node.tensor_pre_hooks().empty() && node.pre_hooks().empty() && node.post_hooks().empty());
+}
+
 // Who reads what, in the graph of nodes from `first` on. A node's number is higher than those that it reads.
 uint64_t hash_of_graph(const at::Tensor& loss, uint64_t first) {
-  std::vector<const Node*> nodes(at::sequence_number::peek() - first + 1);
-  const auto note = [&](const Node* node) {
+  std::vector<Node*> nodes(at::sequence_number::peek() - first + 1);
+  const auto note = [&](Node* node) {
     const uint64_t number = node->sequence_nr() - first;
     if (number < nodes.size()) {
       nodes[number] = node;
@@ -45,7 +52,7 @@ uint64_t hash_of_graph(const at::Tensor& loss, uint64_t first) {
     if (!nodes[i]) {
       continue;
     }
-    hash = base::hash_combine(hash, i);
+    hash = base::hash_combine(hash, 2 * i + has_hooks(*nodes[i]));
     for (const Edge& edge : nodes[i]->next_edges()) {
       if (edge.is_valid()) {
         note(edge.function.get());
@@ -65,9 +72,12 @@ struct Reading {
   auto what() const { return std::tuple(of, output); }
 };
 
-std::vector<Reading> readings_in(const at::Tensor& loss) {
+// Nothing if hooks stand somewhere.
+std::optional<std::vector<Reading>> readings_in(const at::Tensor& loss) {
   std::vector<Reading> readings;
-  for_each_node({loss.grad_fn().get()}, [&](const Node& node) {
+  bool is_heard = false;
+  for_each_node({loss.grad_fn().get()}, [&](Node& node) {
+    is_heard |= has_hooks(node);
     for (const Edge& edge : node.next_edges()) {
       if (edge.is_valid()) {
         readings.push_back({edge.function.get(), edge.input_nr, node.sequence_nr()});
@@ -75,7 +85,7 @@ std::vector<Reading> readings_in(const at::Tensor& loss) {
     }
     return true;
   });
-  return readings;
+  return is_heard ? std::nullopt : std::optional(std::move(readings));
 }
 
 }  // namespace
@@ -111,7 +121,11 @@ void StageWalks::note_first_forward(int64_t stage, const comm::Program::Stretch&
 }
 
 std::unordered_set<uint64_t> StageWalks::bodies_alone_in(const at::Tensor& loss) const {
-  std::vector<Reading> readings = readings_in(loss);
+  std::optional<std::vector<Reading>> found = readings_in(loss);
+  if (!found) {
+    return {};
+  }
+  std::vector<Reading>& readings = *found;
   std::sort(readings.begin(), readings.end(), [](const auto& a, const auto& b) { return a.what() < b.what(); });
   std::unordered_set<uint64_t> alone;
   for (const Body& body : bodies_) {

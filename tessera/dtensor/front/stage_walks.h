@@ -18,7 +18,8 @@ namespace tessera::dtensor {
 // gradient, the sum of those of its readings. So the order of everything else is as it was, and messages, which are
 // told apart by their order alone, are the same on ranks that run the body; but sums are only if nobody else has
 // gradients for what it reads. A rank goes past such bodies alone. Those beside a skip (`block(x) + x * 0.5`), modules
-// that share a weight, and layers that read one memory are walked.
+// that share a weight, and layers that read one memory are walked; and everything is where the program has hooks of
+// gradients on their way, which run in the name of a node.
 //
 // What is known of a body holds as long as the program around it is the same. So the first micro-batch of a step is
 // always walked as it is, and its forward pass says which program that is, by its calls and by who reads what: a hook,
