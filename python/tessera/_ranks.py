@@ -1,6 +1,8 @@
 """Ranks as threads of this process, and this process as a rank."""
 
 import atexit
+import contextlib
+import gc
 import sys
 import threading
 import weakref
@@ -34,6 +36,29 @@ def _give_up_saves():
         saving.give_up()
 
 
+_collecting = threading.Lock()
+_jobs_of_threads = []  # that run; the first has whether garbage was collected before it
+
+
+@contextlib.contextmanager
+def _no_collection(ranks):
+    """Python collects no garbage by itself while several ranks are threads: it visits every tensor, also those that other ranks change at that moment, which
+    they do without the interpreter's lock."""
+    if ranks < 2:
+        yield
+        return
+    with _collecting:
+        _jobs_of_threads.append(gc.isenabled() or any(_jobs_of_threads))
+        gc.disable()
+    try:
+        yield
+    finally:
+        with _collecting:
+            was_enabled = _jobs_of_threads.pop()
+            if not _jobs_of_threads and was_enabled:
+                gc.enable()
+
+
 def _verify_given(name, body, ranks):
     if not callable(body) or not hasattr(ranks, "__index__"):
         raise TypeError(f"[{name}] body={body!r}, ranks={ranks!r}; accepted: a function and how many ranks run it, as in {name}(body, 4)")
@@ -56,6 +81,9 @@ def run_ranks(body: Callable[..., T], ranks: int, *, args: Sequence[Any] = (), r
     ends, and says on stderr what failed and where the ranks are. 0: it waits for them.
 
     Each rank draws the random numbers that the program would draw next (tessera.set_generator); the program's own generator stays where it is.
+
+    With several ranks Python's own garbage collection is off meanwhile: what is garbage in cycles stays until the job ends. A program that makes much of
+    it calls gc.collect() on one rank while the others wait in a collective.
     """
     _verify_given("run_ranks", body, ranks)
     if results not in ("first", "all"):
@@ -75,7 +103,8 @@ def run_ranks(body: Callable[..., T], ranks: int, *, args: Sequence[Any] = (), r
             raise
 
     try:
-        _C.run_ranks(of_rank, ranks, deadline, grace)
+        with _no_collection(ranks):
+            _C.run_ranks(of_rank, ranks, deadline, grace)
         return returned[0] if results == "first" else [returned[i] for i in sorted(returned)]
     except BaseException as error:  # the note is not for the other ranks, whose errors quote this one
         for of_one, number in raised if sys.version_info >= (3, 11) else ():

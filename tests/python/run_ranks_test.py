@@ -4,12 +4,23 @@
 Usage: run_ranks_test.py [unittest's arguments]
 """
 
+import gc
 import unittest
 
 import tessera
 
 
 class RunRanksTest(unittest.TestCase):
+    def test_garbage_is_not_collected_meanwhile(self):
+        """By itself, where several threads are ranks; afterwards as before, whatever became of the job."""
+        self.assertTrue(gc.isenabled())
+        self.assertEqual(tessera.run_ranks(gc.isenabled, 2, results="all"), [False, False])
+        self.assertTrue(gc.isenabled())
+        self.assertTrue(tessera.run_ranks(gc.isenabled, 1))
+        with self.assertRaises(ZeroDivisionError):
+            tessera.run_ranks(lambda: 1 / 0, 2)
+        self.assertTrue(gc.isenabled())
+
     def test_arguments_and_results(self):
         def body(*texts):
             return texts, tessera.rank()
