@@ -116,8 +116,9 @@ def _trace(value: object, depth: int = 3) -> object:
         return id(value), [(key, _trace(each, depth - 1)) for key, each in value.items()]
     if isinstance(value, (list, tuple, collections.deque)):
         return id(value), [_trace(each, depth - 1) for each in value]
-    inside = getattr(value, "__dict__", None)
-    return id(value), _trace(inside, depth - 1) if isinstance(inside, dict) else len(value) if isinstance(value, (set, bytearray)) else None
+    if isinstance(value, (set, bytearray)):
+        return id(value), len(value)
+    return id(value), _trace(getattr(value, "__dict__", None), depth - 1)
 
 
 def _hooks_in(module):

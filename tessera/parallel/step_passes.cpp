@@ -50,10 +50,12 @@ class WalkedPrograms {
       : program_(program), before_(program), exceptions_(std::uncaught_exceptions()) {}
   // Ranks that an exception ends are each somewhere else: they stand then where they began.
   ~WalkedPrograms() {
-    const bool is_whole = std::uncaught_exceptions() == exceptions_;
-    program_.hash = base::hash_combine(before_.hash, is_whole ? sum_ : 0);
-    program_.count = before_.count + (is_whole ? count_ : 0);
-    program_.sum = before_.sum + (is_whole ? sum_ : 0);
+    if (std::uncaught_exceptions() > exceptions_) {
+      sum_ = count_ = 0;
+    }
+    program_.hash = base::hash_combine(before_.hash, sum_);
+    program_.count = before_.count + count_;
+    program_.sum = before_.sum + sum_;
   }
   WalkedPrograms(const WalkedPrograms&) = delete;
   WalkedPrograms& operator=(const WalkedPrograms&) = delete;

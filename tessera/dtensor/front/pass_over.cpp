@@ -25,9 +25,8 @@ namespace {
 constexpr const char* kReader = "module";  // of what is brought to it
 constexpr size_t kMostTrials = 256;        // of a body whose inputs are always others, no more
 
-uint64_t key_of(int64_t stage, uint64_t program, uint64_t arguments, const Tensors& inputs, const Tensors& parameters) {
-  uint64_t key = base::hash_combine(base::hash_combine(arguments, program), static_cast<uint64_t>(stage));
-  key = base::hash_combine(key, at::GradMode::is_enabled());
+uint64_t key_of(uint64_t program, uint64_t arguments, const Tensors& inputs, const Tensors& parameters) {
+  uint64_t key = base::hash_combine(base::hash_combine(arguments, program), at::GradMode::is_enabled());
   for (const at::Tensor& parameter : parameters) {
     key = base::hash_combine(key, parameter.requires_grad());  // programs freeze some, and thaw them
   }
@@ -48,7 +47,7 @@ uint64_t key_of(int64_t stage, uint64_t program, uint64_t arguments, const Tenso
   return key;
 }
 
-// Note [Going past]
+// Whether walks can be like others before (Note [Going past]).
 bool has_like_walks(const RankState& state) {
   return state.flags() == 0 && !state.pass.is_recomputing() && !at::autocast::is_autocast_enabled(at::kCPU) &&
          !at::autocast::is_autocast_enabled(at::kCUDA);
@@ -139,9 +138,8 @@ std::optional<Tensors> PassableBody::go_past(RankState& state, uint64_t argument
   if (!std::all_of(inputs.begin(), inputs.end(), is_passable_input)) {
     return body(inputs);
   }
-  const int64_t stage = state.ctx.walk.stage;
-  const uint64_t key =
-      key_of(stage, StageWalks::of(state.ctx).program_of(stage).value_or(0), arguments, inputs, parameters_);
+  const uint64_t program = *StageWalks::of(state.ctx).program_of(state.ctx.walk.stage);
+  const uint64_t key = key_of(program, arguments, inputs, parameters_);
   const auto found = trials_.find(key);
   if (found == trials_.end()) {
     return trials_.size() < kMostTrials ? try_out(state, key, inputs, body) : body(inputs);
