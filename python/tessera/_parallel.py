@@ -109,8 +109,8 @@ def parallelize(model: Model, plan: _C.Plan | _C.Mesh | str, optimizer: torch.op
 
 def _whole_steps(model, plan, accumulate, batch, microbatches, keep):
     """Has the model's forward be a whole step, if it is to be one."""
-    if microbatches < 1 or (microbatches > 1 and accumulate > 1):
-        raise ValueError(f"[parallelize] microbatches={microbatches}, accumulate={accumulate}; accepted: microbatches from 1 on, which cut the step's batch, or accumulate, the "
+    if not isinstance(microbatches, int) or microbatches < 1 or (microbatches > 1 and accumulate > 1):
+        raise ValueError(f"[parallelize] microbatches={microbatches!r}, accumulate={accumulate}; accepted: microbatches from 1 on, which cut the step's batch, or accumulate, the "
                          "passes that the program makes a step of")
     if microbatches == 1 and not plan.schedule:
         return None

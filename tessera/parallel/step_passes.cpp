@@ -81,17 +81,33 @@ class WalkedPrograms {
   uint64_t micro_batch_ = 0, start_ = 0, sum_ = 0, count_ = 0;
 };
 
+bool is_backward(ActionKind kind) {
+  return kind == ActionKind::kBackward || kind == ActionKind::kInput || kind == ActionKind::kHeadBackward ||
+         kind == ActionKind::kEmbedBackward;
+}
+
+// Whether the action is the half of a backward pass that leaves the gradients of weights.
+bool is_input_half(const PassList& list, const Action& action) {
+  return action.kind == ActionKind::kInput || (action.kind == ActionKind::kHead && list.vocabulary == 1);
+}
+
 // The rank walks as one action says, for a scope.
 class WalkScope {
  public:
-  WalkScope(RankState& state, const PassList& list, const Action& action) : state_(state) {
-    if (!list.is_scheduled) {
-      return;
+  // `adds`: there are gradients to which those of this pass are added.
+  WalkScope(RankState& state, const PassList& list, const Action& action, bool adds) : state_(state) {
+    comm::Walk walk;
+    if (is_input_half(list, action)) {
+      walk.puts_off = comm::PutsOff::kWeights;
+    } else if (adds && is_backward(action.kind) && !state.exact.lattice()) {
+      walk.puts_off = comm::PutsOff::kSums;
     }
-    comm::Walk walk{.is_scheduled = true, .micro_batch = action.micro_batch, .axis = list.axis};
-    walk.puts_off_weights =
-        action.kind == ActionKind::kInput || (action.kind == ActionKind::kHead && list.vocabulary == 1);
-    if (tells_apart(list)) {
+    if (list.is_scheduled) {
+      walk.is_scheduled = true;
+      walk.micro_batch = action.micro_batch;
+      walk.axis = list.axis;
+    }
+    if (list.is_scheduled && tells_apart(list)) {
       walk.stage = walked_place_of(action);
       walk.keeps_books = walk.stage == list.rank_stages.front();
     }
@@ -108,7 +124,7 @@ class WalkScope {
 // The gradients of the passes so far, added up.
 class HeldGradients {
  public:
-  explicit HeldGradients(const RankState& state) : state_(state) {}
+  explicit HeldGradients(RankState& state) : state_(state) {}
 
   void add(const std::vector<at::Tensor>& gradients) {
     const at::NoGradGuard no_grad;
@@ -119,15 +135,23 @@ class HeldGradients {
     }
   }
 
-  // The same of one of them, of this rank's part alone: no call that ranks compare. False: it is not added, since it
-  // lies otherwise than the sum. What waits in `exact` is joined by calls.
+  // The same of one of them, of this rank's part alone: no call that ranks compare. What was put off is made now, where
+  // it is added if its kernel does that. False: it is not added, since it lies otherwise than the sum. What waits in
+  // `exact` is joined by calls.
   bool add_part(size_t i, const at::Tensor& gradient) {
     at::Tensor& sum = sum_of(i);
+    const bool adds = sum.defined() && !state_.exact.lattice() && lies_alike(sum, gradient);
+    if (adds && is_alone(sum) && dtensor::add_late_to(dtensor::meta_of(sum)->local, *dtensor::meta_of(gradient))) {
+      return true;
+    }
+    if (dtensor::is_dtensor(gradient)) {
+      dtensor::run_late(state_, *dtensor::meta_of(gradient), "gradients of micro-batches");
+    }
     if (!sum.defined()) {
       sum = gradient;
       return true;
     }
-    if (state_.exact.lattice() || !lies_alike(sum, gradient)) {
+    if (!adds) {
       return false;
     }
     const at::NoGradGuard no_grad;
@@ -164,7 +188,7 @@ class HeldGradients {
            memory.use_count() == 1 && memory.nbytes() == meta.local.nbytes();
   }
 
-  const RankState& state_;
+  RankState& state_;
   std::vector<at::Tensor> sums_;
 };
 
@@ -191,7 +215,7 @@ class PassRunner {
     for (size_t i = 0; i < list_.actions.size(); ++i) {
       const Action& action = list_.actions[i];
       const bool goes_on = i + 1 < list_.actions.size() && is_backward_of(list_.actions[i + 1], action);
-      const WalkScope scope(state_, list_, action);
+      const WalkScope scope(state_, list_, action, !held_.sums().empty());
       RECORD_USER_SCOPE(schedule::to_string(action));
       if (programs) {
         programs->begin(action);
@@ -233,9 +257,7 @@ class PassRunner {
 
   // Whether it is a backward pass over the graph of this action, if that is a forward pass.
   static bool is_backward_of(const Action& action, const Action& forward) {
-    const bool is_backward = action.kind == ActionKind::kBackward || action.kind == ActionKind::kInput ||
-                             action.kind == ActionKind::kHeadBackward || action.kind == ActionKind::kEmbedBackward;
-    return is_backward && key_of(action) == key_of(forward);
+    return is_backward(action.kind) && key_of(action) == key_of(forward);
   }
 
   bool is_weight_half(const Action& action) const {
@@ -327,6 +349,12 @@ class PassRunner {
     return is_of_part(gradient) || (!waits && !is_ours(gradient));
   }
 
+  // Whether its calls are those of the pass's weight half.
+  bool waits_for_weights(const at::Tensor& gradient) const {
+    return state_.ctx.walk.puts_off == comm::PutsOff::kWeights && dtensor::is_dtensor(gradient) &&
+           dtensor::is_late(*dtensor::meta_of(gradient));
+  }
+
   void input(const Action& action) {
     backward(action);
     put_aside(action);
@@ -353,8 +381,9 @@ class PassRunner {
       if (!gradients_[i].defined()) {
         continue;
       }
-      dtensor::run_late(state_, *dtensor::meta_of(gradients_[i]), "weight pass");
-      if (!state_.exact.lattice() && held_.add_part(i, gradients_[i])) {
+      if (state_.exact.lattice()) {
+        dtensor::run_late(state_, *dtensor::meta_of(gradients_[i]), "weight pass");
+      } else if (held_.add_part(i, gradients_[i])) {
         gradients_[i].reset();
       }
     }
@@ -363,7 +392,7 @@ class PassRunner {
   // In `exact` the sums over samples go on where those of the passes before stopped.
   std::vector<at::Tensor> gradients_of(const at::Tensor& loss) {
     const auto takes = [&](size_t i, const at::Tensor& gradient) {
-      return is_of_other_walk(gradient) || held_.add_part(i, gradient);
+      return is_of_other_walk(gradient) || (!waits_for_weights(gradient) && held_.add_part(i, gradient));
     };
     dtensor::GradientsAside aside(state_, passes_.parameters, passes_.merges, takes);
     const dtensor::Continuation continuation(state_, held_.sums());

@@ -200,6 +200,23 @@ class BetweenModulesTest(unittest.TestCase):
         for body in (close, scaled):
             self.check(body, runs=[("pp=4", "1f1b"), ("pp=4", "zb-h1"), ("pp=2", "zbv"), ("pp=4", "zbv")])
 
+    def test_a_penalty_on_all_parameters_at_once(self):
+        """Views of parameters are read in the walks of stages that did not make them."""
+        def penalised(model, blocks, x, y):
+            return in_turn(model, blocks, x, y) + 0.01 * torch.cat([parameter.flatten() for parameter in model.parameters()]).norm()
+
+        self.check(penalised, runs=[("pp=4", "1f1b"), ("pp=2", "interleaved"), ("pp=4", "zbv")])
+
+    def test_a_choice_of_values(self):
+        """Their gradients, and ones for a class, are written into zeros that no stage has."""
+        def chosen(model, blocks, x, y):
+            for block in blocks:
+                x = block(x)
+                x = x - x.max(-1, keepdim=True).values + x.topk(3, -1).values.sum(-1, keepdim=True) * F.one_hot(x.argmax(-1), WIDTH)
+            return loss_of(model, x, y)
+
+        self.check(chosen, runs=[("pp=2", ""), ("pp=2", "1f1b"), ("pp=2", "zbv")])
+
     def test_gradients_that_are_zeros(self):
         def rounded(model, blocks, x, y):
             for block in blocks:

@@ -298,6 +298,7 @@ class RefusalTest(unittest.TestCase):
     def test_settings(self):
         self.assertRegex(self.refused(Net, accumulate=2), "microbatches=4, accumulate=2; accepted")
         self.assertRegex(self.refused(Net, run=("pp=2", "1f1b", 0)), "microbatches=0")
+        self.assertRegex(self.refused(Net, run=("pp=2", "1f1b", 2.5)), "microbatches=2.5")
         self.assertRegex(self.refused(Net, run=("pp=2", "1f2b", 2)), "1f2b")
         self.assertRegex(self.refused(Net, keep_outputs="logits"), "`logits` of Tensor is no tensor|`logits` of DTensor is no tensor")
 

@@ -20,16 +20,23 @@
 
 namespace tessera::comm {
 
+// What a backward pass leaves for later of what makes gradients of parameters.
+enum class PutsOff : uint8_t {
+  kNothing,
+  kSums,     // what its kernel may add to a sum: until that is at hand
+  kWeights,  // all of it: until the pass's weight half
+};
+
 // Which part of its program a rank runs out of the others' order: the passes over one micro-batch in a pipeline's
 // schedule. Outside of one, its program as it stands.
 struct Walk {
   static constexpr int64_t kAllStages = -1;
 
-  bool is_scheduled = false;      // ranks that have other stages are elsewhere in the program
-  int64_t micro_batch = 0;        // what the stages' messages belong to
-  int64_t stage = kAllStages;     // of this rank's stages the one that runs
-  std::string axis = {};          // whose stages they are
-  bool puts_off_weights = false;  // backward leaves what makes gradients of parameters for later
+  bool is_scheduled = false;   // ranks that have other stages are elsewhere in the program
+  int64_t micro_batch = 0;     // what the stages' messages belong to
+  int64_t stage = kAllStages;  // of this rank's stages the one that runs
+  std::string axis = {};       // whose stages they are
+  PutsOff puts_off = PutsOff::kNothing;
   bool keeps_books = true;  // it notes what other ranks do: of the walks over a micro-batch one of this rank's does
 
   // Whether what a place of this rank on an axis has takes part.

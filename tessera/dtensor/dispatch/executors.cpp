@@ -6,6 +6,7 @@
 #include <ATen/ops/reshape.h>
 
 #include "tessera/dtensor/dispatch/absent.h"
+#include "tessera/dtensor/dispatch/add_in_kernel.h"
 #include "tessera/dtensor/dispatch/invocation.h"
 #include "tessera/dtensor/dispatch/operands.h"
 #include "tessera/dtensor/dispatch/put_off.h"
@@ -186,7 +187,10 @@ void run_late_with(Invocation& call, const CallPlan& plan) {
   auto pending = std::make_shared<Pending>();
   Pending::Group& group = pending->groups.emplace_back();
   group.spec = spec;
-  group.late = put_off(call, plan, [&info = call.info, &plan, parts = call.arguments().vec()] {
+  group.late = put_off(call, plan, [&info = call.info, &plan, parts = call.arguments().vec()](const at::Tensor* onto) {
+    if (onto && add_in_kernel(info, plan, parts, *onto)) {
+      return LateCall::Result{.is_added = true};
+    }
     torch::jit::Stack stack = parts;
     Invocation again(info, stack);
     Running late(again, plan);

@@ -131,7 +131,7 @@ class Planner {
     hand_on();
     place_gradients(map.like);
     plan_->makes_parameter_gradient = makes_parameter_gradient();
-    plan_->is_absent = !homes_.empty() && !state_.has_part(homes_.outside(call_.spec(0)));
+    plan_->is_absent = !homes_.empty() && !is_here(homes_.outside(call_.spec(0)));
     if (!plan_->is_absent) {
       add_local_call(map, decided, local);
     } else {
@@ -235,6 +235,12 @@ class Planner {
     }
     plan_->program_key = adds_gradients() ? sum_key_of(call_) : program_key_of(call_);
     homes_.take_home(call_);
+  }
+
+  // Whether the call runs on this rank. What is a view of a parameter is one in the walks of all of the rank's stages,
+  // as the parameter is: each may read it.
+  bool is_here(const Spec& home) const {
+    return info_.is_view && call_.operands[0].is_parameter ? home->holds(coord()) : state_.has_part(home);
   }
 
   // A gradient that is made of sizes alone (`zeros_like`) is made where those are.

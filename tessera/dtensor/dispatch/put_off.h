@@ -1,7 +1,6 @@
 // Calls of a backward pass that may come later.
 #pragma once
 
-#include <functional>
 #include <memory>
 
 #include "tessera/dtensor/dispatch/invocation.h"
@@ -14,6 +13,6 @@ namespace tessera::dtensor {
 bool is_put_off(const Invocation& call, const CallPlan& plan);
 
 // The rest of a call, whose operands have been moved. `body` may read the plan, which is held as long.
-std::shared_ptr<LateCall> put_off(const Invocation& call, const CallPlan& plan, std::function<LateCall::Result()> body);
+std::shared_ptr<LateCall> put_off(const Invocation& call, const CallPlan& plan, LateCall::Body body);
 
 }  // namespace tessera::dtensor

@@ -117,12 +117,16 @@ void settle_operands(Invocation& call) {
   }
 }
 
-// Whether the call was done on handles alone; if not, its operands have their values now.
+// Whether the call was done on handles alone; if not, its operands have their values now. What waits for a sum alone
+// (PutsOff::kSums) has them as soon as anything else reads it: ranks of other stages do not wait, and call the same.
 bool run_carried(Invocation& call, const CallPlan& plan) {
   if (!is_carried(call.info)) {
     return false;
   }
-  at::Tensor result = carry(*call.state, call.info, call.arguments(), plan.outputs.at(0).final_spec);
+  at::Tensor result;
+  if (call.state->ctx.walk.puts_off != comm::PutsOff::kSums) {
+    result = carry(*call.state, call.info, call.arguments(), plan.outputs.at(0).final_spec);
+  }
   if (!result.defined()) {
     settle_operands(call);
     return false;

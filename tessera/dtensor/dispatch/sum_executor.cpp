@@ -61,9 +61,10 @@ void run_sample_sum(Invocation& call, const CallPlan& plan) {
     if (!plan.is_absent || state.is_noted(samples.terms)) {
       const Terms terms{use, state.exact.next_sum(), call.scan.origin, like};
       if (is_put_off(call, plan)) {
-        group.late_uses.emplace(use, put_off(call, plan, [&state, &plan, terms, args = call.arguments().vec()] {
-                                  return LateCall::Result{.sum = with_terms(state, plan, terms, args)};
-                                }));
+        group.late_uses.emplace(
+            use, put_off(call, plan, [&state, &plan, terms, args = call.arguments().vec()](const at::Tensor*) {
+              return LateCall::Result{.sum = with_terms(state, plan, terms, args)};
+            }));
       } else {
         group.uses.emplace(use, with_terms(state, plan, terms, call.arguments()));
       }

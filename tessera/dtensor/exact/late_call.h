@@ -19,20 +19,30 @@ class LateCall {
   struct Result {
     at::Tensor part = {};
     std::optional<SampleSum> sum = std::nullopt;
+    bool is_added = false;  // the part is in the sum that the body was given
   };
 
-  explicit LateCall(std::function<Result()> body) : body_(std::move(body)) {}
+  // Runs the call. `onto`: null, or a part that the result may be added to instead.
+  using Body = std::function<Result(const at::Tensor* onto)>;
+
+  explicit LateCall(Body body) : body_(std::move(body)) {}
 
   // Runs the call, the first time that it is asked for, and lets go of what it reads.
-  const Result& result() {
+  const Result& result() { return run(nullptr); }
+
+  // Runs it so that its kernel adds to `sum`. False: it has run before, or its kernel does not (Note [Adding in the
+  // kernel]), and result() is to be added.
+  bool add_to(const at::Tensor& sum) { return body_ && run(&sum).is_added; }
+
+ private:
+  const Result& run(const at::Tensor* onto) {
     if (body_) {
-      result_ = std::exchange(body_, nullptr)();
+      result_ = std::exchange(body_, nullptr)(onto);
     }
     return result_;
   }
 
- private:
-  std::function<Result()> body_;
+  Body body_;
   Result result_;
 };
 

@@ -13,6 +13,7 @@
 #include "tessera/dtensor/record/interception.h"
 #include "tessera/dtensor/record/op_info.h"
 #include "tessera/dtensor/state/state.h"
+#include "tessera/dtensor/view/view_part.h"
 #include "tessera/kernels/base/threads.h"
 #include "tessera/rules/engine/local_args.h"
 #include "tessera/rules/exact/narrow.h"
@@ -24,7 +25,11 @@ namespace {
 using c10::IValue;
 
 at::Tensor not_a_number(at::TensorOptions options, c10::IntArrayRef sizes) {
-  return at::full({}, std::numeric_limits<double>::quiet_NaN(), options).expand(sizes);
+  static thread_local at::Tensor last;
+  if (!last.defined() || last.dtype() != options.dtype() || last.device() != options.device()) {
+    last = at::full({}, std::numeric_limits<double>::quiet_NaN(), options);
+  }
+  return view_part(last, sizes, std::vector<int64_t>(sizes.size(), 0));
 }
 
 // Whether it is one that autograd adds a gradient up with.
@@ -298,6 +303,14 @@ bool is_late(const Meta& meta) {
   }
   const auto& groups = meta.rare->pending->groups;
   return std::any_of(groups.begin(), groups.end(), is_late_group);
+}
+
+bool add_late_to(const at::Tensor& sum, Meta& meta) {
+  if (!is_late(meta) || meta.rare->pending->groups.size() != 1) {
+    return false;
+  }
+  const Pending::Group& group = meta.rare->pending->groups.front();
+  return group.late && group.chain.empty() && group.late.use_count() == 1 && group.late->add_to(sum);
 }
 
 void run_late(RankState& state, Meta& meta, const char* op) {

@@ -88,6 +88,10 @@ void merge_complete(RankState& state, const std::vector<at::Tensor>& handles, co
 // Whether calls were put off that the handle's value needs.
 bool is_late(const Meta& meta);
 
+// Runs the one call that the handle stands for so that its kernel adds to `sum`, in memory of this rank: the handle is
+// nothing any more. False: it stands for more, or other handles do for it, or its kernel does not; nothing is added.
+bool add_late_to(const at::Tensor& sum, Meta& meta);
+
 // Runs them: the handle is then what it would be had they run in their pass, and no handle any more if it waits for
 // nothing else. Of what is not late it does nothing. Not collective but for the calls' own messages.
 void run_late(RankState& state, Meta& meta, const char* op);

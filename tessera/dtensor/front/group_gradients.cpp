@@ -198,10 +198,11 @@ struct HandOn final : torch::autograd::FunctionPreHook {
 
   variable_list operator()(const variable_list& gradients) override {
     const at::Tensor& gradient = gradients.at(0);
-    if (!gradient.defined() || !is_dtensor(gradient) || meta_of(gradient)->is_pending()) {
+    if (!gradient.defined() || !is_dtensor(gradient)) {
       return gradients;
     }
-    return {takes(index, without_base(gradient)) ? at::Tensor() : gradient};
+    const bool is_handle = meta_of(gradient)->is_pending();
+    return {takes(index, is_handle ? gradient : without_base(gradient)) ? at::Tensor() : gradient};
   }
 
   size_t index;

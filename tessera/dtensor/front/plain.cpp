@@ -249,6 +249,15 @@ void composite(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* s
   call_below(op, keys, stack);
 }
 
+// One that writes into what a factory made, which would have to be on all ranks, with what only some of them have: of
+// DTensors, operators that make new values.
+void out_of_place(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
+  if (!takes_dtensor(*stack, op.schema().arguments().size())) {
+    return composite(op, keys, stack);
+  }
+  rules::RuleTable::instance().row(op).out_of_place(op, *stack);
+}
+
 // Its DTensors are not given to libtorch's operator.
 template <bool without_nan>
 void quantile_of_any(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
@@ -345,6 +354,7 @@ void register_plain_kernels(KernelRegistry& registry) {
       [&](const rules::Rule& row) { return row.caught == Caught::kFactory && !makes_nothing(row); });
   registry.intercept<&random_factory>(Caught::kRandomFactory);
   registry.intercept<&composite>(Caught::kComposite);
+  registry.intercept<&out_of_place>(Caught::kOutOfPlace);
   registry.intercept<&quantile_of_any<false>>(Caught::kQuantile);
   registry.intercept<&quantile_of_any<true>>(Caught::kNanQuantile);
   registry.intercept<&on_one_thread>(Caught::kLinearAlgebra);

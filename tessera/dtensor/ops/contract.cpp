@@ -3,10 +3,7 @@
 #include <numeric>
 
 #include <ATen/ops/add.h>
-#include <ATen/ops/addmm.h>
-#include <ATen/ops/bmm.h>
 #include <ATen/ops/einsum_native.h>
-#include <ATen/ops/mm.h>
 #include <ATen/ops/sum.h>
 #include <torch/csrc/autograd/functions/utils.h>
 #include <torch/library.h>
@@ -18,6 +15,7 @@
 #include "tessera/dtensor/record/node.h"
 #include "tessera/dtensor/state/state.h"
 #include "tessera/rules/engine/equation.h"
+#include "tessera/rules/engine/plain_contraction.h"
 
 namespace tessera::dtensor {
 
@@ -25,58 +23,6 @@ namespace {
 
 using rules::contract;
 using torch::autograd::variable_list;
-
-// A plain tensor, its dims in `order` (empty: as they are), with the groups of dims flattened: `batch` of them (if
-// any), then `rows`, then the rest.
-at::Tensor as_matrix(const at::Tensor& tensor, const std::vector<int64_t>& order, size_t batch, size_t rows) {
-  at::Tensor ordered = order.empty() ? tensor : tensor.permute(order);
-  if (batch == 0 && rows == 1 && ordered.dim() == 2) {
-    return ordered;
-  }
-  const c10::IntArrayRef sizes = ordered.sizes();
-  const auto extent = [&](size_t begin, size_t end) { return c10::multiply_integers(sizes.slice(begin, end - begin)); };
-  c10::SmallVector<int64_t, 3> shape;
-  if (batch > 0) {
-    shape.push_back(extent(0, batch));
-  }
-  shape.push_back(extent(batch, batch + rows));
-  shape.push_back(extent(batch + rows, sizes.size()));
-  return ordered.reshape(shape);
-}
-
-// The contraction of plain tensors by one mm or bmm; with an addend where libtorch's linear has one, by its addmm.
-at::Tensor contract_plain(const at::Tensor& a, const at::Tensor& b, c10::string_view text,
-                          const std::optional<at::Tensor>& like, const std::optional<at::Tensor>& addend) {
-  const rules::Equation& equation = rules::Equation::of(text);
-  TESSERA_CHECK(
-      a.dim() == static_cast<int64_t>(equation.a.size()) && b.dim() == static_cast<int64_t>(equation.b.size()),
-      "[contract] `", text, "` does not fit operands of ", a.dim(), " and ", b.dim(), " dims");
-  const size_t batch = equation.batch.size();
-  const at::Tensor left = as_matrix(a, equation.order_a, batch, equation.rows.size());
-  const at::Tensor right = as_matrix(b, equation.order_b, batch, equation.summed.size());
-  const bool adds_to_columns = batch == 0 && equation.columns.size() == 1 && equation.order_out.empty();
-  if (addend && !(adds_to_columns && addend->dim() == 1)) {
-    return at::add(contract_plain(a, b, text, like, std::nullopt), *addend);
-  }
-  at::Tensor product = addend       ? at::addmm(*addend, left, right)
-                       : batch == 0 ? at::mm(left, right)
-                                    : at::bmm(left, right);
-  if (batch <= 1 && equation.rows.size() == 1 && equation.columns.size() == 1 && equation.order_out.empty()) {
-    return product;
-  }
-
-  c10::SmallVector<int64_t, 6> sizes;
-  for (const std::string* letters : {&equation.batch, &equation.rows}) {
-    for (char letter : *letters) {
-      sizes.push_back(a.size(static_cast<int64_t>(equation.a.find(letter))));
-    }
-  }
-  for (char letter : equation.columns) {
-    sizes.push_back(b.size(static_cast<int64_t>(equation.b.find(letter))));
-  }
-  const at::Tensor shaped = product.view(sizes);
-  return equation.order_out.empty() ? shaped : shaped.permute(equation.order_out).contiguous();
-}
 
 // A factor in a gradient.
 at::Tensor conjugate(const at::Tensor& saved) { return saved.is_complex() ? saved.conj() : saved; }
@@ -287,7 +233,7 @@ at::Tensor einsum(c10::string_view equation, at::TensorList tensors, at::Optiona
 
 TORCH_LIBRARY(tessera, m) {
   m.def("contract(Tensor a, Tensor b, str equation, Tensor? like=None, Tensor? addend=None) -> Tensor");
-  m.impl("contract", c10::DispatchKey::CompositeExplicitAutograd, TORCH_FN(contract_plain));
+  m.impl("contract", c10::DispatchKey::CompositeExplicitAutograd, TORCH_FN(rules::contract_plain));
   m.impl("contract", c10::DispatchKey::Autograd, TORCH_FN(contract_autograd));
 }
 

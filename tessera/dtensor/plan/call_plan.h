@@ -70,6 +70,10 @@ struct CallPlan {
   bool is_absent = false;                 // the call runs on other ranks: this one gets parts of no elements
   bool makes_parameter_gradient = false;  // no other derivative waits for the result
   bool is_long = false;                   // libtorch would give a loop over an operand to several threads
+  // How the parts lay with which it was tried whether the kernel adds to a sum with the bits of an addition; 0: not
+  // yet.
+  mutable uint64_t tried_strides = 0;
+  mutable bool adds_in_kernel = false;  // ... and whether it does
 
   // The policy by which operators read this operand; null: as it came in.
   const GatherPolicy* gather_of(size_t operand) const { return gathers.empty() ? nullptr : gathers[operand]; }

@@ -52,6 +52,7 @@ enum class Caught : uint8_t {
   kLoss,           // its `reduction` may be a mean
   kMean,
   kNanQuantile,
+  kOutOfPlace,  // a composite that writes into what a factory made: of DTensors it is Rule::out_of_place
   kQuantile,
   kRandomFactory,
   kRandomFill,

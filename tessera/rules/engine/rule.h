@@ -49,15 +49,19 @@ struct Rule {
   Makes makes = Makes::kValues;
   StepLoss step_loss = StepLoss::kNone;
   Draws draws = {};
-  bool needs_no_value = false;  // it looks at sizes and layouts only, or makes an alias
-  bool permutes = false;        // it draws a permutation
-  bool copies = false;          // the result is the operand, seen anew or converted
-  bool overwrites = false;      // all that was there, by a number
-  bool reshapes = false;        // to the sizes in its second argument: a part's are given to it
-  bool chooses = false;         // its last result: places along the dim of argument 2, where programs look
-  const char* becomes = "";     // Special::kViewInPlace: the view
-  int plain_result = -1;        // the result that stays plain, equal on every rank: the program reads it from memory
+  bool needs_no_value = false;           // it looks at sizes and layouts only, or makes an alias
+  bool permutes = false;                 // it draws a permutation
+  bool copies = false;                   // the result is the operand, seen anew or converted
+  bool overwrites = false;               // all that was there, by a number
+  bool reshapes = false;                 // to the sizes in its second argument: a part's are given to it
+  bool chooses = false;                  // its last result: places along the dim of argument 2, where programs look
+  const char* becomes = "";              // Special::kViewInPlace: the view
+  Decomposition out_of_place = nullptr;  // Caught::kOutOfPlace: the composite as operators that make new values
+  int plain_result = -1;  // the result that stays plain, equal on every rank: the program reads it from memory
   std::vector<const char*> host_values = {};  // arguments whose values it reads from memory
+  // Adds what plain arguments give to a tensor of the result's sizes, by one kernel; false: it cannot, and wrote
+  // nothing. (Note [Adding in the kernel] has who asks.)
+  bool (*adds_to)(const at::Tensor& sum, c10::ArrayRef<c10::IValue> args) = nullptr;
 
   bool is_rule() const { return map || decompose; }
   Rule in_exact(const ExactRule& rule) const;  // with that exact form

@@ -12,6 +12,7 @@
 #include "tessera/rules/engine/equation.h"
 #include "tessera/rules/engine/local_args.h"
 #include "tessera/rules/engine/lookups.h"
+#include "tessera/rules/engine/plain_contraction.h"
 #include "tessera/rules/exact/exact_kernels.h"
 
 namespace tessera::rules {
@@ -135,9 +136,10 @@ constexpr size_t kEquation = 2;  // its place among the arguments; the addend is
 
 // As add_once does it.
 void contract_and_add_once(const LocalCall& call, torch::jit::Stack& stack) {
-  if (!stack.back().isNone()) {
-    const Equation& equation =
-        Equation::of(stack[stack.size() - call.op->schema().arguments().size() + kEquation].toStringRef());
+  constexpr size_t kArguments = 5;
+  const auto args = torch::jit::last(stack, kArguments);
+  if (!args.back().isNone()) {
+    const Equation& equation = Equation::of(args[kEquation].toStringView());
     const bool is_first = std::all_of(equation.summed.begin(), equation.summed.end(), [&](char letter) {
       return call.operand_ranges[0][equation.a.find(letter)].begin == 0;
     });
@@ -145,7 +147,10 @@ void contract_and_add_once(const LocalCall& call, torch::jit::Stack& stack) {
       stack.back() = c10::IValue();
     }
   }
-  call.op->callBoxed(stack);
+  at::Tensor result = contract_plain(args[0].toTensor(), args[1].toTensor(), args[kEquation].toStringView(),
+                                     std::nullopt, stack.back().toOptional<at::Tensor>());
+  torch::jit::drop(stack, kArguments);
+  stack.emplace_back(std::move(result));
 }
 
 bool has_addend(const Call& call) { return call.operand_of("addend") >= 0; }
@@ -264,7 +269,8 @@ void add_contraction_rules(RuleTable& table) {
                                                       .node = exact::contract_node,
                                                       .sample = exact::contract_sample,
                                                       .takes_narrow = exact::always}},
-                                           .carry = Carry::kInEither});
+                                           .carry = Carry::kInEither,
+                                           .adds_to = add_contraction});
 }
 
 }  // namespace tessera::rules

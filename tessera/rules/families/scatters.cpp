@@ -9,6 +9,7 @@
 #include <ATen/ops/index.h>
 #include <ATen/ops/index_put.h>
 #include <ATen/ops/nonzero.h>
+#include <ATen/ops/scatter.h>
 #include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
 
@@ -322,6 +323,32 @@ bool is_gradient_of_lookup(const Call& call) {
   return call.flag("unsafe") && call.flag("accumulate") && has_one_index && has_no_mask(call);
 }
 
+// Zeros that take no memory.
+at::Tensor zeros_of(const at::Tensor& like, c10::IntArrayRef sizes) { return like.new_zeros({}).expand(sizes); }
+
+// The gradient of what chooses elements along a dim (max, topk, sort).
+void scatter_chosen(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
+  StackArgs args(op, stack);
+  at::Tensor grad = args.tensor("grad"), indices = args.tensor("indices");
+  const std::vector<int64_t> sizes = args["sizes"].toIntVector();
+  const int64_t dim = args["dim"].toInt();
+  if (!args["keepdim"].toBool() && !sizes.empty()) {
+    grad = grad.unsqueeze(dim);
+    indices = indices.unsqueeze(dim);
+  }
+  args.give(at::scatter(zeros_of(grad, sizes), dim, indices, grad));
+}
+
+// Without a number of classes, what the program reads of the values says it.
+void scatter_ones(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
+  StackArgs args(op, stack);
+  const at::Tensor self = args.tensor("self");
+  const int64_t given = args["num_classes"].toInt();
+  std::vector<int64_t> sizes = self.sizes().vec();
+  sizes.push_back(given == -1 ? self.max().item<int64_t>() + 1 : given);
+  args.give(at::scatter(zeros_of(self, sizes), -1, self.unsqueeze(-1), 1));
+}
+
 }  // namespace
 
 void add_scatter_rules(RuleTable& table) {
@@ -342,6 +369,9 @@ void add_scatter_rules(RuleTable& table) {
                  "aten::scatter_reduce.two", "aten::index_copy", "aten::index_fill.int_Scalar",
                  "aten::index_fill.int_Tensor", "aten::index_reduce"},
                 write(false));
+  table.add("aten::value_selecting_reduction_backward",
+            {.caught = Caught::kOutOfPlace, .out_of_place = scatter_chosen});
+  table.add("aten::one_hot", {.caught = Caught::kOutOfPlace, .out_of_place = scatter_ones});
 }
 
 }  // namespace tessera::rules
