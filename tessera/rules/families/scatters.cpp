@@ -339,16 +339,6 @@ void scatter_chosen(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
   args.give(at::scatter(zeros_of(grad, sizes), dim, indices, grad));
 }
 
-// Without a number of classes, what the program reads of the values says it.
-void scatter_ones(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
-  StackArgs args(op, stack);
-  const at::Tensor self = args.tensor("self");
-  const int64_t given = args["num_classes"].toInt();
-  std::vector<int64_t> sizes = self.sizes().vec();
-  sizes.push_back(given == -1 ? self.max().item<int64_t>() + 1 : given);
-  args.give(at::scatter(zeros_of(self, sizes), -1, self.unsqueeze(-1), 1));
-}
-
 }  // namespace
 
 void add_scatter_rules(RuleTable& table) {
@@ -371,7 +361,6 @@ void add_scatter_rules(RuleTable& table) {
                 write(false));
   table.add("aten::value_selecting_reduction_backward",
             {.caught = Caught::kOutOfPlace, .out_of_place = scatter_chosen});
-  table.add("aten::one_hot", {.caught = Caught::kOutOfPlace, .out_of_place = scatter_ones});
 }
 
 }  // namespace tessera::rules

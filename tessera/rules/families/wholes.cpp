@@ -51,7 +51,7 @@ void add_whole_functions(RuleTable& table) {
 void add_composites(RuleTable& table) {
   table.add_all({"aten::cov", "aten::linalg_matrix_rank", "aten::linalg_matrix_rank.atol_rtol_float",
                  "aten::linalg_matrix_rank.atol_rtol_tensor", "aten::linalg_matrix_rank.tol_tensor",
-                 "aten::linalg_vander", "aten::vander"},
+                 "aten::linalg_vander", "aten::one_hot", "aten::vander"},
                 {.caught = Caught::kComposite});
   table.add_all({"aten::quantile", "aten::quantile.scalar"}, {.caught = Caught::kQuantile});
   table.add_all({"aten::nanquantile", "aten::nanquantile.scalar"}, {.caught = Caught::kNanQuantile});
