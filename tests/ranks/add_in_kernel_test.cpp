@@ -4,6 +4,9 @@
 
 #include <gtest/gtest.h>
 
+#include <atomic>
+#include <functional>
+
 #include <ATen/record_function.h>
 
 #include "tessera/tessera.h"

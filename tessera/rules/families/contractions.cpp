@@ -132,11 +132,10 @@ FactorMap contract_map(const Call& call) {
   return map;
 }
 
-constexpr size_t kEquation = 2;  // its place among the arguments; the addend is the last one
+constexpr size_t kArguments = 5, kEquation = 2;  // their number, and its place; the addend is the last one
 
 // As add_once does it.
 void contract_and_add_once(const LocalCall& call, torch::jit::Stack& stack) {
-  constexpr size_t kArguments = 5;
   const auto args = torch::jit::last(stack, kArguments);
   if (!args.back().isNone()) {
     const Equation& equation = Equation::of(args[kEquation].toStringView());
