@@ -142,8 +142,8 @@ def change(step, model):
 
 
 class BetweenModulesTest(unittest.TestCase):
-    def check(self, body=in_turn, block=Block, before=lambda step, model: None, runs=RUNS, sizes=(8, WIDTH, WIDTH)):
-        losses, values = trained("1", "", body, block, before, sizes)
+    def check(self, body=in_turn, block=Block, before=lambda step, model: None, runs=RUNS, sizes=(8, WIDTH, WIDTH), reference="1"):
+        losses, values = trained(reference, "", body, block, before, sizes)
         for mesh, schedule in runs:
             with self.subTest(mesh=mesh, schedule=schedule):
                 got, of_stages = trained(mesh, schedule, body, block, before, sizes)
@@ -239,6 +239,23 @@ class BetweenModulesTest(unittest.TestCase):
 
         self.check(early)
         self.check(twice, Pair, runs=[("pp=2", "1f1b"), ("pp=4", "zb-h1")], sizes=(8, WIDTH))
+
+    def test_with_parts_over_another_axis(self):
+        """Gradients that are sums over `tp`, read on two stages; weights read twice, whose gradients are put off."""
+        def skipped(model, blocks, x, y):
+            value = blocks[0](x)
+            x = value
+            for block in blocks[1:]:
+                x = block(x)
+            return loss_of(model, x + value * 0.5, y)
+
+        def twice(model, blocks, x, y):
+            for block in blocks[:-1]:
+                x = block(x)
+            return loss_of(model, blocks[-1](blocks[-1](x)), y)
+
+        for body, block in ((skipped, Block), (twice, Pair)):
+            self.check(body, block, runs=[("pp=2,tp=2", "zb-h1"), ("pp=2,tp=2", "zbv")], sizes=(32, WIDTH), reference="tp=2")
 
     def test_a_program_that_changes(self):
         def helped(model, blocks, x, y):

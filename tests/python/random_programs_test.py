@@ -20,7 +20,7 @@ from torch.nn import functional as F
 
 WIDTH, STEPS, MICRO_BATCHES = 8, 5, 4
 DEADLINE = 30.0
-RUNS = ("pp=2:1f1b", "pp=4:1f1b", "pp=4:zb-h1", "pp=2:interleaved", "pp=2:zbv", "pp=4:zbv", "pp=2:v-half", "pp=2,dp=2:1f1b", "pp=2,tp=2:zb-h1")
+RUNS = ("pp=2:1f1b", "pp=4:1f1b", "pp=4:zb-h1", "pp=2:interleaved", "pp=2:zbv", "pp=4:zbv", "pp=2:v-half", "pp=2,dp=2:1f1b", "pp=2,tp=2:zb-h1", "pp=2,tp=2:zbv")
 
 
 class Block(nn.Module):

@@ -87,17 +87,6 @@ Spec at_own_places(const Spec& spec, const Spec& to) {
   return spec.with(places);
 }
 
-// Whether it goes from a stage to what all stages read (layout/vocabulary.h): in one layout, however ranks take it.
-bool goes_to_all(const Spec& from, const Spec& there) {
-  for (size_t axis = 0; axis < from->placements.size(); ++axis) {
-    const layout::Placement &own = from->placements[axis], &place = there->placements[axis];
-    if (own.is_on() && place != own && (!place.is_on() || layout::is_of_vocabulary(place.stage))) {
-      return true;
-    }
-  }
-  return false;
-}
-
 // Ranks run a body again one after the other, each in its own backward pass, and send each other what it reads. A rank
 // of several stages, or parts of a vocabulary, does so in the pass of each of them: another one of its own would be
 // asked for a value that only a later pass makes.
@@ -205,13 +194,13 @@ at::Tensor moved(RankState& state, const char* op, const CallPlan::OperandMove& 
     return moved(state, op, action, tensor);
   }
   if (move.from->has_partial) {
-    // Merged once, however many operators read it: the same logical value stays in the tensor, in its dtype.
-    const bool is_sent = action.there && goes_to_all(move.from, action.there);
-    const Spec merged = is_sent ? at_own_places(move.from, move.to) : move.to.with_dtype(move.from->dtype);
-    const Move& merge = move.casts || is_sent ? *state.engine.moves.find_or_plan(move.from, merged) : move;
+    // Merged once, however many operators read it: the same logical value stays in the tensor, in its dtype, and on its
+    // stage, whose operators may be the next to read it.
+    const Spec merged = action.there ? at_own_places(move.from, move.to) : move.to.with_dtype(move.from->dtype);
+    const Move& merge = merged == move.to ? move : *state.engine.moves.find_or_plan(move.from, merged);
     meta->replace(run_move(state.ctx, merge, meta->local, op), merged);
     drop_unseen_base(*meta);
-    if (is_sent) {
+    if (action.there) {
       return sent(state, op, action, tensor);
     }
     return move.casts ? meta->local.to(move.to->dtype) : meta->local;

@@ -245,7 +245,8 @@ at::Tensor carry_add(RankState& state, const OpInfo& info, c10::ArrayRef<IValue>
   }
   Meta& meta = *meta_of(self);
   auto sum = joined(as_pending(self), as_pending(other), info.name.c_str());
-  const Spec spec = !info.writes && output->placements == meta.spec->placements ? output : meta.spec;
+  const bool is_planned = has_own_walk_alone(*sum) || output->placements == meta.spec->placements;
+  const Spec spec = !info.writes && is_planned ? output : meta.spec;
   at::Tensor handle = make_handle(spec, meta.local.options(), state.ctx.coord(spec->mesh), sum);
   if (!info.writes) {
     return handle;

@@ -1,11 +1,13 @@
 #include "tessera/dtensor/exact/pending.h"
 
+#include <algorithm>
 #include <deque>
 #include <limits>
 
 #include <ATen/ops/add.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
+#include <c10/util/ScopeExit.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
 
@@ -210,6 +212,9 @@ void settle(RankState& state, Meta& meta, const char* op) {
     return;
   }
   const std::shared_ptr<Pending> pending = meta.rare->pending;
+  // What was put off was noted in its pass.
+  const auto noted = has_own_walk_alone(*pending) ? std::optional(state.ctx.program) : std::nullopt;
+  const auto leave = c10::make_scope_exit([&] { state.ctx.program = noted.value_or(state.ctx.program); });
   for (Pending::Group& group : pending->groups) {
     make_late_uses(group, op);
   }
@@ -303,6 +308,11 @@ bool is_late(const Meta& meta) {
   }
   const auto& groups = meta.rare->pending->groups;
   return std::any_of(groups.begin(), groups.end(), is_late_group);
+}
+
+bool has_own_walk_alone(const Pending& pending) {
+  return std::all_of(pending.groups.begin(), pending.groups.end(),
+                     [](const Pending::Group& group) { return group.late || group.constant.defined(); });
 }
 
 bool add_late_to(const at::Tensor& sum, Meta& meta) {

@@ -88,6 +88,10 @@ void merge_complete(RankState& state, const std::vector<at::Tensor>& handles, co
 // Whether calls were put off that the handle's value needs.
 bool is_late(const Meta& meta);
 
+// Whether nothing but calls that were put off makes it a handle: where the stage did not run, ranks have none, and run
+// what is carried here.
+bool has_own_walk_alone(const Pending& pending);
+
 // Runs the one call that the handle stands for so that its kernel adds to `sum`, in memory of this rank: the handle is
 // nothing any more. False: it stands for more, or other handles do for it, or its kernel does not; nothing is added.
 bool add_late_to(const at::Tensor& sum, Meta& meta);
