@@ -241,7 +241,7 @@ class BetweenModulesTest(unittest.TestCase):
         self.check(twice, Pair, runs=[("pp=2", "1f1b"), ("pp=4", "zb-h1")], sizes=(8, WIDTH))
 
     def test_with_parts_over_another_axis(self):
-        """Gradients that are sums over `tp`, read on two stages; weights read twice, whose gradients are put off."""
+        """Gradients that are sums over `tp`, read on two stages; weights read twice, whose gradients are put off; terms of parameters that are cut otherwise."""
         def skipped(model, blocks, x, y):
             value = blocks[0](x)
             x = value
@@ -254,7 +254,12 @@ class BetweenModulesTest(unittest.TestCase):
                 x = block(x)
             return loss_of(model, blocks[-1](blocks[-1](x)), y)
 
-        for body, block in ((skipped, Block), (twice, Pair)):
+        def summed(model, blocks, x, y):
+            for block in blocks:
+                x = block(x) + (blocks[0].linear.bias + block.second.bias) * 0.5
+            return loss_of(model, x, y) + (blocks[0].linear.weight - blocks[3].second.weight).square().mean()
+
+        for body, block in ((skipped, Block), (twice, Pair), (summed, Pair)):
             self.check(body, block, runs=[("pp=2,tp=2", "zb-h1"), ("pp=2,tp=2", "zbv")], sizes=(32, WIDTH), reference="tp=2")
 
     def test_a_program_that_changes(self):

@@ -2,7 +2,7 @@
 """Random programs around the modules of a pipeline have one rank's losses and parameters under every schedule.
 
 A program calls its blocks in their order, on values that it made before, and does something between them: skips, values that
-several blocks read, blocks that are called twice or of two values, tied weights, losses on the way. It prints its seed; a
+several blocks read, blocks that are called twice or of two values, tied weights, losses on the way, terms of parameters of two blocks. It prints its seed; a
 program that fails is printed as it stands.
 
 Usage: random_programs_test.py [--seed N] [--programs 3] [--run pp=2,dp=2:1f1b]...
@@ -84,6 +84,9 @@ class Program:
             f"blocks[{k}]({last}) + {other}.detach() * 0.5": 1,
             f"blocks[{k}]({last}, {other}.detach())": 1,
         }
+        early = draw.randint(0, k)
+        kinds[f"blocks[{k}]({last}) + (blocks[{early}].linear.bias + blocks[{k}].linear.bias) * 0.1"] = 1
+        kinds[f"blocks[{k}]({last}) + (blocks[{early}].linear.weight - blocks[{k}].linear.weight.t()).square().mean()"] = 1
         if k:
             self.ties[k] = draw.choice([0, draw.randrange(k)])
             kinds[f"blocks[{k}]({last}) + F.linear({other}, blocks[{k}].tied) * 0.1"] = 3

@@ -115,6 +115,11 @@ void note_way_back(RankState& state, const char* op, const Spec& from, const Spe
   }
 }
 
+// Whether this rank has it in the walk of another of its stages.
+bool is_of_other_walk(const RankState& state, const Spec& spec) {
+  return spec->holds(state.ctx.coord(spec->mesh)) && !state.has_part(spec);
+}
+
 // The value at other coordinates of the axes on which it is On. Whoever reads it there once keeps it as long as it
 // lives, for those that read it later and for backward. It goes from stage to stage, as passes do; a parameter, which
 // passes of several stages may read first, always from its own.
@@ -138,8 +143,7 @@ at::Tensor sent_part(RankState& state, const char* op, Meta& meta, const Spec& t
     state.engine.sent.push_back({&meta, meta.spec, to, op});
   }
   // A parameter is read in every walk: those of this rank's other stages leave it to the one that sends or receives.
-  const auto is_of_other_stage = [&](const Spec& spec) { return spec->holds(coord) && !state.has_part(spec); };
-  if (!meta.parameter || !(is_of_other_stage(move.from) || is_of_other_stage(to))) {
+  if (!meta.parameter || !(is_of_other_walk(state, move.from) || is_of_other_walk(state, to))) {
     meta.keep_sent(to, part);
   }
   return part;
@@ -163,6 +167,14 @@ at::Tensor sent_view(RankState& state, const char* op, Meta& meta, const Spec& t
   return sent_whole(state, op, meta, to, gathers);
 }
 
+// The value's part on another layout, kept for those that read it so later if it costs messages. A parameter is read in
+// the walks of all of this rank's stages, and is moved in one of them.
+at::Tensor moved_once(RankState& state, const char* op, Meta& meta, const Move& move, const at::Tensor& part) {
+  const bool is_kept = move.communicates && !(meta.parameter && is_of_other_walk(state, move.from));
+  return is_kept ? state.engine.gathered.find_or_run(state.ctx, MetaPtr::reclaim_copy(&meta), move, part, op)
+                 : run_move(state.ctx, move, part, op);
+}
+
 at::Tensor sent(RankState& state, const char* op, const CallPlan::OperandMove& action, const at::Tensor& tensor) {
   const LocalScope scope;
   const Move& move = *action.move;
@@ -173,8 +185,7 @@ at::Tensor sent(RankState& state, const char* op, const CallPlan::OperandMove& a
     return part;
   }
   const Move& rest = *state.engine.moves.find_or_plan(there, move.to);
-  return rest.communicates ? state.engine.gathered.find_or_run(state.ctx, MetaPtr::reclaim_copy(meta), rest, part, op)
-                           : run_move(state.ctx, rest, part, op);
+  return moved_once(state, op, *meta, rest, part);
 }
 
 // The operand on the layout that the plan wants.
@@ -212,9 +223,7 @@ at::Tensor moved(RankState& state, const char* op, const CallPlan::OperandMove& 
     const LocalScope scope;
     return gathered_view(state, op, meta);
   }
-  return move.communicates
-             ? state.engine.gathered.find_or_run(state.ctx, MetaPtr::reclaim_copy(meta), move, meta->local, op)
-             : run_move(state.ctx, move, meta->local, op);
+  return moved_once(state, op, *meta, move, meta->local);
 }
 
 // The operands that stay as they are, as local tensors: a merge below replaces the part of a tensor that may be an

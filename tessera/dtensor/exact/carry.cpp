@@ -145,6 +145,15 @@ bool continues(const Pending::Group& group, const Pending::Group& more) {
   });
 }
 
+// Where the stage did not run (comm::Walk) there are no elements.
+at::Tensor sum_of_constants(const at::Tensor& a, const at::Tensor& b) {
+  if (a.numel() != b.numel()) {
+    return a.numel() > 0 ? a : b;
+  }
+  const LocalScope scope;
+  return at::add(a, b);
+}
+
 std::shared_ptr<Pending> joined(const Pending& a, const Pending& b, const char* op) {
   auto result = std::make_shared<Pending>();
   result->groups = a.groups;
@@ -156,8 +165,7 @@ std::shared_ptr<Pending> joined(const Pending& a, const Pending& b, const char* 
       continue;
     }
     if (more.constant.defined()) {
-      LocalScope scope;
-      same->constant = at::add(same->constant, more.constant);
+      same->constant = sum_of_constants(same->constant, more.constant);
     }
     if (same->uses.empty() && same->late_uses.empty()) {
       same->chain = more.chain;  // of the walk in which the sums are
@@ -201,6 +209,16 @@ bool is_late_elsewhere(const at::Tensor& a, const IValue& b) {
          (is_late(own) || is_late(other));
 }
 
+// Whether the plan of a call with a handle that ranks of other stages have not merges this operand, for all that read
+// it: those ranks do so now.
+bool is_merged_elsewhere(const Pending* handle, const at::Tensor& operand, const Spec& output) {
+  if (!handle || !has_own_walk_alone(*handle) || !is_dtensor(operand) || meta_of(operand)->is_pending()) {
+    return false;
+  }
+  const Spec& spec = meta_of(operand)->spec;
+  return spec->has_partial && spec->placements != output->placements;
+}
+
 // A handle like `pending`, not settled, each group's chain one link longer.
 at::Tensor carry_link(RankState& state, const OpInfo& info, c10::ArrayRef<IValue> args, size_t hole,
                       const Pending& pending, Spec output) {
@@ -208,6 +226,9 @@ at::Tensor carry_link(RankState& state, const OpInfo& info, c10::ArrayRef<IValue
   for (size_t i = 0; i < args.size(); ++i) {
     const std::optional<IValue> copy = i == hole ? std::optional(IValue()) : copy_of_argument(args[i]);
     if (!copy || is_late_elsewhere(args[hole].toTensor(), args[i])) {
+      return {};
+    }
+    if (args[i].isTensor() && is_merged_elsewhere(&pending, args[i].toTensor(), output)) {
       return {};
     }
     link.args.push_back(*copy);
@@ -241,6 +262,9 @@ at::Tensor carry_add(RankState& state, const OpInfo& info, c10::ArrayRef<IValue>
   }
   verify_apart(self, other, info.name.c_str());
   if (!pending_of(self) && !pending_of(other)) {
+    return {};
+  }
+  if (is_merged_elsewhere(pending_of(self), other, output) || is_merged_elsewhere(pending_of(other), self, output)) {
     return {};
   }
   Meta& meta = *meta_of(self);
