@@ -3,6 +3,7 @@
 
 #include <unistd.h>
 
+#include "tessera/dtensor/move/hand_over.h"
 #include "tessera/optim/clip.h"
 #include "tessera/plan/stages.h"
 #include "tests/ranks/stage_runs.h"
@@ -144,6 +145,18 @@ TEST(Stages, OfAPlanThatDoesNotFitTheMeshAreRefused) {
                            parallel::place(*model, plan);
                          }),
               "\"weight\" is On(2) on axis pp of mesh {pp=2}; accepted: On(0) to On(1)");
+}
+
+TEST(Stages, OfOneRankGiveEachOtherValuesOfTheSizesThatBothSay) {
+  const auto given = [](int64_t elements) {
+    return failure_on(1, [&](int64_t) {
+      comm::RankContext& ctx = comm::RankContext::require();
+      ctx.own_messages.keep(1, at::ones({elements}));
+      EXPECT_EQ(dtensor::taken_from_own(ctx, {.result_sizes = {8}}, 1).numel(), 8);
+    });
+  };
+  EXPECT_EQ(given(8), "");
+  EXPECT_SAYS(given(4), "takes a value of sizes [8] from another of its stages");
 }
 
 }  // namespace

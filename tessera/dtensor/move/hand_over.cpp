@@ -47,7 +47,7 @@ class HandOver {
       return nothing_like(local_);
     }
     const int64_t tag = tag_between(ctx_, step_.from.stage, step_.to.stage);
-    at::Tensor sum = ctx_.own_messages.take(tag);
+    at::Tensor sum = taken_from_own(ctx_, step_, tag);
     if (step_.from.stage == layout::kLookup) {
       for_others([&](int64_t other) { sum = at::add(sum, received(other, tag)); });
     }
@@ -60,7 +60,7 @@ class HandOver {
                   ", is read in parts on all of them, inside of a schedule that cuts the vocabulary (rank ", ctx_.rank,
                   "); accepted: what reads it whole, or a step without a schedule");
     const int64_t tag = tag_between(ctx_, step_.from.stage, ctx_.walk.stage);
-    return step_.gives_part ? ctx_.own_messages.take(tag) : received(step_.from.coordinate(), tag);
+    return step_.gives_part ? taken_from_own(ctx_, step_, tag) : received(step_.from.coordinate(), tag);
   }
   at::Tensor give_rows() {
     const int64_t tag = tag_between(ctx_, ctx_.walk.stage, step_.to.stage);
@@ -97,6 +97,16 @@ class HandOver {
 
 int64_t tag_between(const comm::RankContext& ctx, int64_t from_stage, int64_t to_stage) {
   return (ctx.broken_schedules << 48) + (ctx.walk.micro_batch << 28) + (from_stage << 14) + to_stage;
+}
+
+at::Tensor taken_from_own(comm::RankContext& ctx, const CompiledStep& step, int64_t tag) {
+  at::Tensor part = ctx.own_messages.take(tag);
+  TESSERA_CHECK(part.sizes() == c10::IntArrayRef(step.result_sizes), "[", ctx.current_op, "] a pass of rank ", ctx.rank,
+                " takes a value of sizes ", c10::IntArrayRef(step.result_sizes), " from another of its stages, ",
+                step.from.str(), " to ", step.to.str(), ", which left one of ", part.sizes(), " (stage ",
+                ctx.walk.stage, ", micro-batch ", ctx.walk.micro_batch,
+                "): the passes run different programs. Look for what depends on the rank.");
+  return part;
 }
 
 std::optional<at::Tensor> try_hand_over(comm::RankContext& ctx, const CompiledStep& step, const at::Tensor& local) {

@@ -13,6 +13,10 @@ namespace tessera::dtensor {
 // Of messages between stages, and parts of the vocabulary (layout/vocabulary.h), of the micro-batch that runs.
 int64_t tag_between(const comm::RankContext& ctx, int64_t from_stage, int64_t to_stage);
 
+// What another walk of this rank gave under the tag by this step. Throws if there is nothing, or if it has other sizes
+// than the step says, as a message between ranks does.
+at::Tensor taken_from_own(comm::RankContext& ctx, const CompiledStep& step, int64_t tag);
+
 // Note [Handing over]. In a walk of one stage a part of the vocabulary is a place beside it, and a value goes there by
 // one step; in the walk of the part all ranks read it. So a stage that has such a value sends it to every rank at once,
 // which takes it in its walk of the part. What a part makes for a stage its rank leaves in its own box: of the head's

@@ -95,7 +95,7 @@ IssuedStep issue_send(comm::RankContext& ctx, comm::Communicator& group, const C
   if (gives && takes) {
     issued.result = local;
   } else if (takes && step.is_at_from) {
-    issued.result = ctx.own_messages.take(tag);
+    issued.result = taken_from_own(ctx, step, tag);
   } else if (takes) {
     auto [result, part] = empty_in_order(step, local.options());
     issued.result = std::move(result);
