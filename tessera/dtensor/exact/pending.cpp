@@ -214,7 +214,11 @@ void settle(RankState& state, Meta& meta, const char* op) {
   const std::shared_ptr<Pending> pending = meta.rare->pending;
   // What was put off was noted in its pass.
   const auto noted = has_own_walk_alone(*pending) ? std::optional(state.ctx.program) : std::nullopt;
-  const auto leave = c10::make_scope_exit([&] { state.ctx.program = noted.value_or(state.ctx.program); });
+  const auto leave = c10::make_scope_exit([&] {
+    if (noted) {
+      state.ctx.program = *noted;
+    }
+  });
   for (Pending::Group& group : pending->groups) {
     make_late_uses(group, op);
   }
