@@ -85,14 +85,14 @@ def step_plain(build, steps=range(3)):
     return [parameter.detach() for parameter in parameters]
 
 
-def step_on(mesh, layouts, build, numerics, look=None):
-    """The same on a mesh: the whole parameters, and what `look` finds of (optimizer, parameters) on each rank."""
+def step_on(mesh, layouts, build, numerics, look=None, of_gradients=None):
+    """The same on a mesh: the whole parameters, and what `look` finds of (optimizer, parameters) on each rank. Gradients lie as their parameters, or so."""
     def on_rank():
         tessera.numerics(numerics)
-        place = lambda tensor, i: tessera.distribute_tensor(tensor, tessera.Mesh(mesh), layouts[i])  # noqa: E731
-        parameters = [torch.nn.Parameter(place(value, i)) for i, value in enumerate(start())]
+        place = lambda tensor, layout: tessera.distribute_tensor(tensor, tessera.Mesh(mesh), layout)  # noqa: E731
+        parameters = [torch.nn.Parameter(place(value, layout)) for value, layout in zip(start(), layouts, strict=True)]
         optimizer = build(parameters)
-        step_given(optimizer, parameters, range(3), place)
+        step_given(optimizer, parameters, range(3), lambda tensor, i: place(tensor, (of_gradients or layouts)[i]))
         return [tessera.full_tensor(parameter.detach()) for parameter in parameters], look(optimizer, parameters) if look else None
 
     return tessera.run_ranks(on_rank, tessera.Mesh(mesh).size())
@@ -117,6 +117,15 @@ class OptimizersTest(unittest.TestCase):
             for mesh, layouts in LAYOUTS:
                 for own, expected in zip(step_on(mesh, layouts, build, "exact")[0], plain, strict=True):
                     torch.testing.assert_close(own, expected, rtol=1e-5, atol=1e-6)
+
+    def test_a_fused_optimizer_has_the_bits_of_one_device_on_stages(self):
+        build = lambda p: torch.optim.AdamW(p, 1e-2, amsgrad=True, fused=True)  # noqa: E731
+        plain = step_plain(build)
+        first, last = "{pp: On(0)}", "{pp: On(1)}"
+        layouts = (first, last, last, first, last)
+        for of_gradients in (layouts, (last, last, first, "{}", last)):
+            for own, expected in zip(step_on("pp=2", layouts, build, "fast", of_gradients=of_gradients)[0], plain, strict=True):
+                self.assertTrue(torch.equal(own, expected), of_gradients)
 
     def test_what_has_no_exact_form_is_named(self):
         with self.assertRaisesRegex(RuntimeError, "fused_adagrad.*fused=False"):

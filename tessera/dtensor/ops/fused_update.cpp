@@ -32,6 +32,11 @@ class FusedUpdate {
     for (const MetaPtr& meta : written) {
       check_writable(info_, *meta);
     }
+    for (size_t place = 0; place < args_[0].toListRef().size(); ++place) {
+      if (takes_part(place)) {
+        places_.push_back(place);
+      }
+    }
     IValue* locals = stack_.data() + (stack_.size() - info_.num_args());
     for (size_t i = 0; i < args_.size(); ++i) {
       if (args_[i].isTensorList()) {
@@ -40,7 +45,9 @@ class FusedUpdate {
         locals[i] = whole(args_[i].toTensor());
       }
     }
-    call_on_parts();
+    if (!places_.empty()) {
+      call_on_parts();
+    }
     for (auto& [part, copy] : copied_) {
       part.copy_(copy);
     }
@@ -54,6 +61,28 @@ class FusedUpdate {
 
  private:
   static constexpr size_t kGradients = 1;  // the argument after the parameters
+
+  // Whether this rank has anything to do at this place of the lists: not for a parameter of another stage, with all
+  // that belongs to it.
+  bool takes_part(size_t place) const {
+    const at::Tensor& parameter = args_[0].toListRef()[place].toTensor();
+    if (!is_dtensor(parameter) || state_.has_part(meta_of(parameter)->spec)) {
+      return true;
+    }
+    return std::any_of(args_.begin(), args_.end(), [&](const IValue& arg) {
+      return arg.isTensorList() && !arg.toListRef().empty() && !lies_with(arg.toListRef()[place].toTensor(), parameter);
+    });
+  }
+
+  // ... or is a step count, the same everywhere.
+  static bool lies_with(const at::Tensor& tensor, const at::Tensor& parameter) {
+    if (!is_dtensor(tensor)) {
+      return tensor.sizes() != parameter.sizes();
+    }
+    const Spec& spec = meta_of(tensor)->spec;
+    return tensor.sizes() == parameter.sizes() ? spec->placements == meta_of(parameter)->spec->placements
+                                               : spec->is_replicated;
+  }
 
   void call_on_parts() {
     const LocalScope scope;
@@ -74,9 +103,11 @@ class FusedUpdate {
   c10::List<at::Tensor> local_column(size_t arg) {
     const auto parameters = args_[0].toListRef();
     const bool written = writes(arg);
+    const auto items = args_[arg].toListRef();
     c10::List<at::Tensor> locals;
-    for (const IValue& item : args_[arg].toListRef()) {
-      locals.push_back(local(item.toTensor(), parameters[locals.size()].toTensor(), arg, written));
+    for (size_t k = 0; k < places_.size() && !items.empty(); ++k) {
+      const size_t place = places_[k];
+      locals.push_back(local(items[place].toTensor(), parameters[place].toTensor(), arg, written));
     }
     return locals;
   }
@@ -165,6 +196,7 @@ class FusedUpdate {
   const OpInfo& info_;
   Stack& stack_;
   const std::vector<IValue> args_;
+  std::vector<size_t> places_;                                // of the lists, at which this rank has something to do
   std::vector<std::pair<at::Tensor, at::Tensor>> copied_;     // a written part, and the copy of it in another order
   std::vector<std::pair<at::Tensor, at::Tensor>> elsewhere_;  // a written tensor, and its value in another layout
 };
