@@ -15,6 +15,7 @@
 #include "tessera/dtensor/dispatch/outside_job.h"
 #include "tessera/dtensor/front/dtensor.h"
 #include "tessera/dtensor/state/observer.h"
+#include "tessera/dtensor/front/gradients_aside.h"
 #include "tessera/dtensor/front/group_gradients.h"
 #include "tessera/dtensor/record/node.h"
 #include "tessera/parallel/lattice_notes.h"

@@ -15,7 +15,7 @@
 #include "tessera/base/values.h"
 #include "tessera/comm/core/machine.h"
 #include "tessera/dtensor/front/dtensor.h"
-#include "tessera/dtensor/front/group_gradients.h"
+#include "tessera/dtensor/front/gradients_aside.h"
 #include "tessera/dtensor/front/recomputable.h"
 #include "tessera/layout/axis_role.h"
 #include "tessera/parallel/deferred.h"

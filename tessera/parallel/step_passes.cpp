@@ -125,7 +125,13 @@ class WalkScope {
 class PassRunner {
  public:
   PassRunner(Step& step, const PassList& list, const StepPasses& passes)
-      : state_(RankState::require()), step_(step), list_(list), passes_(passes), held_(state_) {
+      : state_(RankState::require()),
+        step_(step),
+        list_(list),
+        passes_(passes),
+        held_(state_),
+        aside_(state_, passes.parameters, passes.merges,
+               [this](size_t parameter, const at::Tensor& gradient) { return takes(parameter, gradient); }) {
     losses_.resize(passes.samples.size());
   }
   ~PassRunner() {
@@ -144,23 +150,39 @@ class PassRunner {
     }
     for (size_t i = 0; i < list_.actions.size(); ++i) {
       const Action& action = list_.actions[i];
-      const bool goes_on = i + 1 < list_.actions.size() && is_backward_of(list_.actions[i + 1], action);
-      const WalkScope scope(state_, list_, action, !held_.sums().empty());
+      const bool is_last = i + 1 == list_.actions.size();
+      const bool goes_on = !is_last && is_backward_of(list_.actions[i + 1], action);
       RECORD_USER_SCOPE(schedule::to_string(action));
-      if (programs) {
-        programs->begin(action);
+      if (is_last && is_waited_for(action)) {
+        execute({ActionKind::kInput, action.stage, action.micro_batch}, false, programs);
+        execute({ActionKind::kWeight, action.stage, action.micro_batch}, false, programs);
+      } else {
+        execute(action, goes_on, programs);
       }
-      run(action, goes_on);
-      if (programs) {
-        programs->end(is_weight_half(action));
-      }
-      held_.add(std::exchange(gradients_, {}));
     }
     return {std::move(losses_), std::move(held_.sums())};
   }
 
  private:
   using Key = std::pair<int64_t, int64_t>;
+
+  // Whether it is a whole backward pass for which the stage before waits. The last one of a rank's list is done by
+  // halves: the gradient of its input is on its way before those of weights are made, with which nobody goes on here.
+  bool is_waited_for(const Action& action) const {
+    return list_.is_scheduled && action.kind == ActionKind::kBackward && action.stage > 0;
+  }
+
+  void execute(const Action& action, bool goes_on, std::optional<WalkedPrograms>& programs) {
+    const WalkScope scope(state_, list_, action, !held_.sums().empty());
+    if (programs) {
+      programs->begin(action);
+    }
+    run(action, goes_on);
+    if (programs) {
+      programs->end(is_weight_half(action));
+    }
+    held_.add(std::exchange(gradients_, {}));
+  }
 
   // A forward pass whose backward has not come.
   struct Forward {
@@ -321,13 +343,13 @@ class PassRunner {
 
   // In `exact` the sums over samples go on where those of the passes before stopped.
   std::vector<at::Tensor> gradients_of(const at::Tensor& loss) {
-    const auto takes = [&](size_t i, const at::Tensor& gradient) {
-      return is_of_other_walk(gradient) || (!waits_for_weights(gradient) && held_.add_part(i, gradient));
-    };
-    dtensor::GradientsAside aside(state_, passes_.parameters, passes_.merges, takes);
     const dtensor::Continuation continuation(state_, held_.sums());
-    return aside.with(
-        torch::autograd::grad({loss}, passes_.parameters, {}, std::nullopt, false, /*allow_unused=*/true));
+    return aside_.gradients_of(loss);
+  }
+
+  // Whether a gradient that a pass has is done with.
+  bool takes(size_t parameter, const at::Tensor& gradient) {
+    return is_of_other_walk(gradient) || (!waits_for_weights(gradient) && held_.add_part(parameter, gradient));
   }
 
   // Whether the walk that runs says what this value is: of the walks over one micro-batch one does.
@@ -370,6 +392,7 @@ class PassRunner {
   std::vector<at::Tensor> gradients_;            // of the pass that ran last
   std::vector<at::Tensor> losses_;
   HeldGradients held_;
+  dtensor::GradientsAside aside_;
 };
 
 // What is cut over the stages has passes.

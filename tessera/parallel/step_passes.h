@@ -9,7 +9,7 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "tessera/dtensor/front/group_gradients.h"
+#include "tessera/dtensor/front/gradients_aside.h"
 #include "tessera/parallel/step.h"
 #include "tessera/plan/plan.h"
 #include "tessera/schedule/schedule.h"

@@ -60,6 +60,11 @@ std::vector<NamedValue> gathered_integers(const plan::Plan& plan, const std::vec
 // The model as a job sees it.
 struct WholeStep::Parameters : torch::nn::Module {
   void hold(const std::vector<at::Tensor>& tensors) {
+    const std::vector<at::Tensor> held = parameters();
+    const auto is_same = [](const at::Tensor& a, const at::Tensor& b) { return a.is_same(b); };
+    if (std::equal(held.begin(), held.end(), tensors.begin(), tensors.end(), is_same)) {
+      return;
+    }
     parameters_.clear();
     for (const at::Tensor& tensor : tensors) {
       register_parameter(std::to_string(parameters_.size()), tensor, tensor.requires_grad());

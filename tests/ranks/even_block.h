@@ -27,4 +27,24 @@ struct EvenBlockImpl : torch::nn::Module, dtensor::Recomputable {
 };
 TORCH_MODULE(EvenBlock);
 
+// Equal blocks and nothing else, so that every stage keeps as much. Gives a loss.
+struct EvenTowerImpl : torch::nn::Module {
+  EvenTowerImpl(int64_t blocks, int64_t width) {
+    for (int64_t i = 0; i < blocks; ++i) {
+      layers->push_back(EvenBlock(width));
+    }
+    register_module("layers", layers);
+  }
+
+  at::Tensor forward(at::Tensor x) {
+    for (const auto& layer : *layers) {
+      x = layer->as<EvenBlock>()->forward(x);
+    }
+    return x.pow(2).mean();
+  }
+
+  torch::nn::ModuleList layers;
+};
+TORCH_MODULE(EvenTower);
+
 }  // namespace tessera::ranks

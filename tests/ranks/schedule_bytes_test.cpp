@@ -17,26 +17,6 @@ namespace {
 
 constexpr int64_t kWidth = 16, kStages = 4, kMicroBatches = 8;
 
-// Equal blocks and nothing else, so that every stage keeps as much.
-struct TowerImpl : torch::nn::Module {
-  explicit TowerImpl(int64_t blocks) {
-    for (int64_t i = 0; i < blocks; ++i) {
-      layers->push_back(EvenBlock(kWidth));
-    }
-    register_module("layers", layers);
-  }
-
-  at::Tensor forward(at::Tensor x) {
-    for (const auto& layer : *layers) {
-      x = layer->as<EvenBlock>()->forward(x);
-    }
-    return x.pow(2).mean();
-  }
-
-  torch::nn::ModuleList layers;
-};
-TORCH_MODULE(Tower);
-
 // A step of each rank: the most that it held above what it holds between steps, in bytes, and what the ledger says.
 struct Measured {
   std::vector<int64_t> peaks;
@@ -48,7 +28,7 @@ Measured step_of(const std::string& schedule, int64_t blocks, int64_t rows,
   support::count_allocations();
   Measured measured{.peaks = std::vector<int64_t>(kStages), .ledger = {}};
   run_on(Mesh({{"pp", kStages}}), [&](int64_t rank) {
-    auto model = parallel::deferred([&] { return Tower(blocks); });
+    auto model = parallel::deferred([&] { return EvenTower(blocks, kWidth); });
     const auto plan = parallel::generate_plan(
         *model, {.mesh = Mesh({{"pp", kStages}}), .schedule = schedule, .recompute = recompute});
     auto job = parallel::parallelize(model, plan, {.accumulate = kMicroBatches});
@@ -101,7 +81,7 @@ schedule::Schedule ran(const std::string& name, const schedule::Schedule& list) 
   schedule::Schedule result = list;
   const Mesh mesh({{"pp", list.num_ranks()}});
   run_on(mesh, [&](int64_t rank) {
-    auto model = parallel::deferred([&] { return Tower(list.num_stages()); });
+    auto model = parallel::deferred([&] { return EvenTower(list.num_stages(), kWidth); });
     const auto plan = parallel::generate_plan(*model, {.mesh = mesh, .schedule = name});
     auto job = parallel::parallelize(model, plan, {.accumulate = list.micro_batches});
     const RecordedPasses recorded;

@@ -1,4 +1,9 @@
 // Schedules of pipelines: whatever the order of passes, one device's bits.
+#include <algorithm>
+
+#include <ATen/record_function.h>
+
+#include "tests/ranks/even_block.h"
 #include "tests/ranks/stage_runs.h"
 
 namespace tessera::ranks::schedules_test {
@@ -51,6 +56,70 @@ TEST(Schedules, InExactHaveOneHash) {
                             {"pp=2", false, 1, kShards, "v-min"},
                             {"pp=2", false, 1, kShards, "dualpipev"},
                             {"pp=4", false, 1, kShards, "gpipe"}});
+}
+
+// While it lives, keeps what this thread does in each pass of a schedule: "node" of autograd's graph, or "product".
+class Events {
+ public:
+  Events() { events = this; }
+  ~Events() {
+    at::removeCallback(handle_);
+    events = nullptr;
+  }
+  Events(const Events&) = delete;
+  Events& operator=(const Events&) = delete;
+
+  const std::vector<std::vector<std::string>>& of_passes() const { return of_passes_; }
+
+ private:
+  static std::unique_ptr<at::ObserverContext> keep(const at::RecordFunction& span) {
+    const std::string name = span.name();
+    auto& passes = events->of_passes_;
+    if (span.scope() == at::RecordScope::USER_SCOPE) {
+      passes.emplace_back();
+    } else if (passes.empty()) {
+      return nullptr;  // before the step
+    } else if (span.scope() == at::RecordScope::BACKWARD_FUNCTION) {
+      passes.back().push_back("node");
+    } else if (name == "aten::mm" || name == "aten::addmm_") {
+      passes.back().push_back("product");
+    }
+    return nullptr;
+  }
+
+  inline static thread_local Events* events = nullptr;
+
+  std::vector<std::vector<std::string>> of_passes_;
+  at::CallbackHandle handle_ = at::addThreadLocalCallback(at::RecordFunctionCallback(keep).scopes(
+      {at::RecordScope::USER_SCOPE, at::RecordScope::FUNCTION, at::RecordScope::BACKWARD_FUNCTION}));
+};
+
+// The products behind a pass's last node, which sends the gradient of the stage's input.
+int64_t products_at_end(const std::vector<std::string>& events) {
+  const auto node = std::find(events.rbegin(), events.rend(), "node");
+  return node == events.rend() ? 0 : node - events.rbegin();
+}
+
+// Nobody goes on with the gradients of weights in a step, and the stage before with that of the input.
+TEST(Schedules, TheLastBackwardSendsBeforeItMakesGradientsOfWeights) {
+  constexpr int64_t kWidth = 8, kMicroBatches = 4;
+  for (const char* name : {"1f1b", "gpipe"}) {
+    run_on(Mesh({{"pp", 2}}), [&](int64_t rank) {
+      auto model = parallel::deferred([&] { return EvenTower(4, kWidth); });
+      const auto plan = parallel::generate_plan(*model, {.mesh = Mesh({{"pp", 2}}), .schedule = name});
+      auto job = parallel::parallelize(model, plan, {.accumulate = kMicroBatches});
+      const Events events;
+      job(at::ones({kMicroBatches, kWidth}));
+      const auto& passes = events.of_passes();
+      ASSERT_EQ(passes.size(), 2 * kMicroBatches) << name;
+      int64_t with_products = 0;
+      for (const auto& pass : passes) {
+        with_products += products_at_end(pass) > 0;
+      }
+      EXPECT_EQ(with_products, rank) << name;                       // of the first stage nobody waits for a gradient
+      EXPECT_EQ(products_at_end(passes.back()), rank * 4) << name;  // two blocks of two weights
+    });
+  }
 }
 
 }  // namespace

@@ -2,57 +2,28 @@
 // gathered together.
 #pragma once
 
-#include <cstddef>
-#include <cstdint>
-#include <functional>
-#include <utility>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
 
-#include "tessera/dtensor/record/without_hooks.h"
 #include "tessera/dtensor/state/state.h"
 
 namespace tessera::dtensor {
 
-// From now on plain backward passes merge those gradients of these parameters that their policies say so. Those of a
-// group are merged together and added to `.grad` here when the last one is there, or the pass ends; in `exact` as far
-// as their batch leaves are complete. Each is merged alone where somebody else hears of it: in passes that ask for some
-// gradients (torch.autograd.grad), or build a graph, and where the parameter has other hooks. Collective over the axes
-// of the policies, in backward passes.
-void merge_in_each_pass(const std::vector<at::Tensor>& parameters);
+// Whether the parameter's policy says that its gradients are merged in each pass; and whether over the axes that a
+// group gathers.
+bool merges_in_pass(const at::Tensor& parameter);
+bool merges_in_group(const at::Tensor& parameter);
 
-// Whether nobody hears of the gradient of a placed parameter on its way there, in the backward pass that runs: then it
-// may be handed to the parameter.
-bool is_unheard(const at::Tensor& parameter);
+// What a pass that has the gradient of such a parameter hands on: it, merged, or nothing while its group waits for
+// others. Those of a group go to their parameters together, or aside. Collective over the axes of the policy, in
+// backward passes.
+std::vector<at::Tensor> merged_in_pass(RankState& state, const at::Tensor& parameter,
+                                       const std::vector<at::Tensor>& gradients);
 
-// Whether the passes of a step merge what policies say is merged in each.
-enum class PassMerges : uint8_t { kAll, kNone };
-
-// Is given the gradient of a parameter, by its index, as soon as a pass has it; says whether it took it.
-using TakesGradient = std::function<bool(size_t parameter, const at::Tensor& gradient)>;
-
-// While it lives, such gradients of this rank are put aside instead, for whoever asks for all of them by
-// autograd::grad.
-class GradientsAside {
- public:
-  // `parameters` must live longer; their own hooks are taken away meanwhile (see WithoutHooks). In `fast` those that no
-  // group merges are offered to `takes`, so that a pass need not hold a whole model's.
-  GradientsAside(RankState& state, const std::vector<at::Tensor>& parameters, PassMerges merges, TakesGradient takes);
-  ~GradientsAside();
-  GradientsAside(const GradientsAside&) = delete;
-  GradientsAside& operator=(const GradientsAside&) = delete;
-
-  // What autograd::grad gave of these parameters, in their order, and what was put aside. Undefined: taken, or unused.
-  std::vector<at::Tensor> with(std::vector<at::Tensor> gradients);
-
- private:
-  RankState& state_;
-  const std::vector<at::Tensor>& parameters_;
-  const TakesGradient takes_;
-  const WithoutHooks without_hooks_;  // gives them back last, and drops those that stood in their place
-  std::vector<std::pair<const Meta*, at::Tensor>> aside_;
-};
+// A gradient that is a view of another (of the product that a transposition follows) would keep that one and its sums.
+at::Tensor without_base(const at::Tensor& gradient);
+void let_go_of_bases(std::vector<at::Tensor>& gradients);
 
 // Merges the gradients of a step, each into the layout of its parameter, over the axes that they are still sums over:
 // many by few collectives. Undefined ones, and those that lie so, are left alone. Collective over these axes.
