@@ -98,7 +98,7 @@ class GradientsAside::Hook final : public torch::autograd::FunctionPreHook {
     }
     const at::Tensor leaf(alive);
     if (placed_) {
-      return merged(*state, leaf, gradients);
+      return merged(*state, leaf, gradients, is_unheard(leaf));
     }
     return state->exact.lattice() ? gradients : variable_list{in_order_of(leaf, gradient)};
   }
@@ -111,7 +111,7 @@ class GradientsAside::Hook final : public torch::autograd::FunctionPreHook {
       return gradient;
     }
     if (merges_in_step_) {
-      return merged(state, at::Tensor(leaf_.lock()), gradients).at(0);
+      return merged(state, at::Tensor(leaf_.lock()), gradients, /*may_hold=*/true).at(0);
     }
     if (state.exact.lattice()) {
       return gradient;
@@ -120,11 +120,11 @@ class GradientsAside::Hook final : public torch::autograd::FunctionPreHook {
     return step_->takes(index_, is_handle ? gradient : without_base(gradient)) ? at::Tensor() : gradient;
   }
 
-  variable_list merged(RankState& state, const at::Tensor& leaf, const variable_list& gradients) const {
+  variable_list merged(RankState& state, const at::Tensor& leaf, const variable_list& gradients, bool may_hold) const {
     if (!meta_of(leaf)->parameter) {  // the program gave it other data since
       meta_of(leaf)->parameter = placed_;
     }
-    return merged_in_pass(state, leaf, gradients);
+    return merged_in_pass(state, leaf, gradients, may_hold);
   }
 
   const c10::weak_intrusive_ptr<c10::TensorImpl> leaf_;

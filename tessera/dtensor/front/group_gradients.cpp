@@ -9,7 +9,6 @@
 #include "tessera/base/error.h"
 #include "tessera/dtensor/exact/pending.h"
 #include "tessera/dtensor/front/dtensor.h"
-#include "tessera/dtensor/front/gradients_aside.h"
 #include "tessera/dtensor/move/joined_moves.h"
 #include "tessera/dtensor/view/views.h"
 
@@ -127,7 +126,8 @@ void merge_at_end(RankState& state, GatherGroup& group) {
 
 }  // namespace
 
-variable_list merged_in_pass(RankState& state, const at::Tensor& parameter, const variable_list& gradients) {
+variable_list merged_in_pass(RankState& state, const at::Tensor& parameter, const variable_list& gradients,
+                             bool may_hold) {
   if (!state.is_noted(meta_of(parameter)->spec)) {
     return gradients;  // another walk over the micro-batch has them
   }
@@ -135,7 +135,7 @@ variable_list merged_in_pass(RankState& state, const at::Tensor& parameter, cons
   const ParameterInfo& info = info_of(parameter);
   const bool is_in_group = info.group && info.group->has(info.member, *meta_of(parameter));
   const bool may_wait = is_in_group && info.group->may_take(info.member, gradient);
-  if (may_wait && (state.engine.gradients_aside || is_unheard(parameter))) {
+  if (may_wait && may_hold) {
     merge_at_end(state, *info.group);
     if (info.group->take(info.member, gradient)) {
       merge(state, *info.group);

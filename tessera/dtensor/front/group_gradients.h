@@ -15,11 +15,11 @@ namespace tessera::dtensor {
 bool merges_in_pass(const at::Tensor& parameter);
 bool merges_in_group(const at::Tensor& parameter);
 
-// What a pass that has the gradient of such a parameter hands on: it, merged, or nothing while its group waits for
-// others. Those of a group go to their parameters together, or aside. Collective over the axes of the policy, in
-// backward passes.
+// What a pass that has the gradient of such a parameter hands on: it, merged; or nothing, if it `may_hold` it, while
+// its group waits for others: those of a group go to their parameters together, or aside. Collective over the axes of
+// the policy, in backward passes.
 std::vector<at::Tensor> merged_in_pass(RankState& state, const at::Tensor& parameter,
-                                       const std::vector<at::Tensor>& gradients);
+                                       const std::vector<at::Tensor>& gradients, bool may_hold);
 
 // A gradient that is a view of another (of the product that a transposition follows) would keep that one and its sums.
 at::Tensor without_base(const at::Tensor& gradient);
