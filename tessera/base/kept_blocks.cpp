@@ -29,7 +29,7 @@ SizeClass class_of(size_t bytes) {
   }
   const int bits = std::bit_width(bytes - 1) - 1;
   const size_t step = (size_t{1} << bits) / kSteps, steps = (bytes + step - 1) / step;
-  return {kSteps + kSteps * static_cast<size_t>(bits - kSmallBits) + steps - kSteps - 1, steps * step};
+  return {kSteps * static_cast<size_t>(bits - kSmallBits) + steps - 1, steps * step};  // of 9 to 16 steps
 }
 
 // Stands before the memory of each tensor.

@@ -17,6 +17,18 @@ namespace tessera::dtensor {
 using torch::autograd::variable_list;
 namespace impl = torch::autograd::impl;
 
+// What the passes of a step do. Hooks share it, and keep that of the last step.
+struct PassesOfStep {
+  const TakesGradient takes;
+  bool runs_pass = false;
+  std::vector<at::Tensor> gradients = {};  // of the pass that runs, by parameter; those that nobody took
+
+  void put_aside(size_t parameter, const at::Tensor& gradient) {
+    at::Tensor& sum = gradients.at(parameter);
+    sum = sum.defined() ? sum.add(gradient) : gradient;  // twice: of a pass within a node of this one
+  }
+};
+
 namespace {
 
 // A first gradient in another order of memory than its parameter (that of a view that is transposed) would be copied by
@@ -36,33 +48,19 @@ bool has_hooks_at_end(const at::Tensor& parameter) {
   return end && !(end->pre_hooks().empty() && end->post_hooks().empty());
 }
 
-}  // namespace
-
-// What the passes of a step do. Hooks share it, and keep that of the last step.
-struct GradientsAside::Step {
-  const TakesGradient takes;
-  bool runs_pass = false;
-  std::vector<at::Tensor> gradients = {};  // of the pass that runs, by parameter; those that nobody took
-
-  void put_aside(size_t parameter, const at::Tensor& gradient) {
-    at::Tensor& sum = gradients.at(parameter);
-    sum = sum.defined() ? sum.add(gradient) : gradient;  // twice: of a pass within a node of this one
-  }
-};
-
 // Stands before a parameter's end of the graph, where the sum over its uses arrives, for good: in place of hooks that
 // come and go with passes, which other threads' collector of Python's would see half made.
-class GradientsAside::Hook final : public torch::autograd::FunctionPreHook {
+class ParameterHook final : public torch::autograd::FunctionPreHook {
  public:
-  explicit Hook(const at::Tensor& leaf)
+  explicit ParameterHook(const at::Tensor& leaf)
       : leaf_(leaf.getIntrusivePtr()), placed_(merges_in_pass(leaf) ? meta_of(leaf)->parameter : nullptr) {}
 
   // The parameter's; made before those of the program, which then see what is merged.
-  static Hook& of(const at::Tensor& parameter) {
+  static ParameterHook& of(const at::Tensor& parameter) {
     auto& hooks = impl::hooks(parameter);
-    Hook* found = hooks.empty() ? nullptr : dynamic_cast<Hook*>(hooks.front().get());
+    ParameterHook* found = hooks.empty() ? nullptr : dynamic_cast<ParameterHook*>(hooks.front().get());
     if (!found) {  // libtorch's own call is for tensors without hooks
-      auto made = std::make_unique<Hook>(parameter);
+      auto made = std::make_unique<ParameterHook>(parameter);
       found = made.get();
       hooks.insert(hooks.begin(), std::move(made));
     }
@@ -70,7 +68,7 @@ class GradientsAside::Hook final : public torch::autograd::FunctionPreHook {
   }
 
   // In the passes of this step it is the parameter of this index.
-  void join(std::shared_ptr<Step> step, size_t index, bool merges) {
+  void join(std::shared_ptr<PassesOfStep> step, size_t index, bool merges) {
     step_ = std::move(step);
     index_ = index;
     merges_in_step_ = merges;
@@ -128,11 +126,24 @@ class GradientsAside::Hook final : public torch::autograd::FunctionPreHook {
   }
 
   const c10::weak_intrusive_ptr<c10::TensorImpl> leaf_;
-  const ParameterInfo* const placed_;  // of one whose gradients are merged in each pass
-  std::shared_ptr<Step> step_;         // the last one that it was in
+  const ParameterInfo* const placed_;   // of one whose gradients are merged in each pass
+  std::shared_ptr<PassesOfStep> step_;  // the last one that it was in
   size_t index_ = 0;
   bool merges_in_step_ = false;
 };
+
+// Of the program, at the parameter's end of the graph.
+bool has_other_hooks(const at::Tensor& parameter) {
+  const auto& hooks = impl::hooks(parameter);
+  return hooks.size() > 1 || (hooks.size() == 1 && !dynamic_cast<const ParameterHook*>(hooks.front().get()));
+}
+
+}  // namespace
+
+bool is_unheard(const at::Tensor& parameter) {
+  return torch::autograd::get_current_graph_task_exec_info()->empty() && !has_other_hooks(parameter) &&
+         !has_hooks_at_end(parameter);
+}
 
 // A pass of the step, for a scope. It ends at the parameters' hooks: nothing gets to the parameters themselves. The
 // program's hooks there run once, when a node hands the gradients on; they are taken away meanwhile.
@@ -175,11 +186,6 @@ class GradientsAside::Pass {
   bool is_heard_ = false;
 };
 
-bool is_unheard(const at::Tensor& parameter) {
-  return torch::autograd::get_current_graph_task_exec_info()->empty() && !GradientsAside::has_other_hooks(parameter) &&
-         !has_hooks_at_end(parameter);
-}
-
 void merge_in_each_pass(const std::vector<at::Tensor>& parameters) {
   for (const at::Tensor& parameter : parameters) {
     if (!parameter.requires_grad()) {
@@ -189,15 +195,15 @@ void merge_in_each_pass(const std::vector<at::Tensor>& parameters) {
       const ParameterInfo& info = *meta_of(parameter)->parameter;
       info.group->expect_gradient(info.member, parameter);
     }
-    GradientsAside::Hook::of(parameter);
+    ParameterHook::of(parameter);
   }
 }
 
 GradientsAside::GradientsAside(RankState& state, const std::vector<at::Tensor>& parameters, PassMerges merges,
                                TakesGradient takes)
-    : state_(state), parameters_(parameters), step_(std::make_shared<Step>(std::move(takes))) {
+    : state_(state), parameters_(parameters), step_(std::make_shared<PassesOfStep>(std::move(takes))) {
   for (size_t i = 0; i < parameters.size(); ++i) {
-    Hook::of(parameters[i]).join(step_, i, merges == PassMerges::kAll && merges_in_pass(parameters[i]));
+    ParameterHook::of(parameters[i]).join(step_, i, merges == PassMerges::kAll && merges_in_pass(parameters[i]));
   }
 }
 
@@ -224,11 +230,6 @@ std::vector<at::Tensor> GradientsAside::gradients_of(const at::Tensor& loss) {
   }
   let_go_of_bases(gradients);
   return gradients;
-}
-
-bool GradientsAside::has_other_hooks(const at::Tensor& parameter) {
-  const auto& hooks = impl::hooks(parameter);
-  return hooks.size() > 1 || (hooks.size() == 1 && !dynamic_cast<const Hook*>(hooks.front().get()));
 }
 
 }  // namespace tessera::dtensor

@@ -32,6 +32,8 @@ enum class PassMerges : uint8_t { kAll, kNone };
 // Is given the gradient of a parameter, by its index, as soon as a pass has it; says whether it took it.
 using TakesGradient = std::function<bool(size_t parameter, const at::Tensor& gradient)>;
 
+struct PassesOfStep;
+
 // The gradients of a step's passes on this rank, aside of the parameters' own.
 class GradientsAside {
  public:
@@ -45,17 +47,11 @@ class GradientsAside {
   std::vector<at::Tensor> gradients_of(const at::Tensor& loss);
 
  private:
-  struct Step;
-  class Hook;
   class Pass;
-  friend void merge_in_each_pass(const std::vector<at::Tensor>& parameters);
-  friend bool is_unheard(const at::Tensor& parameter);
-
-  static bool has_other_hooks(const at::Tensor& parameter);
 
   RankState& state_;
   const std::vector<at::Tensor>& parameters_;
-  const std::shared_ptr<Step> step_;
+  const std::shared_ptr<PassesOfStep> step_;
   std::vector<std::pair<const Meta*, at::Tensor>> aside_;  // merged in the pass that runs
 };
 

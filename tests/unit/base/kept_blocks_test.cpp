@@ -1,5 +1,6 @@
 #include "tessera/base/kept_blocks.h"
 
+#include <algorithm>
 #include <cstring>
 #include <random>
 #include <thread>
