@@ -38,8 +38,9 @@ if(TESSERA_WERROR)
   endif()
 endif()
 
-# One kind of code for libraries and programs, so that all share the precompiled header.
-add_compile_options(-fPIC)
+# One kind of code for libraries and programs, so that all share the precompiled header. Nobody puts another function in the place of one of ours, so
+# those that are called in their file may be inlined there; calls into libtorch go by the table of addresses alone, without a stub each.
+add_compile_options(-fPIC -fno-semantic-interposition -fno-plt)
 
 # Messages name files as the repository does, wherever it lies.
 add_compile_options(-fmacro-prefix-map=${CMAKE_CURRENT_SOURCE_DIR}/=)
