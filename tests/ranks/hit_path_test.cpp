@@ -17,15 +17,16 @@ namespace {
 thread_local int64_t allocations = 0;
 }
 
-void* operator new(size_t size) {
+// Not inlined: a compiler that sees malloc and free takes them for a mismatch with new and delete.
+[[gnu::noinline]] void* operator new(size_t size) {
   ++allocations;
   if (void* memory = std::malloc(size)) {
     return memory;
   }
   throw std::bad_alloc();
 }
-void operator delete(void* memory) noexcept { std::free(memory); }
-void operator delete(void* memory, size_t) noexcept { std::free(memory); }
+[[gnu::noinline]] void operator delete(void* memory) noexcept { std::free(memory); }
+[[gnu::noinline]] void operator delete(void* memory, size_t) noexcept { std::free(memory); }
 
 namespace tessera::dtensor::hit_path_test {
 namespace {

@@ -58,6 +58,58 @@ TEST(Schedules, InExactHaveOneHash) {
                             {"pp=4", false, 1, kShards, "gpipe"}});
 }
 
+// A step's micro-batches, the last one before the others. (Turned round, a balanced tree of sums would be the same.)
+at::Tensor last_first(const Setting& setting, int64_t step) {
+  return tokens_of(setting, step).unflatten(0, {4, -1}).roll(1, 0).flatten(0, 1);
+}
+
+// The control of both: gradients of the same micro-batches, added in another order.
+TEST(Schedules, MicroBatchesInAnotherOrderHaveOtherBits) {
+  for (const auto& lattice : {std::optional<sums::Lattice>(), std::optional(sums::Lattice{.batch = 8})}) {
+    Setting in_order = setting(lattice);
+    in_order.threads = 1;
+    const Curve one = train<models::Llama>(in_order, stage_llama(4), {.accumulate = 4});
+    Setting other = in_order;
+    other.tokens = last_first;
+    const Curve curve = train<models::Llama>(other, stage_llama(4), {"pp=2", false, 4, kShards, "1f1b"});
+    EXPECT_NE(difference(one, curve), "");
+    EXPECT_LT(distance(curve, one).losses, 1e-5);  // they are the same values
+  }
+}
+
+// Whose logits are dropped by masks of their own: of a seed, or one after the other as this rank comes to run passes.
+template <bool kByExecution>
+struct MaskedImpl : models::GptImpl {
+  using GptImpl::GptImpl;
+
+  at::Tensor loss(const at::Tensor& tokens, const at::Tensor& targets) {
+    const at::Tensor logits = forward(tokens);
+    const auto generator = at::make_generator<at::CPUGeneratorImpl>(kByExecution ? passes++ : 0);
+    const at::Tensor kept = at::rand(logits.sizes(), generator).gt(0.1);
+    return at::cross_entropy_loss((logits * kept).flatten(0, 1), targets.flatten());
+  }
+
+  int64_t passes = 0;
+};
+template <bool kByExecution>
+struct Masked : torch::nn::ModuleHolder<MaskedImpl<kByExecution>> {
+  using torch::nn::ModuleHolder<MaskedImpl<kByExecution>>::ModuleHolder;
+};
+
+template <typename Model>
+std::string difference_by_zbv() {
+  Setting on_one_thread = setting({});
+  on_one_thread.threads = 1;
+  const Curve one = train<Model>(on_one_thread, stage_gpt(4, false), {.accumulate = 4});
+  return difference(one, train<Model>(on_one_thread, stage_gpt(4, false), {"pp=2", false, 4, kShards, "zbv"}));
+}
+
+// The control of both: masks by order of execution.
+TEST(Schedules, MasksByOrderOfExecutionHaveOtherBits) {
+  EXPECT_EQ(difference_by_zbv<Masked<false>>(), "");
+  EXPECT_NE(difference_by_zbv<Masked<true>>(), "");
+}
+
 // While it lives, keeps what this thread does in each pass of a schedule: "node" of autograd's graph, or "product".
 class Events {
  public:

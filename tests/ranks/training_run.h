@@ -38,6 +38,9 @@ struct Case {
   }
 };
 
+struct Setting;
+inline at::Tensor tokens_of(const Setting& setting, int64_t step);
+
 // What is trained, whatever the layout.
 struct Setting {
   int64_t steps = kTrainedSteps, batch = 16, length = 16, vocabulary = 64;
@@ -50,6 +53,7 @@ struct Setting {
   std::string load_from = "", save_to = "";  // folders of runs: training goes on there, is kept there
   std::optional<catalogue::NameMap> file_names = std::nullopt;  // the form of parameters there
   int threads = 0;                                              // of each rank; 0: its share of the cores
+  at::Tensor (*tokens)(const Setting&, int64_t step) = tokens_of;
   // Clips gradients to a norm of 1 and returns the norm.
   double (*clip)(const std::vector<at::Tensor>&) = [](const std::vector<at::Tensor>& parameters) {
     return torch::nn::utils::clip_grad_norm_(parameters, 1.0);
@@ -136,7 +140,7 @@ Curve train(const Setting& setting, const Config& config, const Case& c) {
   Curve curve;
   std::vector<at::Tensor> data;
   for (int64_t i = 0; i < setting.steps; ++i) {
-    data.push_back(tokens_of(setting, i));
+    data.push_back(setting.tokens(setting, i));
   }
   const auto mesh = layout::Mesh::parse(c.mesh);
   comm::run_ranks(
