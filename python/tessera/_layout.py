@@ -72,8 +72,12 @@ DeviceMesh = _C.Mesh
 
 
 def mesh_of(given):
-    """The mesh of text, "dp=2,tp=2"; what is none is given back."""
-    return _C.Mesh(given) if isinstance(given, str) else given
+    """The mesh of text, "dp=2,tp=2", or this one; None for None."""
+    if given is None or isinstance(given, _C.Mesh):
+        return given
+    if not isinstance(given, str):
+        raise TypeError(f"[mesh] {given!r}; accepted: text with the axes and their sizes, \"pp=2,dp=2\", or a tessera.Mesh")
+    return _C.Mesh(given)
 
 
 def init_device_mesh(device_type, mesh_shape, *, mesh_dim_names=None):

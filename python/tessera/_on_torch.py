@@ -118,6 +118,33 @@ def _in_rank_threads(module, name, refuse):
     setattr(module, name, function)
 
 
+def _refuse_compiling():
+    """Has torch.compile and Module.compile refuse a model on a mesh, which they would fail to trace in words of their own."""
+    plain, plain_method = torch.compile, torch.nn.Module.compile
+
+    def verify(model):
+        if isinstance(model, torch.nn.Module) and any(map(_C.is_dtensor, model.parameters())):
+            raise NotImplementedError(f"torch.compile: {type(model).__name__} is on a mesh, where DTensors run eagerly; accepted: the model uncompiled")
+
+    @functools.wraps(plain)
+    def compile(model=None, **options):
+        verify(model)
+        return plain(model, **options)
+
+    @functools.wraps(plain_method)
+    def method(self, *args, **kwargs):
+        verify(self)
+        return plain_method(self, *args, **kwargs)
+
+    torch.compile, torch.nn.Module.compile = compile, method
+
+
+def _without_fast_paths():
+    """Has torch's attention modules call the operators that they are made of, inside a rank: those that do all at once, in evaluation, take plain memory."""
+    plain = torch.backends.mha.get_fastpath_enabled
+    torch.backends.mha.get_fastpath_enabled = functools.wraps(plain)(lambda: plain() and not _C.in_rank())
+
+
 def _place_loaded():
     """Has optimizers place what they load for a parameter on a mesh as that lies, before they cast it: a rank keeps its part alone."""
     plain = torch.optim.Optimizer._process_value_according_to_param_policy
@@ -200,6 +227,8 @@ def _install():
         _in_region(name)
     _in_rank_threads(torch.jit, "trace", _refuse_tracing)
     _in_rank_threads(torch.autograd.forward_ad, "enter_dual_level", _refuse_levels)
+    _refuse_compiling()
+    _without_fast_paths()
     _place_loaded()
     _load_into_parts()
     _cast_as_planned()

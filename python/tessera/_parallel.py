@@ -40,7 +40,7 @@ def is_deferred(value: torch.Tensor | torch.nn.Module) -> bool:
 def generate_plan(model: torch.nn.Module, devices: int | None = None, *, mesh: _C.Mesh | str | None = None, sequence_parallel: bool = False,
                   sharding: str = "parameters", storage_dtype: torch.dtype | None = None, compute_dtype: torch.dtype | None = None,
                   reduce_dtype: torch.dtype | None = None, recompute: str | Sequence[str] = (), recompute_keep: str | Sequence[str] = (),
-                  offload: str | Sequence[str] = (), schedule: str = "", stages_per_rank: int = 0, vocabulary: int = 0, heads: int = 0,
+                  offload: str | Sequence[str] = (), schedule: str | None = None, stages_per_rank: int = 0, vocabulary: int = 0, heads: int = 0,
                   kv_heads: int = 0, lattice: str = "") -> _C.Plan:
     """A plan from rules for `devices` ranks (all of the job, unless said otherwise), or for a mesh such as "dp=2,tp=2".
 
@@ -59,9 +59,11 @@ def generate_plan(model: torch.nn.Module, devices: int | None = None, *, mesh: _
     elsewhere is told it. Print the plan to see what is cut, and why not.
     """
     ensure_rank()
+    if not isinstance(schedule, (str, type(None))):
+        raise TypeError(f"[generate_plan] schedule={schedule!r}; accepted: the name of one, \"1f1b\", or None: stages run one after the other")
     dtypes = dtype_names(storage_dtype, compute_dtype, reduce_dtype)
     blocks = [[names] if isinstance(names, str) else list(names) for names in (recompute, recompute_keep, offload)]
-    plan = _C.generate_plan(model, devices, mesh_of(mesh), sequence_parallel, sharding, dtypes, blocks, (schedule, stages_per_rank, vocabulary), heads, kv_heads, lattice, [], [])
+    plan = _C.generate_plan(model, devices, mesh_of(mesh), sequence_parallel, sharding, dtypes, blocks, (schedule or "", stages_per_rank, vocabulary), heads, kv_heads, lattice, [], [])
     if mesh is None and plan.mesh.ndim > 0 and (not in_rank() or rank() == 0):
         print(f"tessera: {plan.notes[0]}", file=sys.stderr)
     return plan

@@ -134,6 +134,28 @@ class Encoder(nn.Module):
         return self.head(self.layers(self.tokens(x), mask=nn.Transformer.generate_square_subsequent_mask(x.shape[1]), is_causal=True))
 
 
+class Attending(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.TransformerEncoder(nn.TransformerEncoderLayer(32, 4, 64, batch_first=True), 2)
+        self.attention = nn.MultiheadAttention(32, 4, batch_first=True)
+
+    def forward(self, x, padding):
+        x = self.layers(x, src_key_padding_mask=padding).masked_fill(padding.unsqueeze(-1), 0)
+        return self.attention(x, x, x, need_weights=False)[0]
+
+
+@program
+def attention_in_evaluation(place):
+    """Where PyTorch has one operator for a layer, and one for all of attention."""
+    model, x = Attending(), torch.randn(8, 7, 32)
+    padding = torch.arange(7) >= torch.tensor([7, 5, 6, 7, 3, 7, 4, 7]).unsqueeze(-1)
+    place(model)
+    model.eval()
+    with torch.no_grad():
+        return [value.item() for value in (model(x, padding).sum(), model(x, padding).square().mean())]
+
+
 @program
 def transformer_encoder(place):
     model, x = Encoder(), torch.randint(0, 50, (8, 7))

@@ -249,6 +249,7 @@ REFUSED = {
     "a model's storage": (lambda x: linear(x).weight.untyped_storage(), r"tessera\.save\('model\.safetensors', model\).*tessera\.full_state_dict\(model\)"),
     "share_memory_": (lambda x: x.share_memory_(), "to_local"), "apply_": (lambda x: x.apply_(abs), "to_local"),
     "resize_": (lambda x: x.clone().resize_(2), "from_local"), "compile": (lambda x: torch.compile(lambda a: a * 2, backend="eager")(x), "uncompiled"),
+    "compile a model": (lambda x: torch.compile(linear(x)), "Linear is on a mesh.*uncompiled"), "a model's compile": (lambda x: linear(x).compile(), "uncompiled"),
     "export": (lambda x: torch.export.export(linear(VALUE), (x,)), "uncompiled"), "trace": (lambda x: torch.jit.trace(lambda a: a * 2, x), "untraced"),
     "sparse": (lambda x: x.to_sparse(), "full_tensor"), "nested": (lambda x: torch.nested.nested_tensor([x, x]), "full_tensor"),
     "jvp": (lambda x: torch.func.jvp(torch.sin, (x,), (torch.ones_like(x),)), "torchrun"),
@@ -392,6 +393,9 @@ class TensorTest(unittest.TestCase):
             self.assertEqual(x.device_mesh, tessera.Mesh("dp=1,tp=2"))
             y = tessera.from_local(x.to_local(), "tp=2", [tessera.Shard(0)])
             moved = y.redistribute("tp=2", [tessera.Replicate()])
+            for wrong in (2, ("tp", 2), {"tp": 2}):
+                with self.assertRaisesRegex(TypeError, r"\[mesh\] .*; accepted: text"):
+                    y.redistribute(wrong, [tessera.Replicate()])
             with self.assertRaisesRegex(ValueError, "\"tp=two\" is no mesh"):
                 tessera.from_local(VALUE, "tp=two", [tessera.Shard(0)])
             return torch.equal(moved.to_local(), VALUE)

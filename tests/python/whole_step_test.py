@@ -295,11 +295,36 @@ class RefusalTest(unittest.TestCase):
 
         self.assertRegex(self.refused(Normed), r"`norm` \(BatchNorm1d\) takes the statistics of each micro-batch")
 
+    def test_a_graph_of_gradients(self):
+        """Of a step's, which were made with its loss; of one pass there is one, on stages too."""
+        ways = {"grad": lambda loss, parameters: torch.autograd.grad(loss, parameters, create_graph=True),
+                "backward": lambda loss, parameters: (loss.backward(create_graph=True), [parameter.grad for parameter in parameters])[1]}
+        with doubles(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of a cycle that `backward` makes
+            model, ids, labels = made(Net)
+
+            def penalty(way, *run):
+                own = copy.deepcopy(model) if not run else placed(copy.deepcopy(model), *run)
+                squares = sum(gradient.square().sum() for gradient in ways[way](own(ids, labels), list(own.parameters())))
+                for parameter in own.parameters():
+                    parameter.grad = None
+                squares.backward()
+                return sum(tessera.full_tensor(parameter.grad).abs().sum().item() for parameter in own.parameters() if parameter.grad is not None)
+
+            for way in ways:
+                want = penalty(way)
+                self.assertGreater(want, 0)
+                torch.testing.assert_close(on_ranks(lambda *run, way=way: penalty(way, *run), ("pp=2", None, 1)), want, rtol=1e-10, atol=0)
+                for run in (("pp=2", "1f1b", 4), ("dp=2", None, 4)):
+                    with self.assertRaisesRegex(NotImplementedError, "create_graph=True from the loss of a step in micro-batches"):
+                        on_ranks(lambda *run, way=way: penalty(way, *run), run)
+
     def test_settings(self):
         self.assertRegex(self.refused(Net, accumulate=2), "microbatches=4, accumulate=2; accepted")
         self.assertRegex(self.refused(Net, run=("pp=2", "1f1b", 0)), "microbatches=0")
         self.assertRegex(self.refused(Net, run=("pp=2", "1f1b", 2.5)), "microbatches=2.5")
         self.assertRegex(self.refused(Net, run=("pp=2", "1f2b", 2)), "1f2b")
+        self.assertRegex(self.refused(Net, run=("pp=2", 4, 2)), "schedule=4; accepted")
         self.assertRegex(self.refused(Net, keep_outputs="logits"), "`logits` of Tensor is no tensor|`logits` of DTensor is no tensor")
 
     def test_the_plan_says_its_schedule(self):
