@@ -119,24 +119,17 @@ def _in_rank_threads(module, name, refuse):
 
 
 def _refuse_compiling():
-    """Has torch.compile and Module.compile refuse a model on a mesh, which they would fail to trace in words of their own."""
-    plain, plain_method = torch.compile, torch.nn.Module.compile
-
-    def verify(model):
-        if isinstance(model, torch.nn.Module) and any(map(_C.is_dtensor, model.parameters())):
-            raise NotImplementedError(f"torch.compile: {type(model).__name__} is on a mesh, where DTensors run eagerly; accepted: the model uncompiled")
+    """Has torch.compile, which Module.compile calls, refuse a model on a mesh: it would fail to trace it in words of its own."""
+    plain = torch.compile
 
     @functools.wraps(plain)
     def compile(model=None, **options):
-        verify(model)
+        module = getattr(model, "__self__", model)  # of a method of its own
+        if isinstance(module, torch.nn.Module) and any(map(_C.is_dtensor, module.parameters())):
+            raise NotImplementedError(f"torch.compile: {type(module).__name__} is on a mesh, where DTensors run eagerly; accepted: the model uncompiled")
         return plain(model, **options)
 
-    @functools.wraps(plain_method)
-    def method(self, *args, **kwargs):
-        verify(self)
-        return plain_method(self, *args, **kwargs)
-
-    torch.compile, torch.nn.Module.compile = compile, method
+    torch.compile = compile
 
 
 def _without_fast_paths():
