@@ -80,9 +80,9 @@ class Planner {
         reads_gathered_(has_gathered_ && reads_values_ && call.reads_gathered()),
         call_(make_call(info_, args_)),
         homes_(call_, derivative_of(call), state_.ctx.walk.stage),
-        plan_(std::make_unique<CallPlan>()) {}
+        plan_(std::make_shared<CallPlan>()) {}
 
-  std::unique_ptr<CallPlan> run() {
+  std::shared_ptr<CallPlan> run() {
     read_call();
     if (has_gathered_) {
       show_gathered();
@@ -150,7 +150,7 @@ class Planner {
  private:
   // Of a call that writes into a plain tensor, of which every rank has its own, all alike: each rank reads the operands
   // whole, and writes the same. Views of the tensor see it, as on one device.
-  std::unique_ptr<CallPlan> run_whole(const rules::ExactRule* exact) {
+  std::shared_ptr<CallPlan> run_whole(const rules::ExactRule* exact) {
     if (exact) {
       check_exact_whole(*exact);
     }
@@ -480,7 +480,7 @@ class Planner {
   const bool has_gathered_, reads_values_, reads_gathered_;
   rules::Call call_;
   const rules::Homes homes_;
-  std::unique_ptr<CallPlan> plan_;
+  std::shared_ptr<CallPlan> plan_;
   std::vector<bool> defined_;
   const ParameterInfo* wants_ = nullptr;
 };
@@ -493,7 +493,7 @@ CallPlan& plan_of(const Invocation& call) {
   if (CallPlan* known = state.engine.plans().find(call.scan.key, hash); C10_LIKELY(known != nullptr)) {
     return *known;
   }
-  std::unique_ptr<CallPlan> made = Planner(call).run();
+  std::shared_ptr<CallPlan> made = Planner(call).run();
   made->execute = executor_of(*made);
   state.engine.forward_plans.let_go();
   const uint64_t kind = base::hash_combine(made->program_key, call.forward ? call.forward->plan->program_key : 0);

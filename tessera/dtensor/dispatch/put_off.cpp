@@ -9,22 +9,6 @@
 
 namespace tessera::dtensor {
 
-namespace {
-
-// PlanCache keeps the plan meanwhile.
-class HeldPlan {
- public:
-  explicit HeldPlan(const CallPlan& plan) : plan_(&plan) { ++plan_->holders; }
-  HeldPlan(const HeldPlan& other) : HeldPlan(*other.plan_) {}
-  HeldPlan& operator=(const HeldPlan&) = delete;
-  ~HeldPlan() { --plan_->holders; }
-
- private:
-  const CallPlan* plan_;
-};
-
-}  // namespace
-
 bool is_put_off(const Invocation& call, const CallPlan& plan) {
   const comm::PutsOff what = call.state->ctx.walk.puts_off;
   return what != comm::PutsOff::kNothing && plan.makes_parameter_gradient && !plan.is_absent &&
@@ -35,7 +19,7 @@ bool is_put_off(const Invocation& call, const CallPlan& plan) {
 std::shared_ptr<LateCall> put_off(const Invocation& call, const CallPlan& plan, LateCall::Body body) {
   const bool takes_all_threads = plan.is_long && (call.flags & kExact);  // as in its pass
   return std::make_shared<LateCall>(
-      [held = HeldPlan(plan), takes_all_threads, body = std::move(body)](const at::Tensor* onto) {
+      [shared = plan.shared_from_this(), takes_all_threads, body = std::move(body)](const at::Tensor* onto) {
         const at::NoGradGuard no_grad;
         const LocalScope scope;
         std::optional<kernels::AllThreads> threads;

@@ -169,6 +169,7 @@ class GradientsAside::Pass {
       std::move(kept.begin(), kept.end(), std::back_inserter(impl::hooks(parameter)));
     }
     of_.step_->runs_pass = false;
+    of_.step_->gradients.clear();  // of a pass that threw
     of_.state_.engine.gradients_aside = nullptr;
   }
   Pass(const Pass&) = delete;

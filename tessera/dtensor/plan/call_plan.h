@@ -22,7 +22,8 @@ struct OpInfo;
 // Runs a planned call: takes its arguments from the stack and leaves its results there.
 using Executor = void (*)(Invocation& call, const CallPlan& plan);
 
-struct CallPlan {
+// A call that was put off shares its plan: it may outlive the rank that planned it.
+struct CallPlan : std::enable_shared_from_this<CallPlan> {
   // Of PlanCache, which may drop a plan that is neither kept nor held.
   uint64_t id = 0;
   bool is_kept = false;

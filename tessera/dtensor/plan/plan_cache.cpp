@@ -42,7 +42,7 @@ CallPlan* PlanCache::find(const Key& key, uint64_t hash) const {
   }
 }
 
-CallPlan* PlanCache::insert(const Key& key, uint64_t hash, uint64_t kind, std::unique_ptr<CallPlan> plan) {
+CallPlan* PlanCache::insert(const Key& key, uint64_t hash, uint64_t kind, std::shared_ptr<CallPlan> plan) {
   if (on_trial_.size() >= most_on_trial_) {
     drop_old();
   }

@@ -27,7 +27,7 @@ class PlanCache {
   // Null if there is none. It may be dropped by any later insert, unless it is kept or held.
   CallPlan* find(const Key& key, uint64_t hash) const;
   // `kind` is equal when a dropped plan is made again, for keys hold what was made anew with it.
-  CallPlan* insert(const Key& key, uint64_t hash, uint64_t kind, std::unique_ptr<CallPlan> plan);
+  CallPlan* insert(const Key& key, uint64_t hash, uint64_t kind, std::shared_ptr<CallPlan> plan);
 
   // A plan whose call is known to come back.
   static void keep(CallPlan& plan);
@@ -54,7 +54,7 @@ class PlanCache {
     uint64_t hash = 0;
     Key key;
     uint64_t kind = 0;
-    std::unique_ptr<CallPlan> plan;
+    std::shared_ptr<CallPlan> plan;
   };
 
   void note_call(CallPlan& plan);

@@ -39,7 +39,7 @@ struct Engine {
   GatherCache gathered_parameters{&Rare::gathered};
   GatherCache kept_parameters{&Rare::kept, std::numeric_limits<int64_t>::max()};
   GatheredGroups gathered_groups;
-  // Set: gradients that groups merge go there, not to their parameters; see front/group_gradients.h.
+  // Set: gradients that groups merge go there, not to their parameters; see front/gradients_aside.h.
   std::vector<std::pair<const Meta*, at::Tensor>>* gradients_aside = nullptr;
   // In the walk of a schedule that runs, in the order of the messages.
   std::vector<Sent> sent;
