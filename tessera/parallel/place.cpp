@@ -280,6 +280,7 @@ void place_verified(const std::vector<plan::NamedTensor>& tensors, const plan::P
   RankState& state = RankState::require();
   dtensor::verify_operators_to_keep(plan.recompute_keep);
   verify(tensors, plan);
+  state.engine.parameters.forget_dropped(state.engine.gathered_groups);
   verify_memory(tensors, plan, optimizer);
   const int64_t bytes = plain_bytes(tensors);
   if (bytes >= kWorthDeferring && state.ctx.rank == 0) {

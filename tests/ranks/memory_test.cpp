@@ -137,6 +137,24 @@ TEST_F(Memory, NoRankHoldsTheModel) {
   }
 }
 
+// Plain parameters that were placed are known by weak references, which keep their record.
+TEST_F(Memory, AModelThatIsDroppedGoesWithTheNext) {
+  for (const char* text : {"1", "dp=2", "tp=2", "fsdp=2"}) {
+    SCOPED_TRACE(text);
+    const auto mesh = Mesh::parse(text);
+    std::vector<std::vector<int64_t>> live(mesh.size());
+    run_ranks(mesh.size(), [&](int64_t rank) {
+      for (int model = 0; model < 4; ++model) {
+        account_of_rank(mesh, Making::kWhole);
+        live[rank].push_back(bytes_of(rank).live);
+      }
+    });
+    for (const auto& of_rank : live) {
+      EXPECT_LE(of_rank[3], of_rank[1] + kSlack) << of_rank[0] << ", " << of_rank[1] << ", " << of_rank[2];
+    }
+  }
+}
+
 // One weight, whose gradient is all that takes memory: how many times its size the sums over samples take at most, on
 // the rank that takes most.
 double sums_over_weight(const std::string& mesh_text, int64_t accumulate) {

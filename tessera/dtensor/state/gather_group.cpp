@@ -36,6 +36,17 @@ void GatherGroup::drop() {
   }
 }
 
+bool GatherGroup::is_forgotten() {
+  if (std::any_of(members_.begin(), members_.end(),
+                  [](const Member& member) { return member.parameter && !member.parameter->expired(); })) {
+    return false;
+  }
+  for (Member& member : members_) {
+    member.parameter.reset();
+  }
+  return std::all_of(members_.begin(), members_.end(), [](const Member& member) { return member.meta.expired(); });
+}
+
 void GatherGroup::expect_gradient(size_t index, const at::Tensor& parameter) {
   members_[index].has_gradient = true;
   members_[index].parameter.emplace(parameter.getIntrusivePtr());
@@ -123,6 +134,11 @@ at::Tensor GatheredGroups::read(comm::RankContext& context, GatherGroup& group, 
     kept_.push_back(&group);
   }
   return group.part(index);
+}
+
+void GatheredGroups::forget(const GatherGroup& group) {
+  newest_ = newest_ == &group ? nullptr : newest_;
+  std::erase(kept_, &group);
 }
 
 void GatheredGroups::end_pass() {

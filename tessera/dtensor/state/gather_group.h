@@ -35,6 +35,8 @@ class GatherGroup {
   // This rank's part of a gathered member, as operators read it.
   at::Tensor part(size_t index) const { return members_[index].part; }
   void drop();
+  // Whether nobody has a member any more, nor will. What is known of them by weak references goes meanwhile.
+  bool is_forgotten();
   // Drops what stays for the step too.
   virtual void end_step() { drop(); }
 
@@ -89,6 +91,7 @@ class GatheredGroups {
   // Member `index` of the group as operators read it. Collective where `group` says so.
   at::Tensor read(comm::RankContext& context, GatherGroup& group, size_t index, const char* op);
 
+  void forget(const GatherGroup& group);
   void end_pass();
   void end_step();
 

@@ -48,6 +48,20 @@ void PlacedParameters::add_group(comm::RankContext& context, Moves& moves, const
   }
 }
 
+void PlacedParameters::forget_dropped(GatheredGroups& gathered) {
+  std::erase_if(tensors_, [](const auto& weak) { return weak.expired(); });
+  std::erase_if(groups_, [&](const auto& group) {
+    if (!group->is_forgotten()) {
+      return false;
+    }
+    gathered.forget(*group);
+    for (ParameterInfo& info : all_) {
+      info.group = info.group == group.get() ? nullptr : info.group;
+    }
+    return true;
+  });
+}
+
 std::vector<at::Tensor> PlacedParameters::with_gradients(const Meta& gradient) const {
   std::vector<at::Tensor> found;
   bool is_of_one = false;

@@ -13,7 +13,7 @@
 
 namespace tessera::dtensor {
 
-// What is known of each, at an address that stays. Only grows.
+// What is known of each, at an address that stays.
 class PlacedParameters {
  public:
   // The DTensor is this parameter from now on: operators that read it know its name, and what the plan wants there.
@@ -27,6 +27,10 @@ class PlacedParameters {
   // this order, else a PackedGroup. Throws PlanError where a RunGroup does.
   void add_group(comm::RankContext& context, Moves& moves, const std::string& name,
                  const std::vector<at::Tensor>& parameters);
+
+  // Lets go of the memory of models that the program has dropped: a tensor that was plain before it was placed keeps
+  // its part for as long as somebody knows it by a weak reference. For `gathered` too.
+  void forget_dropped(GatheredGroups& gathered);
 
   // Those that are alive and have a gradient, in the order in which they were placed, if `gradient` is that of one of
   // them; else none.
