@@ -133,7 +133,6 @@ class StepForward:
             loss = self.step.run(passes.give_step(), list(named_tensors(args, kwargs)), parameters, forward)
         finally:
             _running.step = outer
-        loss.register_hook(_refuse_graph)
         if stream is not None and has_drawn_since(stream):
             warnings.warn(f"[parallelize] numerics exact, microbatches={self.micro_batches}: this step draws random numbers as plain PyTorch does, one micro-batch after the "
                           "other. They are the same for every schedule, and others for another number of micro-batches or of data ranks; "
@@ -150,13 +149,6 @@ class StepForward:
             of_batch, value = kept.setdefault(self.step.first_sample, {}), value.detach()
             if name not in of_batch or _C.is_noted(value):  # of the walks over a micro-batch one has it
                 of_batch[name] = value
-
-
-def _refuse_graph(_):
-    """In backward from a step's loss: its gradients were made with the loss."""
-    if torch.is_grad_enabled():
-        raise NotImplementedError("[backward] create_graph=True from the loss of a step in micro-batches, whose gradients are made with it and have no graph of their own; "
-                                  "accepted: create_graph=True inside of the model's forward, or microbatches=1 without a schedule")
 
 
 def _loss_in(output):

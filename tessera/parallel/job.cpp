@@ -45,6 +45,11 @@ struct Deposit final : torch::autograd::Node {
         !is_spent,
         "[job] backward through the loss of a step a second time: its gradients were handed out by the first. Pass "
         "retain_graph to the first, or call the job again.");
+    TESSERA_CHECK_AS(
+        c10::NotImplementedError, !at::GradMode::is_enabled(),
+        "[backward] create_graph from the loss of a step, whose gradients are made with it and have no "
+        "graph of their own; accepted: create_graph inside of the model's forward, or in a pass that is no "
+        "step, without schedule and micro-batches");
     at::NoGradGuard no_grad;
     is_spent = is_last;
     // The last time nothing is kept, so that the parameters' `.grad` take the tensors instead of copies.

@@ -316,7 +316,7 @@ class RefusalTest(unittest.TestCase):
                 self.assertGreater(want, 0)
                 torch.testing.assert_close(on_ranks(lambda *run, way=way: penalty(way, *run), ("pp=2", None, 1)), want, rtol=1e-10, atol=0)
                 for run in (("pp=2", "1f1b", 4), ("dp=2", None, 4)):
-                    with self.assertRaisesRegex(NotImplementedError, "create_graph=True from the loss of a step in micro-batches"):
+                    with self.assertRaisesRegex(NotImplementedError, "create_graph from the loss of a step, "):
                         on_ranks(lambda *run, way=way: penalty(way, *run), run)
 
     def test_settings(self):
