@@ -12,6 +12,7 @@ import tempfile
 import unittest
 import warnings
 from pathlib import Path
+from unittest import mock
 
 if importlib.util.find_spec("accelerate") is None:
     print("skipped: accelerate is not installed (requirements.txt)")
@@ -76,6 +77,11 @@ class AcceleratorTest(unittest.TestCase):
         for before, mesh in (("dp=2,tp=2", "dp=4"), ("one", "tp=2"), ("fsdp=2", "1")):
             with self.subTest(before=before, mesh=mesh):
                 self.assertEqual(self.by_threads(f"{before} to {mesh}", mesh=mesh, resume=str(self.folder / before / "epoch_0"), **exact), second)
+
+    def test_ranks_leave_the_environment_alone(self):
+        """By accelerate's own ways it is empty for a moment, which the threads of other ranks may see."""
+        with mock.patch.object(type(os.environ), "clear", side_effect=AssertionError("the environment is emptied")):
+            self.assertEqual(tessera.run_ranks(lambda: Accelerator(mesh="dp=2", gradient_accumulation_steps=3).gradient_accumulation_steps, 2), 3)
 
     def test_epochs_that_end_early(self):
         """By `break`, between two steps; the next one has all of its passes."""

@@ -28,8 +28,8 @@ class PlacedParameters {
   void add_group(comm::RankContext& context, Moves& moves, const std::string& name,
                  const std::vector<at::Tensor>& parameters);
 
-  // Lets go of the memory of models that the program has dropped: a tensor that was plain before it was placed keeps
-  // its part for as long as somebody knows it by a weak reference. For `gathered` too.
+  // Lets go of the memory of models that the program has dropped, for a tensor that was plain before it was placed
+  // keeps its part as long as somebody knows it by a weak reference; and of their groups, which `gathered` forgets.
   void forget_dropped(GatheredGroups& gathered);
 
   // Those that are alive and have a gradient, in the order in which they were placed, if `gradient` is that of one of
