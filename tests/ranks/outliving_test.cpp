@@ -1,6 +1,5 @@
 // What a program keeps of a job and drops after it: nothing is written to memory that the job has freed.
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <mutex>
 #include <ostream>
@@ -14,6 +13,7 @@
 #include "tessera/parallel/deferred.h"
 #include "tessera/parallel/generate_plan.h"
 #include "tessera/parallel/job.h"
+#include "tests/ranks/hooked_layers.h"
 #include "tests/ranks/support.h"
 #include "tests/support/freed_blocks.h"
 
@@ -21,30 +21,6 @@ namespace tessera::ranks::outliving_test {
 namespace {
 
 constexpr int64_t kWidth = 8;
-
-struct NetImpl : torch::nn::Module {
-  // `in_backward` is called in the backward of the layer in the middle.
-  explicit NetImpl(std::function<void()> in_backward) : hook(std::move(in_backward)) {
-    for (int i = 0; i < 4; ++i) {
-      layers->push_back(torch::nn::Linear(kWidth, kWidth));
-    }
-    register_module("layers", layers);
-  }
-
-  at::Tensor forward(at::Tensor x) {
-    for (size_t i = 0; i < layers->size(); ++i) {
-      x = layers[i]->as<torch::nn::Linear>()->forward(x).tanh();
-      if (i == 2 && x.requires_grad()) {
-        x.register_hook([this](const at::Tensor&) { hook(); });
-      }
-    }
-    return x.pow(2).mean();
-  }
-
-  torch::nn::ModuleList layers;
-  std::function<void()> hook;
-};
-TORCH_MODULE(Net);
 
 struct Run {
   std::string mesh, schedule;
@@ -66,14 +42,16 @@ struct Kept {
   std::vector<at::Tensor> tensors;
 };
 
-// Two steps, the second with its loss kept.
+// Two steps.
 void train(const Run& run, Kept& kept) {
   const auto mesh = Mesh::parse(run.mesh);
   const std::string said = failure_on(mesh.size(), [&](int64_t) {
     dtensor::set_numerics(run.numerics);
     auto passes = std::make_shared<int64_t>(0);
     auto model = parallel::deferred([&] {
-      return Net([passes, at = run.throws_at] { TESSERA_CHECK(++*passes != at, "[test] the layer is broken"); });
+      return HookedLayers(4, kWidth, nullptr, [passes, at = run.throws_at](const at::Tensor&) {
+        TESSERA_CHECK(++*passes != at, "[test] the layer is broken");
+      });
     });
     auto optimizer = std::make_shared<torch::optim::AdamW>(model->parameters());
     const auto plan = parallel::generate_plan(*model, {.mesh = mesh, .schedule = run.schedule});
@@ -130,7 +108,7 @@ INSTANTIATE_TEST_SUITE_P(Runs, Outliving, testing::ValuesIn(runs()));
 TEST(FreedMemory, AWriteIsSeen) {
   const support::FreedBlocks freed_blocks;
   void* const memory = operator new(24);
-  const volatile auto place = reinterpret_cast<uintptr_t>(memory);  // the compiler would tell what the test does
+  const volatile auto place = reinterpret_cast<uintptr_t>(memory);  // else the compiler refuses the write
   operator delete(memory);
   EXPECT_EQ(freed_blocks.written(), 0);
   *reinterpret_cast<volatile char*>(place) = 1;

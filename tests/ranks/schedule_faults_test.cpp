@@ -5,6 +5,7 @@
 #include <torch/torch.h>
 
 #include "tessera/parallel/job.h"
+#include "tests/ranks/hooked_layers.h"
 #include "tests/ranks/stage_runs.h"
 
 namespace tessera::ranks::schedule_faults_test {
@@ -13,43 +14,11 @@ namespace {
 constexpr int64_t kWidth = 8;
 const char* const kSchedules[] = {"gpipe", "1f1b", "interleaved", "zb-h1", "zbv", "v-half"};
 
-// Calls `then` in the forward of one layer, or in its backward.
-struct LayersImpl : torch::nn::Module {
-  LayersImpl(int64_t count, std::function<void(const at::Tensor&)> in_forward,
-             std::function<void(const at::Tensor&)> in_backward)
-      : forward_hook(std::move(in_forward)), backward_hook(std::move(in_backward)) {
-    for (int64_t i = 0; i < count; ++i) {
-      layers->push_back(torch::nn::Linear(kWidth, kWidth));
-    }
-    register_module("layers", layers);
-  }
-
-  at::Tensor forward(at::Tensor x) {
-    size_t index = 0;
-    for (const auto& layer : *layers) {
-      x = layer->as<torch::nn::Linear>()->forward(x).tanh();
-      if (index++ == layers->size() / 2) {
-        if (forward_hook) {
-          forward_hook(x);
-        }
-        if (backward_hook) {
-          x.register_hook([this](const at::Tensor& gradient) { backward_hook(gradient); });
-        }
-      }
-    }
-    return x.pow(2).mean();
-  }
-
-  torch::nn::ModuleList layers;
-  std::function<void(const at::Tensor&)> forward_hook, backward_hook;
-};
-TORCH_MODULE(Layers);
-
 // A step of 6 samples in 3 micro-batches on 2 ranks; what the ranks' error says.
 std::string failure_of(const std::string& schedule, std::function<void(const at::Tensor&)> in_forward,
                        std::function<void(const at::Tensor&)> in_backward = {}) {
   return failure_on(2, [&](int64_t) {
-    auto model = parallel::deferred([&] { return Layers(4, in_forward, in_backward); });
+    auto model = parallel::deferred([&] { return HookedLayers(4, kWidth, in_forward, in_backward); });
     const auto plan = parallel::generate_plan(*model, {.mesh = Mesh({{"pp", 2}}), .schedule = schedule});
     auto job = parallel::parallelize(model, plan, {.accumulate = 3});
     job(waves({6, kWidth}).to(at::kFloat)).backward();
@@ -91,8 +60,8 @@ TEST(ScheduleFaults, AStepAfterARefusedOneIsRight) {
     bool reads = is_refused_before;
     run_on(Mesh({{"pp", 2}}), [&](int64_t rank) {
       auto model = parallel::deferred([&] {
-        return Layers(
-            4, [&](const at::Tensor& x) { reads ? void(x.sum().item()) : void(); },
+        return HookedLayers(
+            4, kWidth, [&](const at::Tensor& x) { reads ? void(x.sum().item()) : void(); },
             std::function<void(const at::Tensor&)>());
       });
       const auto plan = parallel::generate_plan(*model, {.mesh = Mesh({{"pp", 2}}), .schedule = "1f1b"});
@@ -131,7 +100,7 @@ TEST(ScheduleFaults, NaNReachesEveryRank) {
   for (const char* schedule : kSchedules) {
     SCOPED_TRACE(schedule);
     run_on(Mesh({{"pp", 2}}), [&](int64_t) {
-      auto model = parallel::deferred([&] { return Layers(4, nullptr, nullptr); });
+      auto model = parallel::deferred([&] { return HookedLayers(4, kWidth, nullptr, nullptr); });
       const auto plan = parallel::generate_plan(*model, {.mesh = Mesh({{"pp", 2}}), .schedule = schedule});
       auto job = parallel::parallelize(model, plan, {.accumulate = 3});
       at::Tensor batch = waves({6, kWidth}).to(at::kFloat);

@@ -36,7 +36,7 @@ void GatherGroup::drop() {
   }
 }
 
-bool GatherGroup::is_forgotten() {
+bool GatherGroup::let_go_of_dropped() {
   if (std::any_of(members_.begin(), members_.end(),
                   [](const Member& member) { return member.parameter && !member.parameter->expired(); })) {
     return false;
@@ -137,7 +137,9 @@ at::Tensor GatheredGroups::read(comm::RankContext& context, GatherGroup& group, 
 }
 
 void GatheredGroups::forget(const GatherGroup& group) {
-  newest_ = newest_ == &group ? nullptr : newest_;
+  if (newest_ == &group) {
+    newest_ = nullptr;
+  }
   std::erase(kept_, &group);
 }
 

@@ -35,8 +35,8 @@ class GatherGroup {
   // This rank's part of a gathered member, as operators read it.
   at::Tensor part(size_t index) const { return members_[index].part; }
   void drop();
-  // Whether nobody has a member any more, nor will. What is known of them by weak references goes meanwhile.
-  bool is_forgotten();
+  // Lets go of members that the program has dropped, of all together; says whether nobody has one any more.
+  bool let_go_of_dropped();
   // Drops what stays for the step too.
   virtual void end_step() { drop(); }
 

@@ -51,12 +51,14 @@ void PlacedParameters::add_group(comm::RankContext& context, Moves& moves, const
 void PlacedParameters::forget_dropped(GatheredGroups& gathered) {
   std::erase_if(tensors_, [](const auto& weak) { return weak.expired(); });
   std::erase_if(groups_, [&](const auto& group) {
-    if (!group->is_forgotten()) {
+    if (!group->let_go_of_dropped()) {
       return false;
     }
     gathered.forget(*group);
     for (ParameterInfo& info : all_) {
-      info.group = info.group == group.get() ? nullptr : info.group;
+      if (info.group == group.get()) {
+        info.group = nullptr;
+      }
     }
     return true;
   });
