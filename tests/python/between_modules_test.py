@@ -118,10 +118,11 @@ def in_turn(model, blocks, x, y):
     return loss_of(model, x, y)
 
 
-def trained(mesh, schedule, body, block, before, sizes):
+def trained(mesh, schedule, body, block, before, sizes, prepare):
     def on_rank():
         torch.manual_seed(0)
         model = Net(body, block)
+        prepare(model)
         optimizer = torch.optim.SGD(model.parameters(), 0.1)
         tessera.parallelize(model, tessera.generate_plan(model, mesh=mesh, schedule=schedule), optimizer, microbatches=4)
         losses = []
@@ -142,11 +143,11 @@ def change(step, model):
 
 
 class BetweenModulesTest(unittest.TestCase):
-    def check(self, body=in_turn, block=Block, before=lambda step, model: None, runs=RUNS, sizes=(8, WIDTH, WIDTH), reference="1"):
-        losses, values = trained(reference, "", body, block, before, sizes)
+    def check(self, body=in_turn, block=Block, before=lambda step, model: None, runs=RUNS, sizes=(8, WIDTH, WIDTH), reference="1", prepare=lambda model: None):
+        losses, values = trained(reference, "", body, block, before, sizes, prepare)
         for mesh, schedule in runs:
             with self.subTest(mesh=mesh, schedule=schedule):
-                got, of_stages = trained(mesh, schedule, body, block, before, sizes)
+                got, of_stages = trained(mesh, schedule, body, block, before, sizes, prepare)
                 self.assertEqual(got, losses)
                 self.assertEqual([name for name in values if not torch.equal(values[name], of_stages[name])], [])
 
@@ -199,6 +200,21 @@ class BetweenModulesTest(unittest.TestCase):
 
         for body in (close, scaled):
             self.check(body, runs=[("pp=4", "1f1b"), ("pp=4", "zb-h1"), ("pp=2", "zbv"), ("pp=4", "zbv")])
+
+    def test_a_weight_of_two_modules(self):
+        """A value that is older than the weight goes to it: fetched to where the value is, the weight would go back."""
+        def older(model, blocks, x, y):
+            value = blocks[0](x)
+            x = value
+            for block in blocks[1:]:
+                x = block(x)
+            return loss_of(model, x + F.linear(value, model.head.tied) * 0.1, y)
+
+        for first in (1, 2, 3):
+            def tie(model, first=first):
+                model.head.tied = model.blocks[first].linear.weight
+
+            self.check(older, prepare=tie, runs=[("pp=2", "interleaved"), ("pp=2", "zbv"), ("pp=4", "zb-h1"), ("pp=4", "zbv")])
 
     def test_a_penalty_on_all_parameters_at_once(self):
         """Views of parameters are read in the walks of stages that did not make them."""

@@ -20,7 +20,7 @@ struct Operand {
   bool is_plain = false;      // not a DTensor
   bool is_number = false;     // a number that libtorch wrapped: it takes part in type promotion as numbers do
   bool is_parameter = false;  // stays where its plan put it: the rule moves the others
-  bool is_fetched = false;    // ... but operators of other stages fetch it: the others say where the call runs
+  bool is_fetched = false;    // ... but operators of later stages fetch it, wherever the call runs
   bool is_written = false;    // in place, or out=
 };
 

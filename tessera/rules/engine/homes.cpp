@@ -16,11 +16,11 @@ namespace {
 // Who says where a call runs: the highest of these.
 enum class Say : uint8_t { kFetched, kOperand, kParameter, kForward, kWritten };
 
-Say say_of(const Operand& operand) {
-  return operand.is_written     ? Say::kWritten
-         : operand.is_fetched   ? Say::kFetched
-         : operand.is_parameter ? Say::kParameter
-                                : Say::kOperand;
+Say say_of(const Operand& operand, bool is_derivative) {
+  if (operand.is_fetched && !operand.is_written) {
+    return is_derivative ? Say::kFetched : Say::kOperand;
+  }
+  return operand.is_written ? Say::kWritten : operand.is_parameter ? Say::kParameter : Say::kOperand;
 }
 
 struct Home {
@@ -42,7 +42,7 @@ Placement home_of(const Call& call, const std::optional<Homes::Derivative>& deri
   }
   for (const Operand& operand : call.operands) {
     const Placement& placement = operand.spec->placements[axis];
-    const Say say = say_of(operand);
+    const Say say = say_of(operand, derivative.has_value());
     if (!placement.is_on()) {
       if (operand.is_written) {
         return layout::Replicate();

@@ -13,13 +13,13 @@ namespace tessera::rules {
 // where the home is. A value.
 //
 // On an axis where an operand is On, the call runs at one coordinate alone: that of an operand that is written, else,
-// in a derivative, that of the forward call, else that of a parameter, else the latest stage of all but of parameters
-// that are fetched, else the latest of those. So the gradient of what is On is computed where the value was. Where no
-// forward call says where a derivative runs, the earliest stage takes the place of the latest: gradients go back. None
-// says so of a sum of what a recomputed body gives, nor where gradients of one tensor meet, which are of its readers on
-// several stages: the walk of a later stage has ended before that of an earlier one begins. The other operands move
-// there, and its results are On there. Where an operand is written that is not On, what is On becomes Replicate
-// instead, and the call runs on all ranks.
+// in a derivative, that of the forward call, else that of a parameter that no other stage fetches, else the latest
+// stage of all others: what is fetched goes forward, as values do. So the gradient of what is On is computed where the
+// value was. Where no forward call says where a derivative runs, the earliest stage takes the place of the latest, as
+// gradients go back, and what is fetched has no say beside other operands. None says so of a sum of what a recomputed
+// body gives, nor where gradients of one tensor meet, which are of its readers on several stages: the walk of a later
+// stage has ended before that of an earlier one begins. The other operands move there, and its results are On there.
+// Where an operand is written that is not On, what is On becomes Replicate instead, and the call runs on all ranks.
 //
 // A parameter that is cut over the stages of a pipeline (layout/vocabulary.h) is read on all ranks, too: what is On a
 // stage becomes Replicate. In a walk of one stage alone such a call is at a place of the vocabulary.
