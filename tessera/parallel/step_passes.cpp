@@ -12,6 +12,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/hash.h"
+#include "tessera/dtensor/exact/carry.h"
 #include "tessera/dtensor/exact/pending.h"
 #include "tessera/dtensor/front/stage_walks.h"
 #include "tessera/dtensor/state/observer.h"
@@ -262,9 +263,7 @@ class PassRunner {
     if (walks.count == std::max<size_t>(list_.rank_stages.size(), 1) + (list_.vocabulary > 0 ? 2 : 0)) {
       walks_.erase(k);
     }
-    if (const at::Tensor loss = forward.loss.detach(); is_ours(loss) || is_of_head(action, loss)) {
-      losses_[static_cast<size_t>(k)] = loss;
-    }
+    tell(action, losses_[static_cast<size_t>(k)], forward.loss.detach());
     if (passes_.parameters.empty()) {
       return step_.end_pass();
     }
@@ -273,6 +272,16 @@ class PassRunner {
     }
     open_.insert_or_assign(key_of(action), std::move(forward));
     keep_nodes();
+  }
+
+  // What the pass that ran says of its micro-batch's loss. The terms of one that waits may be of several stages.
+  void tell(const Action& action, at::Tensor& told, const at::Tensor& loss) {
+    const bool is_told_here = is_ours(loss) || is_of_head(action, loss);
+    if (tells_apart(list_) && waits(loss)) {
+      told = dtensor::join_walks(state_, told, loss, is_told_here);
+    } else if (is_told_here) {
+      told = loss;
+    }
   }
 
   void backward(const Action& action) {
@@ -297,8 +306,11 @@ class PassRunner {
   // Whether the walk that runs has nothing to add to the parameter's gradient. Sums that wait are put together from all
   // walks.
   bool is_of_other_walk(const at::Tensor& gradient) const {
-    const bool waits = dtensor::is_dtensor(gradient) && dtensor::meta_of(gradient)->is_pending();
-    return is_of_part(gradient) || (!waits && !is_ours(gradient));
+    return is_of_part(gradient) || (!waits(gradient) && !is_ours(gradient));
+  }
+
+  static bool waits(const at::Tensor& value) {
+    return dtensor::is_dtensor(value) && dtensor::meta_of(value)->is_pending();
   }
 
   // Whether its calls are those of the pass's weight half.

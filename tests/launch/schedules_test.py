@@ -26,7 +26,7 @@ IS_FULL = sys.argv[2:] == ["all"] or "TESSERA_FULL" in os.environ
 SEED = int(os.environ.get("TESSERA_SEED") or random.SystemRandom().randrange(2**32))
 STEPS = 20 if IS_FULL else 3
 
-SCHEDULES = ("gpipe", "1f1b", "interleaved", "zb-h1", "zb-h2", "zbv", "1f1b-v", "v-half", "v-min", "dualpipev")
+SCHEDULES = ("gpipe", "1f1b", "interleaved", "zb-h1", "zb-h2", "zbv", "1f1b-v", "v-half", "v-min", "dualpipe-v")
 STAGES = ("pp=2", "pp=4")
 MESHES = (*STAGES, "pp=2,tp=2;sp", "pp=2,dp=2", "pp=2,dp=2,tp=2;sp")
 
@@ -116,14 +116,14 @@ class Schedules(unittest.TestCase):
 
     def test_a_checkpoint_goes_on_with_other_stages(self):
         whole = self.train("whole", "1", "", steps=6)
-        ways = [("pp=4", "zbv", "pp=2", "1f1b"), ("pp=2", "v-half", "pp=4", "zb-h1"), ("pp=2,tp=2", "interleaved", "1", ""), ("1", "", "pp=4", "dualpipev")]
+        ways = [("pp=4", "zbv", "pp=2", "1f1b"), ("pp=2", "v-half", "pp=4", "zb-h1"), ("pp=2,tp=2", "interleaved", "1", ""), ("1", "", "pp=4", "dualpipe-v")]
         for number, (mesh, schedule, other_mesh, other_schedule) in enumerate(ways if IS_FULL else ways[:2]):
             self.train(f"first{number}", mesh, schedule, "--save-every", 3, steps=3)
             rest = self.train(f"rest{number}", other_mesh, other_schedule, "--resume", f"first{number}", steps=6)
             self.assertEqual(rest, whole, (mesh, schedule, other_mesh, other_schedule))
 
     def test_processes_have_the_bits_of_threads(self):
-        cells = [(4, "pp=4", "zbv"), (2, "pp=2", "1f1b"), (4, "pp=2,tp=2", "v-half"), (4, "pp=2,dp=2", "interleaved"), (4, "pp=4", "dualpipev")]
+        cells = [(4, "pp=4", "zbv"), (2, "pp=2", "1f1b"), (4, "pp=2,tp=2", "v-half"), (4, "pp=2,dp=2", "interleaved"), (4, "pp=4", "dualpipe-v")]
         whole = self.train("one", "1", "", steps=3)
         for ranks, mesh, schedule in cells if IS_FULL else cells[:1]:
             hashed = self.train(f"processes {mesh} {schedule}", mesh, schedule, steps=3, launcher=(PROGRAM, "launch", "-n", ranks, "--", PROGRAM))

@@ -223,6 +223,37 @@ class BetweenModulesTest(unittest.TestCase):
 
         self.check(penalised, runs=[("pp=4", "1f1b"), ("pp=2", "interleaved"), ("pp=4", "zbv")])
 
+    def test_terms_of_several_stages_in_exact(self):
+        """Sums over samples wait, each in the walk of its stage, and are put together in one order."""
+        def exact(model):
+            tessera.numerics("exact")
+
+        def means(model, blocks, x, y):
+            total = y.square().mean() * 0.1
+            for block in blocks:
+                x = block(x)
+                total = total + x.square().mean() * 0.1
+            return total + loss_of(model, x, y)
+
+        def early(model, blocks, x, y):
+            first = blocks[0](x)
+            return in_turn(model, blocks[1:], first, y) + first.square().mean()
+
+        def listed(model, blocks, x, y):
+            values = [x := block(x) for block in blocks]
+            return loss_of(model, x, y) + sum(value.square().mean() for value in values) + 1.0
+
+        def twice(model, blocks, x, y):
+            for block in blocks:
+                x = block(x) + (block.linear.bias + block.linear.bias) * 0.1
+            return loss_of(model, x, y)
+
+        def penalised(model, blocks, x, y):
+            return in_turn(model, blocks, x, y) + 0.01 * sum(parameter.square().sum() for parameter in model.parameters())
+
+        for body in (means, early, listed, twice, penalised):
+            self.check(body, prepare=exact, runs=[("pp=4", "zb-h1"), ("pp=2", "interleaved"), ("pp=2", "zbv"), ("pp=4", "v-half")], sizes=(8, WIDTH))
+
     def test_a_choice_of_values(self):
         """Their gradients are written into zeros that no stage has."""
         def chosen(model, blocks, x, y):

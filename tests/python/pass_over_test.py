@@ -21,7 +21,7 @@ from torch import nn
 from torch.nn import functional as F
 
 RUNS = (("pp=2", "1f1b", 4), ("pp=2", "zbv", 4), ("pp=4", "1f1b", 4), ("pp=2", "interleaved", 4), ("pp=2,dp=2", "1f1b", 4), ("pp=2,tp=2", "zbv", 4),
-        ("pp=2,fsdp=2", "1f1b", 4), ("pp=2,dp=2,tp=2", "gpipe", 4), ("pp=2", "v-half", 4), ("pp=2", "v-min", 4), ("pp=2", "1f1b-v", 4), ("pp=2", "dualpipev", 4),
+        ("pp=2,fsdp=2", "1f1b", 4), ("pp=2,dp=2,tp=2", "gpipe", 4), ("pp=2", "v-half", 4), ("pp=2", "v-min", 4), ("pp=2", "1f1b-v", 4), ("pp=2", "dualpipe-v", 4),
         ("pp=4", "zb-h1", 6), ("pp=4", "zb-h2", 6))
 STEPS = 5
 KNOWN = 2  # from this step on: in the first a body is looked at, in the second it is told who reads what, it is tried out and walked between marks

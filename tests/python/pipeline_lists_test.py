@@ -21,9 +21,9 @@ PROGRAM = Path(__file__).parent / "pipeline_lists_program.py"
 TESSERA = sys.argv.pop(1) if len(sys.argv) > 1 and not sys.argv[1].startswith("-") else None
 # Ours, PyTorch's, stages a rank there, whether in a V.
 SAME = [("gpipe", schedules.ScheduleGPipe, 1, False), ("1f1b", schedules.Schedule1F1B, 1, False), ("interleaved", schedules.ScheduleInterleaved1F1B, 2, False),
-        ("zbv", schedules.ScheduleZBVZeroBubble, 2, True), ("dualpipev", schedules.ScheduleDualPipeV, 2, True)]
+        ("zbv", schedules.ScheduleZBVZeroBubble, 2, True), ("dualpipe-v", schedules.ScheduleDualPipeV, 2, True)]
 OTHERS = [(None, schedules.ScheduleLoopedBFS, 2, False), (None, schedules.ScheduleInterleavedZeroBubble, 2, False)]
-OURS = ["1f1b", "interleaved", "zbv", "v-half", "zb-h1", "zb-h2", "1f1b-v", "v-min", "gpipe", "dualpipev"]
+OURS = ["1f1b", "interleaved", "zbv", "v-half", "zb-h1", "zb-h2", "1f1b-v", "v-min", "gpipe", "dualpipe-v"]
 LOWERED = OURS[:4]  # with sends and receives, too
 COMMUNICATION = "--waits" if hasattr(schedules, "WAIT_SEND_F") else "--communication"
 SIZES = [(4, 8), (3, 7)]

@@ -5,7 +5,7 @@ A program calls its blocks in their order, on values that it made before, and do
 several blocks read, blocks that are called twice or of two values, tied weights, losses on the way, terms of parameters of two blocks. It prints its seed; a
 program that fails is printed as it stands.
 
-Usage: random_programs_test.py [--seed N] [--programs 3] [--run pp=2,dp=2:1f1b]...
+Usage: random_programs_test.py [--seed N] [--programs 3] [--run pp=2,dp=2:1f1b]... [--run pp=4:zbv:exact]...
 """
 
 import argparse
@@ -21,7 +21,8 @@ from torch.nn import functional as F
 WIDTH, STEPS, MICRO_BATCHES = 8, 5, 4
 LONGEST = 1.0  # of all gradients together: a program that diverges would differ from itself by how its sums were rounded
 DEADLINE = 30.0
-RUNS = ("pp=2:1f1b", "pp=4:1f1b", "pp=4:zb-h1", "pp=2:interleaved", "pp=2:zbv", "pp=4:zbv", "pp=2:v-half", "pp=2,dp=2:1f1b", "pp=2,tp=2:zb-h1", "pp=2,tp=2:zbv")
+RUNS = ("pp=2:1f1b", "pp=4:1f1b", "pp=4:zb-h1", "pp=2:interleaved", "pp=2:zbv", "pp=4:zbv", "pp=2:v-half", "pp=2,dp=2:1f1b", "pp=2,tp=2:zb-h1", "pp=2,tp=2:zbv",
+        "pp=2:v-half:exact", "pp=4:zbv:exact", "pp=2,dp=2:interleaved:exact")
 
 
 class Block(nn.Module):
@@ -106,8 +107,9 @@ class Program:
         return names["body"]
 
 
-def trained(mesh, schedule, program):
+def trained(mesh, schedule, numerics, program):
     def on_rank():
+        tessera.numerics(numerics)
         torch.manual_seed(0)
         model = Net(program.blocks, program.ties, program.body())
         optimizer = torch.optim.SGD(model.parameters(), 0.1)
@@ -131,34 +133,41 @@ def is_same(got, want, is_exact):
     return all(torch.allclose(a, b, rtol=1e-5, atol=1e-6) for a, b in zip(got, want, strict=True))
 
 
-def run(mesh, schedule, program, want):
+def run(mesh, schedule, numerics, program, want):
     """(verdict, the error's text). In `fast`, gradients of tied weights and of parts of a batch or a product are rounded in another order."""
     try:
-        got = trained(mesh, schedule, program)
+        got = trained(mesh, schedule, numerics, program)
     except RuntimeError as error:
         return "error", str(error)
-    return "right" if is_same(got, want, is_exact=not program.ties and "," not in mesh) else "wrong", ""
+    is_exact = numerics == "exact" or (not program.ties and "," not in mesh)
+    return "right" if is_same(got, want, is_exact) else "wrong", ""
+
+
+def parsed(text):
+    mesh, schedule, *numerics = text.split(":")
+    return mesh, schedule, *(numerics or ["fast"])
 
 
 def main():
     parser = argparse.ArgumentParser(usage=__doc__.partition("Usage: ")[2])
     parser.add_argument("--seed", type=int, default=random.randrange(2**32))
     parser.add_argument("--programs", type=int, default=3)
-    parser.add_argument("--run", action="append", help="a mesh and a schedule")
+    parser.add_argument("--run", action="append", help="a mesh, a schedule, and the numerics")
     options = parser.parse_args()
+    runs = [parsed(text) for text in options.run or RUNS]
     print(f"seed {options.seed}", flush=True)
     counts, failed = collections.Counter(), False
     for seed in range(options.seed, options.seed + options.programs):
         program = Program(seed)
-        want = trained("1", "", program)
-        for mesh, schedule in (one.split(":") for one in options.run or RUNS):
-            verdict, error = run(mesh, schedule, program, want)
-            counts[mesh, schedule, verdict] += 1
+        want = {numerics: trained("1", "", numerics, program) for numerics in {numerics for _, _, numerics in runs}}
+        for mesh, schedule, numerics in runs:
+            verdict, error = run(mesh, schedule, numerics, program, want[numerics])
+            counts[mesh, schedule, numerics, verdict] += 1
             if verdict != "right":
                 failed = True
-                print(f"seed {seed}, {mesh}, {schedule}: {verdict}\n{program}\n{error}", flush=True)
-    for (mesh, schedule, verdict), count in sorted(counts.items()):
-        print(f"{mesh} {schedule}: {count} {verdict}")
+                print(f"seed {seed}, {mesh}, {schedule}, {numerics}: {verdict}\n{program}\n{error}", flush=True)
+    for (mesh, schedule, numerics, verdict), count in sorted(counts.items()):
+        print(f"{mesh} {schedule} {numerics}: {count} {verdict}")
     sys.exit(failed)
 
 

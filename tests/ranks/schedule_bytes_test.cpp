@@ -67,7 +67,7 @@ TEST(ScheduleBytes, PeaksAreThoseOfTheLists) {
   constexpr double kUnit = 1.0 * EvenBlockImpl::kKept * kWidth * sizeof(float) * kBlocks / kStages;
   const std::vector<std::string> few = {"gpipe", "1f1b", "zb-h1", "v-half", "v-min"},
                                  all = {"gpipe", "1f1b",   "interleaved", "zb-h1", "zb-h2",
-                                        "zbv",   "1f1b-v", "v-half",      "v-min", "dualpipev"};
+                                        "zbv",   "1f1b-v", "v-half",      "v-min", "dualpipe-v"};
   for (const std::string& name : is_full() ? all : few) {
     const std::vector<double> own = bytes_of_rows(name, kBlocks), said = said_of(name);
     for (size_t rank = 0; rank < own.size(); ++rank) {
@@ -117,7 +117,7 @@ TEST(ScheduleBytes, BoundaryValuesCrossOnceInEachDirection) {
     return count;
   };
   EXPECT_EQ(boundaries_of("zbv"), 2 * boundaries_of("1f1b"));
-  for (const char* name : {"gpipe", "1f1b", "interleaved", "zb-h1", "zbv", "dualpipev"}) {
+  for (const char* name : {"gpipe", "1f1b", "interleaved", "zb-h1", "zbv", "dualpipe-v"}) {
     SCOPED_TRACE(name);
     const trace::Ledger ledger = step_of(name, kBlocks, kRows).ledger;
     EXPECT_EQ(ledger.calls_of("send", "pp"), 2 * boundaries_of(name) * kMicroBatches);

@@ -51,11 +51,11 @@ TEST(ScheduleSizes, MoreStagesThanLayers) {
 TEST(ScheduleSizes, TooFewMicroBatchesAreRefused) {
   const Setting setting = setting_of(3, {});
   try {
-    train<models::Llama>(setting, stage_llama(4), {"pp=2", false, 4, kAllShards, "dualpipev"});
-    FAIL() << "three micro-batches were run by dualpipev";
+    train<models::Llama>(setting, stage_llama(4), {"pp=2", false, 4, kAllShards, "dualpipe-v"});
+    FAIL() << "three micro-batches were run by dualpipe-v";
   } catch (const ConfigError& error) {
     EXPECT_NE(std::string(error.what())
-                  .find("dualpipev of 3 micro-batches on 2 ranks, which wants 2 micro-batches a "
+                  .find("dualpipe-v of 3 micro-batches on 2 ranks, which wants 2 micro-batches a "
                         "rank or more; accepted: 4 micro-batches on 2 ranks"),
               std::string::npos)
         << error.what();

@@ -36,7 +36,7 @@ TEST(Schedules, InFastHaveOneDevicesBits) {
                               {"pp=2", false, 1, kShards, "zbv"},
                               {"pp=2", false, 1, kShards, "v-half"},
                               {"pp=2", false, 1, kShards, "v-min"},
-                              {"pp=2", false, 1, kShards, "dualpipev"}});
+                              {"pp=2", false, 1, kShards, "dualpipe-v"}});
   expect_same<models::Gpt>(on_one_thread, stage_gpt(3, false), 3, {{"pp=2", false, 1, kShards, "1f1b"}});
   expect_same<models::Gpt>(on_one_thread, stage_gpt(3, true), 4,
                            {{"pp=2", false, 1, kShards, "zb-h1"}, {"pp=2", false, 1, kShards, "zbv"}});
@@ -54,7 +54,7 @@ TEST(Schedules, InExactHaveOneHash) {
                             {"pp=2", false, 1, kShards, "zbv"},
                             {"pp=2", false, 1, kShards, "v-half"},
                             {"pp=2", false, 1, kShards, "v-min"},
-                            {"pp=2", false, 1, kShards, "dualpipev"},
+                            {"pp=2", false, 1, kShards, "dualpipe-v"},
                             {"pp=4", false, 1, kShards, "gpipe"}});
 }
 

@@ -52,9 +52,9 @@ inline std::vector<ScheduleRow> schedule_table() {
       {"v-min", 8, 16, 61.5, 0.2195, v_min_8},
       {"zbv", 4, 8, 25.5, 0.0588, on_all(4, 4), true},
       {"zbv", 8, 16, 51.5, 0.0680, on_all(8, 8), true},
-      {"dualpipev", 4, 8, 25.5, 0.0588, on_all(4, 4.5)},
-      {"dualpipev", 4, 10, 31.5, 0.0476, on_all(4, 4.5)},
-      {"dualpipev", 8, 16, 51.5, 0.0680, on_all(8, 8.5)},
+      {"dualpipe-v", 4, 8, 25.5, 0.0588, on_all(4, 4.5)},
+      {"dualpipe-v", 4, 10, 31.5, 0.0476, on_all(4, 4.5)},
+      {"dualpipe-v", 8, 16, 51.5, 0.0680, on_all(8, 8.5)},
       {"dualpipe", 4, 8, 25, 0.04, on_all(4, 5)},
       {"dualpipe", 8, 16, 51, 0.0588, on_all(8, 9)},
   };

@@ -174,10 +174,11 @@ template <LocalCall kCall>
   end(run);
 }
 
-// The same, of which all but the moves of operands may be put off: leaves a handle then.
+// The same, of which all but the moves of operands may be put off: leaves a handle then. Not in `exact`, where products
+// are sums over samples: ranks of other stages have no handle of what is left, and would join gradients otherwise.
 template <LocalCall kCall>
 void run_late_with(Invocation& call, const CallPlan& plan) {
-  if (!is_put_off(call, plan)) {
+  if ((call.flags & kExact) != 0 || !is_put_off(call, plan)) {
     return run_with<kCall>(call, plan);
   }
   Running run(call, plan);

@@ -58,16 +58,17 @@ void run_sample_sum(Invocation& call, const CallPlan& plan) {
     auto pending = std::make_shared<Pending>();
     Pending::Group& group = pending->groups.emplace_back();
     group.spec = plan.outputs.at(0).final_spec;
-    if (!plan.is_absent || state.is_noted(samples.terms)) {
-      const Terms terms{use, state.exact.next_sum(), call.scan.origin, like};
-      if (is_put_off(call, plan)) {
-        group.late_uses.emplace(
-            use, put_off(call, plan, [&state, &plan, terms, args = call.arguments().vec()](const at::Tensor*) {
-              return LateCall::Result{.sum = with_terms(state, plan, terms, args)};
-            }));
-      } else {
-        group.uses.emplace(use, with_terms(state, plan, terms, call.arguments()));
-      }
+    const Terms terms{use, state.exact.next_sum(), call.scan.origin, like};
+    if (plan.is_absent && !state.is_noted(samples.terms)) {
+      SampleSum& sum = group.uses.emplace(use, SampleSum(samples)).first->second;
+      sum.note_elsewhere(samples, terms.number, terms.origin, terms.like);
+    } else if (is_put_off(call, plan)) {
+      group.late_uses.emplace(
+          use, put_off(call, plan, [&state, &plan, terms, args = call.arguments().vec()](const at::Tensor*) {
+            return LateCall::Result{.sum = with_terms(state, plan, terms, args)};
+          }));
+    } else {
+      group.uses.emplace(use, with_terms(state, plan, terms, call.arguments()));
     }
     torch::jit::drop(call.stack, call.info.num_args());
     call.stack.emplace_back(make_handle(group.spec, options, coord, pending));

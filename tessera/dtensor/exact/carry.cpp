@@ -9,6 +9,7 @@
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/graph_task.h>
 
+#include "tessera/base/error.h"
 #include "tessera/dtensor/record/interception.h"
 #include "tessera/dtensor/record/op_info.h"
 #include "tessera/dtensor/state/state.h"
@@ -19,6 +20,7 @@ namespace tessera::dtensor {
 namespace {
 
 using c10::IValue;
+using layout::Placements;
 using rules::Carry;
 
 // Null also if the program has written to the value since.
@@ -140,8 +142,7 @@ bool continues(const Pending::Group& group, const Pending::Group& more) {
                                     [&](const auto& entry) { return group.late_uses.count(entry.first) > 0; });
   return !has_late && std::none_of(more.uses.begin(), more.uses.end(), [&](const auto& entry) {
     const auto own = group.uses.find(entry.first);
-    return own != group.uses.end() &&
-           (own->second.terms() != entry.second.terms() || own->second.shares_calls(entry.second));
+    return own != group.uses.end() && (!own->second.is_alike(entry.second) || own->second.shares_calls(entry.second));
   });
 }
 
@@ -167,7 +168,7 @@ std::shared_ptr<Pending> joined(const Pending& a, const Pending& b, const char* 
     if (more.constant.defined()) {
       same->constant = sum_of_constants(same->constant, more.constant);
     }
-    if (same->uses.empty() && same->late_uses.empty()) {
+    if (!same->has_samples() && same->late_uses.empty()) {
       same->chain = more.chain;  // of the walk in which the sums are
     }
     for (const auto& [use, sum] : more.uses) {
@@ -179,6 +180,19 @@ std::shared_ptr<Pending> joined(const Pending& a, const Pending& b, const char* 
     same->late_uses.insert(more.late_uses.begin(), more.late_uses.end());
   }
   return result;
+}
+
+// What a walk says of a group of which others said this much.
+void add_walk(Pending::Group& told, const Pending::Group& more) {
+  const bool is_new = told.constant.defined() ? told.constant.numel() == 0 : !told.has_samples();
+  if (is_new) {
+    told.spec = more.spec, told.chain = more.chain, told.constant = more.constant;
+  }
+  for (const auto& [use, sum] : more.uses) {
+    if (const auto own = told.uses.find(use); own == told.uses.end() || !own->second.has_samples()) {
+      told.uses.insert_or_assign(use, sum);
+    }
+  }
 }
 
 // A copy of what a link reads besides the handle. None if its value belongs to some samples: then the link is no
@@ -253,7 +267,16 @@ bool are_terms(const at::Tensor& a, const at::Tensor& b) {
   return !was_unfinished(a) && !was_unfinished(b);
 }
 
-// Ranks of other stages may have no handles, and the plan's layout: it says how the sum lies in memory.
+// On the stage that `spec` is on, if it is on one.
+Placements on_stage_of(const Spec& spec, Placements placements) {
+  for (size_t a = 0; a < placements.size(); ++a) {
+    placements[a] = spec->placements[a].is_on() ? spec->placements[a] : placements[a];
+  }
+  return placements;
+}
+
+// The sum is on the stage that the plan says, as it is where there are no handles. Ranks of other stages may have none,
+// and the plan's layout: then that says how the sum lies in memory, too.
 at::Tensor carry_add(RankState& state, const OpInfo& info, c10::ArrayRef<IValue> args, const Spec& output) {
   const at::Tensor self = args[0].toTensor(), other = args[1].toTensor();
   const bool is_alike = are_terms(self, other) && !is_late_elsewhere(self, other);
@@ -269,8 +292,9 @@ at::Tensor carry_add(RankState& state, const OpInfo& info, c10::ArrayRef<IValue>
   }
   Meta& meta = *meta_of(self);
   auto sum = joined(as_pending(self), as_pending(other), info.name.c_str());
-  const bool is_planned = has_own_walk_alone(*sum) || output->placements == meta.spec->placements;
-  const Spec spec = !info.writes && is_planned ? output : meta.spec;
+  const Placements there = on_stage_of(output, meta.spec->placements);
+  const bool is_planned = has_own_walk_alone(*sum) || output->placements == there;
+  const Spec spec = info.writes ? meta.spec : is_planned ? output : meta.spec.with(there);
   at::Tensor handle = make_handle(spec, meta.local.options(), state.ctx.coord(spec->mesh), sum);
   if (!info.writes) {
     return handle;
@@ -359,6 +383,24 @@ at::Tensor carry(RankState& state, const OpInfo& info, c10::ArrayRef<IValue> arg
   }
   const std::optional<size_t> hole = find_hole(info.row.carry, args);
   return hole ? carry_link(state, info, args, *hole, *pending_of(args[*hole]), output) : at::Tensor();
+}
+
+at::Tensor join_walks(RankState& state, const at::Tensor& before, const at::Tensor& of_walk, bool is_ours) {
+  if (!before.defined()) {
+    return of_walk;
+  }
+  auto all = std::make_shared<Pending>(as_pending(before));
+  const Pending here = as_pending(of_walk);
+  TESSERA_CHECK(all->groups.size() == here.groups.size(), "[job] the passes over micro-batch ",
+                state.ctx.walk.micro_batch, " make a loss of ", all->groups.size(), " and of ", here.groups.size(),
+                " sums (rank ", state.ctx.rank, ", stage ", state.ctx.walk.stage,
+                "): they run different programs. Look for what changes from call to call.");
+  for (size_t i = 0; i < all->groups.size(); ++i) {
+    add_walk(all->groups[i], here.groups[i]);
+  }
+  const LocalScope scope;
+  const Meta& meta = *meta_of(is_ours ? of_walk : before);
+  return make_handle(meta.spec, meta.local.options(), state.ctx.coord(meta.spec->mesh), std::move(all));
 }
 
 }  // namespace tessera::dtensor

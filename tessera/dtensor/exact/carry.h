@@ -19,4 +19,9 @@ inline bool needs_no_value(const OpInfo& info) { return info.row.needs_no_value;
 // must be settled after all.
 at::Tensor carry(RankState& state, const OpInfo& info, c10::ArrayRef<c10::IValue> args, layout::Spec output);
 
+// A handle that a walk over a micro-batch made (comm::Walk), put together with what the walks before made of the same
+// value, undefined if it is the first: of each sum one of them has the samples, or all have the same. It lies as this
+// walk's if `is_ours`. No call that ranks compare. Throws if the walks ran different programs.
+at::Tensor join_walks(RankState& state, const at::Tensor& before, const at::Tensor& of_walk, bool is_ours);
+
 }  // namespace tessera::dtensor

@@ -135,17 +135,20 @@ void make_late_uses(Pending::Group& group, const char* op) {
   }
 }
 
-// The uses of a group in their order, then the chain: in the dtype of summed_spec(). Without uses, as the sums are
-// another walk's, there is no part.
+// The uses of a group in their order, then the chain: in the dtype of summed_spec(). Where the sums are another walk's
+// there is no part.
 at::Tensor value_of(RankState& state, const Pending::Group& group, bool alone, const at::Tensor& like, const char* op) {
   const Spec summed = summed_spec(group, alone);
   at::Tensor total = group.constant;
   if (group.late) {
     total = group.late->result().part;
-  } else if (group.uses.empty() && !total.defined()) {
+  } else if (!group.has_samples() && !total.defined()) {
     total = at::empty({0}, like.options().dtype(summed->dtype));
   }
   for (const auto& [use, sum] : group.uses) {
+    if (!sum.has_samples()) {
+      continue;
+    }
     TESSERA_CHECK(!sum.is_apart_from(group.uses.begin()->second), "[", op,
                   "] numerics exact: a parameter is used at one place in some of the step's "
                   "micro-batches and at another in the others, so their gradients are no one sum (rank ",
@@ -163,6 +166,10 @@ at::Tensor value_of(RankState& state, const Pending::Group& group, bool alone, c
 }
 
 }  // namespace
+
+bool Pending::Group::has_samples() const {
+  return std::any_of(uses.begin(), uses.end(), [](const auto& entry) { return entry.second.has_samples(); });
+}
 
 Continuation::Continuation(RankState& state, const std::vector<at::Tensor>& held) : state_(state) {
   state.exact.begin_continuation(*this);

@@ -40,12 +40,14 @@ struct Pending {
   };
   struct Group {
     std::vector<Link> chain;
-    layout::Spec spec;  // before the chain
-    std::map<uint64_t, SampleSum> uses;
+    layout::Spec spec;                   // before the chain
+    std::map<uint64_t, SampleSum> uses;  // those that another walk notes have no samples
     at::Tensor
         constant;  // instead of uses: a value that waits for nothing (zeros, what the program wrote), this rank's part
     std::shared_ptr<LateCall> late;                           // ... or one that was put off
     std::map<uint64_t, std::shared_ptr<LateCall>> late_uses;  // beside the uses: those whose calls were put off
+
+    bool has_samples() const;
   };
   std::vector<Group> groups;
   bool is_settled = false;  // the tensor's part is the merged value

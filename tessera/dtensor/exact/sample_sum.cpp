@@ -59,13 +59,22 @@ at::Tensor zeros_as(const at::Tensor& like) { return at::zeros(like.sizes(), lik
 }  // namespace
 
 void SampleSum::note(const SamplePlan& plan, uint64_t call, const Origin* origin, const at::Tensor& like) {
-  like_ = like;
+  note_call(call, origin, like);
   seen_ += plan.micro_batch;
-  seen_in_.insert(origin);
-  calls_.insert(call);
   if (C10_UNLIKELY(is_imagined())) {
     held_.add(plan, origin);
   }
+}
+
+void SampleSum::note_elsewhere(const SamplePlan& plan, uint64_t call, const Origin* origin, const at::Tensor& like) {
+  note_call(call, origin, like);
+  seen_elsewhere_ += plan.micro_batch;
+}
+
+void SampleSum::note_call(uint64_t call, const Origin* origin, const at::Tensor& like) {
+  like_ = like;
+  seen_in_.insert(origin);
+  calls_.insert(call);
 }
 
 void SampleSum::add(const ExactSum& sum, uint64_t call, const Origin* origin, c10::ArrayRef<IValue> args,
@@ -128,10 +137,10 @@ void SampleSum::take_turn(int64_t leaf, Open& open) {
 void SampleSum::join(const SampleSum& other, const char* op) {
   TESSERA_CHECK(leaves_ == other.leaves_, "[", op, "] numerics exact: gradients of steps with ", leaves_.samples,
                 " and ", other.leaves_.samples, " samples cannot be one sum; set gradients to zero between steps");
-  if (!like_.defined()) {
-    like_ = other.like_;
+  if (!like_.defined() || (!has_samples() && other.has_samples())) {
+    like_ = other.like_, terms_ = other.terms_, merge_axes_ = other.merge_axes_;
   }
-  seen_ += other.seen_;
+  seen_ += other.seen_, seen_elsewhere_ += other.seen_elsewhere_;
   seen_in_.insert(other.seen_in_.begin(), other.seen_in_.end());
   calls_.insert(other.calls_.begin(), other.calls_.end());
   held_.join(other.held_);

@@ -36,6 +36,10 @@ class SampleSum {
   // The same on a rank where the call does not run, which has none of the samples' sums.
   void note(const SamplePlan& plan, uint64_t call, const Origin* origin, const at::Tensor& like);
 
+  // The same in a walk (comm::Walk) beside the one that notes the call: without samples until that one's are joined.
+  void note_elsewhere(const SamplePlan& plan, uint64_t call, const Origin* origin, const at::Tensor& like);
+  bool has_samples() const { return seen_ > 0; }
+
   // Adds those of `other`. Throws if a sample is in both.
   void join(const SampleSum& other, const char* op);
 
@@ -55,13 +59,16 @@ class SampleSum {
   // Throws if a sample is in both.
   void verify_apart_from(const SampleSum& other, const char* op) const;
 
-  const layout::Spec& terms() const { return terms_; }
+  // Whether both lie alike, as far as they have samples.
+  bool is_alike(const SampleSum& other) const {
+    return terms_ == other.terms_ || !has_samples() || !other.has_samples();
+  }
   // Of one of its sums, on this rank.
   int64_t bytes() const { return like_.numel() * static_cast<int64_t>(like_.itemsize()); }
 
   // Whether all samples of the step are in it, on whatever ranks.
-  bool is_complete() const { return seen_ == leaves_.samples; }
-  int64_t samples_seen() const { return seen_; }
+  bool is_complete() const { return samples_seen() == leaves_.samples; }
+  int64_t samples_seen() const { return has_samples() ? seen_ : seen_elsewhere_; }
   int64_t samples_of_step() const { return leaves_.samples; }
   // Whether both are parts of the step with no micro-batch in common.
   bool is_apart_from(const SampleSum& other) const;
@@ -77,6 +84,7 @@ class SampleSum {
     std::map<int64_t, at::Tensor> loose;
   };
 
+  void note_call(uint64_t call, const Origin* origin, const at::Tensor& like);
   void add_sample(int64_t leaf, int64_t sample, const at::Tensor& term, const char* op);
   void take_turn(int64_t leaf, Open& open);
   std::vector<comm::NodeSum> nodes() const;
@@ -93,6 +101,7 @@ class SampleSum {
   std::vector<int64_t> merge_axes_;
   layout::Spec terms_;
   int64_t seen_ = 0;                 // samples, of all ranks
+  int64_t seen_elsewhere_ = 0;       // ... that another walk notes, as far as this one knows
   std::set<const Origin*> seen_in_;  // the micro-batches
   std::set<uint64_t> calls_;
   at::Tensor like_;                    // one element, expanded

@@ -72,7 +72,7 @@ class PipelineStyle {
         .ranks = ranks(), .micro_batches = 2 * ranks(), .per_rank = per_rank, .barriers = draft_.options.vocabulary};
     const schedule::Schedule all = schedule::make_schedule(name, sizes);
     TESSERA_CHECK_AS(PlanError, all.chains == 1, "[generate_plan] schedule ", name,
-                     " holds every stage twice; accepted: a schedule that holds each once, such as dualpipev");
+                     " holds every stage twice; accepted: a schedule that holds each once, such as dualpipe-v");
     rank_of_stage_ = all.rank_of_stage;
     draft_.plan.schedule = name;
     draft_.plan.stages_per_rank = per_rank;

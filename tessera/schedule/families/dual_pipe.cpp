@@ -105,7 +105,7 @@ Schedule make_dual_pipe(const Sizes& sizes) {
 }  // namespace
 
 std::vector<Family> dual_pipe_families() {
-  return {{.name = "dualpipev",
+  return {{.name = "dualpipe-v",
            .what = "DualPipe folded into a V: forward and backward in pairs (DeepSeek-AI 2025)",
            .per_rank = 2,
            .wants = "2 micro-batches a rank or more",

@@ -189,8 +189,8 @@ TEST_F(Cli, AFailedRunLeavesOneParagraph) {
       {{"train", config, "--schedule", "1f2b"}, "no schedule \"1f2b\"; accepted: gpipe, 1f1b, interleaved, "},
       {{"train", config, "--schedule", "zb-h"}, "; did you mean \"zb-h1\"?"},
       {{"train", config, "--microbatches", "0"}, "train.accumulate = 0; accepted: a whole number of at least 1"},
-      {{"train", config, "--mesh", "pp=2", "--schedule", "dualpipev", "--microbatches", "3"},
-       "mesh {pp=2} with train.batch 4 and train.accumulate 3: [schedule] dualpipev of 2 micro-batches on 2 ranks, "
+      {{"train", config, "--mesh", "pp=2", "--schedule", "dualpipe-v", "--microbatches", "3"},
+       "mesh {pp=2} with train.batch 4 and train.accumulate 3: [schedule] dualpipe-v of 2 micro-batches on 2 ranks, "
        "which wants 2 micro-batches a rank or more; accepted: 4 micro-batches on 2 ranks"},
       {{"compare", config, "--mesh", "1", "--mesh", "tp=2;sp"},
        "2 ranks cut positions (sequence parallelism), of which the lattice has 1 leaf; accepted: a lattice with at "

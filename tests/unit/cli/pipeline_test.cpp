@@ -107,13 +107,13 @@ TEST_F(Pipeline, ThePlanSaysItsScheduleAndTrainReadsIt) {
   EXPECT_EQ(trained.code, 0) << trained.err;
 
   std::string wanting = plan.out;
-  wanting.replace(wanting.find("interleaved"), 11, "dualpipev");
+  wanting.replace(wanting.find("interleaved"), 11, "dualpipe-v");
   std::ofstream(path("plan.json")) << wanting;
   auto too_few = chosen;
   too_few.insert(too_few.end(), {"--microbatches", "2"});
   const auto refused = on_config("train", too_few);
   EXPECT_EQ(refused.code, 1);
-  EXPECT_TRUE(has(refused.err, "dualpipev of 2 micro-batches on 2 ranks")) << refused.err;
+  EXPECT_TRUE(has(refused.err, "dualpipe-v of 2 micro-batches on 2 ranks")) << refused.err;
   const auto twice = on_config("plan", {"--mesh", "pp=2", "--schedule", "dualpipe"});
   EXPECT_EQ(twice.code, 1);
   EXPECT_TRUE(has(twice.err, "schedule dualpipe holds every stage twice; accepted: ")) << twice.err;
@@ -128,7 +128,7 @@ TEST_F(Pipeline, AStageMayBeEmpty) {
 }
 
 TEST_F(Pipeline, WhatRanInAStepIsTheSchedule) {
-  for (const char* name : {"gpipe", "1f1b", "interleaved", "zb-h1", "zbv", "v-half", "dualpipev"}) {
+  for (const char* name : {"gpipe", "1f1b", "interleaved", "zb-h1", "zbv", "v-half", "dualpipe-v"}) {
     SCOPED_TRACE(name);
     const auto trained = on_config("train", {"--mesh", "pp=2", "--schedule", name, "--steps", "2", "--quiet", "--out",
                                              path("run"), "--replace", "--profile", "2"});

@@ -94,7 +94,7 @@ TEST_F(CliSchedule, WhatThereIsNotIsRefused) {
   EXPECT_EQ(wrong.code, 1);
   EXPECT_TRUE(has(wrong.err, "accepted: a file of rows, or gpipe, 1f1b, ") && has(wrong.err, "did you mean \"zbv\"?"))
       << wrong.err;
-  EXPECT_TRUE(has(call({"schedule", "verify", "dualpipev", "--microbatches", "7"}).err, "accepted: 8 micro-batches"));
+  EXPECT_TRUE(has(call({"schedule", "verify", "dualpipe-v", "--microbatches", "7"}).err, "accepted: 8 micro-batches"));
   EXPECT_EQ(call({"schedule", "show", "1f1b", "--stages", "0"}).code, 2);
   EXPECT_EQ(call({"schedule"}).code, 2);
 }

@@ -66,8 +66,8 @@ TEST(ScheduleSizes, ThatDoNotFitAreRefusedWithThoseThatDo) {
   const auto refusal = [](const char* name, const Sizes& sizes) {
     return thrown_by([&] { make_schedule(name, sizes); });
   };
-  EXPECT_TRUE(has(refusal("dualpipev", {.ranks = 4, .micro_batches = 7}),
-                  "[schedule] dualpipev of 7 micro-batches on 4 ranks, which wants 2 micro-batches a rank or more; "
+  EXPECT_TRUE(has(refusal("dualpipe-v", {.ranks = 4, .micro_batches = 7}),
+                  "[schedule] dualpipe-v of 7 micro-batches on 4 ranks, which wants 2 micro-batches a rank or more; "
                   "accepted: 8 micro-batches on 4 ranks, 7 micro-batches on 3 ranks"));
   EXPECT_TRUE(has(refusal("dualpipe", {.ranks = 4, .micro_batches = 9}), "accepted: 8 or 10 micro-batches on 4 ranks"));
   EXPECT_TRUE(has(refusal("1f1b", {.ranks = 0, .micro_batches = 9}), "accepted: 9 micro-batches on 1 ranks"));

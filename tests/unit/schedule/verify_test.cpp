@@ -149,11 +149,11 @@ TEST(ScheduleVerify, JudgesCorruptedListsAsBruteForceDoes) {
   std::mt19937_64 random(seed);
   int64_t right = 0, wrong = 0;
   const char* names[] = {"gpipe", "1f1b",   "interleaved", "zb-h1",  "zb-h2",
-                         "zbv",   "v-half", "v-min",       "1f1b-v", "dualpipev"};
+                         "zbv",   "v-half", "v-min",       "1f1b-v", "dualpipe-v"};
   for (int64_t i = 0; i < 2000; ++i) {
     const auto ranks = static_cast<int64_t>(1 + random() % 4);
     const std::string name = names[random() % std::size(names)];
-    const auto most = name == "dualpipev" ? 2 * ranks : static_cast<int64_t>(1 + random() % 5);
+    const auto most = name == "dualpipe-v" ? 2 * ranks : static_cast<int64_t>(1 + random() % 5);
     auto schedule = make_schedule(name, {.ranks = ranks, .micro_batches = most});
     if (random() % 4 != 0) {
       schedule = add_communication(schedule);

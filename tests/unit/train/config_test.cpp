@@ -169,8 +169,8 @@ TEST(Config, ContradictionsAreRefused) {
       {{"parallel.schedule=1f1b", "parallel.stages_per_rank=2", "parallel.mesh=pp=4"},
        {"1f1b with 2 stages on each rank; accepted: 1"}},
       // Three samples each: of seven micro-batches six have some.
-      {{"parallel.schedule=dualpipev", "parallel.mesh=pp=4", "train.batch=16", "train.accumulate=7"},
-       {"mesh {pp=4} with train.batch 16 and train.accumulate 7: [schedule] dualpipev of 6 micro-batches on 4 ranks"}},
+      {{"parallel.schedule=dualpipe-v", "parallel.mesh=pp=4", "train.batch=16", "train.accumulate=7"},
+       {"mesh {pp=4} with train.batch 16 and train.accumulate 7: [schedule] dualpipe-v of 6 micro-batches on 4 ranks"}},
       {{"optimizer.momentum=0.9"}, {"optimizer.momentum has no effect on adamw", "optimizer.name = \"sgd\""}},
       {{"optimizer.name=sgd"}, {"optimizer.betas has no effect on sgd", "\"adamw\" or \"lion\""}},
       {{"optimizer.name=lion", "optimizer.eps=1e-6"}, {"optimizer.eps has no effect on lion", "\"adamw\""}},
