@@ -38,13 +38,15 @@ class PassableForward:
             given = _taken_apart((args, tuple(kwargs.items())), tensors, (tuple,))  # a list or a dict is its caller's, too
         except _Opaque:
             return self.forward(*args, **kwargs)
-        result = None
+        result, is_alone = None, _is_run_again_alone(self.module)
 
         def body(tensors):
             nonlocal result
             args, named = _around(given, tensors)
             before = self._attributes() if given not in self.around else None
             result = self.forward(*args, **dict(named))
+            if not is_alone:
+                return None
             tensors = []
             try:
                 around = _taken_apart(result, tensors, (tuple, list, dict))
@@ -55,7 +57,7 @@ class PassableForward:
             self.around[given] = around
             return tensors
 
-        results = self.body.run(hash(given) % 2**64, tensors, body)
+        results = self.body.run(hash((given, is_alone)) % 2**64, tensors, body)
         return result if results is None else _around(self.around[given], results)
 
     def _attributes(self):
@@ -119,6 +121,27 @@ def _trace(value: object, depth: int = 3) -> object:
     if isinstance(value, (set, bytearray)):
         return id(value), len(value)
     return id(value), _trace(getattr(value, "__dict__", None), depth - 1)
+
+
+def _is_run_again_alone(module):
+    """Whether nothing but this module is run again in backward when what it keeps is wanted (`torch.utils.checkpoint`), or nothing is.
+
+    Of a body with more in it a rank that goes past the module has not what is run again: it would count it twice, with the module and with the rest.
+    """
+    keeps = torch._C._autograd._top_saved_tensors_default_hooks(True)
+    if keeps is None:
+        return True
+    again = getattr(_closed_over(keeps[0], "frame"), "recompute_fn", None)
+    body = _closed_over(again, "fn")
+    while isinstance(body, functools.partial):
+        body = body.func
+    return module is body or module is getattr(body, "__self__", None)
+
+
+def _closed_over(function, name):
+    """What a function reads under this name of those around it; None if it does not."""
+    names = getattr(getattr(function, "__code__", None), "co_freevars", ())
+    return function.__closure__[names.index(name)].cell_contents if name in names else None
 
 
 def _hooks_in(module):

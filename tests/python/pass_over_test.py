@@ -19,6 +19,7 @@ from pipelined import on_ranks
 from sampling import sampled
 from torch import nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 RUNS = (("pp=2", "1f1b", 4), ("pp=2", "zbv", 4), ("pp=4", "1f1b", 4), ("pp=2", "interleaved", 4), ("pp=2,dp=2", "1f1b", 4), ("pp=2,tp=2", "zbv", 4),
         ("pp=2,fsdp=2", "1f1b", 4), ("pp=2,dp=2,tp=2", "gpipe", 4), ("pp=2", "v-half", 4), ("pp=2", "v-min", 4), ("pp=2", "1f1b-v", 4), ("pp=2", "dualpipe-v", 4),
@@ -69,8 +70,23 @@ class Net(nn.Module):
         return F.cross_entropy((self.head(x) * (1 + drawn)).flatten(0, 1), labels.flatten())
 
 
+class Checkpointed(Net):
+    """So many blocks are run again together in backward."""
+
+    def __init__(self, inside, together):
+        super().__init__(inside)
+        self.together = together
+
+    def forward(self, ids, labels):
+        x = self.table(ids)
+        for first in range(0, len(self.blocks), self.together):
+            body = self.blocks[first] if self.together == 1 else nn.Sequential(*self.blocks[first:first + self.together])
+            x = checkpoint(body, x, use_reentrant=False)
+        return F.cross_entropy(self.head(x).flatten(0, 1), labels.flatten())
+
+
 class PassOverTest(unittest.TestCase):
-    def trained(self, run, always=(), inside=as_it_is, rows=8, change=lambda model: None, **options):
+    def trained(self, run, always=(), inside=as_it_is, rows=8, change=lambda model: None, net=Net, **options):
         """Losses and parameters after some steps; and of each rank and step how often each block ran."""
         def body(mesh, schedule, microbatches):
             torch.set_num_threads(1)
@@ -82,7 +98,7 @@ class PassOverTest(unittest.TestCase):
                 counts[names[block]] += 1
                 return inside(block, x)
 
-            model = Net(counted, **options)
+            model = net(counted, **options)
             names = {block: index for index, block in enumerate(model.blocks)}
             ids, labels = torch.randint(16, (2, rows, 5))
             plan = tessera.generate_plan(model, mesh=mesh, schedule=schedule).json()
@@ -136,6 +152,14 @@ class PassOverTest(unittest.TestCase):
     def check_walked(self, **options):
         counts, walked = self.check(**options)
         self.assertEqual(counts[0], walked[0])
+
+    def test_what_is_run_again_in_backward(self):
+        """A module is, alone; of several in one body all are, when what the last one kept is wanted: they are walked."""
+        counts, walked = self.check(net=Checkpointed, together=1)
+        self.assertLess(sum(counts[0][-1].values()), sum(walked[0][-1].values()))
+        for run in (("pp=2", "1f1b", 4), ("pp=4", "zb-h1", 6)):
+            with self.subTest(run=run):
+                self.check_walked(run=run, net=Checkpointed, together=2)
 
     def test_what_keeps_count_is_walked(self):
         def counting(block, x):
