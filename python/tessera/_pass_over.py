@@ -126,7 +126,7 @@ def _trace(value: object, depth: int = 3) -> object:
 def _is_run_again_alone(module):
     """Whether nothing but this module is run again in backward when what it keeps is wanted (`torch.utils.checkpoint`), or nothing is.
 
-    Of a body with more in it a rank that goes past the module has not what is run again: it would count it twice, with the module and with the rest.
+    In a body with more in it a rank that goes past the module would count what is run again twice: with the module, and with the rest.
     """
     keeps = torch._C._autograd._top_saved_tensors_default_hooks(True)
     if keeps is None:

@@ -112,10 +112,14 @@ def loss_of(model, x, y):
     return (model.head(x) - y).square().mean()
 
 
-def in_turn(model, blocks, x, y):
+def through(blocks, x):
     for block in blocks:
         x = block(x)
-    return loss_of(model, x, y)
+    return x
+
+
+def in_turn(model, blocks, x, y):
+    return loss_of(model, through(blocks, x), y)
 
 
 def trained(mesh, schedule, body, block, before, sizes, prepare):
@@ -205,10 +209,7 @@ class BetweenModulesTest(unittest.TestCase):
         """A value that is older than the weight goes to it: fetched to where the value is, the weight would go back."""
         def older(model, blocks, x, y):
             value = blocks[0](x)
-            x = value
-            for block in blocks[1:]:
-                x = block(x)
-            return loss_of(model, x + F.linear(value, model.head.tied) * 0.1, y)
+            return loss_of(model, through(blocks[1:], value) + F.linear(value, model.head.tied) * 0.1, y)
 
         for first in (1, 2, 3):
             def tie(model, first=first):
@@ -291,15 +292,10 @@ class BetweenModulesTest(unittest.TestCase):
         """Gradients that are sums over `tp`, read on two stages; weights read twice, whose gradients are put off; terms of parameters that are cut otherwise."""
         def skipped(model, blocks, x, y):
             value = blocks[0](x)
-            x = value
-            for block in blocks[1:]:
-                x = block(x)
-            return loss_of(model, x + value * 0.5, y)
+            return loss_of(model, through(blocks[1:], value) + value * 0.5, y)
 
         def twice(model, blocks, x, y):
-            for block in blocks[:-1]:
-                x = block(x)
-            return loss_of(model, blocks[-1](blocks[-1](x)), y)
+            return loss_of(model, blocks[-1](blocks[-1](through(blocks[:-1], x))), y)
 
         def summed(model, blocks, x, y):
             for block in blocks:
